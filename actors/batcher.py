@@ -1,0 +1,107 @@
+"""The scheduler actor of a model: it forms a batch when an instance has room, and sees to it that waiting ends on time.
+
+`direct` and `dynamic` scheduling differ only in their policy. The actor holds no request: a restarted one finds the queue,
+the suspects and the instances in the model's state.
+"""
+
+from __future__ import annotations
+
+import math
+
+import trio
+
+from actors.messages.errors import ErrorCode, TritiumError
+from actors.model import InstanceState, ModelState
+from actors.scheduling.batching import Dispatch, policy_for
+from actors.scheduling.queueing import RequestQueue
+from actors.scheduling.retries import SuspectQueue
+from actors.statistics import FailureReason
+from actors.supervision.context import ChildContext
+
+
+async def run(ctx: ChildContext, state: ModelState) -> None:
+    """Schedule until asked to stop. The queue drains before that, because instances stop after the scheduler."""
+    scheduler = Scheduler(state)
+    ctx.started()
+    ctx.publish(scheduler=type(state.spec.scheduling).__name__.lower())
+    while True:
+        wake_at = scheduler.turn(trio.current_time())
+        if wake_at == math.inf:
+            await state.doorbell.receive()
+        else:
+            with trio.move_on_at(wake_at):
+                await state.doorbell.receive()
+
+
+class Scheduler:
+    """One turn at a time: expire what is due, then dispatch as long as an instance has room and a batch is ready."""
+
+    def __init__(self, state: ModelState) -> None:
+        self._state = state
+        self._policy = policy_for(state.spec)
+        self._order = list(state.instances)  # the least recently served first
+
+    def turn(self, now: float) -> float:
+        """Do everything that can be done at `now`, and return when there is more to do if nobody rings before."""
+        state, queue = self._state, self._state.queue
+        state.answer_door()
+        self._expire(queue, now)
+        expiry = math.inf
+        for instance in state.instances:
+            if len(instance.suspects):
+                self._expire(instance.suspects, now)
+                expiry = min(expiry, instance.suspects.next_expiry())
+        self._hunt()
+        wake_at = math.inf
+        while len(queue):
+            chosen = self._next_instance()
+            if chosen is None or chosen.worker is None:
+                break
+            decision = self._policy.decide(
+                queue.head(self._policy.max_rows), oldest=queue.oldest_enqueued, now=now
+            )
+            if not isinstance(decision, Dispatch):
+                wake_at = decision.until
+                break
+            requests = queue.take(decision.requests)
+            if requests:
+                state.dispatch(chosen.worker, requests)
+                self._served(chosen)
+        return min(wake_at, expiry, queue.next_expiry())
+
+    def _expire(self, waiting: RequestQueue | SuspectQueue, now: float) -> None:
+        if waiting.next_expiry() <= now:
+            for request, error in waiting.expire(now):
+                self._state.fail(request, error, _failure_reason(error))
+
+    def _hunt(self) -> None:
+        """Give instances with suspects the next group, alone, with nothing prefetched behind it."""
+        for instance in self._state.instances:
+            worker = instance.worker
+            if len(instance.suspects) and worker is not None and worker.idle and worker.has_room:
+                suspects = instance.suspects.next()
+                if suspects:
+                    self._state.dispatch(worker, suspects, alone=True)
+
+    def _next_instance(self) -> InstanceState | None:
+        """Return an instance with room for fresh requests: an idle one before one that would only prefetch."""
+        fallback: InstanceState | None = None
+        for instance in self._order:
+            worker = instance.worker
+            if worker is None or not worker.has_room or instance.hunting:
+                continue
+            if worker.idle:
+                return instance
+            fallback = fallback or instance
+        return fallback
+
+    def _served(self, instance: InstanceState) -> None:
+        if len(self._order) > 1:
+            self._order.remove(instance)
+            self._order.append(instance)
+
+
+def _failure_reason(error: TritiumError) -> FailureReason:
+    if error.code is ErrorCode.CANCELLED:
+        return FailureReason.CANCELED
+    return FailureReason.REJECTED if error.code is ErrorCode.UNAVAILABLE else FailureReason.OTHER

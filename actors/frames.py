@@ -1,0 +1,403 @@
+"""What a server and its worker say to each other: typed frames over SOCK_SEQPACKET, no pickle.
+
+A frame is one packet: a kind byte and a body, never empty, at most `MAX_FRAME` bytes. What would be larger is written into
+the slot's segment and announced by a `Spilled` frame. Cold bodies are JSON, hot ones (`Execute`, `Result`) are packed:
+
+    Execute   slot, batch id, [input: declared index, dims, offset, nbytes, per-request parts if ragged], rows per request,
+              and, where any request differs from the default, JSON metadata per request
+    Result    slot, batch id, three durations, then either stacked outputs (one run of bytes per output, cut by rows or by
+              given sizes) or one answer per request
+
+Decoding trusts nothing: every count and length is checked against the packet, and anything off raises `FrameError`, which
+the server answers by killing the worker (`protocol_error`). Offsets are checked against segments where those are known.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+from actors.messages.datatypes import BY_NUMBER, DataType
+from actors.messages.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Union
+
+    Buffer = Union[bytes, bytearray, memoryview]
+    Parameter = Union[bool, int, float, str]
+
+MAX_FRAME: Final = 64 * 1024
+MAX_DIMS: Final = 64
+
+LOAD: Final = 1
+SEGMENT: Final = 2
+EXECUTE: Final = 3
+STOP: Final = 4
+READY: Final = 16
+LOAD_FAILED: Final = 17
+RESULT: Final = 18
+ROOM: Final = 19
+LOG: Final = 20
+SPILLED: Final = 32
+
+_EXECUTE = struct.Struct("<BBHHHIQ")  # kind, inputs, slot, requests, zero, metadata length, batch id
+_INPUT = struct.Struct("<BBHQQ")  # declared index, dims, flags, offset, nbytes
+_RESULT = struct.Struct(
+    "<BBHHHQQQQ"
+)  # kind, layout, slot, requests, outputs, batch id, three durations in ns
+_OUTPUT = struct.Struct("<HBBQQ")  # name length, datatype, dims (high bit: sizes follow), offset, nbytes
+_ANSWER = struct.Struct("<BBHI")  # status (0 or an error's number), zero, outputs, text length
+_SEGMENT = struct.Struct("<BBHQ")  # kind, side, slot, size
+_ROOM = struct.Struct("<BBHQQ")  # kind, zero, slot, batch id, nbytes
+_SPILLED = struct.Struct("<BBHQQ")  # kind, side, slot, offset, nbytes
+
+_STACKED: Final = 0
+_EACH: Final = 1
+_RAGGED: Final = 1
+_SIZES: Final = 0x80
+
+_ERROR_NUMBER: Final = {code: number for number, code in enumerate(ErrorCode, start=1)}
+_ERROR_OF: Final = dict(enumerate(ErrorCode, start=1))
+
+
+class FrameError(Exception):
+    """A packet that is not a well-formed frame: the other side is broken or hostile."""
+
+
+class Placed:
+    """A tensor in a segment: where it lies and how it looks.
+
+    `sizes`, if any, are the bytes of each request's part, in order; without it the bytes divide evenly by rows.
+    """
+
+    __slots__ = ("datatype", "name", "nbytes", "offset", "shape", "sizes")
+
+    def __init__(
+        self,
+        name: str,
+        datatype: DataType,
+        shape: Sequence[int],
+        offset: int,
+        nbytes: int,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.shape = shape
+        self.offset = offset
+        self.nbytes = nbytes
+        self.sizes = sizes
+
+    def __repr__(self) -> str:
+        return f"<Placed {self.name!r} {self.datatype}{list(self.shape)} at {self.offset}+{self.nbytes}>"
+
+
+class GatheredInput:
+    """One input of a whole batch in the input segment.
+
+    `shape` is that of all rows together, or None where requests differ; then `parts` has each one's (shape, nbytes).
+    """
+
+    __slots__ = ("index", "nbytes", "offset", "parts", "shape")
+
+    def __init__(
+        self,
+        index: int,
+        shape: Sequence[int] | None,
+        offset: int,
+        nbytes: int,
+        parts: Sequence[tuple[Sequence[int], int]] | None = None,
+    ) -> None:
+        self.index = index  # position among the model's declared inputs
+        self.shape = shape
+        self.offset = offset
+        self.nbytes = nbytes
+        self.parts = parts
+
+
+class Execute:
+    """Run this batch. `metadata` is None or a list with one mapping per request of what differs from the default."""
+
+    __slots__ = ("batch_id", "inputs", "metadata", "rows", "slot")
+
+    def __init__(
+        self,
+        batch_id: int,
+        slot: int,
+        rows: Sequence[int],
+        inputs: Sequence[GatheredInput],
+        metadata: Sequence[Mapping[str, Any]] | None,
+    ) -> None:
+        self.batch_id = batch_id
+        self.slot = slot
+        self.rows = rows
+        self.inputs = inputs
+        self.metadata = metadata
+
+    def encode(self) -> bytes:
+        """Return the frame; it may be longer than `MAX_FRAME`."""
+        requests = len(self.rows)
+        metadata = b"" if self.metadata is None else json.dumps(self.metadata, separators=(",", ":")).encode()
+        parts = [
+            _EXECUTE.pack(EXECUTE, len(self.inputs), self.slot, requests, 0, len(metadata), self.batch_id),
+            struct.pack(f"<{requests}I", *self.rows),
+        ]
+        for placed in self.inputs:
+            if placed.parts is None:
+                shape = placed.shape or ()
+                parts.append(_INPUT.pack(placed.index, len(shape), 0, placed.offset, placed.nbytes))
+                parts.append(struct.pack(f"<{len(shape)}q", *shape))
+            else:
+                parts.append(_INPUT.pack(placed.index, 0, _RAGGED, placed.offset, placed.nbytes))
+                for shape, nbytes in placed.parts:
+                    parts.append(struct.pack(f"<QB{len(shape)}q", nbytes, len(shape), *shape))
+        parts.append(metadata)
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, frame: Buffer) -> Execute:
+        """Return what `encode` packed. Raises FrameError."""
+        try:
+            _, inputs, slot, requests, _, metadata_length, batch_id = _EXECUTE.unpack_from(frame)
+            at = _EXECUTE.size
+            rows = struct.unpack_from(f"<{requests}I", frame, at)
+            at += 4 * requests
+            gathered = []
+            for _ in range(inputs):
+                index, dims, flags, offset, nbytes = _INPUT.unpack_from(frame, at)
+                at += _INPUT.size
+                if flags & _RAGGED:
+                    parts = []
+                    for _ in range(requests):
+                        part_nbytes, part_dims = struct.unpack_from("<QB", frame, at)
+                        parts.append((struct.unpack_from(f"<{part_dims}q", frame, at + 9), part_nbytes))
+                        at += 9 + 8 * part_dims
+                    gathered.append(GatheredInput(index, None, offset, nbytes, parts))
+                else:
+                    gathered.append(
+                        GatheredInput(index, struct.unpack_from(f"<{dims}q", frame, at), offset, nbytes)
+                    )
+                    at += 8 * dims
+            metadata = json.loads(bytes(frame[at : at + metadata_length])) if metadata_length else None
+        except (struct.error, ValueError) as error:
+            raise FrameError(f"bad execute frame: {error}") from error
+        return cls(batch_id, slot, rows, gathered, metadata)
+
+
+class Answer:
+    """One request's answer: outputs and parameters, or an error."""
+
+    __slots__ = ("code", "message", "outputs", "parameters")
+
+    def __init__(
+        self,
+        outputs: Sequence[Placed] = (),
+        parameters: Mapping[str, Parameter] | None = None,
+        code: ErrorCode | None = None,
+        message: str = "",
+    ) -> None:
+        self.outputs = outputs
+        self.parameters = parameters
+        self.code = code
+        self.message = message
+
+
+class Result:
+    """A batch is done. Either `stacked` holds the outputs of all requests, or `answers` has one entry each."""
+
+    __slots__ = ("answers", "batch_id", "infer_ns", "input_ns", "output_ns", "requests", "slot", "stacked")
+
+    def __init__(
+        self,
+        batch_id: int,
+        slot: int,
+        requests: int,
+        times: tuple[int, int, int],
+        stacked: Sequence[Placed] | None = None,
+        answers: Sequence[Answer] | None = None,
+    ) -> None:
+        self.batch_id = batch_id
+        self.slot = slot
+        self.requests = requests
+        self.input_ns, self.infer_ns, self.output_ns = times
+        self.stacked = stacked
+        self.answers = answers
+
+    def encode(self) -> bytes:
+        """Return the frame; it may be longer than `MAX_FRAME`."""
+        layout = _EACH if self.stacked is None else _STACKED
+        parts = [
+            _RESULT.pack(
+                RESULT,
+                layout,
+                self.slot,
+                self.requests,
+                len(self.stacked or ()),
+                self.batch_id,
+                self.input_ns,
+                self.infer_ns,
+                self.output_ns,
+            )
+        ]
+        if self.stacked is not None:
+            parts += map(_encode_output, self.stacked)
+        for answer in self.answers or ():
+            if answer.code is not None:
+                text = answer.message.encode(errors="replace")
+                parts.append(_ANSWER.pack(_ERROR_NUMBER[answer.code], 0, 0, len(text)))
+            else:
+                text = (
+                    json.dumps(answer.parameters, separators=(",", ":")).encode()
+                    if answer.parameters
+                    else b""
+                )
+                parts.append(_ANSWER.pack(0, 0, len(answer.outputs), len(text)))
+                parts += map(_encode_output, answer.outputs)
+            parts.append(text)
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, frame: Buffer) -> Result:
+        """Return what `encode` packed, checked. Raises FrameError."""
+        try:
+            _, layout, slot, requests, outputs, batch_id, *times = _RESULT.unpack_from(frame)
+            at = _RESULT.size
+            if layout == _STACKED:
+                stacked, at = _decode_outputs(frame, at, outputs, requests)
+                result = cls(batch_id, slot, requests, tuple(times), stacked)
+            elif layout == _EACH:
+                answers = []
+                for _ in range(requests):
+                    answer, at = _decode_answer(frame, at)
+                    answers.append(answer)
+                result = cls(batch_id, slot, requests, tuple(times), None, answers)
+            else:
+                raise FrameError(f"result of unknown layout {layout}")
+        except (
+            struct.error,
+            ValueError,
+        ) as error:  # json.JSONDecodeError and UnicodeDecodeError are ValueErrors
+            raise FrameError(f"bad result frame: {error}") from error
+        if at != len(frame):
+            raise FrameError(f"result frame of {len(frame)} bytes says it has {at}")
+        return result
+
+
+def _encode_output(output: Placed) -> bytes:
+    name = output.name.encode()
+    dims = len(output.shape)
+    flag = 0 if output.sizes is None else _SIZES
+    head = _OUTPUT.pack(len(name), output.datatype.number, dims | flag, output.offset, output.nbytes)
+    tail = struct.pack(f"<{dims}q", *output.shape)
+    if output.sizes is None:
+        return head + name + tail
+    return head + name + tail + struct.pack(f"<{len(output.sizes)}Q", *output.sizes)
+
+
+def _decode_outputs(frame: Buffer, at: int, count: int, requests: int) -> tuple[list[Placed], int]:
+    outputs = []
+    for _ in range(count):
+        name_length, number, dims, offset, nbytes = _OUTPUT.unpack_from(frame, at)
+        at += _OUTPUT.size
+        name = str(frame[at : at + name_length], "utf-8")
+        at += name_length
+        has_sizes, dims = dims & _SIZES, dims & ~_SIZES
+        datatype = BY_NUMBER.get(number)
+        if datatype is None or dims > MAX_DIMS:
+            raise FrameError(f"output {name!r} has datatype {number} and {dims} dims")
+        shape = struct.unpack_from(f"<{dims}q", frame, at)
+        at += 8 * dims
+        if shape and min(shape) < 0:
+            raise FrameError(f"output {name!r} has shape {list(shape)}")
+        sizes = None
+        if has_sizes:
+            sizes = struct.unpack_from(f"<{requests}Q", frame, at)
+            at += 8 * requests
+            if sum(sizes) != nbytes:
+                raise FrameError(f"the parts of output {name!r} have {sum(sizes)} bytes, the whole {nbytes}")
+        if datatype.size:
+            expected = datatype.size
+            for dim in shape:
+                expected *= dim
+            if expected != nbytes:
+                raise FrameError(
+                    f"output {name!r} of {datatype}{list(shape)} takes {expected} bytes, not {nbytes}"
+                )
+        outputs.append(Placed(name, datatype, shape, offset, nbytes, sizes))
+    return outputs, at
+
+
+def _decode_answer(frame: Buffer, at: int) -> tuple[Answer, int]:
+    status, _, outputs, text_length = _ANSWER.unpack_from(frame, at)
+    at += _ANSWER.size
+    placed, at = _decode_outputs(frame, at, outputs, 0)
+    text = bytes(frame[at : at + text_length])
+    if len(text) != text_length:
+        raise FrameError(f"an answer's text is cut short at {len(text)} of {text_length} bytes")
+    at += text_length
+    if status:
+        code = _ERROR_OF.get(status)
+        if code is None:
+            raise FrameError(f"an answer has the unknown status {status}")
+        return Answer(code=code, message=text.decode(errors="replace")), at
+    parameters = json.loads(text) if text else None
+    if parameters is not None and not isinstance(parameters, dict):
+        raise FrameError("response parameters are not an object")
+    return Answer(placed, parameters), at
+
+
+def encode_json(kind: int, body: Mapping[str, Any]) -> bytes:
+    """Return a cold frame: `LOAD`, `READY`, `LOAD_FAILED` or `LOG`."""
+    return bytes((kind,)) + json.dumps(body, separators=(",", ":")).encode()
+
+
+def decode_json(frame: Buffer) -> dict[str, Any]:
+    """Return a cold frame's body. Raises FrameError where it is not a JSON object."""
+    try:
+        body = json.loads(bytes(frame[1:]))
+    except ValueError as error:
+        raise FrameError(f"frame of kind {frame[0]} is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise FrameError(f"frame of kind {frame[0]} holds {type(body).__name__}, not an object")
+    return body
+
+
+def encode_segment(slot: int, side: int, size: int) -> bytes:
+    """Server: the descriptor that comes with this packet is the slot's new segment on `side`."""
+    return _SEGMENT.pack(SEGMENT, side, slot, size)
+
+
+def decode_segment(frame: Buffer) -> tuple[int, int, int]:
+    """Return slot, side, size."""
+    _, side, slot, size = _unpack(_SEGMENT, frame)
+    return slot, side, size
+
+
+def encode_room(slot: int, batch_id: int, nbytes: int) -> bytes:
+    """Worker: this slot's output segment must hold `nbytes`; the answer is a `SEGMENT` frame."""
+    return _ROOM.pack(ROOM, 0, slot, batch_id, nbytes)
+
+
+def decode_room(frame: Buffer) -> tuple[int, int, int]:
+    """Return slot, batch id, nbytes."""
+    _, _, slot, batch_id, nbytes = _unpack(_ROOM, frame)
+    return slot, batch_id, nbytes
+
+
+def encode_spilled(slot: int, side: int, offset: int, nbytes: int) -> bytes:
+    """Either side: the frame you should read next lies in the slot's segment."""
+    return _SPILLED.pack(SPILLED, side, slot, offset, nbytes)
+
+
+def decode_spilled(frame: Buffer) -> tuple[int, int, int, int]:
+    """Return slot, side, offset, nbytes."""
+    _, side, slot, offset, nbytes = _unpack(_SPILLED, frame)
+    return slot, side, offset, nbytes
+
+
+def _unpack(layout: struct.Struct, frame: Buffer) -> tuple[int, ...]:
+    if len(frame) != layout.size:
+        raise FrameError(f"frame of kind {frame[0]} has {len(frame)} bytes, not {layout.size}")
+    return layout.unpack(frame)

@@ -1,0 +1,235 @@
+"""Many requests into one slot, one result back to many requests: the copies and cuts between tensors and segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from actors.arena import align
+from actors.frames import Answer, FrameError, GatheredInput, Placed, Result
+from actors.messages.datatypes import DataType
+from actors.messages.errors import InvalidArgument
+from actors.messages.requests import InferRequest
+from actors.messages.tensors import Buffer, Tensor, packed_row_bounds
+from actors.specs import InputSpec, ModelSpec
+
+COPY_LIMIT: Final = 256 * 1024
+"""A result of up to so many bytes is copied out at once, in one piece, and its slot is free at once; see `Scatter`."""
+
+
+class Gather:
+    """A plan to put a batch's inputs one after the other: known sizes first, the copying once a segment is large enough."""
+
+    __slots__ = ("_parts", "inputs", "nbytes")
+
+    def __init__(self, requests: Sequence[InferRequest], spec: ModelSpec) -> None:
+        """Lay out the inputs of validated `requests`, which have equal batch keys."""
+        self.inputs: list[GatheredInput] = []
+        self._parts: list[tuple[int, list[Tensor]]] = []
+        at = 0
+        for index, declared in enumerate(spec.inputs):
+            tensors = _of_input(requests, declared, index)
+            if not tensors:
+                continue
+            offset = at = align(at)
+            for tensor in tensors:
+                at += len(tensor.data)
+            self._parts.append((offset, tensors))
+            self.inputs.append(_placed(index, declared, tensors, offset, at - offset, batches=spec.batches))
+        self.nbytes = at
+
+    def copy_into(self, view: memoryview) -> None:
+        """Copy every input to its place; `view` holds at least `nbytes`."""
+        for at, tensors in self._parts:
+            for tensor in tensors:
+                end = at + len(tensor.data)
+                view[at:end] = tensor.data
+                at = end
+
+
+def _of_input(requests: Sequence[InferRequest], declared: InputSpec, index: int) -> list[Tensor]:
+    name = declared.name
+    found = []
+    for request in requests:
+        inputs = request.inputs
+        if (
+            index < len(inputs) and inputs[index].name == name
+        ):  # sent in the configuration's order, as most are
+            found.append(inputs[index])
+        else:
+            found += [tensor for tensor in inputs if tensor.name == name]
+    return found
+
+
+def _placed(
+    index: int, declared: InputSpec, tensors: Sequence[Tensor], offset: int, nbytes: int, *, batches: bool
+) -> GatheredInput:
+    first = tensors[0].shape
+    if len(tensors) == 1:
+        return GatheredInput(index, _backend_shape(first, declared, batches=batches), offset, nbytes)
+    tail = tuple(first[1:])
+    rows = 0
+    for tensor in tensors:
+        rows += tensor.shape[0]
+        if declared.ragged and tuple(tensor.shape[1:]) != tail:
+            parts = [
+                (_backend_shape(part.shape, declared, batches=batches), len(part.data)) for part in tensors
+            ]
+            return GatheredInput(index, None, offset, nbytes, parts)
+    return GatheredInput(index, _backend_shape((rows, *tail), declared, batches=batches), offset, nbytes)
+
+
+def _backend_shape(shape: Sequence[int], declared: InputSpec, *, batches: bool) -> Sequence[int]:
+    if declared.reshape is None:
+        return shape
+    return reshaped(shape, declared.dims, declared.reshape, batches=batches)
+
+
+def reshaped(
+    shape: Sequence[int], dims: Sequence[int], target: Sequence[int], *, batches: bool
+) -> tuple[int, ...]:
+    """Return `shape`, which fits `dims`, as `target` describes it (contract, model_config.md section 4.1).
+
+    Variable dimensions of `target` take the sizes of those of `dims`, in order; the batch dimension stays.
+    """
+    lead = 1 if batches else 0
+    variable = iter([size for size, dim in zip(shape[lead:], dims, strict=True) if dim == -1])
+    return (*shape[:lead], *(next(variable) if dim == -1 else dim for dim in target))
+
+
+def default_metadata(request: InferRequest, spec: ModelSpec) -> dict[str, object]:
+    """Return what a worker must be told of `request` beyond its tensors: only what differs from the default."""
+    told: dict[str, object] = {}
+    if request.id:
+        told["id"] = request.id
+    if request.parameters:
+        told["parameters"] = dict(request.parameters)
+    if request.requested_outputs is not spec.output_names:
+        told["outputs"] = list(request.requested_outputs)
+    if request.correlation_id:
+        told["correlation_id"] = request.correlation_id
+    if request.flags:
+        told["flags"] = request.flags
+    if request.timeout:
+        told["timeout"] = round(request.timeout * 1e6)
+    if request.priority:
+        told["priority"] = request.priority
+    return told
+
+
+Cut = tuple[InferRequest, list[Tensor], Answer | None]
+"""What one request gets of a result: its outputs and, where it was answered by itself, that answer."""
+
+
+class Scatter:
+    """A result, cut into what each request gets.
+
+    Results of up to `COPY_LIMIT` bytes are copied once; then `borrowed` is false and the slot is free. Otherwise outputs
+    view the slot's segment, which must stay leased until each response is released.
+    """
+
+    __slots__ = ("_base", "_data", "_result", "_spec", "borrowed")
+
+    def __init__(self, result: Result, view: memoryview, spec: ModelSpec) -> None:
+        """Check every offset and length of `result` against the segment. Raises FrameError."""
+        self._result = result
+        self._spec = spec
+        placed = list(_all_outputs(result))
+        low = min((output.offset for output in placed), default=0)
+        high = max((output.offset + output.nbytes for output in placed), default=0)
+        if high > len(view):
+            raise FrameError(f"a result reaches to byte {high} of a segment of {len(view)} bytes")
+        self.borrowed = high - low > COPY_LIMIT
+        self._base = 0 if self.borrowed else low
+        self._data = view if self.borrowed else memoryview(bytes(view[low:high]))
+
+    def answers(self, requests: Sequence[InferRequest]) -> list[Cut]:
+        """Return each request with its output tensors and, where the worker answered one by one, its `Answer`.
+
+        Raises FrameError before anything is handed out, if the result does not fit the requests.
+        """
+        if self._result.stacked is not None:
+            return self._stacked_answers(requests, self._result.stacked)
+        answers = self._result.answers or ()
+        return [
+            (request, [self._tensor(p, p.shape, p.offset, p.nbytes) for p in answer.outputs], answer)
+            for request, answer in zip(requests, answers, strict=True)
+        ]
+
+    def _stacked_answers(self, requests: Sequence[InferRequest], stacked: Sequence[Placed]) -> list[Cut]:
+        every = self._spec.output_names
+        if len(requests) == 1:
+            wanted = requests[0].requested_outputs
+            outputs = [
+                self._tensor(placed, placed.shape, placed.offset, placed.nbytes)
+                for placed in stacked
+                if wanted is every or placed.name in wanted
+            ]
+            return [(requests[0], outputs, None)]
+        cuts = [(placed, self._cuts(placed, requests)) for placed in stacked]
+        answers: list[Cut] = []
+        for index, request in enumerate(requests):
+            wanted = request.requested_outputs
+            outputs = []
+            for placed, bounds in cuts:
+                if wanted is every or placed.name in wanted:
+                    start = bounds[index]
+                    shape = (request.rows, *placed.shape[1:])
+                    outputs.append(
+                        self._tensor(placed, shape, placed.offset + start, bounds[index + 1] - start)
+                    )
+            answers.append((request, outputs, None))
+        return answers
+
+    def _cuts(self, placed: Placed, requests: Sequence[InferRequest]) -> list[int]:
+        bounds = [0]
+        if placed.sizes is not None:
+            for size in placed.sizes:
+                bounds.append(bounds[-1] + size)
+            return bounds
+        rows = sum(request.rows for request in requests)
+        if placed.datatype is DataType.BYTES or not placed.shape or placed.shape[0] != rows:
+            raise FrameError(
+                f"output '{placed.name}' of shape {list(placed.shape)} can't be cut into {rows} rows"
+            )
+        row = placed.nbytes // rows if rows else 0
+        for request in requests:
+            bounds.append(bounds[-1] + request.rows * row)
+        return bounds
+
+    def _tensor(self, placed: Placed, shape: Sequence[int], offset: int, nbytes: int) -> Tensor:
+        at = offset - self._base
+        declared = self._spec.outputs_by_name.get(placed.name)
+        if declared is not None and declared.reshape is not None:
+            shape = self._client_shape(shape, declared.reshape, declared.dims)
+        data: Buffer = self._data[at : at + nbytes]
+        if placed.datatype is DataType.BYTES:
+            data = _checked_bytes(data, placed.name, shape)
+        return Tensor(placed.name, placed.datatype, shape, data)
+
+    def _client_shape(
+        self, shape: Sequence[int], reshape: Sequence[int], dims: Sequence[int]
+    ) -> Sequence[int]:
+        lead = 1 if self._spec.batches else 0
+        if len(shape) - lead != len(reshape):
+            return shape  # the model gave another rank than configured; show what it is
+        return reshaped(shape, reshape, dims, batches=self._spec.batches)
+
+
+def _all_outputs(result: Result) -> Iterable[Placed]:
+    if result.stacked is not None:
+        return result.stacked
+    return (placed for answer in result.answers or () for placed in answer.outputs)
+
+
+def _checked_bytes(data: Buffer, name: str, shape: Sequence[int]) -> bytes:
+    """Return a private copy of packed elements, known to be well-formed: a worker may scribble on the original."""
+    private = bytes(data)
+    count = 1
+    for dim in shape:
+        count *= dim
+    try:
+        packed_row_bounds(private, name, 1, count)
+    except InvalidArgument as error:
+        raise FrameError(f"a worker sent a malformed output: {error.message}") from error
+    return private

@@ -1,0 +1,418 @@
+"""The instance actor: owns one worker, from launch to burial.
+
+It launches the worker, has it load and warm up the model, and joins the model's instances; then it handles what the worker
+says until the worker dies or the server wants it to stop. A death is reported by raising `WorkerDied`, after every request
+that the worker held has been settled; starting again is the supervisor's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import trio
+
+from actors.frames import FrameError, Result
+from actors.gathering import Cut
+from actors.messages.errors import ErrorCode, TritiumError
+from actors.messages.events import Event, Log
+from actors.messages.requests import InferRequest, InferResponse
+from actors.model import InstanceState, ModelState
+from actors.output import OutputReader
+from actors.pipe import Pipe
+from actors.scheduling.retries import DeathReason, Hang, ProtocolError, StartFailed, after_death
+from actors.specs import InstanceSpec, ModelSpec, WarmupSample
+from actors.supervision.context import ChildContext
+from actors.worker import InFlight, LiveWorker
+
+EOF_TO_EXIT_SECONDS: Final = 1.0  # a worker that closed its socket has that long to exit
+STOP_SECONDS: Final = 5.0  # from STOP to SIGTERM: time for `finalize`
+TERMINATE_SECONDS: Final = 2.0  # from SIGTERM to SIGKILL
+TRIM_SECONDS: Final = 15.0
+
+
+class WorkerDied(Exception):
+    """A worker ended without being asked to. `reason` is one of `actors.scheduling.retries`."""
+
+    def __init__(self, instance: str, reason: DeathReason) -> None:
+        super().__init__(f"the worker of instance '{instance}' died of {reason}")
+        self.reason = reason
+
+
+class Launched(Protocol):
+    """A worker that has been started, as a process or as a thread."""
+
+    @property
+    def socket(self) -> socket.socket:
+        """The server's end of the connection."""
+
+    @property
+    def pid(self) -> int:
+        """The process that runs it; for a thread the server's own."""
+
+    @property
+    def output(self) -> int | None:
+        """Descriptor of a pipe with everything it prints, if that is captured."""
+
+    async def wait(self) -> DeathReason:
+        """Wait until it has ended, reap it, and return how it ended."""
+
+    def terminate(self) -> None:
+        """Ask it to end, by SIGTERM."""
+
+    def kill(self) -> None:
+        """End it, by SIGKILL; a thread can only be abandoned."""
+
+
+class Launcher(Protocol):
+    """Starts workers; `engine` knows how."""
+
+    async def launch(self, spec: ModelSpec, instance: InstanceSpec) -> Launched:
+        """Start a worker for one instance. Raises OSError where the system refuses."""
+
+    def backend_path(self, spec: ModelSpec) -> str:
+        """Return the backend class as `module:Class`."""
+
+    def limits(self, spec: ModelSpec) -> dict[str, int]:
+        """Return what the worker must impose on itself: `open_files` (0: as inherited) and `nice`."""
+
+
+async def run(
+    ctx: ChildContext, state: ModelState, instance: InstanceState, *, launcher: Launcher, log: Log
+) -> None:
+    """Live one life of an instance. Raises WorkerDied, unless asked to stop."""
+    await InstanceActor(ctx, state, instance, launcher=launcher, log=log).run()
+
+
+class InstanceActor:
+    """One life of one instance; see the module. Implements `actors.worker.WorkerEvents`."""
+
+    def __init__(
+        self, ctx: ChildContext, state: ModelState, instance: InstanceState, *, launcher: Launcher, log: Log
+    ) -> None:
+        self._ctx = ctx
+        self._state = state
+        self._instance = instance
+        self._launcher = launcher
+        self._log = log
+        self._name = instance.spec.name
+        self._loaded = trio.Event()
+        self._load_error: str | None = None
+        self._idle = trio.Event()
+        self._exited = trio.Event()
+        self._reason: DeathReason | None = None  # how the process ended
+        self._verdict: DeathReason | None = None  # why it was killed, where that was ours
+        self._culprit: InFlight | None = None
+
+    async def run(self) -> None:
+        """Launch, load, warm up, serve, bury."""
+        self._ctx.publish(kind=self._instance.spec.kind, lanes=self._instance.spec.lanes, phase="starting")
+        self._ctx.started()  # the actor stands; the model's readiness is the model's affair
+        launched = await self._launcher.launch(self._state.spec, self._instance.spec)
+        pipe = Pipe(launched.socket)
+        worker = LiveWorker(
+            pipe, self._state.spec, self._instance.spec, self, prefetch=prefetches(self._state.spec)
+        )
+        output = OutputReader(launched.output, self._report_output)
+        self._ctx.publish(pid=launched.pid, phase="loading")
+        self._log(Event.WORKER_STARTED, actor=self._ctx.path, pid=launched.pid)
+        try:
+            await self._live(launched, worker, output)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._bury(launched, worker, output)
+        if not self._ctx.stopping.is_set():
+            raise WorkerDied(self._name, self._verdict or self._reason or ProtocolError("ended"))
+
+    # -- one life ------------------------------------------------------------------------------------------------
+
+    async def _live(self, launched: Launched, worker: LiveWorker, output: OutputReader) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_exit, launched, nursery.cancel_scope)
+            nursery.start_soon(worker.pipe.flush)
+            nursery.start_soon(output.run)
+            nursery.start_soon(self._trim, worker)
+            nursery.start_soon(self._obey_stop, launched, worker)
+            if self._state.spec.execution_timeout:
+                nursery.start_soon(self._watch_hang, launched, worker)
+            nursery.start_soon(self._join, worker)
+            worker.load(
+                self._launcher.backend_path(self._state.spec),
+                model_fields(self._state.spec, self._instance.spec),
+                self._launcher.limits(self._state.spec),
+            )
+            await self._receive(launched, worker)
+
+    async def _receive(self, launched: Launched, worker: LiveWorker) -> None:
+        """Handle packets until the process has exited; whoever notices that cancels us."""
+        pipe = worker.pipe
+        try:
+            while True:
+                packet = pipe.receive_nowait()
+                if packet is None:
+                    await pipe.wait_readable()
+                elif packet:
+                    worker.on_packet(packet)
+                else:
+                    break
+        except FrameError as error:
+            self._condemn(launched, ProtocolError(str(error)))
+        with trio.move_on_after(EOF_TO_EXIT_SECONDS):
+            await self._exited.wait()
+        self._condemn(launched, ProtocolError("closed its connection and stayed alive"))
+        await trio.sleep_forever()
+
+    def _condemn(self, launched: Launched, verdict: DeathReason) -> None:
+        self._verdict = self._verdict or verdict
+        launched.kill()
+
+    async def _watch_exit(self, launched: Launched, life: trio.CancelScope) -> None:
+        self._reason = await launched.wait()
+        self._exited.set()
+        life.cancel()
+
+    async def _watch_hang(self, launched: Launched, worker: LiveWorker) -> None:
+        """Kill the worker when a batch has been executing for longer than the limit."""
+        limit = self._state.spec.execution_timeout
+        while True:
+            now = trio.current_time()
+            self._culprit = worker.overdue(now - limit)
+            if self._culprit is not None:
+                self._condemn(launched, Hang(limit))
+                return
+            await trio.sleep_until(min(worker.oldest_began_at(), now) + limit)
+
+    async def _trim(self, worker: LiveWorker) -> None:
+        while True:
+            await trio.sleep(TRIM_SECONDS)
+            worker.trim()
+
+    async def _obey_stop(self, launched: Launched, worker: LiveWorker) -> None:
+        await self._ctx.stopping.wait()
+        self._instance.worker = None
+        while not worker.idle:
+            self._idle = trio.Event()
+            await self._idle.wait()
+        self._ctx.publish(phase="stopping")
+        worker.stop()
+        with trio.move_on_after(STOP_SECONDS):
+            await self._exited.wait()
+        launched.terminate()
+
+    # -- joining -------------------------------------------------------------------------------------------------
+
+    async def _join(self, worker: LiveWorker) -> None:
+        await self._loaded.wait()
+        self._ctx.publish(phase="warming up")
+        for sample in self._state.spec.warmup:
+            for _ in range(sample.count):
+                if not await self._warm(worker, sample):
+                    return
+        self._ctx.publish(phase="serving")
+        self._state.instance_ready(self._instance, worker)
+
+    async def _warm(self, worker: LiveWorker, sample: WarmupSample) -> bool:
+        finished = trio.Event()
+        port = _WarmupPort(len(sample.requests), finished)
+        requests = [
+            InferRequest(
+                model_name=self._state.spec.name,
+                inputs=inputs,
+                requested_outputs=self._state.spec.output_names,
+                reply=port,
+                accepted_at=trio.current_time(),
+            )
+            for inputs in sample.requests
+        ]
+        worker.dispatch(requests, now=trio.current_time())
+        await finished.wait()
+        if port.errors:
+            failed = "".join(f"{error.message}; " for error in port.errors)
+            self.load_failed(f"failed to run warmup sample '{sample.name}': {failed}", "")
+            self._verdict = StartFailed(self._load_error or "")
+            worker.stop()
+            return False
+        return True
+
+    # -- WorkerEvents --------------------------------------------------------------------------------------------
+
+    def ready(self) -> None:
+        """The model is loaded."""
+        self._loaded.set()
+
+    def load_failed(self, message: str, traceback: str) -> None:
+        """The model can't be loaded: final for a version that never served, a death like others for one that did."""
+        self._load_error = message
+        self._verdict = StartFailed(message)
+        if traceback:
+            self._log(Event.WORKER_OUTPUT, level="error", actor=self._ctx.path, line=traceback)
+
+    def finished(self, batch: InFlight, result: Result, answers: Sequence[Cut], *, borrowed: bool) -> None:
+        """Answer a batch's requests, and note the progress."""
+        state, instance = self._state, self._instance
+        state.completed(batch, result, answers, borrowed=borrowed)
+        if batch.alone:
+            instance.suspects.outcome_ok()
+        self._ctx.progressed()
+        if instance.worker is not None:
+            instance.worker.advance(trio.current_time())
+        elif not self._idle.is_set():
+            self._idle.set()
+
+    def logged(self, level: str, message: str) -> None:
+        """The model wrote a log line through its logger."""
+        self._log(
+            Event.WORKER_OUTPUT,
+            level="debug" if level == "verbose" else level,
+            actor=self._ctx.path,
+            line=message,
+        )
+
+    def slot_freed(self) -> None:
+        """Room for another batch."""
+        self._state.ring()
+
+    def _report_output(self, lines: Sequence[str], dropped: int) -> None:
+        for line in lines:
+            self._log(Event.WORKER_OUTPUT, actor=self._ctx.path, line=line)
+        if dropped:
+            self._log(Event.WORKER_OUTPUT, level="warning", actor=self._ctx.path, dropped_lines=dropped)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def _bury(self, launched: Launched, worker: LiveWorker, output: OutputReader) -> None:
+        """Reap the worker, take its last results, settle what it held, and close everything."""
+        instance = self._instance
+        instance.worker = None
+        if not self._exited.is_set():
+            launched.terminate()
+            with trio.move_on_after(0 if self._verdict else TERMINATE_SECONDS):
+                self._reason = await launched.wait()
+                self._exited.set()
+        if not self._exited.is_set():
+            launched.kill()
+            self._reason = await launched.wait()
+        self._drain_results(worker)
+        output.drain()
+        reason = self._verdict or self._reason or ProtocolError("ended")
+        if self._load_error is None and not instance.started_once:
+            self._load_error = (
+                f"the worker of instance '{self._name}' died of {reason} while it loaded the model"
+            )
+        self._settle(worker, reason)
+        worker.pipe.close()
+        output.close()
+        clean = self._ctx.stopping.is_set()
+        self._log(
+            Event.WORKER_EXITED,
+            level="info" if clean else "warning",
+            actor=self._ctx.path,
+            pid=launched.pid,
+            reason="stopped" if clean else reason.label,
+            detail=str(reason),
+        )
+
+    def _drain_results(self, worker: LiveWorker) -> None:
+        try:
+            while packet := worker.pipe.receive_nowait():
+                worker.on_packet(packet)
+        except FrameError as error:
+            self._verdict = self._verdict or ProtocolError(str(error))
+
+    def _settle(self, worker: LiveWorker, reason: DeathReason) -> None:
+        """Decide about everything the worker held. Deaths while a suspect is hunted are not the instance's fault."""
+        state, instance = self._state, self._instance
+        executing_ids = worker.executing()
+        executing = [batch for batch in worker.outstanding.values() if batch.id in executing_ids]
+        waiting = [
+            request
+            for batch in worker.outstanding.values()
+            if batch.id not in executing_ids
+            for request in batch.requests
+        ]
+        hunting = instance.hunting
+        worker.outstanding.clear()
+        instance.last_reason = str(reason)
+        if not self._ctx.stopping.is_set():
+            state.statistics.deaths[reason.label] += 1
+        aftermath = after_death(
+            reason,
+            [batch.requests for batch in executing],
+            waiting,
+            retry=state.spec.retry,
+            alone=any(batch.alone for batch in executing),
+            instance=self._name,
+            culprit=executing.index(self._culprit) if self._culprit in executing else None,
+        )
+        if hunting or aftermath.suspects:
+            self._ctx.progressed()
+        state.settle(instance, aftermath)
+        if self._load_error is not None:
+            state.load_failed(f"{ErrorCode.INTERNAL.rendered}: {self._load_error}")
+
+
+class _WarmupPort:
+    """Collects the answers of a warmup sample."""
+
+    def __init__(self, expected: int, finished: trio.Event) -> None:
+        self._expected = expected
+        self._finished = finished
+        self.errors: list[TritiumError] = []
+
+    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
+        """Count one answer. See `actors.messages.requests.ReplyPort`."""
+        if isinstance(part, InferResponse):
+            part.release()
+        else:
+            self.errors.append(part)
+        self._expected -= final
+        if not self._expected:
+            self._finished.set()
+
+
+def prefetches(spec: ModelSpec) -> bool:
+    """Whether a batch may wait in a worker behind the one that executes (contract, scheduling.md section 3.1).
+
+    Not where queued requests may expire, be refused or be overtaken: those stay in the queue until an instance is idle.
+    """
+    policy = getattr(spec.scheduling, "default_queue_policy", None)
+    return not getattr(spec.scheduling, "priority_levels", 0) and not (
+        policy is not None
+        and (policy.default_timeout or policy.allow_timeout_override or policy.max_queue_size)
+    )
+
+
+def model_fields(spec: ModelSpec, instance: InstanceSpec) -> dict[str, object]:
+    """Return the fields of `engine.backends.base.ModelInfo`, as JSON values."""
+    return {
+        "name": spec.name,
+        "version": spec.version,
+        "model_directory": str(spec.model_directory),
+        "version_directory": str(spec.version_directory),
+        "artifact": spec.artifact,
+        "max_batch_size": spec.max_batch_size,
+        "inputs": [_tensor_fields(each.name, each, optional=each.optional) for each in spec.inputs],
+        "outputs": [_tensor_fields(each.name, each, optional=False) for each in spec.outputs],
+        "parameters": dict(spec.parameters),
+        "settings": dict(spec.settings),
+        "config": json.loads(spec.config_json),
+        "instance_name": instance.name,
+        "kind": instance.kind,
+        "device_id": instance.device_id,
+        "lanes": instance.lanes,
+        "threads": spec.threads
+        or max(1, (os.cpu_count() or 1) // max(1, sum(i.lanes for i in spec.instances))),
+    }
+
+
+def _tensor_fields(name: str, spec: Any, *, optional: bool) -> dict[str, object]:
+    return {
+        "name": name,
+        "datatype": spec.datatype.protocol_name,
+        "dims": list(spec.dims),
+        "reshape": None if spec.reshape is None else list(spec.reshape),
+        "optional": optional,
+    }

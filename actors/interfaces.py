@@ -1,0 +1,117 @@
+"""What frontends may ask of the server. `engine` implements these; `protocols` calls them and knows no more.
+
+All methods raise `TritiumError` subclasses with the contract's texts, and nothing else that a client should see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from actors.messages.requests import InferRequest
+from actors.specs import ModelSpec
+
+
+class ServedModel(Protocol):
+    """One READY version of one model."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Its configuration."""
+
+    async def submit(self, request: InferRequest) -> None:
+        """Validate and queue `request`; wait while the queue is full, unless its policy refuses.
+
+        Raises InvalidArgument where the request contradicts the model, Unavailable where it can't be queued. After
+        this returns the answer comes through `request.reply`, exactly once.
+        """
+
+    def cancel(self, request: InferRequest) -> None:
+        """The client left: take `request` from the queue, or flag it cancelled where it runs. Never raises."""
+
+
+class Models(Protocol):
+    """Resolve names to models that serve."""
+
+    def resolve(self, name: str, version: str = "") -> ServedModel:
+        """Return the requested version, or the highest READY one for `""`.
+
+        Raises NotFound, Unavailable or InvalidArgument with the texts of contract http.md section 3.
+        """
+
+    def versions(self, name: str) -> Sequence[int]:
+        """Return the READY versions of `name`, ascending."""
+
+    def statistics(self, name: str = "", version: str = "") -> Sequence[Mapping[str, object]]:
+        """Return `model_stats` elements (contract, observability.md section 2), of one model or of all READY ones.
+
+        Raises InvalidArgument `requested model '<M>' is not available` and its version form.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexEntry:
+    """One line of the repository index (contract, repository.md section 4). Version 0: never loaded."""
+
+    name: str
+    version: int = 0
+    state: str = ""
+    reason: str = ""
+
+
+class Repository(Protocol):
+    """The repository as an operator sees it."""
+
+    def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
+        """Return every known model version with its state, by name and version."""
+
+    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+        """Load or reload a model; returns when it serves. Unavailable outside explicit mode."""
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Unload a model. Unavailable outside explicit mode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerIdentity:
+    """What the server metadata endpoint says."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+class Health(Protocol):
+    """Probes. While the server drains, `exiting` is true and both probes are refused by the frontend."""
+
+    @property
+    def exiting(self) -> bool:
+        """Whether shutdown has begun."""
+
+    def live(self) -> bool:
+        """Whether the server initialised."""
+
+    def ready(self) -> bool:
+        """Whether it serves, by the strict or lenient rule of contract repository.md section 8."""
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether this model version serves; raises like `Models.resolve`."""
+
+
+class Introspection(Protocol):
+    """The live supervision tree, for `tritium tree`."""
+
+    def tree(self) -> Mapping[str, object]:
+        """Return a JSON-ready snapshot of every supervisor and child."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Everything a frontend is given."""
+
+    identity: ServerIdentity
+    models: Models
+    repository: Repository
+    health: Health
+    introspection: Introspection

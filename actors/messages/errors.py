@@ -1,0 +1,128 @@
+"""Errors that are told to a client. Anything else that is raised is a bug, and a supervisor's business.
+
+Codes are Triton's eight (contract, http.md section 1.1) and Tritium's own two. How a code is spelt on a
+wire is the wire's affair: see `protocols.status`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class ErrorCode(Enum):
+    """What kind of failure a client is told about."""
+
+    UNKNOWN = "Unknown"
+    INTERNAL = "Internal"
+    NOT_FOUND = "Not found"
+    INVALID_ARG = "Invalid argument"
+    UNAVAILABLE = "Unavailable"
+    UNSUPPORTED = "Unsupported"
+    ALREADY_EXISTS = "Already exists"
+    CANCELLED = "Cancelled"
+    DEADLINE_EXCEEDED = "Deadline exceeded"
+    POISONED = "Poisoned"
+
+    @property
+    def rendered(self) -> str:
+        """The prefix used where a status is embedded in another message (contract, http.md section 1.1)."""
+        return "<invalid code>" if self is ErrorCode.CANCELLED else self.value
+
+
+class TritiumError(Exception):
+    """An error with a code, whose message is for the client's eyes.
+
+    Subclasses fix the code; `TritiumError.of` makes one from a code that came over a wire.
+    """
+
+    code: ErrorCode = ErrorCode.UNKNOWN
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    @staticmethod
+    def of(code: ErrorCode, message: str) -> TritiumError:
+        """Return the error class that stands for `code`, with this message."""
+        return _CLASS_OF[code](message)
+
+    def render(self) -> str:
+        """Return `<Prefix>: <message>`, the form used inside other messages."""
+        return f"{self.code.rendered}: {self.message}"
+
+
+class UnknownFailure(TritiumError):
+    """A failure that nobody could name."""
+
+    code = ErrorCode.UNKNOWN
+
+
+class Internal(TritiumError):
+    """The server or a model failed; the request was not at fault."""
+
+    code = ErrorCode.INTERNAL
+
+
+class NotFound(TritiumError):
+    """What was asked for does not exist."""
+
+    code = ErrorCode.NOT_FOUND
+
+
+class InvalidArgument(TritiumError):
+    """The request contradicts the model or the protocol."""
+
+    code = ErrorCode.INVALID_ARG
+
+
+class Unavailable(TritiumError):
+    """It exists but can't serve now: queue full, timed out in the queue, not ready, stopping, instance lost."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
+class Unsupported(TritiumError):
+    """Understood, and not offered."""
+
+    code = ErrorCode.UNSUPPORTED
+
+
+class AlreadyExists(TritiumError):
+    """What was to be made is there already."""
+
+    code = ErrorCode.ALREADY_EXISTS
+
+
+class Cancelled(TritiumError):
+    """The caller went away, or asked to stop."""
+
+    code = ErrorCode.CANCELLED
+
+
+class DeadlineExceeded(TritiumError):
+    """The execution limit or the caller's own deadline passed."""
+
+    code = ErrorCode.DEADLINE_EXCEEDED
+
+
+class Poisoned(TritiumError):
+    """This very request killed a worker twice while it ran alone; it is refused."""
+
+    code = ErrorCode.POISONED
+
+
+_CLASS_OF = {
+    cls.code: cls
+    for cls in (
+        UnknownFailure,
+        Internal,
+        NotFound,
+        InvalidArgument,
+        Unavailable,
+        Unsupported,
+        AlreadyExists,
+        Cancelled,
+        DeadlineExceeded,
+        Poisoned,
+    )
+}

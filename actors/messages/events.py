@@ -1,0 +1,54 @@
+"""The closed list of event names. Everything else about an event is a key beside the name."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+
+class Event(str, Enum):
+    """`noun_verb` names of what is logged; a name that is not here is not an event."""
+
+    SERVER_STARTING = "server_starting"
+    SERVER_READY = "server_ready"
+    SERVER_DRAINING = "server_draining"
+    SERVER_STOPPED = "server_stopped"
+    REQUEST_ACCEPTED = "request_accepted"
+    REQUEST_REJECTED = "request_rejected"
+    REQUEST_COMPLETED = "request_completed"
+    REQUEST_FAILED = "request_failed"
+    REQUEST_CANCELLED = "request_cancelled"
+    REQUEST_POISONED = "request_poisoned"
+    BATCH_DISPATCHED = "batch_dispatched"
+    BATCH_COMPLETED = "batch_completed"
+    BATCH_BISECTED = "batch_bisected"
+    SEQUENCE_STARTED = "sequence_started"
+    SEQUENCE_ENDED = "sequence_ended"
+    SEQUENCE_EXPIRED = "sequence_expired"
+    MODEL_LOADING = "model_loading"
+    MODEL_READY = "model_ready"
+    MODEL_DEGRADED = "model_degraded"
+    MODEL_UNLOADING = "model_unloading"
+    MODEL_UNAVAILABLE = "model_unavailable"
+    CHILD_STARTED = "child_started"
+    CHILD_EXITED = "child_exited"
+    CHILD_RESTARTED = "child_restarted"
+    CHILD_START_FAILED = "child_start_failed"
+    CHILD_KILL_FORCED = "child_kill_forced"
+    RESTARTS_EXHAUSTED = "restarts_exhausted"
+    WORKER_STARTED = "worker_started"
+    WORKER_EXITED = "worker_exited"
+    WORKER_OUTPUT = "worker_output"
+    LISTENER_OPENED = "listener_opened"
+    LISTENER_CLOSED = "listener_closed"
+    FAULT_INJECTED = "fault_injected"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Log(Protocol):
+    """Where events go. Never raises, never waits."""
+
+    def __call__(self, event: Event, *, level: str = "info", **keys: object) -> None:
+        """Record that `event` happened; `level` is info, warning, error or debug."""

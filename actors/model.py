@@ -1,0 +1,358 @@
+"""The passive state of one model version: queue, in-flight table, reply ports, statistics, instances.
+
+It lives one level above what may die. The supervisor's start function makes it and lends it to the scheduler and to the
+instance actors; a restarted one adopts what it finds. Everything here is plain synchronous code on the loop's thread,
+except `submit`, which waits while the queue is full.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Final, Protocol
+
+import trio
+
+from actors.frames import Result
+from actors.gathering import Cut
+from actors.messages.errors import Cancelled, Poisoned, TritiumError, Unavailable
+from actors.messages.requests import InferRequest, InferResponse, Parameter
+from actors.messages.tensors import Tensor
+from actors.scheduling.ordering import ReorderBuffer
+from actors.scheduling.queueing import RequestQueue
+from actors.scheduling.retries import Aftermath, Quarantine, SuspectQueue
+from actors.specs import DynamicBatching, InstanceSpec, ModelSpec
+from actors.statistics import FailureReason, ModelStatistics
+from actors.validation import Validator
+from actors.worker import InFlight, LiveWorker
+
+QUARANTINE_SECONDS: Final = 600.0
+STOPPING: Final = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
+
+class Status(Enum):
+    """Where a model version stands, in the repository index's words (contract, repository.md section 4)."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+STATUS_CHANGES: Final[Mapping[Status, frozenset[Status]]] = {
+    Status.LOADING: frozenset({Status.READY, Status.UNAVAILABLE, Status.UNLOADING}),
+    Status.READY: frozenset({Status.UNAVAILABLE, Status.UNLOADING}),
+    Status.UNAVAILABLE: frozenset({Status.READY, Status.UNLOADING}),
+    Status.UNLOADING: frozenset({Status.UNAVAILABLE}),
+}
+
+
+class StatusObserver(Protocol):
+    """Who is told when a model's standing changes."""
+
+    def __call__(self, state: ModelState) -> None:
+        """`state.status` and `state.reason` are new."""
+
+
+class InstanceState:
+    """What outlives an instance's worker: its standing, its suspects, its counts."""
+
+    __slots__ = ("exhausted", "last_reason", "restarts", "spec", "started_once", "suspects", "worker")
+
+    def __init__(self, spec: InstanceSpec) -> None:
+        self.spec = spec
+        self.worker: LiveWorker | None = None  # set while its model is loaded and warm
+        self.suspects = SuspectQueue()  # batches that killed this instance, to run alone
+        self.exhausted = False
+        self.started_once = False
+        self.restarts = 0
+        self.last_reason = ""
+
+    @property
+    def hunting(self) -> bool:
+        """Whether it looks for the request that killed it: no fresh traffic until then."""
+        return bool(self.suspects.running) or len(self.suspects) > 0
+
+
+class ModelState:
+    """One model version; see the module. Created on the loop's thread."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        statistics: ModelStatistics,
+        on_status: StatusObserver,
+        wall_clock: Callable[[], int],
+    ) -> None:
+        """`wall_clock` gives milliseconds since the epoch, for `last_inference`."""
+        self.spec = spec
+        self.status = Status.LOADING
+        self.reason = ""
+        self.instances = [InstanceState(instance) for instance in spec.instances]
+        self.queue = RequestQueue(spec.scheduling, spec.queue_bounds)
+        self.statistics = statistics
+        self.quarantine = Quarantine(QUARANTINE_SECONDS)
+        self.in_flight: set[InferRequest] = set()
+        self.load_finished = trio.Event()  # READY or UNAVAILABLE for the first time
+        self.load_seconds = 0.0
+        self.since = self._created_at = trio.current_time()
+        self._validate = Validator(spec)
+        self._on_status = on_status
+        self._wall_clock = wall_clock
+        self._waiting: OrderedDict[InferRequest, trio.Event] = OrderedDict()
+        self._ring, self.doorbell = trio.open_memory_channel[None](1)
+        self._rung = False
+        self._drained = trio.Event()
+        preserve = isinstance(spec.scheduling, DynamicBatching) and spec.scheduling.preserve_ordering
+        self._ordering: ReorderBuffer[InferResponse | TritiumError] | None = (
+            ReorderBuffer() if preserve else None
+        )
+
+    # -- standing ------------------------------------------------------------------------------------------------
+
+    def become(self, status: Status, reason: str = "") -> None:
+        """Change the standing, if that is a change. Raises ValueError for one that the table forbids."""
+        if status is self.status:
+            return
+        if status not in STATUS_CHANGES[self.status]:
+            raise ValueError(
+                f"{self.spec.name}/{self.spec.version} can't go from {self.status.value} to {status.value}"
+            )
+        self.status, self.reason, self.since = status, reason, trio.current_time()
+        if not self.load_finished.is_set():
+            self.load_seconds = self.since - self._created_at
+            self.load_finished.set()
+        self._on_status(self)
+
+    @property
+    def degraded(self) -> bool:
+        """Whether it serves with fewer instances than it should."""
+        return self.status is Status.READY and any(instance.exhausted for instance in self.instances)
+
+    def instance_ready(self, instance: InstanceState, worker: LiveWorker) -> None:
+        """An instance's model is loaded and warm: it may be given batches."""
+        if instance.started_once:
+            instance.restarts += 1
+            self.statistics.restarts += 1
+        instance.worker, instance.exhausted, instance.started_once = worker, False, True
+        if self.status is Status.UNAVAILABLE or (
+            self.status is Status.LOADING and all(each.started_once for each in self.instances)
+        ):
+            self.become(Status.READY)
+        self.ring()
+
+    def load_failed(self, reason: str) -> None:
+        """An instance could not load the model, or died on the way. Before the version first serves that is final."""
+        if self.status is Status.LOADING:
+            self.become(Status.UNAVAILABLE, reason)
+
+    def instance_exhausted(self, instance: InstanceState) -> None:
+        """An instance died too often without progress; it is retried now and then, and nothing waits for it."""
+        instance.exhausted = True
+        error = Unavailable(f"instance '{instance.spec.name}' keeps dying: {instance.last_reason}")
+        for request in instance.suspects.drain():
+            self.fail(request, error, FailureReason.OTHER)
+        if self.status is Status.READY and all(each.exhausted for each in self.instances):
+            self.become(Status.UNAVAILABLE, f"Unavailable: all instances keep dying: {instance.last_reason}")
+            self.fail_queued(Unavailable(f"model '{self.spec.name}' is unavailable: {instance.last_reason}"))
+
+    # -- requests in ---------------------------------------------------------------------------------------------
+
+    async def submit(self, request: InferRequest) -> None:
+        """Validate and queue `request`. See `actors.interfaces.ServedModel.submit`."""
+        self._check_accepting(request)
+        self._validate(request)
+        if self.quarantine and self.quarantine.match(request, trio.current_time()):
+            self.statistics.quarantined += 1
+            raise Poisoned(
+                f"{request.prefix}this request is quarantined: it killed workers of model '{self.spec.name}' before; "
+                f"the same inputs are refused for {QUARANTINE_SECONDS:.0f} s after that"
+            )
+        if self._waiting or not self.queue.admits(request):
+            await self._wait_for_room(request)
+        self.queue.push(request, trio.current_time())
+        self.in_flight.add(request)
+        if self._waiting:
+            self._let_in()
+        self.ring()
+
+    def _check_accepting(self, request: InferRequest) -> None:
+        if self.status is Status.READY:
+            return
+        if self.status is Status.UNLOADING:
+            raise Unavailable(request.prefix + STOPPING)
+        raise Unavailable(
+            f"Request for unknown model: '{self.spec.name}' version {self.spec.version} is not at ready state"
+        )
+
+    async def _wait_for_room(self, request: InferRequest) -> None:
+        event = self._waiting[request] = trio.Event()
+        try:
+            while True:
+                await event.wait()
+                if request.cancelled:
+                    raise Cancelled("")
+                if self.status is Status.UNAVAILABLE:
+                    self._check_accepting(request)
+                if self.queue.admits(request):
+                    return
+                event = self._waiting[request] = trio.Event()
+                self._waiting.move_to_end(request, last=False)
+        finally:
+            self._waiting.pop(request, None)
+
+    def _let_in(self) -> None:
+        """Wake the caller that has waited longest for room in the queue; once in, it wakes the next."""
+        if self._waiting:
+            next(iter(self._waiting.values())).set()
+
+    def cancel(self, request: InferRequest) -> None:
+        """The client left. See `actors.interfaces.ServedModel.cancel`."""
+        request.cancelled = True
+        waiting = self._waiting.get(request)
+        if waiting is not None:
+            waiting.set()
+        elif request in self.in_flight:
+            suspects = (instance.suspects for instance in self.instances)
+            if self.queue.remove(request) or any(each.remove(request) for each in suspects):
+                self.fail(request, Cancelled(""), FailureReason.CANCELED)
+                self._let_in()
+                return
+            for instance in self.instances:
+                if instance.worker is not None:
+                    instance.worker.cancel(request)
+
+    # -- scheduling ----------------------------------------------------------------------------------------------
+
+    def ring(self) -> None:
+        """Tell the scheduler that something changed; many rings before it looks are one."""
+        if not self._rung:
+            self._rung = True
+            self._ring.send_nowait(None)
+
+    def answer_door(self) -> None:
+        """The scheduler is about to look at everything; what happens later rings again."""
+        if self._rung:
+            self._rung = False
+            try:
+                self.doorbell.receive_nowait()
+            except trio.WouldBlock:
+                return  # it was woken by receiving it
+
+    def dispatch(self, worker: LiveWorker, requests: Sequence[InferRequest], *, alone: bool = False) -> None:
+        """Hand a batch to an instance with room."""
+        if self._ordering is not None:
+            for request in requests:
+                self._ordering.ticket(request)
+        worker.dispatch(requests, now=trio.current_time(), alone=alone)
+        self._let_in()
+
+    # -- answers out ---------------------------------------------------------------------------------------------
+
+    def completed(self, batch: InFlight, result: Result, answers: Sequence[Cut], *, borrowed: bool) -> None:
+        """Answer the requests of a finished batch. `borrowed` outputs take a lease of the slot for each response."""
+        now = trio.current_time()
+        spec, statistics = self.spec, self.statistics
+        input_ns, infer_ns, output_ns = result.input_ns, result.infer_ns, result.output_ns
+        compute_ns = input_ns + infer_ns + output_ns
+        rows = 0
+        for request, outputs, answer in answers:
+            rows += request.rows
+            total_ns = int((now - request.accepted_at) * 1e9)
+            if answer is not None and answer.code is not None:
+                self.fail(request, TritiumError.of(answer.code, answer.message), FailureReason.BACKEND)
+                continue
+            queue_ns = max(0, total_ns - compute_ns)
+            statistics.succeeded(request.rows, queue_ns, input_ns, infer_ns, output_ns, total_ns)
+            response = InferResponse(
+                model_name=spec.name,
+                model_version=spec.version,
+                id=request.id,
+                outputs=outputs,
+                parameters=_parameters(request, None if answer is None else answer.parameters),
+                timing=(queue_ns, input_ns, infer_ns, output_ns),
+            )
+            if borrowed:
+                self._lend(response, batch, outputs)
+            self._deliver(request, response)
+        statistics.batch_executed(rows, input_ns, infer_ns, output_ns, self._wall_clock())
+
+    def _lend(self, response: InferResponse, batch: InFlight, outputs: Sequence[Tensor]) -> None:
+        if self._ordering is not None:  # it may wait for an earlier one, which may need this very slot
+            for tensor in outputs:
+                tensor.data = bytes(tensor.data)
+            return
+        batch.slot.lease()
+        response.on_release(batch.slot.release)
+
+    def fail(self, request: InferRequest, error: TritiumError, reason: FailureReason) -> None:
+        """Answer an accepted request with an error, and count it."""
+        self.statistics.failed(reason, int((trio.current_time() - request.accepted_at) * 1e9))
+        self._deliver(request, error)
+
+    def _deliver(self, request: InferRequest, part: InferResponse | TritiumError) -> None:
+        """Give the one final answer; a second one is a counted bug and goes nowhere."""
+        if request.answered:
+            self.statistics.reply_violations += 1
+            if isinstance(part, InferResponse):
+                part.release()
+            return
+        request.answered = True
+        self.in_flight.discard(request)
+        if self._ordering is None:
+            request.reply.put(part, final=True)
+        else:
+            for member, answer in self._ordering.release(self._ordering.ticket(request), part):
+                member.reply.put(answer, final=True)
+        if not self.in_flight:
+            self._drained.set()
+
+    # -- deaths and ends -----------------------------------------------------------------------------------------
+
+    def settle(self, instance: InstanceState, aftermath: Aftermath) -> None:
+        """Carry out what `actors.scheduling.retries` decided after the death of `instance`'s worker."""
+        now = trio.current_time()
+        for request in aftermath.quarantine:
+            self.statistics.quarantined += 1
+            self.quarantine.add(request, now)
+        for request in aftermath.cancelled:
+            self.fail(request, Cancelled(""), FailureReason.CANCELED)
+        for request, error in aftermath.refuse:
+            self.fail(request, error, FailureReason.BACKEND)
+        if len(aftermath.suspects) > 1:
+            self.statistics.bisected += 1
+        instance.suspects.outcome_died(aftermath.suspects)
+        self.queue.push_front(aftermath.requeue)
+        self.statistics.retried += sum(1 for request in aftermath.requeue if request.attempts)
+        self.statistics.retried += sum(map(len, aftermath.suspects))
+        self.ring()
+
+    def fail_queued(self, error: TritiumError) -> None:
+        """Answer everything that waits with `error`."""
+        for request in self.queue.drain():
+            self.fail(request, error, FailureReason.OTHER)
+        for waiting in self._waiting.values():
+            waiting.set()
+
+    async def wait_drained(self) -> None:
+        """Wait until every accepted request has been answered."""
+        while self.in_flight:
+            self._drained = trio.Event()
+            await self._drained.wait()
+
+    def close(self) -> None:
+        """The subtree has ended. What is unanswered now was dropped by a bug or by a deadline: say so to its clients."""
+        for request in list(self.in_flight):
+            self.fail(request, Unavailable(request.prefix + STOPPING), FailureReason.OTHER)
+        for waiting in self._waiting.values():
+            waiting.set()
+
+
+def _parameters(
+    request: InferRequest, given: Mapping[str, Parameter] | None
+) -> Mapping[str, Parameter] | None:
+    if request.attempts <= 1:
+        return given
+    return {**(given or {}), "attempts": request.attempts}

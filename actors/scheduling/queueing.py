@@ -1,0 +1,348 @@
+"""What waits for one model, in what order, how much of it and for how long. Contract, scheduling.md sections 1 and 3.3.
+
+A queue has priority levels, strictly served in ascending order, and each level two first-in-first-out lanes: requests
+inside their queue timeout, and after those the ones whose timeout passed under the policy DELAY. A lane is an
+`OrderedDict` from request to entry: both ends, and removal anywhere, take constant time.
+
+Two clocks can run on a queued request. The *queue timeout* is the model's policy; it ends with REJECT or DELAY, and no
+longer applies once a request has been taken. The *deadline* is the client's own and holds for ever. Both are kept in one
+heap which, as in trio's `Deadlines`, is told the time and cleaned lazily: an item counts only while its token is its entry's.
+
+Full means one of two things. A level with `max_queue_size` refuses (`push` raises). Any other waits: its callers
+ask `admits` first, and `QueueBounds` decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import chain
+from typing import Final
+
+from actors.messages.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
+from actors.messages.requests import InferRequest
+from actors.specs import Direct, DynamicBatching, QueueBounds, QueuePolicy, TimeoutAction
+
+# Stale heap items tolerated before the heap is rebuilt; below this a rebuild is not worth its bookkeeping.
+_STALE_ALLOWED: Final = 64
+
+
+class _Entry:
+    """One request's place in the queue; lives in `request.queue_entry`."""
+
+    __slots__ = ("enqueued_at", "expires", "lane", "level", "requeued", "timed", "token")
+
+    def __init__(self, level: _Level, lane: _Lane, enqueued_at: float) -> None:
+        self.level = level
+        self.lane: _Lane | None = lane  # None: not in the queue (any more)
+        self.enqueued_at = enqueued_at
+        self.expires = math.inf  # when the queue timeout passes
+        self.token = 0  # of the heap item that stands for this entry; 0: no clock is running
+        # Whom the clock runs for. Forgotten when it stops, so that a stale heap item keeps no request's inputs alive.
+        self.timed: InferRequest | None = None
+        self.requeued = False
+
+
+_Lane = OrderedDict[InferRequest, _Entry]
+
+
+class _Level:
+    """One priority level with its policy."""
+
+    __slots__ = ("delayed", "delays", "number", "overrides", "policy", "timeout", "waiting")
+
+    def __init__(self, number: int, policy: QueuePolicy) -> None:
+        self.number = number
+        self.policy = policy
+        self.timeout = policy.default_timeout if policy.default_timeout > 0 else math.inf
+        self.overrides = policy.allow_timeout_override and self.timeout < math.inf
+        self.delays = policy.timeout_action is TimeoutAction.DELAY
+        self.waiting: _Lane = OrderedDict()
+        self.delayed: _Lane = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.delayed)
+
+    def oldest(self) -> float:
+        """When the first of these requests was enqueued; infinite where there is none.
+
+        Arrivals are in order of time. Requests put back at the head need not be, nor delayed ones where clients choose
+        their timeouts.
+        """
+        oldest = math.inf
+        for entry in self.waiting.values():
+            oldest = min(oldest, entry.enqueued_at)
+            if not entry.requeued:
+                break
+        for entry in self.delayed.values():
+            oldest = min(oldest, entry.enqueued_at)
+            if not self.overrides:
+                break
+        return oldest
+
+
+class RequestQueue:
+    """The requests that wait for one model. Every request given in comes out exactly once.
+
+    It comes out of `take`, `expire`, `remove` or `drain`. Cancelling means `remove`; a request that was only flagged
+    cancelled is noticed when a scan meets it, and then comes out of the next `expire`, which `next_expiry` makes due.
+    """
+
+    __slots__ = (
+        "_armed",
+        "_bounds",
+        "_by_priority",
+        "_cancelled",
+        "_default",
+        "_heap",
+        "_lanes",
+        "_last_token",
+        "_len",
+        "_levels",
+        "_nbytes",
+    )
+
+    def __init__(self, scheduling: Direct | DynamicBatching, bounds: QueueBounds) -> None:
+        self._bounds = bounds
+        if isinstance(scheduling, DynamicBatching) and scheduling.priority_levels:
+            policies = scheduling.priority_queue_policies
+            numbers = range(1, scheduling.priority_levels + 1)
+            self._levels = [_Level(n, policies.get(n, scheduling.default_queue_policy)) for n in numbers]
+            self._default = self._levels[scheduling.default_priority_level - 1]
+        else:
+            policy = QueuePolicy() if isinstance(scheduling, Direct) else scheduling.default_queue_policy
+            self._default = _Level(0, policy)
+            self._levels = [self._default]
+        self._by_priority = {level.number: level for level in self._levels}
+        self._lanes = [
+            lane for level in self._levels for lane in (level.waiting, level.delayed)
+        ]  # in scan order
+        self._len = 0
+        self._nbytes = 0
+        self._heap: list[tuple[float, int, _Entry]] = []
+        self._armed = 0  # heap items that count
+        self._last_token = 0
+        self._cancelled: list[InferRequest] = []  # met while scanning, and not yet reported
+
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return self._len
+
+    def __contains__(self, request: InferRequest) -> bool:
+        entry = request.queue_entry
+        return isinstance(entry, _Entry) and entry.lane is not None
+
+    @property
+    def nbytes(self) -> int:
+        """How many input bytes wait."""
+        return self._nbytes
+
+    @property
+    def depth_by_level(self) -> Mapping[int, int]:
+        """How many requests wait in each level; a queue without levels has level 0."""
+        return {level.number: len(level) for level in self._levels}
+
+    @property
+    def oldest_enqueued(self) -> float:
+        """When the oldest waiting request was enqueued; infinite for an empty queue."""
+        return min(level.oldest() for level in self._levels)
+
+    def admits(self, request: InferRequest) -> bool:
+        """Whether `request` may be pushed now; if not, its caller waits until something has left.
+
+        True where its level refuses by itself. A request larger than the bound on bytes is admitted by an empty queue,
+        or it would wait for ever.
+        """
+        return (
+            not self._len
+            or (self._len < self._bounds.requests and self._nbytes + request.nbytes <= self._bounds.nbytes)
+            or self._level_of(request).policy.max_queue_size > 0
+        )
+
+    def push(self, request: InferRequest, now: float) -> None:
+        """Enqueue `request` at `now`.
+
+        Raises Unavailable where its level has a `max_queue_size` and is full, or the queue's bytes are.
+        """
+        level = self._by_priority.get(request.priority, self._default)
+        if level.policy.max_queue_size:
+            self._refuse_if_full(level, request)
+        lane = level.waiting
+        entry = _Entry(level, lane, now)
+        request.queue_entry = lane[request] = entry
+        self._len += 1
+        self._nbytes += request.nbytes
+        timeout = level.timeout
+        if level.overrides and 0 < request.timeout < timeout:
+            timeout = request.timeout
+        entry.expires = now + timeout
+        due = min(entry.expires, request.deadline)
+        if due < math.inf:
+            self._arm(request, entry, due)
+
+    def push_front(self, requests: Sequence[InferRequest]) -> None:
+        """Put back what an instance did not finish: to the head of each one's level, in the given order.
+
+        Their queue timeouts applied until they were taken and don't any more; their own deadlines still hold. Bounds
+        don't apply: these were admitted once.
+        """
+        for request in reversed(requests):
+            before = request.queue_entry
+            enqueued_at = before.enqueued_at if isinstance(before, _Entry) else request.accepted_at
+            level = self._level_of(request)
+            entry = _Entry(level, level.waiting, enqueued_at)
+            entry.requeued = True
+            request.queue_entry = level.waiting[request] = entry
+            level.waiting.move_to_end(request, last=False)
+            self._len += 1
+            self._nbytes += request.nbytes
+            if request.deadline < math.inf:
+                self._arm(request, entry, request.deadline)
+
+    def remove(self, request: InferRequest) -> bool:
+        """Take `request` out, whose client has left. False where it is not here (any more)."""
+        entry = request.queue_entry
+        if not isinstance(entry, _Entry) or entry.lane is None:
+            return False
+        self._discard(request, entry)
+        return True
+
+    def head(self, max_rows: int) -> list[InferRequest]:
+        """Return the first requests in scan order, without removing them.
+
+        Enough of them to have more than `max_rows` rows, or all there are.
+        """
+        found: list[InferRequest] = []
+        flagged: list[InferRequest] = []
+        rows = 0
+        for request in chain.from_iterable(self._lanes):
+            if request.cancelled:
+                flagged.append(request)
+                continue
+            found.append(request)
+            rows += request.rows or 1
+            if rows > max_rows:
+                break
+        for request in flagged:
+            self.remove(request)
+        self._cancelled += flagged
+        return found
+
+    def take(self, n: int) -> list[InferRequest]:
+        """Remove and return the first `n` requests in scan order, or all there are. Call `expire` before."""
+        taken: list[InferRequest] = []
+        for lane in self._lanes:
+            while lane and len(taken) < n:
+                request, entry = lane.popitem(last=False)
+                entry.lane = None
+                self._len -= 1
+                self._nbytes -= request.nbytes
+                if entry.token:
+                    self._disarm(entry)
+                (self._cancelled if request.cancelled else taken).append(request)
+        return taken
+
+    def expire(self, now: float) -> list[tuple[InferRequest, TritiumError]]:
+        """Take out every request whose time is up at `now` and return them, each with what to tell its client.
+
+        Where a level's policy is DELAY, a queue timeout moves the request to the delayed lane instead.
+        """
+        ended: list[tuple[InferRequest, TritiumError]] = [(r, Cancelled("")) for r in self._cancelled]
+        self._cancelled.clear()
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            _, token, entry = heappop(heap)
+            request = entry.timed
+            if entry.token != token or request is None:
+                continue
+            self._disarm(entry)
+            error: TritiumError
+            if request.cancelled:
+                error = Cancelled("")
+            elif entry.expires > request.deadline:
+                error = _deadline_passed(request, now - entry.enqueued_at)
+            elif entry.level.delays:
+                self._delay(request, entry)
+                continue
+            else:
+                error = Unavailable("Request timeout expired")
+            self._discard(request, entry)
+            ended.append((request, error))
+        return ended
+
+    def next_expiry(self) -> float:
+        """When `expire` next has something to do: infinite for never, in the past for at once."""
+        if self._cancelled:
+            return -math.inf
+        heap = self._heap
+        while heap:
+            due, token, entry = heap[0]
+            if entry.token == token:
+                return due
+            heappop(heap)
+        return math.inf
+
+    def drain(self) -> list[InferRequest]:
+        """Remove and return everything, in scan order, cancelled requests included."""
+        everything = [*self._cancelled, *chain.from_iterable(self._lanes)]
+        for request in everything:
+            self.remove(request)
+        self._cancelled.clear()
+        self._heap.clear()
+        return everything
+
+    def _level_of(self, request: InferRequest) -> _Level:
+        return self._by_priority.get(request.priority, self._default)
+
+    def _refuse_if_full(self, level: _Level, request: InferRequest) -> None:
+        text = f"{request.prefix}Exceeds maximum queue size"
+        if len(level) >= level.policy.max_queue_size:
+            raise Unavailable(text)
+        if self._len and self._nbytes + request.nbytes > self._bounds.nbytes:
+            raise Unavailable(
+                f"{text}: {self._nbytes} bytes of inputs wait already, the limit is {self._bounds.nbytes}"
+            )
+
+    def _discard(self, request: InferRequest, entry: _Entry) -> None:
+        """Take a queued request out, wherever it is."""
+        lane, entry.lane = entry.lane, None
+        if lane is not None:
+            del lane[request]
+        self._len -= 1
+        self._nbytes -= request.nbytes
+        if entry.token:
+            self._disarm(entry)
+
+    def _delay(self, request: InferRequest, entry: _Entry) -> None:
+        """Move a request behind the unexpired ones of its level; only its own deadline still runs."""
+        level = entry.level
+        del level.waiting[request]
+        level.delayed[request] = entry
+        entry.lane = level.delayed
+        entry.expires = math.inf
+        if request.deadline < math.inf:
+            self._arm(request, entry, request.deadline)
+
+    def _arm(self, request: InferRequest, entry: _Entry, due: float) -> None:
+        self._last_token += 1
+        entry.token = self._last_token
+        entry.timed = request
+        self._armed += 1
+        heappush(self._heap, (due, self._last_token, entry))
+        if len(self._heap) > 2 * self._armed + _STALE_ALLOWED:
+            self._heap[:] = [item for item in self._heap if item[2].token == item[1]]
+            heapify(self._heap)
+
+    def _disarm(self, entry: _Entry) -> None:
+        entry.token = 0
+        entry.timed = None
+        self._armed -= 1
+
+
+def _deadline_passed(request: InferRequest, waited: float) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"{request.prefix}the request's own deadline passed after it had waited {waited:.3f} s in the queue of model "
+        f"'{request.model_name}'; allow it more time, or give the model more instances"
+    )

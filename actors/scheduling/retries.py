@@ -1,0 +1,482 @@
+"""What becomes of requests when their worker dies. DESIGN section 4, points 2 to 5.
+
+Theory of operation. A worker holds batches that execute and requests that merely wait in it; the latter cannot have
+killed it and go back to the queue. If the death is of a kind that a request can cause, and the model may run things
+twice, the executing batch becomes *suspect*: its halves run again, each alone on the instance, with nothing else
+executing and nothing prefetched. A half that kills again is halved again, so one poison request among n is alone after
+log2(n) deaths, and everybody else has an answer by then. Alone it gets one more chance, for the first death may have been chance;
+after the second it is refused, and `Quarantine` remembers what it looked like.
+
+A hang is told apart: a request that outlasts the execution limit alone is answered at once, since running it again would
+only take as long again. A death that no request can cause (somebody's SIGKILL) makes nobody a suspect, until it
+has happened to the same request so often that chance is not a good explanation.
+
+Nothing here waits or knows an instance; `after_death` counts on the requests and returns what to do with each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from signal import Signals
+from typing import ClassVar, Final, TypeAlias
+
+from actors.messages.errors import Cancelled, DeadlineExceeded, Poisoned, TritiumError, Unavailable
+from actors.messages.requests import InferRequest
+from actors.messages.tensors import Tensor
+from actors.specs import Retry
+
+ALONE_DEATHS_ALLOWED: Final = 1  # the next one refuses the request
+UNEXPLAINED_BEFORE_SUSPECT: Final = 3
+UNEXPLAINED_BEFORE_REFUSED: Final = 6
+
+# What a fault inside the process looks like from outside. SIGKILL, SIGTERM and the like come from somebody else.
+_FAULTS: Final = frozenset(
+    {
+        Signals.SIGSEGV,
+        Signals.SIGBUS,
+        Signals.SIGFPE,
+        Signals.SIGILL,
+        Signals.SIGABRT,
+        Signals.SIGTRAP,
+        Signals.SIGSYS,
+    }
+)
+
+Group: TypeAlias = tuple[InferRequest, ...]
+
+
+class _Death:
+    """Why a worker ended. The string form completes "died of"."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    @property
+    def label(self) -> str:
+        """The reason in metrics, such as `oom` or `signal_11`."""
+        return self.kind
+
+    @property
+    def blames_request(self) -> bool:
+        """Whether what was executing can have caused it."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class ModelError(_Death):
+    """The model's code gave up on its worker: it could not go on after an error outside of any one request."""
+
+    kind = "model_error"
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"an error of the model: {self.detail}" if self.detail else "an error of the model"
+
+
+@dataclass(frozen=True, slots=True)
+class Signal(_Death):
+    """Killed by signal `number`; only fault signals speak against a request."""
+
+    kind = "signal"
+    number: int
+
+    @property
+    def label(self) -> str:
+        """The reason in metrics."""
+        return f"{self.kind}_{self.number}"
+
+    @property
+    def blames_request(self) -> bool:
+        """Whether it is a fault signal."""
+        return self.number in _FAULTS
+
+    def __str__(self) -> str:
+        known = self.number in Signals.__members__.values()
+        return f"signal {self.number} ({Signals(self.number).name})" if known else f"signal {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Oom(_Death):
+    """Killed for its memory, by the kernel or its own limit."""
+
+    kind = "oom"
+
+    def __str__(self) -> str:
+        return "lack of memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Hang(_Death):
+    """Killed by Tritium: a batch was not done within `limit` seconds."""
+
+    kind = "hang"
+    limit: float
+
+    def __str__(self) -> str:
+        return f"a hang: not done within {self.limit:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolError(_Death):
+    """Killed by Tritium: what it said could not be understood."""
+
+    kind = "protocol_error"
+    detail: str
+
+    def __str__(self) -> str:
+        return f"a protocol error: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exit(_Death):
+    """Ended by itself with `code`; 0 counts as well, for nobody had asked it to."""
+
+    kind = "exit"
+    code: int
+
+    @property
+    def label(self) -> str:
+        """The reason in metrics."""
+        return f"{self.kind}_{self.code}"
+
+    def __str__(self) -> str:
+        return f"exit with code {self.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed(_Death):
+    """Never became ready, so nothing was executing."""
+
+    kind = "start_failed"
+    detail: str
+
+    @property
+    def blames_request(self) -> bool:
+        """Never."""
+        return False
+
+    def __str__(self) -> str:
+        return f"a failed start: {self.detail}"
+
+
+DeathReason: TypeAlias = ModelError | Signal | Oom | Hang | ProtocolError | Exit | StartFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aftermath:
+    """What to do with the requests a dead worker held. Each is in one place; those answered before are in none."""
+
+    requeue: Group = ()  # to the head of the queue, in this order
+    suspects: tuple[Group, ...] = ()  # to run alone, each group as one batch
+    refuse: tuple[tuple[InferRequest, TritiumError], ...] = ()
+    cancelled: Group = ()  # their clients have left
+    quarantine: Group = ()  # those among the refused that are known to kill
+
+
+def after_death(
+    reason: DeathReason,
+    executing: Sequence[Sequence[InferRequest]],
+    waiting: Sequence[InferRequest],
+    *,
+    retry: Retry,
+    alone: bool,
+    instance: str,
+    culprit: int | None = None,
+) -> Aftermath:
+    """Decide about `executing` batches and `waiting` requests of `instance`, which died of `reason`.
+
+    `alone` says that what executed was a suspect group. `culprit` is the index of the batch at fault where that is
+    known (the one that hung); the other batches then were bystanders. Counts deaths on the requests.
+    """
+    inquest = _Inquest(reason, retry=retry, alone=alone, instance=instance)
+    blamed = [batch for at, batch in enumerate(executing) if culprit in (None, at)]
+    by_itself = len(blamed) == 1 and len(blamed[0]) == 1
+    for at, batch in enumerate(executing):
+        live = inquest.live(batch)
+        if retry is Retry.NEVER:
+            inquest.refuse(live, _hung if isinstance(reason, Hang) and culprit in (None, at) else _lost)
+        elif culprit not in (None, at):
+            inquest.requeue += live
+        elif not reason.blames_request:
+            inquest.unexplained(live)
+        elif by_itself:
+            inquest.accuse(live)
+        elif live:
+            inquest.suspects += _halves(live)
+    inquest.requeue += inquest.live(waiting)
+    return inquest.close()
+
+
+class _Inquest:
+    """The buckets while one death is being looked at."""
+
+    def __init__(self, reason: DeathReason, *, retry: Retry, alone: bool, instance: str) -> None:
+        self.reason = reason
+        self.retry = retry
+        self.alone = alone
+        self.instance = instance
+        self.requeue: list[InferRequest] = []
+        self.suspects: list[Group] = []
+        self.refused: list[tuple[InferRequest, TritiumError]] = []
+        self.cancelled: list[InferRequest] = []
+        self.quarantine: list[InferRequest] = []
+
+    def close(self) -> Aftermath:
+        return Aftermath(
+            requeue=tuple(self.requeue),
+            suspects=tuple(self.suspects),
+            refuse=tuple(self.refused),
+            cancelled=tuple(self.cancelled),
+            quarantine=tuple(self.quarantine),
+        )
+
+    def live(self, requests: Sequence[InferRequest]) -> list[InferRequest]:
+        """Return those that still want an answer, having set the cancelled ones aside."""
+        unanswered = [request for request in requests if not request.answered]
+        self.cancelled += [request for request in unanswered if request.cancelled]
+        return [request for request in unanswered if not request.cancelled]
+
+    def refuse(
+        self, requests: Iterable[InferRequest], why: Callable[[_Inquest, InferRequest], TritiumError]
+    ) -> None:
+        self.refused += [(request, why(self, request)) for request in requests]
+
+    def accuse(self, requests: Sequence[InferRequest]) -> None:
+        """The one request that was executing: nothing else can have done it."""
+        for request in requests:
+            request.alone_deaths += 1
+            if isinstance(self.reason, Hang):
+                self.refuse([request], _hung)
+                if self.alone:  # so it has hung before, in company
+                    self.quarantine.append(request)
+            elif request.alone_deaths > ALONE_DEATHS_ALLOWED:
+                self.refuse([request], _poisoned)
+                self.quarantine.append(request)
+            else:
+                self.suspects.append((request,))
+
+    def unexplained(self, requests: Sequence[InferRequest]) -> None:
+        """A batch that died of something no request can cause: back as it was, but not for ever."""
+        for request in requests:
+            request.unexplained_deaths += 1
+        hopeless = [r for r in requests if r.unexplained_deaths >= UNEXPLAINED_BEFORE_REFUSED]
+        self.refuse(hopeless, _unlucky)
+        rest = [r for r in requests if r.unexplained_deaths < UNEXPLAINED_BEFORE_REFUSED]
+        if self.alone or any(r.unexplained_deaths >= UNEXPLAINED_BEFORE_SUSPECT for r in rest):
+            self.suspects += [tuple(rest)] if rest else []
+        else:
+            self.requeue += rest
+
+
+def _halves(batch: Sequence[InferRequest]) -> list[Group]:
+    """Return a batch in two groups, or one where it has one request."""
+    middle = (len(batch) + 1) // 2
+    return [tuple(half) for half in (batch[:middle], batch[middle:]) if half]
+
+
+def _lost(inquest: _Inquest, request: InferRequest) -> TritiumError:
+    return Unavailable(
+        f"{request.prefix}instance '{inquest.instance}' of model '{request.model_name}' died of {inquest.reason} while it "
+        "ran this request. The model is not run twice on one request (tritium.retry); send it again if you may"
+    )
+
+
+def _hung(inquest: _Inquest, request: InferRequest) -> TritiumError:
+    return DeadlineExceeded(
+        f"{request.prefix}instance '{inquest.instance}' of model '{request.model_name}' was stopped while it ran this "
+        f"request, for {inquest.reason} (tritium.execution_timeout)"
+    )
+
+
+def _poisoned(inquest: _Inquest, request: InferRequest) -> TritiumError:
+    return Poisoned(
+        f"{request.prefix}this request killed a worker of model '{request.model_name}' {request.alone_deaths} times while "
+        f"nothing else ran in it, the last time by {inquest.reason}. It and its like are refused for a while; find out "
+        "what in these inputs the model can't take"
+    )
+
+
+def _unlucky(inquest: _Inquest, request: InferRequest) -> TritiumError:
+    return Unavailable(
+        f"{request.prefix}{request.unexplained_deaths} workers of model '{request.model_name}' died under this request, the "
+        f"last one ('{inquest.instance}') of {inquest.reason}, and it is not tried again. Something outside the model "
+        "ends its workers"
+    )
+
+
+class SuspectQueue:
+    """Groups of requests that must run alone, one at a time; halves of the newest split come first.
+
+    The owner takes a group with `next`, runs it by itself, and reports `outcome_ok` or `outcome_died`. As in a
+    `RequestQueue`, what is cancelled or past its own deadline comes out of `expire`.
+    """
+
+    __slots__ = ("_groups", "_running")
+
+    def __init__(self) -> None:
+        self._groups: list[Group] = []  # the next one is last
+        self._running: Group = ()
+
+    def __len__(self) -> int:
+        """How many requests wait; the running group's don't."""
+        return sum(map(len, self._groups))
+
+    def __iter__(self) -> Iterator[InferRequest]:
+        """The waiting requests, next group first."""
+        for group in reversed(self._groups):
+            yield from group
+
+    @property
+    def running(self) -> Group:
+        """The group that runs alone now; empty for none."""
+        return self._running
+
+    def push_split(self, groups: Sequence[Group]) -> None:
+        """Add `groups`, to run in this order and before all others."""
+        self._groups += [group for group in reversed(groups) if group]
+
+    def next(self) -> Group | None:
+        """Start the next group; None where one runs already or none waits."""
+        if self._running or not self._groups:
+            return None
+        self._running = self._groups.pop()
+        return self._running
+
+    def outcome_ok(self) -> None:
+        """The running group has its answers."""
+        self._running = ()
+
+    def outcome_died(self, suspects: Sequence[Group]) -> None:
+        """The running group killed its worker; `suspects` is what `after_death` made of it."""
+        self._running = ()
+        self.push_split(suspects)
+
+    def remove(self, request: InferRequest) -> bool:
+        """Take out a waiting request, whose client has left. False where it does not wait here."""
+        for at, group in enumerate(self._groups):
+            if request in group:
+                self._replace(at, tuple(other for other in group if other is not request))
+                return True
+        return False
+
+    def expire(self, now: float) -> list[tuple[InferRequest, TritiumError]]:
+        """Take out every waiting request that is cancelled or past its deadline, each with what to tell its client."""
+        ended: list[tuple[InferRequest, TritiumError]] = []
+        for request in list(self):
+            if request.cancelled:
+                ended.append((request, Cancelled("")))
+            elif request.deadline <= now:
+                ended.append((request, _too_late(request)))
+        for request, _ in ended:
+            self.remove(request)
+        return ended
+
+    def next_expiry(self) -> float:
+        """When `expire` next has something to do: infinite for never, in the past for at once."""
+        return min(
+            (-math.inf if request.cancelled else request.deadline for request in self), default=math.inf
+        )
+
+    def drain(self) -> list[InferRequest]:
+        """Remove and return everything that waits."""
+        waiting = list(self)
+        self._groups.clear()
+        return waiting
+
+    def _replace(self, at: int, group: Group) -> None:
+        if group:
+            self._groups[at] = group
+        else:
+            del self._groups[at]
+
+
+def _too_late(request: InferRequest) -> TritiumError:
+    return DeadlineExceeded(
+        f"{request.prefix}the request's own deadline passed while it waited to run again: a worker of model "
+        f"'{request.model_name}' had died under the batch it was in"
+    )
+
+
+class Quarantine:
+    """Remembers for `ttl` seconds what refused requests looked like, so that sending one again kills nobody.
+
+    Two levels. A quick key of names, shapes, sizes and a few bytes of each input tells nearly all innocent requests
+    apart for a microsecond or two; only a request that has the quick key of a refused one is hashed whole. An empty
+    quarantine is false and costs nothing. Never holds more than `capacity` fingerprints: the oldest gives way.
+    """
+
+    __slots__ = ("_by_digest", "_capacity", "_quick", "_ttl")
+
+    def __init__(self, ttl: float, *, capacity: int = 256) -> None:
+        self._ttl = ttl
+        self._capacity = capacity
+        self._by_digest: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # oldest first
+        self._quick: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        """How many fingerprints are held; expired ones leave at the next `add` or `match`."""
+        return len(self._by_digest)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_digest)
+
+    def add(self, request: InferRequest, now: float) -> None:
+        """Remember `request` until `now + ttl`."""
+        self._forget_expired(now)
+        quick = _quick_key(request)
+        digest = _digest(request)
+        if digest in self._by_digest:
+            self._forget(digest)
+        elif len(self._by_digest) >= self._capacity:
+            self._forget(next(iter(self._by_digest)))
+        self._by_digest[digest] = (now + self._ttl, quick)
+        self._quick[quick] += 1
+
+    def match(self, request: InferRequest, now: float) -> bool:
+        """Whether `request` has the inputs of one that was refused not long ago."""
+        if not self._by_digest:
+            return False
+        self._forget_expired(now)
+        return _quick_key(request) in self._quick and _digest(request) in self._by_digest
+
+    def _forget_expired(self, now: float) -> None:
+        while self._by_digest:
+            digest, (expires, _) = next(iter(self._by_digest.items()))
+            if expires > now:
+                break
+            self._forget(digest)
+
+    def _forget(self, digest: bytes) -> None:
+        _, quick = self._by_digest.pop(digest)
+        self._quick[quick] -= 1
+        if not self._quick[quick]:
+            del self._quick[quick]
+
+
+def _quick_key(request: InferRequest) -> int:
+    """Return a hash that equal requests share, and different ones seldom: sizes, and samples of the bytes."""
+    parts: list[object] = []
+    for tensor in sorted(request.inputs, key=_name):
+        data = tensor.data
+        middle = len(data) // 2
+        samples = bytes(data[:16]), bytes(data[middle : middle + 16]), bytes(data[-16:])
+        parts.append((tensor.name, tuple(tensor.shape), len(data), samples))
+    return hash(tuple(parts))
+
+
+def _digest(request: InferRequest) -> bytes:
+    """Return a fingerprint of all inputs: names, datatypes, shapes and contents, in any order of inputs."""
+    fingerprint = blake2b(digest_size=16)
+    for tensor in sorted(request.inputs, key=_name):
+        head = repr((tensor.name, str(tensor.datatype), tuple(tensor.shape), len(tensor.data)))
+        fingerprint.update(head.encode())
+        fingerprint.update(tensor.data)
+    return fingerprint.digest()
+
+
+def _name(tensor: Tensor) -> str:
+    return tensor.name

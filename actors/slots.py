@@ -1,0 +1,63 @@
+"""A live worker's slots on the server's side: a pair of segments each, held by counted leases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from actors.arena import INPUT, OUTPUT, Segment, segment_size
+
+SendSegment = Callable[[int, int, Segment], None]
+
+IDLE_KEEP: Final = 1024 * 1024
+"""An idle slot keeps segments of up to so many bytes resident; larger ones are trimmed."""
+
+
+class Slot:
+    """One slot: free, or leased by an execution and by every response that still views its output."""
+
+    __slots__ = ("_leases", "_on_free", "_send", "_used", "index", "segments")
+
+    def __init__(self, index: int, send: SendSegment, on_free: Callable[[Slot], None]) -> None:
+        self.index = index
+        self._send = send
+        self._on_free = on_free
+        self._leases = 0
+        self._used = False  # since the last trim
+        self.segments = [Segment.create(segment_size(0)), Segment.create(segment_size(0))]
+        for side in (INPUT, OUTPUT):
+            self._hand_over(side)
+
+    def _hand_over(self, side: int) -> None:
+        segment = self.segments[side]
+        self._send(self.index, side, segment)
+        segment.close_fd()
+
+    def lease(self) -> None:
+        """Take one more lease."""
+        self._leases += 1
+        self._used = True
+
+    def release(self) -> None:
+        """End one lease; the last one frees the slot."""
+        self._leases -= 1
+        if not self._leases:
+            self._on_free(self)
+
+    def make_room(self, side: int, nbytes: int) -> None:
+        """See to it that a segment holds `nbytes`, by a new generation if the present one is too small.
+
+        Only for the holder of the single lease: nobody else may view what is replaced.
+        """
+        if self.segments[side].size < nbytes:
+            self.segments[side] = Segment.create(segment_size(nbytes))
+            self._hand_over(side)
+
+    def trim(self) -> None:
+        """Give an idle slot's large segments back to the kernel, if it was used since the last call: wait one turn."""
+        if self._leases or self._used:
+            self._used = False
+            return
+        for segment in self.segments:
+            if segment.size > IDLE_KEEP:
+                segment.trim()

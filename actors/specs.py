@@ -1,0 +1,157 @@
+"""A model's configuration as actors need it: plain values, checked by `engine.config` when it made them.
+
+Times are seconds. Nothing here is protobuf, and nothing here is ever edited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from actors.messages.datatypes import DataType
+from actors.messages.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSpec:
+    """A declared input. `dims` excludes the batch dimension; -1 is any size."""
+
+    name: str
+    datatype: DataType
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None  # what the backend sees in place of `dims`
+    optional: bool = False
+    ragged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputSpec:
+    """A declared output. `dims` is what clients see; `labels` is empty without a label file."""
+
+    name: str
+    datatype: DataType
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None  # the shape the backend gives, where it differs from `dims`
+    labels: tuple[str, ...] = ()
+
+
+class TimeoutAction(Enum):
+    """What happens to a request whose time in the queue is up."""
+
+    REJECT = "REJECT"
+    DELAY = "DELAY"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePolicy:
+    """Triton's ModelQueuePolicy (contract, scheduling.md section 3.3), in seconds."""
+
+    timeout_action: TimeoutAction = TimeoutAction.REJECT
+    default_timeout: float = 0.0  # 0: none
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0  # 0: bounded by `QueueBounds`, where a full queue waits instead of refusing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueBounds:
+    """How much may wait for one model before its callers do (DESIGN section 4)."""
+
+    requests: int = 1024
+    nbytes: int = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """The default scheduler: each request is an execution of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicBatching:
+    """Triton's ModelDynamicBatching (contract, scheduling.md section 3), in seconds."""
+
+    preferred_batch_sizes: tuple[int, ...] = ()
+    max_queue_delay: float = 0.0
+    preserve_ordering: bool = False
+    priority_levels: int = 0
+    default_priority_level: int = 0
+    default_queue_policy: QueuePolicy = field(default_factory=QueuePolicy)
+    priority_queue_policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceSpec:
+    """One worker: `lanes` executions may run in it at once, sharing the loaded model where there are several."""
+
+    name: str
+    kind: Literal["CPU", "GPU", "MODEL"] = "CPU"
+    device_id: int = 0
+    lanes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmupSample:
+    """A batch that runs before an instance joins: each of `requests` is one request's tensors."""
+
+    name: str
+    requests: tuple[tuple[Tensor, ...], ...]
+    count: int = 1
+
+
+class Retry(Enum):
+    """Whether a batch that was executing when its worker died may run again (`tritium.retry`)."""
+
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One version of one model, as it should run."""
+
+    name: str
+    version: int
+    platform: str  # as reported in metadata: the config's platform, or its backend
+    backend: str  # a name among the `tritium.backends` entry points
+    max_batch_size: int
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    scheduling: Direct | DynamicBatching
+    instances: tuple[InstanceSpec, ...]
+    model_directory: Path
+    version_directory: Path
+    artifact: str  # file name in the version directory
+    config_json: bytes  # body of the config endpoint
+    parameters: Mapping[str, str] = field(default_factory=dict)  # all config parameters
+    settings: Mapping[str, str] = field(default_factory=dict)  # merged backend settings from the command line
+    warmup: tuple[WarmupSample, ...] = ()
+    metric_tags: Mapping[str, str] = field(default_factory=dict)
+    decoupled: bool = False
+    isolation: Literal["process", "thread"] = "process"
+    retry: Retry = Retry.ALWAYS
+    execution_timeout: float = 0.0  # 0: off
+    queue_bounds: QueueBounds = field(default_factory=QueueBounds)
+    threads: int = 0  # CPU threads a worker may use; 0: cores // instances
+
+    @cached_property
+    def inputs_by_name(self) -> Mapping[str, InputSpec]:
+        """Declared inputs by name."""
+        return {spec.name: spec for spec in self.inputs}
+
+    @cached_property
+    def outputs_by_name(self) -> Mapping[str, OutputSpec]:
+        """Declared outputs by name."""
+        return {spec.name: spec for spec in self.outputs}
+
+    @cached_property
+    def output_names(self) -> tuple[str, ...]:
+        """Declared outputs in the configuration's order."""
+        return tuple(spec.name for spec in self.outputs)
+
+    @property
+    def batches(self) -> bool:
+        """Whether shapes carry a leading batch dimension."""
+        return self.max_batch_size > 0

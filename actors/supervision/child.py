@@ -1,0 +1,286 @@
+"""A supervisor's row for one child, and the wrapper around each of its lives.
+
+The wrapper (`Life.live`) is where the library's one `except Exception` stands: it turns whatever a child raises into
+an `ExitReason`, so that no child's exception ever reaches a nursery. Cancellation from outside passes through.
+"""
+
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import trio
+
+from actors.supervision.context import ChildContext, Tree
+from actors.supervision.errors import ExitShutdown, IgnoreStart, IntensityExceeded
+from actors.supervision.inbox import Inbox, Ref
+from actors.supervision.lifecycle import ChildState, Step, follow
+from actors.supervision.restart import (
+    Crashed,
+    Escalated,
+    ExitReason,
+    Health,
+    Killed,
+    Normal,
+    StartFailed,
+    Stopped,
+)
+from actors.supervision.spec import ChildSpec, Kind
+from actors.supervision.tree import ChildInfo, Snapshot
+
+
+class Purpose(Enum):
+    """Who waits for a start, and so who hears of its failure."""
+
+    INITIAL = "the supervisor's own start, which fails with it"
+    DYNAMIC = "a caller of start_child; the spec is forgotten if it fails"
+    MANUAL = "a caller of restart_child; the spec is kept if it fails"
+    RESTART = "nobody: the failure is a death, and comes back through the supervisor's mail"
+
+
+class Child:
+    """A row of a supervisor's table: what is known of a child across its lives."""
+
+    __slots__ = (
+        "dynamic",
+        "health",
+        "inbox",
+        "last_exit",
+        "life",
+        "path",
+        "ref",
+        "restarts",
+        "since",
+        "spec",
+        "state",
+        "timer",
+    )
+
+    def __init__(self, spec: ChildSpec, *, path: str, dynamic: bool) -> None:
+        self.spec = spec
+        self.path = path
+        self.dynamic = dynamic  # came by start_child, so it has no place in the order of one_for_one siblings
+        self.state = ChildState.STOPPED
+        self.since = trio.current_time()
+        self.restarts = 0
+        self.last_exit: ExitReason | None = None
+        self.health = Health.of(spec)
+        self.life: Life | None = None  # the present one, or the last
+        self.inbox: Inbox[Any] | None = None
+        self.ref: Ref[Any] | None = None
+        self.timer: trio.CancelScope | None = None  # around the wait for the next restart
+
+    def step(self, step: Step) -> None:
+        """Follow the transition table."""
+        self.state = follow(self.state, step)
+        self.since = trio.current_time()
+
+    def stop_timer(self) -> None:
+        """Drop the restart that is due later."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def inbox_for_next_life(self) -> Inbox[Any] | None:
+        """The inbox to read from next: the one that was kept, or a new one, or None."""
+        if not self.spec.inbox:
+            return None
+        if self.inbox is not None and self.inbox.is_open:
+            self.inbox.reopen()
+        else:
+            self.inbox = Inbox(self.path, self.spec.inbox)
+        return self.inbox
+
+    def describe(self) -> ChildInfo:
+        """The row as `which_children` lists it."""
+        return ChildInfo(self.spec.name, self.spec.kind, self.spec.restart, self.state)
+
+    def snapshot(self) -> Snapshot:
+        """The row, and the tree below it, as a value."""
+        life = self.life
+        return Snapshot(
+            name=self.spec.name,
+            path=self.path,
+            kind=self.spec.kind,
+            state=self.state,
+            since=self.since,
+            restarts=self.restarts,
+            last_exit=self.last_exit,
+            inbox_depth=None
+            if self.inbox is None or not self.inbox.is_open
+            else self.inbox.statistics().depth,
+            info={} if life is None else life.info,
+            children=() if life is None or life.children is None else life.children(),
+        )
+
+
+class Life(ChildContext):
+    """One life of a child: its context, as the child sees it, and what its supervisor needs to end it."""
+
+    __slots__ = (
+        "_child",
+        "_ended_event",
+        "_on_ready",
+        "_settled_event",
+        "_soft",
+        "asked_at",
+        "ended_at",
+        "failure",
+        "ignored",
+        "keep_inbox",
+        "killed",
+        "purpose",
+        "ready_at",
+        "scope",
+        "value",
+    )
+
+    def __init__(
+        self,
+        child: Child,
+        *,
+        tree: Tree,
+        inbox: Inbox[Any] | None,
+        purpose: Purpose,
+        on_ready: "Callable[[Child, Life], None] | None",
+    ) -> None:
+        super().__init__(name=child.spec.name, path=child.path, tree=tree, inbox=inbox)
+        self._child = child
+        self._on_ready = on_ready
+        self.purpose = purpose
+        self.scope = trio.CancelScope()
+        self.ready_at: float | None = None
+        self.asked_at = math.inf
+        self.ended_at: float | None = None
+        self.value: object = None  # what the child passed to started()
+        self.failure: ExitReason | None = None  # why it never got ready
+        self.ignored = False  # it raised IgnoreStart
+        self.keep_inbox = False  # it is being stopped in order to be restarted
+        self.killed = False
+        self._soft = False  # being cancelled was the request to stop, so it is no kill
+        self._settled_event: trio.Event | None = None
+        self._ended_event: trio.Event | None = None
+
+    def started(self, value: object = None) -> None:
+        """The child is ready."""
+        if self.ready_at is not None:
+            return
+        self.ready_at = trio.current_time()
+        self.value = value
+        if self._on_ready is not None:
+            self._on_ready(self._child, self)
+        if self._settled_event is not None:
+            self._settled_event.set()
+
+    def snapshot(self) -> Snapshot:
+        """The child's row."""
+        return self._child.snapshot()
+
+    @property
+    def uptime(self) -> float:
+        """Seconds from ready to the end; 0 for a life that never got ready or has not ended."""
+        return 0.0 if self.ready_at is None or self.ended_at is None else self.ended_at - self.ready_at
+
+    async def live(self) -> ExitReason:
+        """Run the child to its end and say why it ended. Raises nothing but cancellation from outside.
+
+        An ExceptionGroup is kept whole. Where a group mixes failures with a cancellation, the failures are the
+        reason, and the cancellation goes on to the scope it belongs to.
+        """
+        failure: Exception | None = None
+        with self.scope:
+            try:
+                try:
+                    await self._child.spec.start(self)
+                except Exception as error:  # noqa: BLE001 (the edge of a supervised child)
+                    failure = error
+            except* Exception as group:  # noqa: BLE001 (the same edge)
+                failure = group
+        if failure is not None:
+            return self._classify(failure)
+        if self.scope.cancelled_caught and not self._soft:
+            return Killed()
+        return Stopped() if self.asked else Normal()
+
+    def ask(self) -> None:
+        """Ask the child to stop, or cancel it if it cannot be asked: it never looked, or is a worker not yet ready.
+
+        A supervisor that is starting has children to stop, so it is asked.
+        """
+        self.asked = True
+        self.asked_at = trio.current_time()
+        spec = self._child.spec
+        if spec.grace == 0:
+            self.kill()
+        elif self._stopping is None or (self.ready_at is None and spec.kind is Kind.WORKER):
+            self._soft = True
+            self.scope.cancel()
+        else:
+            self._stopping.set()
+
+    def kill(self) -> None:
+        """Cancel the child hard."""
+        self.killed = True
+        self.scope.cancel()
+
+    @property
+    def kill_at(self) -> float:
+        """When a child that was asked to stop has had its time."""
+        return math.inf if self._soft else self.asked_at + self._child.spec.grace
+
+    def end(self) -> None:
+        """The life is over: wake who waits for that."""
+        self.ended_at = trio.current_time()
+        for event in (self._settled_event, self._ended_event):
+            if event is not None:
+                event.set()
+
+    async def wait_settled(self) -> None:
+        """Return once the child is ready, or has ended without."""
+        if self.ready_at is None and self.ended_at is None:
+            if self._settled_event is None:
+                self._settled_event = trio.Event()
+            await self._settled_event.wait()
+
+    async def wait_ended(self) -> None:
+        """Return once the life is over."""
+        if self.ended_at is None:
+            if self._ended_event is None:
+                self._ended_event = trio.Event()
+            await self._ended_event.wait()
+
+    def start_failure(self, reason: ExitReason) -> StartFailed:
+        """The reason as it stands for a child that ended before it was ready."""
+        match reason:
+            case StartFailed():
+                return reason
+            case Crashed(exception=error):
+                return StartFailed(error)
+            case Escalated(supervisor=supervisor, offender=offender, reason=cause):
+                return StartFailed(IntensityExceeded(supervisor, offender, cause))
+            case _:
+                return StartFailed(
+                    RuntimeError(f"child {self.path!r} ended ({reason}) before it called started()")
+                )
+
+    def _classify(self, failure: Exception) -> ExitReason:
+        match failure:
+            case ExitShutdown():
+                return Stopped()
+            case IntensityExceeded():
+                return Escalated(
+                    supervisor=failure.supervisor, offender=failure.offender, reason=failure.reason
+                )
+            case IgnoreStart() if self.ready_at is None:
+                self.ignored = True
+                return Normal()
+        if self.asked and _is_only(failure, trio.EndOfChannel):
+            return Stopped()  # its inbox told it to stop, and it let that propagate
+        return Crashed(failure)
+
+
+def _is_only(failure: Exception, kind: type[Exception]) -> bool:
+    """Whether `failure` is of `kind`, or a group of nothing else."""
+    if isinstance(failure, ExceptionGroup):
+        return failure.split(kind)[1] is None
+    return isinstance(failure, kind)

@@ -1,0 +1,261 @@
+"""What a supervisor decides, as pure functions of state and `now`.
+
+Theory of operation. A child ends for an `ExitReason`. `wants_restart` says whether its restart type asks for
+another life. If so, `judge` charges the death to a budget and names what to do: restart after a delay, try
+half-open, or give up. `affected` says which siblings go down with it and come back with it. A failed restart is a
+death like any other (`StartFailed`), so a child that cannot start uses up the same budget.
+
+Two things are counted, and they differ:
+
+- *Restarts*, in a sliding window (`RestartWindow`): the supervisor's, or the child's own if its spec has an
+  `intensity`. They decide when to give up.
+- *Deaths in a row* (`Health.attempt`): they decide the backoff. A life that outlived the budget's period, or that
+  reported progress, starts the row afresh. Progress also empties a child's own window, since such a budget
+  means "deaths without progress"; the supervisor's window is OTP's, and progress leaves it alone.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from actors.supervision.spec import (
+    AutoShutdown,
+    Backoff,
+    ChildSpec,
+    Intensity,
+    OnExhausted,
+    Restart,
+    Strategy,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """The child returned without having been asked to."""
+
+    name: ClassVar[str] = "normal"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The child ended because it was asked to, or raised `ExitShutdown`: OTP's reason `shutdown`."""
+
+    name: ClassVar[str] = "shutdown"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """The child was cancelled hard: brutal_kill, a shutdown budget that ran out, or `kill_child`."""
+
+    name: ClassVar[str] = "killed"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """The child raised `exception`; a group is kept whole."""
+
+    name: ClassVar[str] = "crashed"
+    exception: Exception
+
+    def __str__(self) -> str:
+        return f"crashed: {self.exception!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The child ended before it was ready."""
+
+    name: ClassVar[str] = "start_failed"
+    exception: Exception
+
+    def __str__(self) -> str:
+        return f"start failed: {self.exception!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Escalated:
+    """The child, a supervisor, gave up: its child `offender` died once too often, the last time of `reason`."""
+
+    name: ClassVar[str] = "escalated"
+    supervisor: str
+    offender: str
+    reason: "ExitReason"
+
+    def __str__(self) -> str:
+        return f"escalated: {self.offender!r} exhausted its restarts ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class NotStarted:
+    """Nothing has lived at this path yet."""
+
+    name: ClassVar[str] = "not_started"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ExitReason = Normal | Stopped | Killed | Crashed | StartFailed | Escalated | NotStarted
+"""Why a child is not alive."""
+
+
+def is_abnormal(reason: ExitReason) -> bool:
+    """Whether `reason` is a failure. Cancellation asked for by a supervisor (`Stopped`) never is."""
+    return not isinstance(reason, (Normal, Stopped))
+
+
+def wants_restart(restart: Restart, reason: ExitReason) -> bool:
+    """Whether a child of this restart type is started again after ending by itself for `reason`."""
+    match restart:
+        case Restart.PERMANENT:
+            return True
+        case Restart.TRANSIENT:
+            return is_abnormal(reason)
+        case Restart.TEMPORARY:
+            return False
+
+
+def affected(strategy: Strategy, order: Collection[str], failed: str) -> tuple[str, ...]:
+    """The children that are restarted when `failed` is, in start order; they are terminated in reverse.
+
+    `order` names all children in start order. Children of `order` that are not running are started as well, as in
+    OTP: `terminate_child` keeps a child down only until its group restarts. Temporary ones end with their group
+    and do not return. Raises ValueError if `failed` is not in `order`.
+    """
+    if strategy is Strategy.ONE_FOR_ONE:  # first, since dynamic supervisors hold thousands of children
+        return (failed,)
+    names = tuple(order)
+    if failed not in names:
+        raise ValueError(f"{failed!r} is not a child here; the children are {', '.join(map(repr, names))}")
+    return names if strategy is Strategy.ONE_FOR_ALL else names[names.index(failed) :]
+
+
+def shuts_down(auto_shutdown: AutoShutdown, *, significant: bool, others_active: bool) -> bool:
+    """Whether a child that ended by itself, and stays down, takes its supervisor along.
+
+    `others_active` says whether any other significant child is still up or about to be restarted.
+    """
+    if not significant:
+        return False
+    match auto_shutdown:
+        case AutoShutdown.NEVER:
+            return False
+        case AutoShutdown.ANY_SIGNIFICANT:
+            return True
+        case AutoShutdown.ALL_SIGNIFICANT:
+            return not others_active
+
+
+@dataclass(frozen=True, slots=True)
+class RestartWindow:
+    """The restarts of the last `intensity.period` seconds.
+
+    The boundary is OTP's (`in_period` in supervisor.erl): a restart exactly one period old still counts.
+    """
+
+    intensity: Intensity
+    times: tuple[float, ...] = ()
+
+    def add(self, now: float) -> "RestartWindow":
+        """The window after one more restart at `now`, which must not lie before earlier ones."""
+        oldest = now - self.intensity.period
+        return replace(self, times=(*(t for t in self.times if t >= oldest), now))
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the budget is used up: more restarts than `intensity.restarts`."""
+        return len(self.times) > self.intensity.restarts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What a supervisor remembers of a child's deaths.
+
+    `attempt` counts deaths in a row; `window` is the child's own budget, None where the supervisor's is charged;
+    `exhausted` stays set through half-open attempts until one of them progresses or outlives the period.
+    """
+
+    window: RestartWindow | None = None
+    attempt: int = 0
+    exhausted: bool = False
+
+    @classmethod
+    def of(cls, spec: ChildSpec) -> "Health":
+        """The health of a child that has never died."""
+        return cls(window=RestartWindow(spec.intensity) if spec.intensity else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A death as far as the decision needs it: `uptime` is 0 for a failed start, `sample` is uniform in [0, 1)."""
+
+    now: float
+    uptime: float
+    progressed: bool
+    sample: float
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAfter:
+    """Restart the child, and its group, after `delay` seconds (0: now)."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class RetryHalfOpen:
+    """The child's own budget is used up: try it once more after `delay` seconds, leaving its siblings alone."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The budget is used up: the supervisor stops its children and escalates."""
+
+
+Action = RestartAfter | RetryHalfOpen | GiveUp
+"""What to do about a death that asks for a restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do, and what to remember: the child's health and the supervisor's window."""
+
+    action: Action
+    health: Health
+    shared: RestartWindow = field(repr=False)
+
+
+def judge(
+    health: Health, shared: RestartWindow, death: Death, *, on_exhausted: OnExhausted, backoff: Backoff
+) -> Verdict:
+    """Charge a death to the child's own window if it has one, else to `shared`, and say what follows.
+
+    Cases, in order: a life with progress clears the child's own budget and is not charged to it; a long life
+    starts the row of deaths afresh; an exhausted child stays half-open; an exceeded window escalates or opens.
+    """
+    own = health.window
+    period = (own or shared).intensity.period
+    if death.progressed or death.uptime >= period:
+        health = replace(health, attempt=0, exhausted=False)
+    health = replace(health, attempt=health.attempt + 1)
+    if own is None:
+        charged = shared = shared.add(death.now)
+    else:
+        charged = replace(own, times=()) if death.progressed else own.add(death.now)
+        health = replace(health, window=charged)
+    if not (charged.exceeded or health.exhausted):
+        return Verdict(RestartAfter(backoff.delay(health.attempt, death.sample)), health, shared)
+    if on_exhausted is OnExhausted.ESCALATE:
+        return Verdict(GiveUp(), health, shared)
+    return Verdict(RetryHalfOpen(backoff.delay_at_cap(death.sample)), replace(health, exhausted=True), shared)

@@ -1,0 +1,225 @@
+"""The supervisor: OTP's `supervisor`, on a trio nursery.
+
+A supervisor starts its children left to right, each one ready before the next; restarts them according to their
+restart types, its strategy and its intensity; and stops them right to left, each within its shutdown budget. It does
+no work of its own. `restart` decides, `branch` carries out; this module is the handle others hold.
+
+    async def clock(ctx: ChildContext) -> None:
+        ctx.started()
+        while True:
+            await trio.sleep(1)
+            ctx.progressed()
+
+    connections = Supervisor()
+    root = Supervisor([ChildSpec("clock", clock), connections.spec("connections")], strategy=Strategy.REST_FOR_ONE)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(root.serve)
+        connections.start_child_nowait(ChildSpec("1", serve_one, restart=Restart.TEMPORARY))
+        ...
+        root.stop()
+
+Let `clock` raise: it is back at once, under the same address, and with it, since it stands before them in a
+rest_for_one tree, the connections. Let it raise a fourth time within five seconds: the root stops what is left, in
+order, and `serve` raises IntensityExceeded.
+"""
+
+from collections.abc import Iterable
+from random import Random
+from typing import Any
+
+import trio
+
+from actors.supervision.branch import Branch, Started
+from actors.supervision.child import Child, Life, Purpose
+from actors.supervision.context import ChildContext, Tree
+from actors.supervision.errors import ExitShutdown, NotRunning, StartError
+from actors.supervision.events import Observer
+from actors.supervision.lifecycle import ChildState, Step
+from actors.supervision.registry import Registry
+from actors.supervision.restart import Stopped
+from actors.supervision.spec import (
+    DEFAULT_BACKOFF,
+    DEFAULT_INTENSITY,
+    AutoShutdown,
+    Backoff,
+    ChildSpec,
+    Flags,
+    Intensity,
+    Kind,
+    Strategy,
+    check_children,
+)
+from actors.supervision.tree import ChildInfo, Counts, Snapshot
+
+
+class Supervisor:
+    """Starts, stops and restarts children; hang it under another with `spec`, or make it a root with `serve`.
+
+    The object is a handle and may be kept: it runs again when its own supervisor restarts it, with the children
+    given here and without those added later, as in OTP. All operations raise NotRunning while it is down.
+    Raises ValueError for children that cannot stand together.
+    """
+
+    def __init__(
+        self,
+        children: Iterable[ChildSpec] = (),
+        *,
+        strategy: Strategy = Strategy.ONE_FOR_ONE,
+        intensity: Intensity = DEFAULT_INTENSITY,
+        backoff: Backoff = DEFAULT_BACKOFF,
+        auto_shutdown: AutoShutdown = AutoShutdown.NEVER,
+    ) -> None:
+        self._specs = tuple(children)
+        check_children(self._specs, auto_shutdown)
+        self._flags = Flags(
+            strategy=strategy, intensity=intensity, backoff=backoff, auto_shutdown=auto_shutdown
+        )
+        self._ctx: ChildContext | None = None
+        self._branch: Branch | None = None
+        self._root: tuple[Child, Life] | None = None
+
+    # Running.
+
+    def spec(self, name: str, **options: Any) -> ChildSpec:
+        """The child spec that puts this supervisor under another; `options` are those of `ChildSpec`."""
+        return ChildSpec(name, self.run, **{"kind": Kind.SUPERVISOR, **options})
+
+    async def run(self, ctx: ChildContext) -> None:
+        """Run as the child that `ctx` belongs to, ready when all initial children are.
+
+        Also the last line of a start function that makes what its children share. Raises IntensityExceeded when
+        it gives up, StartError if an initial child does not start, ExitShutdown after an automatic shutdown;
+        each is for the parent supervisor, and by then the children are down.
+        """
+        if self._branch is not None:
+            raise RuntimeError(
+                f"supervisor {ctx.path!r} runs already; one Supervisor object is one place in the tree"
+            )
+        self._ctx, self._branch = ctx, Branch(self._flags, ctx)
+        try:
+            await self._branch.run(self._specs, self)
+        finally:
+            self._ctx = self._branch = None
+
+    async def serve(
+        self,
+        *,
+        name: str = "root",
+        observer: Observer | None = None,
+        random: Random | None = None,
+        task_status: "trio.TaskStatus[Supervisor]" = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Run as the root of a tree, until `stop`, an automatic shutdown, or giving up.
+
+        `name` stands for the root in reports and snapshots; its path is empty. `observer` is told every event of
+        the tree, and `random` draws every jitter. Raises IntensityExceeded and StartError as `run` does, the
+        latter as well if it is stopped before it is ready.
+        """
+        tree = Tree(observer=observer, random=random or Random())
+        row = Child(ChildSpec(name, self.run, kind=Kind.SUPERVISOR), path="", dynamic=False)
+
+        def on_ready(child: Child, life: Life) -> None:
+            if child.state is ChildState.STARTING:
+                child.step(Step.READY)
+            task_status.started(self)
+
+        row.life = life = Life(row, tree=tree, inbox=None, purpose=Purpose.INITIAL, on_ready=on_ready)
+        row.step(Step.BEGIN)
+        self._root = row, life
+        try:
+            await self.run(life)
+        except ExitShutdown:
+            pass  # significant children have ended, and the tree with them
+        finally:
+            self._root = None
+        if life.ready_at is None:
+            raise StartError(name, Stopped())
+
+    def stop(self) -> None:
+        """Ask the supervisor to stop its children, right to left, and then to end. Returns at once.
+
+        It is meant for a root. Under another supervisor this is a normal exit, after which a permanent child is
+        restarted: there, ask the parent to `terminate_child`.
+        """
+        branch = self._running()
+        if self._root is not None:
+            row, life = self._root
+            if not life.asked:
+                row.step(Step.STOP)
+                life.asked = True
+        branch.close()
+
+    # Children that come and go.
+
+    async def start_child(self, spec: ChildSpec) -> Started:
+        """Add a child at the end, start it, and return when it is ready.
+
+        Raises AlreadyStarted or AlreadyPresent if the name is taken, and StartError if the child does not start,
+        which is then forgotten. A caller that is cancelled takes the unfinished child with it.
+        """
+        return await self._running().start_child(spec)
+
+    def start_child_nowait(self, spec: ChildSpec) -> None:
+        """Add a temporary child that counts as ready from the start: the cheap way, for connections.
+
+        It has no address unless its spec has an inbox. Raises AlreadyStarted, or ValueError for a child that is
+        not temporary.
+        """
+        self._running().start_child_nowait(spec)
+
+    async def terminate_child(self, name: str) -> None:
+        """Stop a child within its budget and keep it down, until `restart_child` or its group's next restart.
+
+        Stops a pending restart as well. A temporary child is forgotten. Raises NotFound.
+        """
+        await self._running().terminate_child(name)
+
+    async def restart_child(self, name: str) -> Started:
+        """Start a child that is down. Raises NotFound, Running, Restarting or StartError."""
+        return await self._running().restart_child(name)
+
+    def delete_child(self, name: str) -> None:
+        """Forget a child that is down. Raises NotFound, Running or Restarting."""
+        self._running().delete_child(name)
+
+    def kill_child(self, name: str) -> None:
+        """Cancel a child hard, as `exit(Pid, kill)` would: an abnormal exit, after which its restart type applies.
+
+        Raises NotFound; does nothing to a child that is down.
+        """
+        self._running().kill_child(name)
+
+    # Looking.
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the supervisor is up, or on its way up or down."""
+        return self._branch is not None
+
+    @property
+    def registry(self) -> Registry:
+        """The names of the tree this supervisor is part of."""
+        self._running()
+        assert self._ctx is not None
+        return self._ctx.registry
+
+    def which_children(self) -> tuple[ChildInfo, ...]:
+        """The children in start order."""
+        return self._running().table.which_children()
+
+    def count_children(self) -> Counts:
+        """How many children there are, alive, and of each kind."""
+        return self._running().table.count_children()
+
+    def tree(self) -> Snapshot:
+        """This supervisor and everything below it, as a value."""
+        self._running()
+        assert self._ctx is not None
+        return self._ctx.snapshot()
+
+    def _running(self) -> Branch:
+        if self._branch is None:
+            raise NotRunning(
+                "the supervisor is not running; start it with `serve`, or under another by `spec`"
+            )
+        return self._branch

@@ -1,0 +1,248 @@
+"""Turns a `Report` into tables, Markdown and JSON. Pure: the same report always reads the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchmarks.results import Cell, Measured, Report, Timings
+
+BEGIN: Final = "<!-- benchmarks:begin -->"
+END: Final = "<!-- benchmarks:end -->"
+NOTHING: Final = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A title, and rows of text of one length. The first `words` columns read left to right; the others are figures."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1
+
+
+def count(value: float) -> str:
+    """Write a rate or a number: `18,202`, and one decimal below a hundred."""
+    if math.isnan(value):
+        return NOTHING
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Write a duration in milliseconds with three significant digits or more: `0.0590`, `9.31`, `1,204`."""
+    value = seconds * 1e3
+    if math.isnan(value):
+        return NOTHING
+    decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{decimals}f}"
+
+
+def microseconds(seconds: float | None) -> str:
+    """Write a CPU time in microseconds."""
+    return NOTHING if seconds is None else f"{seconds * 1e6:,.0f}"
+
+
+def mebibytes(size: int) -> str:
+    """Write a size in MiB."""
+    return f"{size / 2**20:,.1f}"
+
+
+def ratio(value: float, base: float) -> str:
+    """Write how many times `base` a value is: `0.46×`."""
+    if math.isnan(value) or math.isnan(base) or base <= 0:
+        return NOTHING
+    return f"{value / base:.2f}×"
+
+
+def _copies(report: Report, cell: Cell) -> Timings | None:
+    if cell.concurrency != 1:
+        return None
+    return next((timings for scenario, timings in report.transfers if scenario == cell.scenario), None)
+
+
+def _figures(each: Measured) -> list[str]:
+    return [
+        count(each.rate),
+        milliseconds(each.p50),
+        milliseconds(each.p99),
+        count(each.failures),
+        microseconds(each.cpu_per_request),
+    ]
+
+
+_FIGURES: Final = ("req/s", "p50 ms", "p99 ms", "failed", "CPU µs/req")
+
+
+def _cell(cell: Cell, *, clients: bool) -> list[str]:
+    return [cell.title, *([cell.client] if clients else []), str(cell.concurrency)]
+
+
+def _against_yardstick(report: Report, *, clients: bool) -> Table:
+    """One row a cell: the server's figures, the bare responder's rate, and what the one is of the other."""
+    baseline, *servers = report.subjects
+
+    def row(cell: Cell, each: Measured) -> list[str]:
+        bare, copies = report.measured(cell, baseline), _copies(report, cell)
+        compared = [count(bare.rate), ratio(each.rate, bare.rate)] if bare else [NOTHING, NOTHING]
+        compared.append(ratio(each.p50, copies.p50) if copies else NOTHING)
+        return [*_cell(cell, clients=clients), *_figures(each), *compared]
+
+    found = ((cell, report.measured(cell, server)) for cell in report.rows for server in servers)
+    rows = [row(cell, each) for cell, each in found if each is not None]
+    columns = ["scenario", *(["client"] if clients else []), "conc.", *_FIGURES]
+    return Table("Load", [*columns, "bare req/s", "of bare", "p50 ÷ copies"], rows, words=2 if clients else 1)
+
+
+def _side_by_side(report: Report, *, clients: bool) -> Table:
+    """One row a cell and server; the last columns refer to the first server."""
+    baseline = report.subjects[0]
+
+    def row(cell: Cell, each: Measured) -> list[str]:
+        title, *rest = _cell(cell, clients=clients)
+        first = report.measured(cell, baseline)
+        compared = [ratio(each.rate, first.rate), ratio(each.p50, first.p50)] if first else [NOTHING, NOTHING]
+        return [title, each.subject, *rest, *_figures(each), *compared]
+
+    found = ((cell, report.measured(cell, subject)) for cell in report.rows for subject in report.subjects)
+    rows = [row(cell, each) for cell, each in found if each is not None]
+    columns = ["scenario", "server", *(["client"] if clients else []), "conc.", *_FIGURES]
+    words = 3 if clients else 2
+    return Table("Load, side by side", [*columns, f"req/s ÷ {baseline}", f"p50 ÷ {baseline}"], rows, words)
+
+
+def _timings(report: Report) -> Table:
+    everything = [*(timings for _, timings in report.transfers), *report.timings]
+    rows = [
+        [each.title, each.subject, count(len(each.seconds)), milliseconds(each.p50), milliseconds(each.p99)]
+        for each in everything
+    ]
+    return Table("Times", ["what", "of", "times", "p50 ms", "p99 ms"], rows, words=2)
+
+
+def _memory(report: Report) -> Table:
+    rows = [
+        [each.subject, mebibytes(each.server), str(len(each.workers)), mebibytes(sum(each.workers))]
+        for each in report.memory
+    ]
+    return Table("Resident memory, idle", ["of", "server MiB", "workers", "workers MiB, summed"], rows)
+
+
+def _skipped(report: Report) -> Table:
+    rows = [[each.what, each.subject, " ".join(each.reason.split())] for each in report.skipped]
+    return Table("Not measured", ["what", "of", "why"], rows, words=3)
+
+
+def tables(report: Report) -> Sequence[Table]:
+    """Return the tables that have rows."""
+    clients = len({cell.client for cell in report.rows}) > 1
+    load = _against_yardstick if report.against_yardstick else _side_by_side
+    every = [load(report, clients=clients), _timings(report), _memory(report), _skipped(report)]
+    return [table for table in every if table.rows]
+
+
+def plain(table: Table) -> str:
+    """Lay a table out in columns of spaces."""
+    lines = [table.columns, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [
+            text.ljust(width) if index < table.words else text.rjust(width)
+            for index, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([table.title, *map(line, lines)])
+
+
+def _markdown_table(table: Table) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rule = ["---" if index < table.words else "---:" for index in range(len(table.columns))]
+    return "\n".join([f"### {table.title}", "", line(table.columns), line(rule), *map(line, table.rows)])
+
+
+def markdown(report: Report) -> str:
+    """Return the section that goes between the markers of docs/benchmarks.md."""
+    facts = [f"- {label}: {text}" for label, text in (*report.machine, *report.options)]
+    return "\n\n".join(["\n".join(facts), *map(_markdown_table, tables(report))]) + "\n"
+
+
+def fill(document: str, section: str) -> str:
+    """Put `section` between the markers of a document. Raises ValueError where it has none, or not in order."""
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the document does not hold {BEGIN} and, after it, {END}")
+    return f"{before}{BEGIN}\n\n{section.strip()}\n\n{END}{after}"
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value  # JSON has no NaN
+
+
+def _timings_json(each: Timings) -> dict[str, Any]:
+    return {
+        "what": each.what,
+        "subject": each.subject,
+        "p50": _number(each.p50),
+        "p99": _number(each.p99),
+        "seconds": list(each.seconds),
+    }
+
+
+def _cell_json(report: Report, each: Measured) -> dict[str, Any]:
+    base = report.measured(each.cell, report.subjects[0])
+    copies = _copies(report, each.cell)
+    return {
+        "scenario": each.cell.scenario,
+        "concurrency": each.cell.concurrency,
+        "client": each.cell.client,
+        "subject": each.subject,
+        "rate": _number(each.rate),
+        "p50": _number(each.p50),
+        "p99": _number(each.p99),
+        "failures": each.failures,
+        "cpu_per_request": each.cpu_per_request,
+        "rate_of_baseline": _number(each.rate / base.rate) if base and base.rate else None,
+        "p50_of_baseline": _number(each.p50 / base.p50) if base and base.p50 else None,
+        "p50_of_copies": _number(each.p50 / copies.p50) if copies else None,
+        "rounds": [
+            {
+                "requests": sample.load.requests,
+                "seconds": sample.load.seconds,
+                "rate": sample.load.rate,
+                "p50": _number(sample.load.p50),
+                "p99": _number(sample.load.p99),
+                "errors": sample.load.errors,
+                "refused": sample.load.refused,
+                "cpu": sample.cpu,
+            }
+            for sample in each.samples
+        ],
+    }
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Return everything, JSON-ready. Times are seconds, sizes bytes; a figure that does not exist is null."""
+    return {
+        "schema": 1,
+        "baseline": report.subjects[0],
+        "subjects": list(report.subjects),
+        "machine": dict(report.machine),
+        "options": dict(report.options),
+        "cells": [_cell_json(report, each) for each in report.cells],
+        "transfers": [{"scenario": scenario} | _timings_json(each) for scenario, each in report.transfers],
+        "timings": [_timings_json(each) for each in report.timings],
+        "memory": [
+            {"subject": each.subject, "server": each.server, "workers": list(each.workers)}
+            for each in report.memory
+        ],
+        "skipped": [
+            {"what": each.what, "subject": each.subject, "reason": each.reason} for each in report.skipped
+        ],
+    }

@@ -1,0 +1,122 @@
+"""Writes the model repositories that the benchmarks serve. Any Triton-compatible server can serve them too."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent
+EXAMPLES: Final = HERE.parent / "examples" / "models"
+
+_ADD_SUB: Final = """\
+backend: "{backend}"
+max_batch_size: 64
+input [
+  {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }},
+  {{ name: "INPUT1" data_type: TYPE_FP32 dims: [ 16 ] }}
+]
+output [
+  {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }},
+  {{ name: "OUTPUT1" data_type: TYPE_FP32 dims: [ 16 ] }}
+]
+dynamic_batching {{ }}
+instance_group [ {{ kind: KIND_CPU count: 1 }} ]
+"""
+
+_IDENTITY: Final = """\
+backend: "onnxruntime"
+max_batch_size: 0
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+instance_group [ { kind: KIND_CPU count: 1 } ]
+"""
+
+
+class Unavailable(Exception):
+    """A model can't be written here; the message says why."""
+
+
+def _save_onnx(
+    path: Path, name: str, nodes: list[tuple[str, list[str], str]], shape: list[str | int]
+) -> None:
+    """Write a graph of `nodes` (operator, inputs, output); everything in it is FP32 of `shape`."""
+    try:
+        import onnx
+        from onnx import TensorProto, helper
+    except ImportError as error:
+        raise Unavailable(
+            "the onnx package is needed to write this model: pip install 'tritium[test]'"
+        ) from error
+
+    def value(tensor: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(tensor, TensorProto.FLOAT, shape)
+
+    inputs = dict.fromkeys(tensor for _, read, _ in nodes for tensor in read)
+    graph = helper.make_graph(
+        [helper.make_node(operator, read, [written]) for operator, read, written in nodes],
+        name,
+        [value(tensor) for tensor in inputs],
+        [value(written) for _, _, written in nodes],
+    )
+    # Versions that every onnxruntime in use can read, not the newest that onnx can write.
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+
+
+def _write_onnx_add_sub(model: Path, version: Path) -> None:
+    (model / "config.pbtxt").write_text(_ADD_SUB.format(backend="onnxruntime"))
+    nodes = [("Add", ["INPUT0", "INPUT1"], "OUTPUT0"), ("Sub", ["INPUT0", "INPUT1"], "OUTPUT1")]
+    _save_onnx(version / "model.onnx", model.name, nodes, ["rows", 16])
+
+
+def _write_python_add_sub(model: Path, version: Path) -> None:
+    (model / "config.pbtxt").write_text(_ADD_SUB.format(backend="python"))
+    shutil.copyfile(HERE / "models" / "add_sub.py", version / "model.py")
+
+
+def _write_onnx_identity(model: Path, version: Path) -> None:
+    (model / "config.pbtxt").write_text(_IDENTITY)
+    _save_onnx(version / "model.onnx", model.name, [("Identity", ["INPUT0"], "OUTPUT0")], ["size"])
+
+
+def _copy_example(model: Path, version: Path) -> None:
+    source = EXAMPLES / model.name
+    if not any(path.is_file() for path in source.glob("[1-9]*/*")):
+        raise Unavailable(f"examples/models/{model.name} holds no model")
+    version.rmdir()
+    shutil.copytree(source, model, dirs_exist_ok=True)
+
+
+WRITERS: Final[Mapping[str, Callable[[Path, Path], None]]] = {
+    "onnx_add_sub": _write_onnx_add_sub,
+    "python_add_sub": _write_python_add_sub,
+    "onnx_identity": _write_onnx_identity,
+    "digits_onnx": _copy_example,
+}
+
+
+def write(directory: Path, models: Mapping[str, str]) -> Mapping[str, str]:
+    """Write `models` (name → which of `WRITERS`) under `directory`; return those left out, with the reason."""
+    left_out = {}
+    for name, kind in models.items():
+        version = directory / name / "1"
+        version.mkdir(parents=True)
+        try:
+            WRITERS[kind](version.parent, version)
+        except Unavailable as error:
+            shutil.rmtree(version.parent)
+            left_out[name] = str(error)
+    return left_out
+
+
+def write_all(directory: Path) -> Mapping[str, str]:
+    """Write every model that a scenario uses."""
+    return write(directory, {name: name for name in WRITERS})
+
+
+def write_copies(directory: Path, count: int) -> None:
+    """Write `count` ONNX add/sub models of one instance each. Raises Unavailable."""
+    for reason in write(directory, {f"add_sub_{index}": "onnx_add_sub" for index in range(count)}).values():
+        raise Unavailable(reason)

@@ -1,0 +1,121 @@
+"""What is measured, as data. A scenario is one request, sent to one model over and over.
+
+Adding a scenario is adding a line here and, where the model is new, a writer in `benchmarks.repository`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Tensors = Mapping[str, Array]
+
+MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One row of the table at each of `concurrencies`.
+
+    `inputs` is None where the model's own metadata decides (any shape it accepts will do). `expected` maps the inputs
+    to the outputs that the verified answer must hold; None asks only for finite numbers.
+    """
+
+    name: str  # what `--only` takes
+    title: str
+    model: str
+    encoding: Literal["binary", "json"]
+    concurrencies: tuple[int, ...]
+    inputs: Callable[[], Tensors] | None
+    expected: Callable[[Tensors], Tensors] | None
+    transfer: int = 0  # at concurrency 1, compare with two copies and a loopback trip of so many bytes
+
+
+def _pair() -> Tensors:
+    left = np.arange(16, dtype=np.float32).reshape(1, 16)
+    return {"INPUT0": left, "INPUT1": np.full_like(left, 0.5)}
+
+
+def _sum_and_difference(inputs: Tensors) -> Tensors:
+    left, right = inputs["INPUT0"], inputs["INPUT1"]
+    return {"OUTPUT0": left + right, "OUTPUT1": left - right}
+
+
+def _ramp(nbytes: int) -> Callable[[], Tensors]:
+    return lambda: {"INPUT0": np.arange(nbytes // 4, dtype=np.float32)}
+
+
+def _same(inputs: Tensors) -> Tensors:
+    return {"OUTPUT0": inputs["INPUT0"]}
+
+
+SCENARIOS: Final = (
+    Scenario(
+        name="onnx-binary",
+        title="ONNX add/sub, binary",
+        model="onnx_add_sub",
+        encoding="binary",
+        concurrencies=(1, 16, 64),
+        inputs=_pair,
+        expected=_sum_and_difference,
+    ),
+    Scenario(
+        name="onnx-json",
+        title="ONNX add/sub, JSON",
+        model="onnx_add_sub",
+        encoding="json",
+        concurrencies=(1, 16, 64),
+        inputs=_pair,
+        expected=_sum_and_difference,
+    ),
+    Scenario(
+        name="python-binary",
+        title="Python add/sub, binary",
+        model="python_add_sub",
+        encoding="binary",
+        concurrencies=(1, 16, 64),
+        inputs=_pair,
+        expected=_sum_and_difference,
+    ),
+    Scenario(
+        name="digits",
+        title="ONNX digits classifier, binary",
+        model="digits_onnx",
+        encoding="binary",
+        concurrencies=(1, 16),
+        inputs=None,
+        expected=None,
+    ),
+    Scenario(
+        name="identity-1mib",
+        title="ONNX identity, 1 MiB each way",
+        model="onnx_identity",
+        encoding="binary",
+        concurrencies=(1, 4),
+        inputs=_ramp(MIB),
+        expected=_same,
+        transfer=MIB,
+    ),
+    Scenario(
+        name="identity-16mib",
+        title="ONNX identity, 16 MiB each way",
+        model="onnx_identity",
+        encoding="binary",
+        concurrencies=(1,),
+        inputs=_ramp(16 * MIB),
+        expected=_same,
+        transfer=16 * MIB,
+    ),
+)
+
+OPERATIONS: Final = {  # measured besides the load: what `--only` takes, and what it is
+    "startup": "start of the server with ten ONNX models, until ready",
+    "memory": "resident memory of the idle server process",
+    "recovery": "a worker is killed, until the next good answer",
+}
+
+RECOVERY_SCENARIO: Final = next(each for each in SCENARIOS if each.name == "python-binary")

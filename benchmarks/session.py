@@ -1,0 +1,133 @@
+"""One run from start to end: who is started when, and what is measured of whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks import machine, operations, repository
+from benchmarks.operations import NoRecovery
+from benchmarks.payloads import WrongAnswer
+from benchmarks.results import Memory, Report, Skipped, Timings
+from benchmarks.runner import Findings, Plan, Progress, Runner
+from benchmarks.scenarios import RECOVERY_SCENARIO
+from benchmarks.subjects import Source, Subject, Target, prepared, yardstick
+
+STARTUP_MODELS: Final = 10
+BUSY: Final = 0.3  # load a core above which a person is warned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a session is asked to measure."""
+
+    plan: Plan
+    operations: frozenset[str]
+    targets: Sequence[Target]
+    comparing: bool
+    kills: int
+
+
+class Session:
+    """One run: what it was asked, what it has found."""
+
+    def __init__(self, asked: Order, progress: Progress, scratch: Path) -> None:
+        self._asked = asked
+        self._progress = progress
+        self._scratch = scratch
+        self._timings: list[Timings] = []
+        self._memory: list[Memory] = []
+        self._skipped: list[Skipped] = []
+
+    def run(self) -> Report:
+        """Measure everything that was asked. Raises NotStarted where a server or the yardstick does not come up."""
+        described = machine.describe(self._asked.plan.clients)
+        if machine.busy() > BUSY:
+            self._progress.result(
+                f"this machine is busy ({machine.busy():.2f} a core): expect low and noisy figures"
+            )
+        with ExitStack() as stack:
+            sources = [stack.enter_context(prepared(target, self._scratch)) for target in self._asked.targets]
+            if "startup" in self._asked.operations:
+                self._startup(sources)
+            found, subjects = self._serve(sources)
+        plan = self._asked.plan
+        return Report(
+            subjects=subjects,
+            against_yardstick=not self._asked.comparing,
+            machine=described,
+            options=[("rounds", f"{plan.rounds} of {plan.seconds:g} s a cell, after a warm-up; medians")],
+            cells=found.cells,
+            transfers=found.transfers,
+            timings=self._timings,
+            memory=self._memory,
+            skipped=[*self._skipped, *found.skipped],
+        )
+
+    def _serve(self, sources: Sequence[Source]) -> tuple[Findings, Sequence[str]]:
+        """Start everyone, measure memory, load and recovery, in this order; return the load's findings."""
+        models = self._scratch / "models"
+        left_out = repository.write_all(models)
+        with ExitStack() as stack:
+            servers = []
+            for source in sources:
+                self._progress.step(f"starting {source.label}")
+                servers.append(stack.enter_context(source.serve(models, self._scratch)))
+            ours = [subject for subject in servers if subject.pid is not None]
+            if "memory" in self._asked.operations:
+                self._memory = [operations.idle_memory(subject) for subject in ours]
+            bare = None
+            if not self._asked.comparing:
+                bare = stack.enter_context(yardstick(self._scratch))
+            subjects = [subject.label for subject in (*filter(None, [bare]), *servers)]
+            found = Runner(self._without(left_out), servers, bare, self._progress).run()
+            if "recovery" in self._asked.operations:
+                for subject in ours:
+                    self._recovery(subject)
+        return found, subjects
+
+    def _without(self, left_out: Mapping[str, str]) -> Plan:
+        """Return the plan without scenarios whose model could not be written."""
+        plan = self._asked.plan
+        for each in plan.scenarios:
+            if each.model in left_out:
+                self._skipped.append(Skipped(each.name, "all", left_out[each.model]))
+        scenarios = [each for each in plan.scenarios if each.model not in left_out]
+        return Plan(scenarios=scenarios, clients=plan.clients, seconds=plan.seconds, rounds=plan.rounds)
+
+    def _startup(self, sources: Sequence[Source]) -> None:
+        models = self._scratch / "startup"
+        try:
+            repository.write_copies(models, STARTUP_MODELS)
+        except repository.Unavailable as error:
+            self._skipped.append(Skipped("startup", "all", str(error)))
+            return
+        startable = [source for source in sources if source.directory is not None]
+        taken: dict[str, list[float]] = {source.label: [] for source in startable}
+        for turn in range(max(3, self._asked.plan.rounds)):
+            for source in startable:
+                self._progress.step(f"start-up {turn + 1}, {source.label}")
+                taken[source.label].append(operations.startup(source, models, self._scratch))
+        for label, seconds in taken.items():
+            title = f"start to ready, {STARTUP_MODELS} ONNX models"
+            self._add(Timings("startup", title, label, seconds))
+
+    def _recovery(self, subject: Subject) -> None:
+        seconds: list[float] = []
+        try:
+            for each in operations.recoveries(subject, RECOVERY_SCENARIO, self._asked.kills):
+                seconds.append(each)
+                self._progress.step(f"worker killed {len(seconds)} times, {subject.label}")
+        except (NoRecovery, WrongAnswer, OSError) as error:
+            self._skipped.append(Skipped("recovery", subject.label, f"after {len(seconds)} kills: {error}"))
+        if seconds:
+            self._add(Timings("recovery", "worker killed to next good answer", subject.label, seconds))
+
+    def _add(self, timings: Timings) -> None:
+        self._timings.append(timings)
+        self._progress.result(
+            f"{timings.title}, {timings.subject}: p50 {timings.p50 * 1e3:.1f} ms, p99 {timings.p99 * 1e3:.1f} ms"
+        )

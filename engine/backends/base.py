@@ -1,0 +1,235 @@
+"""The one interface between Tritium and model code. A third party implements it in a package of its own.
+
+A backend is named by an entry point in the group `tritium.backends`::
+
+    [project.entry-points."tritium.backends"]
+    mine = "my_package.backend:MyBackend"
+
+and is then chosen by `backend: "mine"` in a model's configuration. The class is imported by the server too (to
+read its attributes), so importing its module must be cheap: import the framework inside `load`, which only ever runs
+in the worker. Everything here runs on Python 3.9 with numpy.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Union
+
+    import numpy as np
+
+    from actors.messages.datatypes import DataType
+    from actors.messages.errors import ErrorCode
+
+    Array = np.ndarray[Any, Any]
+    Output = tuple[str, DataType, Array]
+    Parameter = Union[bool, int, float, str]
+
+
+class LoadError(Exception):
+    """The model can't be loaded, for a reason its owner can mend. The message becomes the version's reason."""
+
+
+class TensorInfo:
+    """A declared or discovered input or output: `dims` excludes the batch dimension where the model batches."""
+
+    __slots__ = ("datatype", "dims", "name", "optional", "reshape")
+
+    def __init__(
+        self,
+        name: str,
+        datatype: DataType,
+        dims: Sequence[int],
+        *,
+        reshape: Sequence[int] | None = None,
+        optional: bool = False,
+    ) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.dims = list(dims)
+        self.reshape = None if reshape is None else list(reshape)
+        self.optional = optional
+
+    @property
+    def backend_dims(self) -> list[int]:
+        """The dims as the framework sees them: `reshape` where one is configured."""
+        return self.dims if self.reshape is None else self.reshape
+
+
+class ModelInfo:
+    """What a backend is told about the model it must load."""
+
+    __slots__ = (
+        "artifact",
+        "config",
+        "device_id",
+        "inputs",
+        "instance_name",
+        "kind",
+        "lanes",
+        "log",
+        "max_batch_size",
+        "model_directory",
+        "name",
+        "outputs",
+        "parameters",
+        "settings",
+        "threads",
+        "version",
+        "version_directory",
+    )
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        version: int,
+        model_directory: str,
+        version_directory: str,
+        artifact: str,
+        max_batch_size: int,
+        inputs: Sequence[TensorInfo],
+        outputs: Sequence[TensorInfo],
+        parameters: Mapping[str, str],
+        settings: Mapping[str, str],
+        config: Mapping[str, Any],
+        instance_name: str,
+        kind: str,
+        device_id: int,
+        lanes: int,
+        threads: int,
+        log: Callable[[str, str], None],
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.model_directory = model_directory
+        self.version_directory = version_directory
+        self.artifact = artifact  # file name in the version directory
+        self.max_batch_size = max_batch_size
+        self.inputs = inputs
+        self.outputs = outputs
+        self.parameters = parameters  # the configuration's parameters, `tritium.*` included
+        self.settings = settings  # --backend-config for this backend
+        self.config = config  # the whole normalised configuration, as JSON values
+        self.instance_name = instance_name
+        self.kind = kind  # "CPU", "GPU" or "MODEL"
+        self.device_id = device_id
+        self.lanes = lanes  # how many `execute` calls may run at once, each on a thread of its own
+        self.threads = threads  # CPU threads one execution may use
+        self.log = log  # log("info" | "warning" | "error" | "verbose", message)
+
+
+class BatchRequest(ABC):
+    """One request of a batch. Answer it with `respond` or `fail`, or leave it to `Batch.respond`."""
+
+    id: str
+    rows: int
+    correlation_id: int | str
+    flags: int
+    timeout: int  # microseconds, 0: none
+    priority: int
+    parameters: Mapping[str, Parameter]
+    requested_outputs: Sequence[str]  # never empty: all declared outputs where the client named none
+
+    @property
+    @abstractmethod
+    def input_names(self) -> Sequence[str]:
+        """Inputs present, in the configuration's order."""
+
+    @abstractmethod
+    def input(self, name: str) -> Array:
+        """Return an input as an array of the request's own shape [rows, *dims] (reshape applied).
+
+        A view that is valid until `execute` returns. BYTES gives an object array of `bytes`; BF16 gives `uint16`.
+        Raises KeyError for an input the client did not send.
+        """
+
+    @abstractmethod
+    def input_datatype(self, name: str) -> DataType:
+        """Return an input's datatype."""
+
+    @abstractmethod
+    def respond(self, outputs: Sequence[Output], parameters: Mapping[str, Parameter] | None = None) -> None:
+        """Answer this request; arrays are copied before the call returns. At most one answer a request."""
+
+    @abstractmethod
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """Answer this request with an error; its batchmates are untouched."""
+
+    @abstractmethod
+    def cancelled(self) -> bool:
+        """Whether the client has gone; stopping early is allowed, answering anyway is harmless."""
+
+
+class Batch(ABC):
+    """What one `execute` call works on."""
+
+    requests: Sequence[BatchRequest]
+    rows: int  # sum over requests
+
+    @property
+    @abstractmethod
+    def input_names(self) -> Sequence[str]:
+        """Inputs present in this batch (equal for all its requests), in the configuration's order."""
+
+    @property
+    def wanted_outputs(self) -> frozenset[str]:
+        """Outputs that at least one request asked for; the others need not be computed."""
+        return frozenset(name for request in self.requests for name in request.requested_outputs)
+
+    @abstractmethod
+    def stacked(self, name: str) -> Array:
+        """Return an input of all requests, joined along the batch dimension: [rows, *dims], without a copy.
+
+        For a model without batch dimension it is the only request's tensor. BYTES gives an object array.
+        """
+
+    @abstractmethod
+    def allocate(self, name: str, datatype: DataType, shape: Sequence[int]) -> Array:
+        """Return an uninitialised array in shared output memory, of a fixed-size datatype.
+
+        Passing it to `respond` under the same name saves the copy. May wait for the server to grow the memory.
+        """
+
+    @abstractmethod
+    def respond(self, outputs: Sequence[Output]) -> None:
+        """Answer every request with its rows of stacked outputs [rows, *dims].
+
+        Outputs nobody asked for may be left out. Raises ValueError where a leading dimension is not `rows`.
+        """
+
+    @abstractmethod
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """Answer every request not yet answered with an error."""
+
+
+class Backend(ABC):
+    """Loads one model and runs batches of it. One object a worker; its methods run on the worker's threads.
+
+    An exception from `execute` fails the batch's unanswered requests and is no crash; one from `load` fails the load.
+    """
+
+    name = ""
+    pure = True  # an execution has no side effects: after a crash it may be run again
+    concurrent = True  # `execute` may run on several lanes at once over one loaded model
+    default_artifact = ""  # file name in the version directory
+    platforms: Sequence[str] = ()  # platform names that select this backend
+
+    @abstractmethod
+    def load(self, model: ModelInfo) -> None:
+        """Load the model. Raises LoadError with a reason for the operator; anything else counts as a bug in it."""
+
+    @abstractmethod
+    def execute(self, batch: Batch) -> None:
+        """Run one batch: answer every request through `batch` or its members before returning."""
+
+    def ready(self) -> bool:
+        """Return whether the loaded model wants traffic."""
+        return True
+
+    def unload(self) -> None:
+        """Release what `load` took. Called once, on a graceful stop only."""
+        return

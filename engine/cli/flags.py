@@ -1,0 +1,446 @@
+"""Every flag `tritium serve` knows, as one table: help, parsing, environment variables and refusals read it.
+
+A flag stands in one of three relations to this server:
+
+- *honoured*: it does what its help says;
+- *without effect* (`no_effect`): it tunes a part of Triton that has no counterpart here, no answer can differ for it, and
+  giving it earns a warning, so that command lines written for Triton keep working;
+- *refused* (`instead`): what it asks for is not offered, and quietly serving without it would deceive. Values in
+  `harmless` ask for what happens anyway and are let through.
+
+Reference: contract repository.md section 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+
+class Kind(Enum):
+    """What a flag's value must look like; a SWITCH takes none."""
+
+    SWITCH = "switch"
+    BOOL = "bool"
+    INT = "int"
+    TEXT = "text"
+
+
+class Group(Enum):
+    """Headings of the help text, in its order."""
+
+    SERVER = "Server"
+    MODELS = "Model repository"
+    BACKENDS = "Backends"
+    HTTP = "HTTP"
+    METRICS = "Metrics"
+    LOGGING = "Logging"
+    COMPATIBLE = "Accepted for Triton's sake, without effect (each one given is named in a warning)"
+    REFUSED = "Triton flags that this version refuses, rather than ignore"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One flag. `default` and `metavar` are for the reader; the values themselves are typed in `engine.settings`."""
+
+    name: str
+    kind: Kind = Kind.TEXT
+    group: Group
+    help: str = ""
+    default: str = ""
+    metavar: str = ""
+    repeatable: bool = False
+    separator: str = ";"  # between the values of a repeatable flag in its environment variable
+    aliases: tuple[str, ...] = ()
+    no_effect: str = ""
+    instead: str = ""
+    harmless: tuple[str, ...] = ()
+    check: Callable[[str], str] | None = None  # the complaint Triton itself would make about a value, or ""
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return "TRITIUM_" + self.name.upper().replace("-", "_")
+
+
+def _one_of(complaint: str, *choices: str) -> Callable[[str], str]:
+    return lambda value: "" if value in choices else complaint
+
+
+def _trace_config(value: str) -> str:
+    head, equals, _ = value.partition("=")
+    if head.rpartition(",")[2] and equals:
+        return ""
+    return f"--trace-config option format is '<trace mode>,<setting>=<value>'. Got {value}"
+
+
+def _cache_config(value: str) -> str:
+    cache, comma, pair = value.partition(",")
+    setting, equals, _ = pair.partition("=")
+    if cache and comma and setting and equals:
+        return ""
+    return f"--cache-config option format is '<cache name>,<setting>=<value>'. Got {value}"
+
+
+def _positive(complaint: str) -> Callable[[str], str]:
+    return lambda value: complaint if value.lstrip("+-").isdecimal() and int(value) <= 0 else ""
+
+
+def _grpc_threads(value: str) -> str:
+    if value.lstrip("+-").isdecimal() and not 2 <= int(value) <= 128:
+        return "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128."
+    return ""
+
+
+_NO_GRPC: Final = "gRPC is not served yet, use the HTTP endpoint"
+_FALSE: Final = ("false", "off", "0")
+
+
+def _refused(
+    name: str,
+    instead: str,
+    *,
+    kind: Kind = Kind.TEXT,
+    harmless: tuple[str, ...] = (),
+    check: Callable[[str], str] | None = None,
+) -> Flag:
+    return Flag(
+        name=name,
+        kind=kind,
+        group=Group.REFUSED,
+        instead=instead,
+        harmless=harmless,
+        check=check,
+        repeatable=True,
+    )
+
+
+def _no_effect(name: str, why: str, *, kind: Kind = Kind.INT, repeatable: bool = False) -> Flag:
+    return Flag(name=name, kind=kind, group=Group.COMPATIBLE, no_effect=why, repeatable=repeatable)
+
+
+_HONOURED: Final = (
+    # -- server
+    Flag(
+        name="id",
+        group=Group.SERVER,
+        default="triton",
+        metavar="NAME",
+        help="The server's name, as its metadata endpoint tells it.",
+    ),
+    Flag(
+        name="exit-on-error",
+        kind=Kind.BOOL,
+        group=Group.SERVER,
+        default="true",
+        help="Exit with status 1 when a model fails to load at start-up; otherwise serve the others.",
+    ),
+    Flag(
+        name="strict-readiness",
+        kind=Kind.BOOL,
+        group=Group.SERVER,
+        default="true",
+        help="Report ready only while every model is ready; otherwise as soon as the server is.",
+    ),
+    Flag(
+        name="exit-timeout-secs",
+        kind=Kind.INT,
+        group=Group.SERVER,
+        default="30",
+        metavar="SECONDS",
+        help="On SIGTERM or SIGINT, how long requests in flight may take to finish.",
+    ),
+    # -- model repository
+    Flag(
+        name="model-repository",
+        group=Group.MODELS,
+        metavar="DIR",
+        repeatable=True,
+        separator=":",
+        aliases=("model-store",),
+        help="A model repository; required, and repeatable. --model-store is the same.",
+    ),
+    Flag(
+        name="model-control-mode",
+        group=Group.MODELS,
+        default="none",
+        metavar="MODE",
+        check=_one_of("invalid argument for --model-control-mode", "none", "poll", "explicit"),
+        help="none: load every model at start-up. (poll and explicit are refused in this version.)",
+    ),
+    Flag(
+        name="model-config-name",
+        group=Group.MODELS,
+        metavar="NAME",
+        help="Prefer configs/NAME.pbtxt of each model to its config.pbtxt.",
+    ),
+    Flag(
+        name="disable-auto-complete-config",
+        kind=Kind.SWITCH,
+        group=Group.MODELS,
+        help="Take configurations as they are written, without completing them from the model file.",
+    ),
+    Flag(
+        name="strict-model-config",
+        kind=Kind.BOOL,
+        group=Group.MODELS,
+        default="false",
+        help="Deprecated by Triton: true is --disable-auto-complete-config.",
+    ),
+    Flag(
+        name="model-load-thread-count",
+        kind=Kind.INT,
+        group=Group.MODELS,
+        default="4",
+        metavar="N",
+        help="How many models may load at once.",
+    ),
+    Flag(
+        name="model-load-retry-count",
+        kind=Kind.INT,
+        group=Group.MODELS,
+        default="0",
+        metavar="N",
+        help="How often a failed load is tried again.",
+    ),
+    # -- backends
+    Flag(
+        name="backend-config",
+        group=Group.BACKENDS,
+        metavar="[BACKEND,]SETTING=VALUE",
+        repeatable=True,
+        help="A setting for one backend, or for all of them; repeatable.",
+    ),
+    # -- HTTP
+    Flag(
+        name="allow-http",
+        kind=Kind.BOOL,
+        group=Group.HTTP,
+        default="true",
+        help="Serve the KServe v2 protocol over HTTP.",
+    ),
+    Flag(
+        name="http-address",
+        group=Group.HTTP,
+        default="0.0.0.0",
+        metavar="ADDRESS",
+        help="Where HTTP listens.",
+    ),
+    Flag(
+        name="http-port",
+        kind=Kind.INT,
+        group=Group.HTTP,
+        default="8000",
+        metavar="PORT",
+        help="On which port; 0 lets the kernel choose.",
+    ),
+    Flag(
+        name="http-max-input-size",
+        kind=Kind.INT,
+        group=Group.HTTP,
+        default="67108864",
+        metavar="BYTES",
+        help="The largest request body, also after decompression.",
+    ),
+    Flag(
+        name="http-header-forward-pattern",
+        group=Group.HTTP,
+        metavar="REGEX",
+        help="Request headers whose name matches (anywhere, in any case) become request parameters.",
+    ),
+    Flag(
+        name="http-restricted-api",
+        group=Group.HTTP,
+        metavar="API[,API...]:KEY=VALUE",
+        repeatable=True,
+        help="Answer these APIs only where the header KEY has the value VALUE: health, metadata, inference,"
+        " shared-memory, model-config, model-repository, statistics, trace, logging. Repeatable.",
+    ),
+    # -- metrics
+    Flag(
+        name="allow-metrics",
+        kind=Kind.BOOL,
+        group=Group.METRICS,
+        default="true",
+        help="Serve Prometheus metrics at /metrics on a port of their own.",
+    ),
+    Flag(
+        name="metrics-address",
+        group=Group.METRICS,
+        metavar="ADDRESS",
+        help="Where metrics listen. [default: HTTP's address where HTTP is on, else 0.0.0.0]",
+    ),
+    Flag(
+        name="metrics-port",
+        kind=Kind.INT,
+        group=Group.METRICS,
+        default="8002",
+        metavar="PORT",
+        help="On which port; 0 lets the kernel choose.",
+    ),
+    Flag(
+        name="allow-cpu-metrics",
+        kind=Kind.BOOL,
+        group=Group.METRICS,
+        default="true",
+        help="Report the machine's CPU and memory use.",
+    ),
+    Flag(
+        name="metrics-interval-ms",
+        kind=Kind.INT,
+        group=Group.METRICS,
+        default="2000",
+        metavar="MS",
+        help="How old CPU figures may become; what requests count is always current.",
+    ),
+    Flag(
+        name="metrics-config",
+        group=Group.METRICS,
+        metavar="SETTING=VALUE",
+        repeatable=True,
+        help="counter_latencies, histogram_latencies, summary_latencies (true or false);"
+        " summary_quantiles (QUANTILE:ERROR,...). Repeatable.",
+    ),
+    # -- logging
+    Flag(
+        name="log-verbose",
+        kind=Kind.TEXT,
+        group=Group.LOGGING,
+        default="0",
+        metavar="LEVEL",
+        help="0: off; 1: why each request failed; 2: more. true is 1.",
+    ),
+    Flag(name="log-info", kind=Kind.BOOL, group=Group.LOGGING, default="true", help="Log information."),
+    Flag(name="log-warning", kind=Kind.BOOL, group=Group.LOGGING, default="true", help="Log warnings."),
+    Flag(name="log-error", kind=Kind.BOOL, group=Group.LOGGING, default="true", help="Log errors."),
+    Flag(
+        name="log-format",
+        group=Group.LOGGING,
+        default="default",
+        metavar="FORMAT",
+        check=_one_of("invalid argument for --log-format", "default", "ISO8601", "json", "console"),
+        help="default and ISO8601: Triton's lines; json: an object a line; console: for reading.",
+    ),
+    Flag(
+        name="log-file",
+        group=Group.LOGGING,
+        metavar="FILE",
+        help="Append to FILE. [default: stdout, warnings and errors to stderr]",
+    ),
+    Flag(
+        name="log-requests",
+        kind=Kind.BOOL,
+        group=Group.LOGGING,
+        default="false",
+        help="Tritium's own: one line for every request, at its end.",
+    ),
+)
+
+_WITHOUT_EFFECT: Final = (
+    _no_effect("http-thread-count", "one event loop serves all HTTP connections"),
+    _no_effect("grpc-port", "gRPC is not served by this version, and nothing listens on that port"),
+    _no_effect(
+        "grpc-address",
+        "gRPC is not served by this version, and nothing listens on that address",
+        kind=Kind.TEXT,
+    ),
+    _no_effect("buffer-manager-thread-count", "each batch is gathered by one copy, without helper threads"),
+    _no_effect("pinned-memory-pool-byte-size", "there is no pinned memory pool"),
+    _no_effect(
+        "cuda-memory-pool-byte-size",
+        "frameworks allocate device memory themselves",
+        kind=Kind.TEXT,
+        repeatable=True,
+    ),
+    _no_effect(
+        "cuda-virtual-address-size",
+        "frameworks allocate device memory themselves",
+        kind=Kind.TEXT,
+        repeatable=True,
+    ),
+    _no_effect("enable-peer-access", "workers do not share device memory", kind=Kind.BOOL),
+)
+
+_REFUSED: Final = (
+    _refused("allow-grpc", _NO_GRPC, kind=Kind.BOOL, harmless=_FALSE),
+    _refused("reuse-grpc-port", _NO_GRPC, kind=Kind.BOOL, harmless=_FALSE),
+    _refused("grpc-header-forward-pattern", _NO_GRPC, harmless=("",)),
+    _refused("grpc-infer-thread-count", _NO_GRPC, kind=Kind.INT, check=_grpc_threads),
+    _refused("grpc-infer-allocation-pool-size", _NO_GRPC, kind=Kind.INT),
+    _refused(
+        "grpc-max-response-pool-size",
+        _NO_GRPC,
+        kind=Kind.INT,
+        check=_positive("Error: --grpc-max-response-pool-size must be greater than 0."),
+    ),
+    _refused("grpc-use-ssl", _NO_GRPC, kind=Kind.BOOL, harmless=_FALSE),
+    _refused("grpc-use-ssl-mutual", _NO_GRPC, kind=Kind.BOOL, harmless=_FALSE),
+    _refused("grpc-server-cert", _NO_GRPC, harmless=("",)),
+    _refused("grpc-server-key", _NO_GRPC, harmless=("",)),
+    _refused("grpc-root-cert", _NO_GRPC, harmless=("",)),
+    _refused("grpc-infer-response-compression-level", _NO_GRPC, harmless=("none",)),
+    _refused("grpc-keepalive-time", _NO_GRPC, kind=Kind.INT),
+    _refused("grpc-keepalive-timeout", _NO_GRPC, kind=Kind.INT),
+    _refused("grpc-keepalive-permit-without-calls", _NO_GRPC, kind=Kind.BOOL, harmless=_FALSE),
+    _refused("grpc-http2-max-pings-without-data", _NO_GRPC, kind=Kind.INT),
+    _refused("grpc-http2-min-recv-ping-interval-without-data", _NO_GRPC, kind=Kind.INT),
+    _refused("grpc-http2-max-ping-strikes", _NO_GRPC, kind=Kind.INT),
+    _refused("grpc-max-connection-age", _NO_GRPC, kind=Kind.INT),
+    _refused("grpc-max-connection-age-grace", _NO_GRPC, kind=Kind.INT),
+    _refused("grpc-restricted-protocol", _NO_GRPC),
+    _refused("allow-sagemaker", "send requests to the HTTP endpoint", kind=Kind.BOOL, harmless=_FALSE),
+    _refused("sagemaker-port", "send requests to the HTTP endpoint", kind=Kind.INT),
+    _refused("sagemaker-safe-port-range", "send requests to the HTTP endpoint"),
+    _refused("sagemaker-thread-count", "send requests to the HTTP endpoint", kind=Kind.INT),
+    _refused("allow-vertex-ai", "send requests to the HTTP endpoint", kind=Kind.BOOL, harmless=_FALSE),
+    _refused("vertex-ai-port", "send requests to the HTTP endpoint", kind=Kind.INT),
+    _refused("vertex-ai-thread-count", "send requests to the HTTP endpoint", kind=Kind.INT),
+    _refused("vertex-ai-default-model", "send requests to the HTTP endpoint", harmless=("",)),
+    _refused("reuse-http-port", "give each server a port of its own", kind=Kind.BOOL, harmless=_FALSE),
+    _refused(
+        "repository-poll-secs", "restart the server to load what changed", kind=Kind.INT, harmless=("0",)
+    ),
+    # Outside explicit mode, which is refused, Triton has its own words for this one.
+    _refused(
+        "load-model",
+        "every model of the repository is loaded",
+        check=lambda _: (
+            "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
+        ),
+    ),
+    _refused("model-namespacing", "give models different names", kind=Kind.BOOL, harmless=_FALSE),
+    _refused("model-load-gpu-limit", "limit what the framework allocates by its own settings"),
+    _refused("allow-gpu-metrics", "read GPU figures from a device exporter", kind=Kind.BOOL, harmless=_FALSE),
+    _refused("trace-config", "statistics and metrics give the durations of each phase", check=_trace_config),
+    _refused("trace-file", "statistics and metrics give the durations of each phase", harmless=("",)),
+    _refused("trace-level", "statistics and metrics give the durations of each phase", harmless=("OFF",)),
+    _refused("trace-rate", "statistics and metrics give the durations of each phase", kind=Kind.INT),
+    _refused("trace-count", "statistics and metrics give the durations of each phase", kind=Kind.INT),
+    _refused("trace-log-frequency", "statistics and metrics give the durations of each phase", kind=Kind.INT),
+    _refused("cache-config", "every request is computed", check=_cache_config),
+    _refused("cache-directory", "every request is computed"),
+    _refused("response-cache-byte-size", "every request is computed", kind=Kind.INT, harmless=("0",)),
+    _refused(
+        "rate-limit",
+        "the number of instances bounds what runs at once",
+        harmless=("off",),
+        check=_one_of("invalid argument for --rate-limit", "off", "execution_count"),
+    ),
+    _refused("rate-limit-resource", "the number of instances bounds what runs at once"),
+    _refused("min-supported-compute-capability", "the framework decides which devices it can use"),
+    _refused("host-policy", "bind the whole server with numactl or taskset"),
+    _refused(
+        "backend-directory",
+        "backends are Python packages, found by their entry points in the group tritium.backends",
+    ),
+    _refused("repoagent-directory", "prepare the repository before the server starts"),
+    _refused(
+        "allow-client-shm", "send tensors in the request, as binary data", kind=Kind.BOOL, harmless=_FALSE
+    ),
+)
+
+FLAGS: Final = _HONOURED + _WITHOUT_EFFECT + _REFUSED
+BY_NAME: Final = {name: flag for flag in FLAGS for name in (flag.name, *flag.aliases)}
+BY_VARIABLE: Final = {flag.variable: flag for flag in FLAGS}

@@ -1,0 +1,210 @@
+"""What a configuration leaves out: names, backend, version policy, batching sizes, instance groups.
+
+Contract: model_config.md sections 1 (normalisation), 5 (instance groups) and 7 (backend and platform). Inputs and
+outputs are not completed here: that takes the model file, which only a worker opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from engine.config.backends import BackendTraits
+from engine.config.problems import Problem
+from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+ENSEMBLE: Final = "ensemble"
+
+# Backends whose models on a CPU get two instances where the configuration names no count.
+_TWO_ON_CPU: Final = frozenset(("onnxruntime", "tensorflow"))
+_DEFAULT_IDLE_MICROSECONDS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One line of the inference table: what gives a backend away, and what is then filled in."""
+
+    backend: str
+    filename: str  # as `default_model_filename`, or as an entry of the first version directory
+    platforms: tuple[str, ...] = ()  # platform names that select the backend
+    platform: str = ""  # what an empty platform becomes
+    needs_no_platform: bool = False  # the file name counts only where no platform is given
+
+
+_RULES: Final = (
+    _Rule("tensorflow", "model.savedmodel", platform="tensorflow_savedmodel", needs_no_platform=True),
+    _Rule("tensorflow", "model.graphdef", platform="tensorflow_graphdef", needs_no_platform=True),
+    _Rule("tensorrt", "model.plan", ("tensorrt_plan",), "tensorrt_plan"),
+    _Rule("onnxruntime", "model.onnx", ("onnxruntime_onnx",), "onnxruntime_onnx"),
+    _Rule("openvino", "model.xml"),
+    _Rule("pytorch", "model.pt", ("pytorch_libtorch", "libtorch"), "pytorch_libtorch"),
+    _Rule("pytorch", "model.pt2", ("torch_aoti",), "torch_aoti"),
+    _Rule("python", "model.py"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """A configuration with everything filled in that can be.
+
+    `uncounted` holds the positions of instance groups whose count nobody wrote.
+    """
+
+    config: ModelConfig
+    uncounted: frozenset[int]
+    problems: tuple[Problem, ...] = ()
+
+
+def complete(
+    written: ModelConfig,
+    model_directory: Path,
+    *,
+    backends: Mapping[str, BackendTraits],
+    gpus: int = 0,
+    auto_complete: bool = True,
+) -> Completed:
+    """Return a completed copy of `written`. Without `auto_complete` only the normalisation is applied."""
+    config = ModelConfig()
+    config.CopyFrom(written)
+    problems: list[Problem] = []
+    if auto_complete:
+        if not config.name:
+            config.name = model_directory.name
+        problems = infer_backend(config, _first_version_entries(model_directory), backends)
+    uncounted = frozenset(at for at, group in enumerate(config.instance_group) if group.count < 1)
+    if not config.instance_group:
+        uncounted = frozenset((0,))
+    normalise(config, gpus=gpus)
+    return Completed(config=config, uncounted=uncounted, problems=tuple(problems))
+
+
+def infer_backend(
+    config: ModelConfig, entries: frozenset[str], backends: Mapping[str, BackendTraits]
+) -> list[Problem]:
+    """Fill `backend`, `platform` and `default_model_filename` in place, in the contract's order of evaluation.
+
+    `entries` are the names in the model's first version directory. Returns what kept the backend from being found.
+    """
+    if config.platform == ENSEMBLE:
+        return []
+    if config.backend:
+        _fill_known(config)
+        return []
+    probing = not config.platform and not config.default_model_filename
+    for rule in _RULES:
+        discovered = probing and rule.filename in entries
+        by_name = config.default_model_filename == rule.filename and not (
+            rule.needs_no_platform and config.platform
+        )
+        if discovered or by_name or config.platform in rule.platforms:
+            _apply(config, rule, discovered=discovered)
+            return []
+    for traits in backends.values():
+        if config.platform and config.platform in traits.platforms:
+            config.backend = traits.name
+            return []
+    if not probing:
+        return []
+    _, dot, suffix = config.name.partition(".")
+    if not dot or not suffix:
+        return [_undetermined(config.name)]
+    config.backend = suffix
+    config.default_model_filename = f"model.{suffix}"
+    return []
+
+
+def _apply(config: ModelConfig, rule: _Rule, *, discovered: bool) -> None:
+    by_platform = config.platform in rule.platforms
+    config.backend = rule.backend
+    if not config.platform or config.platform == "libtorch":
+        config.platform = rule.platform
+    # A discovered or platform-given `model.pt` is left out of the reported configuration; the backend falls back to it.
+    left_out = rule.filename == "model.pt" and (discovered or by_platform)
+    if not config.default_model_filename and not left_out:
+        config.default_model_filename = rule.filename
+
+
+def _fill_known(config: ModelConfig) -> None:
+    """Fill the platform and file name that a given backend implies, where they are not ambiguous."""
+    rules = [rule for rule in _RULES if rule.backend == config.backend]
+    if not rules:
+        return
+    chosen = next(
+        (
+            rule
+            for rule in rules
+            if (config.platform and config.platform in rule.platforms)
+            or (not config.platform and config.default_model_filename == rule.filename)
+        ),
+        None,
+    )
+    if chosen is None:
+        if config.platform or config.backend == "tensorflow":  # a wrong pair, or one of two formats
+            return
+        chosen = rules[0]
+    was_empty = not config.platform
+    if was_empty:
+        config.platform = chosen.platform
+    if not config.default_model_filename and (was_empty or chosen.filename != "model.pt"):
+        config.default_model_filename = chosen.filename
+
+
+def _undetermined(name: str) -> Problem:
+    return Problem(
+        message=(
+            f"Invalid model name: Could not determine backend for model '{name}' with no backend in model configuration."
+            " Expected model name of the form 'model.<backend_name>'."
+        ),
+        hint="name the 'backend', or put the model file under its usual name (model.onnx, model.pt, model.py) into a version directory",
+    )
+
+
+def _first_version_entries(model_directory: Path) -> frozenset[str]:
+    """Return the names inside the lexicographically first subdirectory; empty where there is none."""
+    try:
+        directories = sorted(entry for entry in model_directory.iterdir() if entry.is_dir())
+        return frozenset(entry.name for entry in directories[0].iterdir()) if directories else frozenset()
+    except OSError:  # what can't be listed can't be probed; whoever opens it says why
+        return frozenset()
+
+
+def normalise(config: ModelConfig, *, gpus: int = 0) -> None:
+    """Fill in place what is filled with or without auto-completion."""
+    if not config.version_policy.WhichOneof("policy_choice"):
+        config.version_policy.latest.num_versions = 1
+    sizes = [config.max_batch_size] if config.max_batch_size > 0 else []
+    if config.HasField("dynamic_batching") and not config.dynamic_batching.preferred_batch_size:
+        config.dynamic_batching.preferred_batch_size.extend(sizes)
+    if config.HasField("sequence_batching"):
+        sequences = config.sequence_batching
+        if sequences.HasField("oldest") and not sequences.oldest.preferred_batch_size:
+            sequences.oldest.preferred_batch_size.extend(sizes)
+        if not sequences.max_sequence_idle_microseconds:
+            sequences.max_sequence_idle_microseconds = _DEFAULT_IDLE_MICROSECONDS
+    if config.platform == ENSEMBLE:
+        return
+    for memory in ("input_pinned_memory", "output_pinned_memory"):
+        if not config.optimization.HasField(memory):
+            getattr(config.optimization, memory).enable = True
+    _resolve_groups(config, gpus)
+
+
+def _resolve_groups(config: ModelConfig, gpus: int) -> None:
+    """Give every instance group a name, a kind, a count and its GPUs (contract, section 5)."""
+    if not config.instance_group:
+        alone = config.instance_group.add(name=config.name)
+        if config.backend == "python":
+            alone.kind = ModelInstanceGroup.KIND_CPU
+    for position, group in enumerate(config.instance_group):
+        if not group.name:
+            group.name = f"{config.name}_{position}"
+        if group.kind == ModelInstanceGroup.KIND_AUTO:
+            usable = gpus > 0 and all(0 <= gpu < gpus for gpu in group.gpus)
+            group.kind = ModelInstanceGroup.KIND_GPU if usable else ModelInstanceGroup.KIND_CPU
+        if group.count < 1:
+            on_cpu = group.kind == ModelInstanceGroup.KIND_CPU
+            group.count = 2 if on_cpu and config.backend in _TWO_ON_CPU else 1
+        if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus:
+            group.gpus.extend(range(gpus))

@@ -1,0 +1,168 @@
+"""What the schema has and this version does not do. Nothing is accepted in silence: docs/model_configuration.md has the table.
+
+A field that changes answers is refused (UNSUPPORTED). One that only hints at how to be fast, and hints at something that
+does not exist here, is a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from actors.messages.errors import ErrorCode
+from engine.config.complete import ENSEMBLE
+from engine.config.problems import Problem, Severity
+from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+Keys = Callable[[ModelConfig], Iterator[str]]
+
+# Backends that are handed whole batches as one array, which inputs of different shapes don't make.
+_STACKING: Final = frozenset(("onnxruntime", "pytorch"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    field: str  # as the message names it
+    keys: Keys  # where it is set in a configuration
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hint:
+    keys: Keys
+    why: str
+
+
+def is_ensemble(config: ModelConfig) -> bool:
+    """Whether this configuration is of an ensemble: few of a model's rules apply to it."""
+    return config.platform == ENSEMBLE or config.HasField("ensemble_scheduling")
+
+
+def refusals(config: ModelConfig) -> list[Problem]:
+    """Return an error for everything `config` asks for that this version does not do."""
+    return [
+        Problem(
+            message=f"'{refusal.field}' of model '{config.name}' is not supported by this version",
+            key=key,
+            hint=refusal.hint,
+            code=ErrorCode.UNSUPPORTED,
+        )
+        for refusal in _REFUSALS
+        for key in refusal.keys(config)
+    ]
+
+
+def ignored_hints(config: ModelConfig) -> list[Problem]:
+    """Return a warning for every hint in `config` that has no effect."""
+    return [
+        Problem(severity=Severity.WARNING, message=f"'{key}' has no effect: {hint.why}", key=key)
+        for hint in _HINTS
+        for key in hint.keys(config)
+    ]
+
+
+def _present(field: str) -> Keys:
+    """Where a sub-message is set."""
+
+    def keys(config: ModelConfig) -> Iterator[str]:
+        if config.HasField(field):
+            yield field
+
+    return keys
+
+
+def _not_empty(field: str, *path: str) -> Keys:
+    """Where a list, a map or a string has content, or a switch is on."""
+    key = ".".join((field, *path))
+
+    def keys(config: ModelConfig) -> Iterator[str]:
+        value = getattr(config, field)
+        for name in path:
+            value = getattr(value, name)
+        if value:
+            yield key
+
+    return keys
+
+
+def _ensemble(config: ModelConfig) -> Iterator[str]:
+    if config.platform == ENSEMBLE and not config.HasField("ensemble_scheduling"):
+        yield "platform"
+
+
+def _ragged(config: ModelConfig) -> Iterator[str]:
+    if config.backend in _STACKING:
+        for at, tensor in enumerate(config.input):
+            if tensor.allow_ragged_batch:
+                yield f"input[{at}].allow_ragged_batch"
+
+
+def _groups(field: str) -> Keys:
+    def keys(config: ModelConfig) -> Iterator[str]:
+        for at, group in enumerate(config.instance_group):
+            if getattr(group, field):
+                yield f"instance_group[{at}].{field}"
+
+    return keys
+
+
+def _by_capability(config: ModelConfig) -> Iterator[str]:
+    on_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
+    if config.cc_model_filenames and on_gpu:
+        yield "cc_model_filenames"
+
+
+def _priority(config: ModelConfig) -> Iterator[str]:
+    if config.optimization.priority:
+        yield "optimization.priority"
+
+
+_REFUSALS: Final = (
+    _Refusal('platform: "ensemble"', _ensemble),
+    _Refusal("ensemble_scheduling", _present("ensemble_scheduling")),
+    _Refusal("sequence_batching", _present("sequence_batching")),
+    _Refusal("model_transaction_policy.decoupled", _not_empty("model_transaction_policy", "decoupled")),
+    _Refusal("response_cache.enable", _not_empty("response_cache", "enable")),
+    _Refusal("model_repository_agents", _not_empty("model_repository_agents", "agents")),
+    _Refusal("batch_input", _not_empty("batch_input")),
+    _Refusal("batch_output", _not_empty("batch_output")),
+    _Refusal("runtime", _not_empty("runtime"), "'backend' alone chooses what runs the model"),
+    _Refusal("model_operations.op_library_filename", _not_empty("model_operations", "op_library_filename")),
+    _Refusal(
+        "optimization.execution_accelerators",
+        _not_empty("optimization", "execution_accelerators", "gpu_execution_accelerator"),
+    ),
+    _Refusal(
+        "optimization.execution_accelerators",
+        _not_empty("optimization", "execution_accelerators", "cpu_execution_accelerator"),
+    ),
+    _Refusal(
+        "allow_ragged_batch",
+        _ragged,
+        "this backend takes each batch as one array; without the flag, requests of different shapes run apart",
+    ),
+    _Refusal("instance_group.passive", _groups("passive")),
+    _Refusal("instance_group.secondary_devices", _groups("secondary_devices")),
+    _Refusal(
+        "cc_model_filenames",
+        _by_capability,
+        "use 'default_model_filename', or one repository for each GPU kind",
+    ),
+)
+
+_HINTS: Final = (
+    _Hint(_priority, "the operating system's priority of a worker is left alone"),
+    _Hint(_not_empty("optimization", "cuda", "graphs"), "no backend here uses CUDA graphs"),
+    _Hint(_not_empty("optimization", "cuda", "busy_wait_events"), "no backend here waits on CUDA events"),
+    _Hint(_not_empty("optimization", "cuda", "graph_spec"), "no backend here uses CUDA graphs"),
+    _Hint(
+        _not_empty("optimization", "cuda", "output_copy_stream"),
+        "no backend here copies on CUDA streams of its own",
+    ),
+    _Hint(
+        _not_empty("optimization", "gather_kernel_buffer_threshold"),
+        "batches are gathered in host memory",
+    ),
+    _Hint(_not_empty("model_metrics", "metric_control"), "latency histograms are not published"),
+)

@@ -1,0 +1,173 @@
+"""A completed, valid configuration → the plain values that actors and backends work from.
+
+Microseconds become seconds here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+from actors.messages.datatypes import BY_NUMBER
+from actors.specs import (
+    Direct,
+    DynamicBatching,
+    InputSpec,
+    InstanceSpec,
+    ModelSpec,
+    OutputSpec,
+    QueuePolicy,
+    TimeoutAction,
+    WarmupSample,
+)
+from engine.config.backends import BackendTraits
+from engine.config.jsonform import config_json
+from engine.config.settings import TritiumSettings
+from protocols.kserve.proto.model_config_pb2 import (
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelOutput,
+    ModelQueuePolicy,
+)
+
+_MICROSECOND: Final = 1e-6
+
+_KINDS: Final[Mapping[int, Literal["CPU", "GPU", "MODEL"]]] = {
+    ModelInstanceGroup.KIND_CPU: "CPU",
+    ModelInstanceGroup.KIND_GPU: "GPU",
+    ModelInstanceGroup.KIND_MODEL: "MODEL",
+}
+_TIMEOUT_ACTIONS: Final[Mapping[int, TimeoutAction]] = {
+    ModelQueuePolicy.REJECT: TimeoutAction.REJECT,
+    ModelQueuePolicy.DELAY: TimeoutAction.DELAY,
+}
+
+
+def translate(
+    config: ModelConfig,
+    *,
+    version: int,
+    version_directory: Path,
+    model_directory: Path,
+    traits: BackendTraits,
+    tritium: TritiumSettings,
+    uncounted: frozenset[int] = frozenset(),
+    settings: Mapping[str, str] | None = None,
+    labels: Mapping[str, tuple[str, ...]] | None = None,
+    warmup: tuple[WarmupSample, ...] = (),
+) -> ModelSpec:
+    """Return the specification of one version of a model.
+
+    `config` has been completed and has passed `validate` and `refusals`; `uncounted` are the instance groups whose
+    count nobody wrote; `settings` is what the command line says for this backend.
+    """
+    return ModelSpec(
+        name=config.name,
+        version=version,
+        platform=config.platform or config.backend,
+        backend=config.backend,
+        max_batch_size=config.max_batch_size,
+        inputs=tuple(_input(tensor) for tensor in config.input),
+        outputs=tuple(_output(tensor, (labels or {}).get(tensor.name, ())) for tensor in config.output),
+        scheduling=_scheduling(config),
+        instances=instances(config, traits, tritium, uncounted),
+        model_directory=model_directory,
+        version_directory=version_directory,
+        artifact=artifact(config, traits),
+        config_json=config_json(config),
+        parameters={key: config.parameters[key].string_value for key in sorted(config.parameters)},
+        settings=dict(settings or {}),
+        warmup=warmup,
+        metric_tags=dict(sorted(config.metric_tags.items())),
+        decoupled=config.model_transaction_policy.decoupled,
+        isolation=tritium.isolation,
+        retry=tritium.retry,
+        execution_timeout=tritium.execution_timeout,
+        queue_bounds=tritium.queue_bounds,
+        threads=tritium.threads,
+    )
+
+
+def artifact(config: ModelConfig, traits: BackendTraits) -> str:
+    """Return the model's file name inside its version directory."""
+    return config.default_model_filename or traits.default_artifact
+
+
+def instances(
+    config: ModelConfig, traits: BackendTraits, tritium: TritiumSettings, uncounted: frozenset[int]
+) -> tuple[InstanceSpec, ...]:
+    """Return one specification a worker: `<group>_<i>`, counted through all devices of a group.
+
+    A group shares one worker on each device where `tritium.worker` says so, or says nothing, the backend can, and
+    nobody wrote a count: what was only a default then costs no second copy of the weights.
+    """
+    specs: list[InstanceSpec] = []
+    numbers: Counter[str] = Counter()
+    for position, group in enumerate(config.instance_group):
+        shared = tritium.worker == "model" or (
+            tritium.worker is None and traits.concurrent and position in uncounted
+        )
+        workers, lanes = (1, group.count) if shared else (group.count, 1)
+        for device in group.gpus or (0,):
+            for _ in range(workers):
+                name = f"{group.name}_{numbers[group.name]}"
+                numbers[group.name] += 1
+                specs.append(InstanceSpec(name=name, kind=_KINDS[group.kind], device_id=device, lanes=lanes))
+    return tuple(specs)
+
+
+def _input(tensor: ModelInput) -> InputSpec:
+    return InputSpec(
+        name=tensor.name,
+        datatype=BY_NUMBER[tensor.data_type],
+        dims=tuple(tensor.dims),
+        reshape=_reshape(tensor),
+        optional=tensor.optional,
+        ragged=tensor.allow_ragged_batch,
+    )
+
+
+def _output(tensor: ModelOutput, labels: tuple[str, ...]) -> OutputSpec:
+    return OutputSpec(
+        name=tensor.name,
+        datatype=BY_NUMBER[tensor.data_type],
+        dims=tuple(tensor.dims),
+        reshape=_reshape(tensor),
+        labels=labels,
+    )
+
+
+def _reshape(tensor: ModelInput | ModelOutput) -> tuple[int, ...] | None:
+    return tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
+
+
+def _scheduling(config: ModelConfig) -> Direct | DynamicBatching:
+    if not config.HasField("dynamic_batching"):
+        return Direct()
+    return _dynamic_batching(config.dynamic_batching)
+
+
+def _dynamic_batching(batching: ModelDynamicBatching) -> DynamicBatching:
+    policies = batching.priority_queue_policy
+    return DynamicBatching(
+        preferred_batch_sizes=tuple(sorted(set(batching.preferred_batch_size))),
+        max_queue_delay=batching.max_queue_delay_microseconds * _MICROSECOND,
+        preserve_ordering=batching.preserve_ordering,
+        priority_levels=batching.priority_levels,
+        default_priority_level=batching.default_priority_level,
+        default_queue_policy=_queue_policy(batching.default_queue_policy),
+        priority_queue_policies={level: _queue_policy(policies[level]) for level in sorted(policies)},
+    )
+
+
+def _queue_policy(policy: ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
+        timeout_action=_TIMEOUT_ACTIONS.get(policy.timeout_action, TimeoutAction.REJECT),
+        default_timeout=policy.default_timeout_microseconds * _MICROSECOND,
+        allow_timeout_override=policy.allow_timeout_override,
+        max_queue_size=policy.max_queue_size,
+    )

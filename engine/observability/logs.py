@@ -1,0 +1,373 @@
+"""Logging: which events become lines, how the lines look, and who writes them.
+
+Events come from the closed list in `actors.messages.events`; everything else about them is a key. They are rendered where
+they happen and written by one thread, which takes lines from a bounded queue. So a full disk, a stalled pipe or a closed
+terminal costs lines (counted, and told once writing works again), never the event loop or the server.
+
+Bind once and keep the result (`log = structlog.get_logger().bind(model=...)`): on a bound logger a switched-off level is a
+method that does nothing, on the bare proxy it is a look-up each time.
+
+Reference: contract observability.md section 4.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, NoReturn, Self, TextIO
+
+import structlog
+from structlog.processors import CallsiteParameter, CallsiteParameterAdder
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+from actors.messages.events import Event
+from actors.messages.requests import InferRequest
+from engine.settings import LogSettings, SettingsError
+
+_DEBUG, _INFO, _WARNING, _ERROR, _NOTHING = 10, 20, 30, 40, 60
+_LETTERS: Final = {"debug": "I", "info": "I", "warning": "W", "error": "E", "critical": "E"}
+_SEVERE: Final = frozenset({"warning", "error", "critical"})
+_MOST_WAITING: Final = 10_000
+_GATHERING: Final = 0.01  # seconds in which lines collect, so that a busy server wakes the writer rarely
+
+
+# -- the writer
+
+
+class LogSink:
+    """Writes lines from a thread of its own: severe ones to `err`, others to `out`. Close it to flush it."""
+
+    def __init__(
+        self, out: TextIO, err: TextIO, *, owns: bool = False, most_waiting: int = _MOST_WAITING
+    ) -> None:
+        self._out = out
+        self._err = err
+        self._owns = owns
+        self._most_waiting = most_waiting
+        self._lines: deque[tuple[bool, str]] = deque()
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._untold = 0
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name="tritium-logs", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, line: str, *, severe: bool) -> None:
+        """Queue a line; never waits and never raises."""
+        if len(self._lines) >= self._most_waiting:
+            self._lose(1)
+            return
+        self._lines.append((severe, line))
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Write what is queued, for at most `timeout` seconds, and stop. A file of its own is closed."""
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(timeout)
+        if self._owns and not self._thread.is_alive():
+            try:
+                self._out.close()
+            except OSError:
+                self._lose(0)  # the flush inside failed; there is nobody left to tell
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._wake.wait()
+            self._closing.wait(_GATHERING)
+            self._wake.clear()
+            self._drain()
+        self._drain()
+
+    def _drain(self) -> None:
+        while self._lines:
+            severe, line = self._lines.popleft()
+            lines = [line]
+            while self._lines and self._lines[0][0] is severe and len(lines) < 1000:
+                lines.append(self._lines.popleft()[1])
+            self._write(self._err if severe else self._out, lines)
+
+    def _write(self, stream: TextIO, lines: list[str]) -> None:
+        text = "".join(f"{line}\n" for line in lines)
+        if self._untold:
+            text = f"({self._untold} log lines were lost)\n{text}"
+        encoding = stream.encoding or "utf-8"
+        try:
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            stream.flush()
+        except (OSError, ValueError):  # a full disk, a reader that went away, a closed stream
+            self._lose(len(lines))
+        else:
+            self._untold = 0
+
+    def _lose(self, lines: int) -> None:
+        self.dropped += lines
+        self._untold += lines
+
+
+def open_sink(settings: LogSettings) -> LogSink:
+    """Return the sink that the settings name. Raises SettingsError where the log file can't be opened."""
+    if not settings.file:
+        return LogSink(sys.stdout, sys.stderr)
+    try:
+        file = open(settings.file, "a", encoding="utf-8")  # noqa: SIM115  # the sink closes it
+    except OSError as error:
+        raise SettingsError(
+            f"Failed to open log file: {error.strerror}", hint=f"--log-file was given '{settings.file}'"
+        ) from error
+    return LogSink(file, file, owns=True)
+
+
+# -- from events to lines
+
+
+def configure_logging(
+    settings: LogSettings,
+    sink: LogSink,
+    *,
+    strict: bool = False,
+    wall_ns: Callable[[], int] = time.time_ns,
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Make structlog follow the settings and write to `sink`.
+
+    `strict` is for tests and development: an event that is not in the list raises ValueError where it is logged.
+    """
+    structlog.configure(
+        processors=processors(settings, sink, strict=strict, wall_ns=wall_ns, environ=environ),
+        wrapper_class=structlog.make_filtering_bound_logger(_lowest_level(settings)),
+        logger_factory=structlog.ReturnLoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
+def processors(
+    settings: LogSettings,
+    sink: LogSink,
+    *,
+    strict: bool,
+    wall_ns: Callable[[], int],
+    environ: Mapping[str, str],
+) -> list[Processor]:
+    """Return the chain that an event passes through, from the check of its name to the sink."""
+    chain: list[Processor] = [_only_what_is_on(settings)]
+    if strict:
+        chain.append(_only_known_events)
+    chain.append(_Timestamp(wall_ns))
+    if settings.format != "console":
+        chain.append(
+            CallsiteParameterAdder(
+                {CallsiteParameter.FILENAME, CallsiteParameter.LINENO},
+                additional_ignores=["engine.observability.logs"],
+            )
+        )
+    chain.append(_renderer(settings, sink, environ))
+    chain.append(_Deliver(sink))
+    return chain
+
+
+def _lowest_level(settings: LogSettings) -> int:
+    if settings.verbose > 0:
+        return _DEBUG
+    if settings.info:
+        return _INFO
+    if settings.warning:
+        return _WARNING
+    return _ERROR if settings.error else _NOTHING
+
+
+def _only_what_is_on(settings: LogSettings) -> Processor:
+    """Each level has a switch of its own in Triton; `debug` has two depths, by its key `verbose`."""
+    switches = {"info": settings.info, "warning": settings.warning, "error": settings.error}
+
+    def drop_what_is_off(_: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        if not switches.get(method, True) or event.pop("verbose", 1) > max(1, settings.verbose):
+            raise structlog.DropEvent
+        return event
+
+    return drop_what_is_off
+
+
+def _only_known_events(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    try:
+        Event(event["event"])
+    except ValueError:
+        raise ValueError(
+            f"{event['event']!r} is not an event: add it to actors.messages.events, or say it in a key"
+        ) from None
+    return event
+
+
+class _Timestamp:
+    def __init__(self, wall_ns: Callable[[], int]) -> None:
+        self._wall_ns = wall_ns
+
+    def __call__(self, _: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        event["event"] = str(event["event"])
+        event["level"] = method
+        event["timestamp"] = datetime.fromtimestamp(self._wall_ns() // 1000 / 1e6, UTC)
+        return event
+
+
+class _Deliver:
+    """The last link: hand the line to the sink and leave nothing for structlog to print."""
+
+    def __init__(self, sink: LogSink) -> None:
+        self._sink = sink
+
+    def __call__(self, _: WrappedLogger, method: str, line: Any) -> NoReturn:
+        self._sink.write(line, severe=method in _SEVERE)
+        raise structlog.DropEvent
+
+
+def _renderer(settings: LogSettings, sink: LogSink, environ: Mapping[str, str]) -> Processor:
+    match settings.format:
+        case "json":
+            return _render_json
+        case "console":
+            return _console(colors=not settings.file and sys.stdout.isatty())
+        case "default" | "ISO8601":
+            escape = environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
+            return _TritonLines(iso=settings.format == "ISO8601", escape=escape)
+
+
+def _console(*, colors: bool) -> Processor:
+    pretty = structlog.dev.ConsoleRenderer(
+        colors=colors, exception_formatter=structlog.dev.plain_traceback, sort_keys=False
+    )
+
+    def render(logger: WrappedLogger, method: str, event: EventDict) -> str:
+        event["timestamp"] = f"{event['timestamp']:%H:%M:%S.%f}"[:-3]
+        return str(pretty(logger, method, event))
+
+    return render
+
+
+def _render_json(_: WrappedLogger, __: str, event: EventDict) -> str:
+    moment = event.pop("timestamp")
+    line = {
+        "timestamp": f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z",
+        "level": event.pop("level"),
+        "event": event.pop("event"),
+    }
+    trace = _traceback(event.pop("exc_info", None))
+    line.update(event)
+    if trace:
+        line["exception"] = trace
+    return json.dumps(line, default=repr)
+
+
+class _TritonLines:
+    """Triton's two formats, in which the event is a sentence: Triton's own where it has one for it."""
+
+    def __init__(self, *, iso: bool, escape: bool) -> None:
+        self._iso = iso
+        self._escape = escape
+        self._pid = os.getpid()
+
+    def __call__(self, _: WrappedLogger, __: str, event: EventDict) -> str:
+        moment: datetime = event.pop("timestamp")
+        letter = _LETTERS[event.pop("level")]
+        source = f"{event.pop('filename', '?')}:{event.pop('lineno', 0)}"
+        trace = _traceback(event.pop("exc_info", None))
+        message = sentence(event.pop("event"), event)
+        if trace:
+            message = f"{message}\n{trace}"
+        if self._escape:
+            message = json.dumps(message, ensure_ascii=False)
+        if self._iso:
+            return f"{moment:%Y-%m-%dT%H:%M:%SZ} {letter} {self._pid} {source}] {message}"
+        return f"{letter}{moment:%m%d %H:%M:%S.%f} {self._pid} {source}] {message}"
+
+
+# What tools and people look for in Triton's log.
+_SENTENCES: Final[Mapping[str, str]] = {
+    Event.MODEL_LOADING.value: "loading: {model}:{version}",
+    Event.MODEL_READY.value: "successfully loaded '{model}'",
+    Event.LISTENER_OPENED.value: "Started {service} at {address}:{port}",
+    Event.REQUEST_FAILED.value: "[request id: {request_id}] Infer failed: {message}",
+}
+_SERVICES: Final = {"http": "HTTPService", "grpc": "GRPCInferenceService", "metrics": "Metrics Service"}
+
+
+def sentence(event: str, keys: Mapping[str, Any]) -> str:
+    """Return an event in Triton's words where it has any, else its name; what is left of the keys follows."""
+    words = {**keys, "service": _SERVICES.get(keys.get("protocol", ""), "service")}
+    if "request_id" in words:
+        words["request_id"] = words["request_id"] or "<id_unknown>"
+    template = _SENTENCES.get(event, "")
+    try:
+        said = template.format(**words) or event
+    except KeyError:
+        template, said = "", event
+    rest = [f"{key}={_plain(value)}" for key, value in keys.items() if f"{{{key}}}" not in template]
+    return " ".join([said, *rest])
+
+
+def _plain(value: object) -> str:
+    text = str(value)
+    return repr(text) if not text or any(character in text for character in ' "=\n') else text
+
+
+def _traceback(exc_info: Any) -> str:
+    if not exc_info:
+        return ""
+    if isinstance(exc_info, BaseException):
+        exc_info = (type(exc_info), exc_info, exc_info.__traceback__)
+    elif not isinstance(exc_info, tuple):
+        exc_info = sys.exc_info()
+    return "" if exc_info[0] is None else "".join(traceback.format_exception(*exc_info)).rstrip()
+
+
+# -- one line a request
+
+
+class RequestLog:
+    """Writes the canonical line of each request, at its end. Made only where `--log-requests` asks for it."""
+
+    def __init__(self, log: FilteringBoundLogger) -> None:
+        self._log = log
+
+    def finished(
+        self,
+        request: InferRequest,
+        *,
+        version: int,
+        outcome: Event,
+        queue_ns: int = 0,
+        compute_infer_ns: int = 0,
+        total_ns: int = 0,
+        message: str = "",
+    ) -> None:
+        """Log how `request` ended. `outcome` is one of the `request_*` events, `message` what its client was told."""
+        keys: dict[str, object] = {
+            "request_id": request.id,
+            "model": request.model_name,
+            "version": version,
+            "rows": request.rows,
+            "outcome": outcome.value.removeprefix("request_"),
+            "queue_us": queue_ns // 1000,
+            "compute_infer_us": compute_infer_ns // 1000,
+            "total_us": total_ns // 1000,
+        }
+        if request.correlation_id:
+            keys["correlation_id"] = request.correlation_id
+        if request.attempts > 1:
+            keys["attempts"] = request.attempts
+        if message:
+            keys["message"] = message
+        self._log.info(outcome, **keys)

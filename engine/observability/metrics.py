@@ -1,0 +1,457 @@
+"""Prometheus metrics: read when they are scraped, written in the text format 0.0.4, served by a small ASGI app.
+
+Nothing is counted here. Counters live with the models (`actors.statistics`), and a scrape reads them once. The text is
+written by hand, since prometheus-client cannot print a counter without the suffix `_total`, and Triton's have none.
+A model's labels are put into words once a scrape, and a family is one block of text, so that a scrape of a thousand models
+can let the loop go on between blocks.
+
+Reference: contract observability.md section 1, http.md section 11.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import trio
+
+from actors.statistics import FailureReason, Histogram, LatencySummaries, ModelStatistics
+from engine.observability.loop_lag import LoopLag
+from engine.observability.sources import MetricsSource, ModelSample
+from engine.observability.system import MachineSampler, ProcessSample, sample_process
+from engine.settings import MetricsSettings
+
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A family with one series a model."""
+
+    name: str
+    kind: str
+    help: str
+    read: Callable[[ModelSample], Number]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One series: what follows the family's name, its labels as written, its value."""
+
+    suffix: str
+    labels: str
+    value: Number
+
+
+def _per_statistics(read: Callable[[ModelStatistics], Number]) -> Callable[[ModelSample], Number]:
+    return lambda model: read(model.statistics)
+
+
+_COUNTS: Final = (
+    _Family(
+        "nv_inference_request_success",
+        "counter",
+        "Number of successful inference requests, all batch sizes",
+        _per_statistics(lambda s: s.success_count),
+    ),
+    _Family(
+        "nv_inference_count",
+        "counter",
+        "Number of inferences performed (does not include cached requests)",
+        _per_statistics(lambda s: s.inference_count),
+    ),
+    _Family(
+        "nv_inference_exec_count",
+        "counter",
+        "Number of model executions performed (does not include cached requests)",
+        _per_statistics(lambda s: s.execution_count),
+    ),
+)
+_FAILURES: Final = "nv_inference_request_failure"
+_FAILURES_HELP: Final = "Number of failed inference requests, all batch sizes"
+
+# Sums of nanoseconds are divided once, at the scrape.
+_DURATIONS: Final = (
+    _Family(
+        "nv_inference_request_duration_us",
+        "counter",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+        _per_statistics(lambda s: s.success_ns // 1000),
+    ),
+    _Family(
+        "nv_inference_queue_duration_us",
+        "counter",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        _per_statistics(lambda s: s.queue_ns // 1000),
+    ),
+    _Family(
+        "nv_inference_compute_input_duration_us",
+        "counter",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        _per_statistics(lambda s: s.compute_input_ns // 1000),
+    ),
+    _Family(
+        "nv_inference_compute_infer_duration_us",
+        "counter",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+        _per_statistics(lambda s: s.compute_infer_ns // 1000),
+    ),
+    _Family(
+        "nv_inference_compute_output_duration_us",
+        "counter",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+        _per_statistics(lambda s: s.compute_output_ns // 1000),
+    ),
+)
+
+_GAUGES: Final = (
+    _Family(
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+        _per_statistics(lambda s: s.pending),
+    ),
+    _Family(
+        "nv_model_load_duration_secs",
+        "gauge",
+        "Model load time in seconds",
+        lambda model: model.load_duration,
+    ),
+)
+
+_OURS: Final = (
+    _Family(
+        "tritium_instance_restarts_total",
+        "counter",
+        "Instances started again after a death",
+        _per_statistics(lambda s: s.restarts),
+    ),
+    _Family(
+        "tritium_requests_retried_total",
+        "counter",
+        "Requests executed again because a worker died under them",
+        _per_statistics(lambda s: s.retried),
+    ),
+    _Family(
+        "tritium_requests_bisected_total",
+        "counter",
+        "Batches split to find the request that kills workers",
+        _per_statistics(lambda s: s.bisected),
+    ),
+    _Family(
+        "tritium_requests_quarantined_total",
+        "counter",
+        "Requests refused because they kill workers",
+        _per_statistics(lambda s: s.quarantined),
+    ),
+    _Family(
+        "tritium_threads_abandoned_total",
+        "counter",
+        "Hung threads left behind by instances inside the server process",
+        _per_statistics(lambda s: s.abandoned_threads),
+    ),
+    _Family(
+        "tritium_reply_violations_total",
+        "counter",
+        "Answers that were dropped or given twice; each one is a bug in Tritium",
+        _per_statistics(lambda s: s.reply_violations),
+    ),
+    _Family("tritium_queue_depth", "gauge", "Requests waiting in the queue", lambda model: model.queue_depth),
+    _Family(
+        "tritium_queue_age_seconds",
+        "gauge",
+        "How long the oldest request has waited in the queue",
+        lambda model: model.queue_age,
+    ),
+)
+
+_HISTOGRAM: Final = "nv_inference_first_response_histogram_ms"
+_HISTOGRAM_HELP: Final = "Duration from request to first response in milliseconds"
+
+_SUMMARIES: Final = (
+    (
+        "nv_inference_request_summary_us",
+        "Summary of inference request duration in microseconds (includes cached requests)",
+        "request",
+    ),
+    (
+        "nv_inference_queue_summary_us",
+        "Summary of inference queuing duration in microseconds (includes cached requests)",
+        "queue",
+    ),
+    (
+        "nv_inference_compute_input_summary_us",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        "compute_input",
+    ),
+    (
+        "nv_inference_compute_infer_summary_us",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+        "compute_infer",
+    ),
+    (
+        "nv_inference_compute_output_summary_us",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+        "compute_output",
+    ),
+)
+
+
+def new_statistics(settings: MetricsSettings) -> ModelStatistics:
+    """Return a model's statistics, observing what the settings ask for and no more."""
+    return ModelStatistics(
+        summaries=LatencySummaries(settings.summary_quantiles) if settings.summary_latencies else None,
+        first_response=Histogram() if settings.histogram_latencies else None,
+    )
+
+
+class Exposition:
+    """Writes what a source knows as Prometheus text.
+
+    `wall_ms` tells the time for the summaries' sliding window, in milliseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        source: MetricsSource,
+        settings: MetricsSettings,
+        *,
+        wall_ms: Callable[[], int],
+        loop_lag: LoopLag | None = None,
+        machine: MachineSampler | None = None,
+        process: Callable[[], ProcessSample] = sample_process,
+    ) -> None:
+        self._source = source
+        self._settings = settings
+        self._wall_ms = wall_ms
+        self._loop_lag = loop_lag
+        self._machine = machine
+        self._process = process
+
+    def blocks(self) -> Iterator[str]:
+        """Yield the text of each family that has a series."""
+        models = [(model, _model_labels(model)) for model in self._source.models()]
+        if models:
+            yield from self._model_blocks(models)
+        yield from self._server_blocks()
+
+    def text(self) -> str:
+        """Return all of it."""
+        return "".join(self.blocks())
+
+    def _model_blocks(self, models: Sequence[tuple[ModelSample, Mapping[str, str]]]) -> Iterator[str]:
+        plain = [(model, written(labels)) for model, labels in models]
+        counting = self._settings.counter_latencies
+        for family in _COUNTS:
+            # Without counter_latencies Triton leaves the series in place, at zero.
+            lines = [_Line("", labels, family.read(model) if counting else 0) for model, labels in plain]
+            yield _block(family.name, family.kind, family.help, lines)
+        yield _block(_FAILURES, "counter", _FAILURES_HELP, self._failures(models))
+        if counting:
+            yield from (_family_block(family, plain) for family in _DURATIONS)
+        yield from (_family_block(family, plain) for family in _GAUGES)
+        yield from self._latency_blocks(models)
+        yield from (_family_block(family, plain) for family in _OURS)
+        deaths = [
+            _Line("", written({**labels, "reason": reason}), count)
+            for model, labels in models
+            for reason, count in sorted(model.statistics.deaths.items())
+        ]
+        if deaths:
+            yield _block("tritium_worker_deaths_total", "counter", "Worker deaths, by reason", deaths)
+        instances = [
+            _Line("", written({**labels, "state": state}), count)
+            for model, labels in models
+            for state, count in sorted(model.instances.items())
+        ]
+        if instances:
+            yield _block("tritium_instances", "gauge", "Instances, by state", instances)
+
+    def _failures(self, models: Iterable[tuple[ModelSample, Mapping[str, str]]]) -> list[_Line]:
+        counting = self._settings.counter_latencies
+        return [
+            _Line(
+                "",
+                written({**labels, "reason": reason.value}),
+                model.statistics.failures[reason] if counting else 0,
+            )
+            for model, labels in models
+            for reason in FailureReason
+        ]
+
+    def _latency_blocks(self, models: Sequence[tuple[ModelSample, Mapping[str, str]]]) -> Iterator[str]:
+        histograms = [
+            line
+            for model, labels in models
+            if model.statistics.first_response is not None
+            for line in _histogram_lines(model.statistics.first_response, labels)
+        ]
+        if histograms:
+            yield _block(_HISTOGRAM, "histogram", _HISTOGRAM_HELP, histograms)
+        observed = [
+            (model.statistics.summaries, labels)
+            for model, labels in models
+            if model.statistics.summaries is not None
+        ]
+        if observed:
+            now = self._wall_ms()
+            for summaries, _ in observed:
+                summaries.turn(now)
+            for name, explanation, attribute in _SUMMARIES:
+                lines = [line for s, labels in observed for line in _summary_lines(s, attribute, labels)]
+                yield _block(name, "summary", explanation, lines)
+
+    def _server_blocks(self) -> Iterator[str]:
+        if self._machine is not None:
+            machine = self._machine.sample()
+            yield _single(
+                "nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]", machine.cpu_utilization
+            )
+            yield _single(
+                "nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes", machine.memory_total
+            )
+            yield _single(
+                "nv_cpu_memory_used_bytes", "gauge", "CPU used memory (RAM), in bytes", machine.memory_used
+            )
+        # There is no such pool, and a dashboard that divides these two expects them to exist.
+        yield _single(
+            "nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes", 0
+        )
+        yield _single(
+            "nv_pinned_memory_pool_used_bytes", "gauge", "Pinned memory pool used memory size, in bytes", 0
+        )
+        if self._loop_lag is not None:
+            lag = self._loop_lag
+            yield _block(
+                "tritium_loop_lag_seconds",
+                "gauge",
+                "How late the event loop runs: at the last look, and at worst within the last minute",
+                [
+                    _Line("", written({"stat": "last"}), lag.last),
+                    _Line("", written({"stat": "max"}), lag.highest),
+                ],
+            )
+        process = self._process()
+        yield _single(
+            "process_cpu_seconds_total",
+            "counter",
+            "Total user and system CPU time spent in seconds.",
+            process.cpu_seconds,
+        )
+        yield _single(
+            "process_resident_memory_bytes", "gauge", "Resident memory size in bytes.", process.resident_bytes
+        )
+        yield _single(
+            "process_open_fds", "gauge", "Number of open file descriptors.", process.open_descriptors
+        )
+        yield _single(
+            "process_max_fds", "gauge", "Maximum number of open file descriptors.", process.most_descriptors
+        )
+
+
+# -- the text format
+
+
+def written(labels: Mapping[str, str]) -> str:
+    """Return labels as they stand in a line, alphabetical by name; nothing for none."""
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(labels[name])}"' for name in sorted(labels)) + "}"
+
+
+def number(value: Number) -> str:
+    """Return a value as Prometheus reads it."""
+    if isinstance(value, int):
+        return str(value)
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(value)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _model_labels(model: ModelSample) -> dict[str, str]:
+    # A tag's key is the configuration's, and one that is no label name would spoil the whole scrape.
+    tags = {"_" + re.sub(r"[^a-zA-Z0-9_]", "_", key): value for key, value in model.tags.items()}
+    return {**tags, "model": model.name, "version": str(model.version)}
+
+
+def _block(name: str, kind: str, explanation: str, lines: Iterable[_Line]) -> str:
+    head = f"# HELP {name} {explanation}\n# TYPE {name} {kind}\n"
+    return head + "".join(f"{name}{line.suffix}{line.labels} {number(line.value)}\n" for line in lines)
+
+
+def _family_block(family: _Family, models: Iterable[tuple[ModelSample, str]]) -> str:
+    lines = (_Line("", labels, family.read(model)) for model, labels in models)
+    return _block(family.name, family.kind, family.help, lines)
+
+
+def _single(name: str, kind: str, explanation: str, value: Number) -> str:
+    return _block(name, kind, explanation, [_Line("", "", value)])
+
+
+def _histogram_lines(histogram: Histogram, labels: Mapping[str, str]) -> Iterator[_Line]:
+    plain = written(labels)
+    below = 0
+    bounds = [f"{bound:g}" for bound in histogram.bounds] + ["+Inf"]
+    for bound, count in zip(bounds, histogram.counts, strict=True):
+        below += count
+        yield _Line("_bucket", written({**labels, "le": bound}), below)
+    yield _Line("_sum", plain, histogram.total)
+    yield _Line("_count", plain, below)
+
+
+def _summary_lines(summaries: LatencySummaries, attribute: str, labels: Mapping[str, str]) -> Iterator[_Line]:
+    plain = written(labels)
+    summary = getattr(summaries, attribute)
+    for quantile, value in summary.quantiles().items():
+        yield _Line("", written({**labels, "quantile": f"{quantile:g}"}), value)
+    yield _Line("_sum", plain, summary.total)
+    yield _Line("_count", plain, summary.total_count)
+
+
+# -- the port
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class MetricsApp:
+    """The metrics port as an ASGI app. Its listener runs on trio."""
+
+    def __init__(self, exposition: Exposition) -> None:
+        self._exposition = exposition
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; a GET of anything but the metrics is an empty success, as in Triton."""
+        if scope["type"] != "http":
+            raise ValueError(
+                f"the metrics port serves HTTP only, got an ASGI scope of type {scope['type']!r}"
+            )
+        if scope["method"] != "GET":
+            await _respond(send, 405, b"", [(b"allow", b"GET")])
+        elif scope["path"] in {"/metrics", "/metrics/"}:
+            await _respond(send, 200, await self._scrape(), [(b"content-type", b"text/plain; charset=utf-8")])
+        else:
+            await _respond(send, 200, b"", [])
+
+    async def _scrape(self) -> bytes:
+        parts = []
+        for block in self._exposition.blocks():
+            parts.append(block.encode("utf-8", "replace"))  # a model's name may come from any directory
+            await trio.lowlevel.checkpoint()
+        return b"".join(parts)
+
+
+async def _respond(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

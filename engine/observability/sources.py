@@ -1,0 +1,33 @@
+"""What metrics are made from. `engine.tree` implements `MetricsSource`; nothing here knows what a tree is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from actors.statistics import ModelStatistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSample:
+    """One loaded model version at the moment of a scrape. Durations are seconds.
+
+    `statistics` is the model's own object, read during the scrape and never kept.
+    """
+
+    name: str
+    version: int
+    statistics: ModelStatistics
+    tags: Mapping[str, str] = field(default_factory=dict)  # the configuration's metric_tags
+    queue_depth: int = 0
+    queue_age: float = 0.0  # of the request that has waited longest; 0 for an empty queue
+    load_duration: float = 0.0
+    instances: Mapping[str, int] = field(default_factory=dict)  # state → how many are in it
+
+
+class MetricsSource(Protocol):
+    """Whoever knows the loaded models."""
+
+    def models(self) -> Iterable[ModelSample]:
+        """Return every loaded model version."""

@@ -1,0 +1,54 @@
+"""What supervisors report, as log lines. The supervisor alone logs a crash, so this is where tracebacks come from."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from structlog.typing import FilteringBoundLogger
+
+from actors.messages.events import Event
+from actors.supervision import events
+from actors.supervision.restart import Crashed, ExitReason, StartFailed
+
+_BY_NAME: Final = {event.value: event for event in Event}
+
+
+def supervision_observer(log: FilteringBoundLogger) -> events.Observer:
+    """Return an observer that logs each event through `log`, at the level its meaning has for an operator."""
+    log = log.bind()  # so that a level that is off costs nothing
+
+    def observe(event: events.Event) -> None:
+        name = _BY_NAME[event.name]
+        match event:
+            case events.ChildStarted():
+                log.debug(name, verbose=2, actor=event.path)
+            case events.ChildRestarted():
+                log.info(name, actor=event.path, restarts=event.restarts)
+            case events.ChildExited(context=None):
+                log.debug(name, verbose=2, actor=event.path, reason=event.reason.name)
+            case events.ChildExited():
+                # A permanent child that merely returned is restarted, and nothing is broken.
+                tell = log.error if isinstance(event.reason, Crashed) else log.warning
+                tell(name, actor=event.path, context=event.context.value, **_why(event.reason))
+            case events.ChildStartFailed():
+                log.error(name, actor=event.path, context=event.context.value, **_why(event.reason))
+            case events.ChildKillForced():
+                log.warning(name, actor=event.path, context=event.context.value, grace=event.grace)
+            case events.RestartsExhausted():
+                # The deaths themselves have been logged, with their tracebacks.
+                context = "half_open" if event.context is None else event.context.value
+                log.error(
+                    name,
+                    actor=event.path,
+                    supervisor=event.supervisor,
+                    context=context,
+                    reason=str(event.reason),
+                )
+
+    return observe
+
+
+def _why(reason: ExitReason) -> dict[str, object]:
+    if isinstance(reason, Crashed | StartFailed):
+        return {"reason": str(reason), "exc_info": reason.exception}
+    return {"reason": str(reason)}

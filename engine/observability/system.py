@@ -1,0 +1,99 @@
+"""What the kernel says about the machine and this process, read from /proc.
+
+The files are made up in memory by the kernel, so that reading them takes microseconds and needs no thread.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_utilization(before: Sequence[int], after: Sequence[int]) -> float:
+    """Return the busy share of the time between two `cpu` lines of /proc/stat, between 0 and 1.
+
+    The columns are user, nice, system, idle, iowait, irq, softirq and steal; guest time is part of user's.
+    """
+    spent = [late - early for early, late in zip(before, after, strict=True)]
+    total = sum(spent)
+    idle = spent[3] + spent[4]
+    return min(1.0, max(0.0, 1 - idle / total)) if total > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSample:
+    """CPU use since the sample before, and memory in bytes."""
+
+    cpu_utilization: float
+    memory_total: int
+    memory_used: int
+
+
+class MachineSampler:
+    """Samples the machine, at most once an `interval` of seconds: CPU use needs a span to be measured over."""
+
+    def __init__(self, *, interval: float, clock: Callable[[], float], proc: Path = Path("/proc")) -> None:
+        self._interval = interval
+        self._clock = clock
+        self._proc = proc
+        self._ticks = self._read_ticks()
+        self._latest: MachineSample | None = None
+        self._due = 0.0
+
+    def sample(self) -> MachineSample:
+        """Return the present sample, a new one where the last has become too old."""
+        now = self._clock()
+        if self._latest is None or now >= self._due:
+            ticks = self._read_ticks()
+            total, available = self._read_memory()
+            self._latest = MachineSample(
+                cpu_utilization=cpu_utilization(self._ticks, ticks),
+                memory_total=total,
+                memory_used=total - available,
+            )
+            self._ticks = ticks
+            self._due = now + self._interval
+        return self._latest
+
+    def _read_ticks(self) -> list[int]:
+        with (self._proc / "stat").open() as lines:
+            return [int(word) for word in lines.readline().split()[1:9]]
+
+    def _read_memory(self) -> tuple[int, int]:
+        values = {"MemTotal": 0, "MemAvailable": 0}
+        with (self._proc / "meminfo").open() as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if name in values:
+                    values[name] = int(value.split()[0]) * 1024
+        return values["MemTotal"], values["MemAvailable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSample:
+    """The server process itself, whose leaks would show here first."""
+
+    cpu_seconds: float
+    resident_bytes: int
+    open_descriptors: int
+    most_descriptors: int
+
+
+def sample_process(proc: Path = Path("/proc")) -> ProcessSample:
+    """Return what this process uses."""
+    own = proc / "self"
+    # The second field is the program's name in parentheses, which may itself hold spaces and parentheses.
+    fields = (own / "stat").read_text().rpartition(")")[2].split()
+    user, system, resident = int(fields[11]), int(fields[12]), int(fields[21])
+    return ProcessSample(
+        cpu_seconds=(user + system) / _TICKS,
+        resident_bytes=resident * _PAGE,
+        open_descriptors=len(os.listdir(own / "fd")),
+        most_descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    )

@@ -1,0 +1,324 @@
+"""A batch as the backend sees it, over the slot's shared segments."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from actors import frames
+from actors.arena import INPUT, OUTPUT, ControlPage, Segment, align
+from actors.frames import Answer, Placed, Result
+from actors.messages.datatypes import DataType
+from actors.messages.errors import ErrorCode
+from actors.messages.tensors import Tensor, element_count, pack_bytes
+from engine.backends.base import Batch, BatchRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Union
+
+    from engine.backends.base import ModelInfo, Output
+
+    Parameter = Union[bool, int, float, str]
+    Array = np.ndarray[Any, Any]
+    AskForRoom = Callable[[int, int, int], None]
+
+_NO_METADATA: Mapping[str, Any] = {}
+
+
+class Slot:
+    """One slot's two segments, as the worker has them mapped, and how far the output one is used."""
+
+    __slots__ = ("_grown", "generation", "index", "segments", "used")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.segments: list[Any] = [None, None]  # Segment once the server has sent one
+        self.used = 0
+        self.generation = 0
+        self._grown = threading.Event()
+
+    def replace(self, side: int, segment: Segment) -> None:
+        """Reader thread: the server gave this slot a larger segment."""
+        if side == INPUT:
+            self.segments[INPUT] = segment
+            return
+        old = self.segments[OUTPUT]
+        if old is not None and self.used:
+            segment.view[: self.used] = old.view[: self.used]
+        self.segments[OUTPUT] = segment
+        self.generation += 1
+        self._grown.set()
+
+    def place(self, nbytes: int, batch_id: int, ask_for_room: AskForRoom) -> int:
+        """Return the offset of `nbytes` free bytes in the output segment, waiting for the server to grow it if need be."""
+        offset = align(self.used)
+        end = offset + nbytes
+        if end > self.segments[OUTPUT].size:
+            self._grown.clear()
+            ask_for_room(self.index, batch_id, end)
+            self._grown.wait()
+        self.used = end
+        return offset
+
+
+class WorkerRequest(BatchRequest):
+    """One request of a batch in shared memory."""
+
+    __slots__ = ("_batch", "_index", "_metadata", "_start", "rows")
+
+    def __init__(
+        self, batch: WorkerBatch, index: int, start: int, rows: int, metadata: Mapping[str, Any]
+    ) -> None:
+        self._batch = batch
+        self._index = index
+        self._start = start  # its first row in the batch
+        self._metadata = metadata
+        self.rows = rows
+
+    @property
+    def id(self) -> str:  # type: ignore[override]  # a read-only attribute
+        """The client's request id, empty if it gave none."""
+        return self._metadata.get("id", "")  # type: ignore[no-any-return]
+
+    @property
+    def correlation_id(self) -> int | str:  # type: ignore[override]
+        """The sequence's id; 0 if there is none."""
+        return self._metadata.get("correlation_id", 0)  # type: ignore[no-any-return]
+
+    @property
+    def flags(self) -> int:  # type: ignore[override]
+        """Sequence flags: 1 start, 2 end."""
+        return self._metadata.get("flags", 0)  # type: ignore[no-any-return]
+
+    @property
+    def timeout(self) -> int:  # type: ignore[override]
+        """The client's timeout in microseconds, 0 for none."""
+        return self._metadata.get("timeout", 0)  # type: ignore[no-any-return]
+
+    @property
+    def priority(self) -> int:  # type: ignore[override]
+        """The client's priority, 0 for the default."""
+        return self._metadata.get("priority", 0)  # type: ignore[no-any-return]
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        """Custom request parameters."""
+        return self._metadata.get("parameters", _NO_METADATA)  # type: ignore[no-any-return]
+
+    @property
+    def requested_outputs(self) -> Sequence[str]:  # type: ignore[override]
+        """What the client wants; all declared outputs where it named none."""
+        return self._metadata.get("outputs") or self._batch.declared_outputs
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """Inputs present, in the configuration's order."""
+        return self._batch.input_names
+
+    def input(self, name: str) -> Array:
+        """Return one input as [rows, *dims]. See `BatchRequest.input`."""
+        return self._batch.input_of(name, self._index, self._start, self.rows)
+
+    def input_datatype(self, name: str) -> DataType:
+        """Return an input's declared datatype."""
+        return self._batch.datatype_of(name)
+
+    def respond(self, outputs: Sequence[Output], parameters: Mapping[str, Parameter] | None = None) -> None:
+        """Answer this request. See `BatchRequest.respond`."""
+        wanted = self.requested_outputs
+        placed = [
+            self._batch.put(name, datatype, array) for name, datatype, array in outputs if name in wanted
+        ]
+        self._batch.answer(self._index, Answer(placed, parameters))
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """Answer this request with an error."""
+        self._batch.answer(self._index, Answer(code=code, message=message))
+
+    def cancelled(self) -> bool:
+        """Whether the client has gone."""
+        return self._batch.cancelled(self._index)
+
+
+class WorkerBatch(Batch):
+    """A batch in a slot. The reader thread may replace the slot's output segment while it runs."""
+
+    def __init__(
+        self,
+        job: frames.Execute,
+        slot: Slot,
+        model: ModelInfo,
+        control: ControlPage,
+        ask_for_room: AskForRoom,
+    ) -> None:
+        self._job = job
+        self._slot = slot
+        self._model = model
+        self._control = control
+        self._ask_for_room = ask_for_room
+        self._inputs = {model.inputs[gathered.index].name: gathered for gathered in job.inputs}
+        self._decoded: dict[str, Array] = {}
+        self._allocated: dict[str, tuple[Array, int, int]] = {}  # array, offset, generation
+        self._answers: list[Answer | None] = [None] * len(job.rows)
+        self._any_answer = False
+        self._stacked: list[Placed] | None = None
+        self._requests: list[WorkerRequest] | None = None
+        self.rows = sum(job.rows)
+        slot.used = 0
+
+    @property
+    def requests(self) -> Sequence[WorkerRequest]:  # type: ignore[override]
+        """The batch's requests, in the order they were queued."""
+        if self._requests is None:
+            metadata = self._job.metadata or [_NO_METADATA] * len(self._job.rows)
+            start = 0
+            self._requests = []
+            for index, rows in enumerate(self._job.rows):
+                self._requests.append(WorkerRequest(self, index, start, rows, metadata[index]))
+                start += rows
+        return self._requests
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """Inputs present in this batch, in the configuration's order."""
+        return list(self._inputs)
+
+    @property
+    def declared_outputs(self) -> Sequence[str]:
+        """All outputs of the configuration."""
+        return [output.name for output in self._model.outputs]
+
+    def datatype_of(self, name: str) -> DataType:
+        """Return an input's declared datatype. Raises KeyError for one that is absent."""
+        return self._model.inputs[self._inputs[name].index].datatype
+
+    def cancelled(self, index: int) -> bool:
+        """Whether the client of request `index` has gone."""
+        return self._control.cancelled(self._slot.index, index)
+
+    def stacked(self, name: str) -> Array:
+        """Return an input of all requests as [rows, *dims]. See `Batch.stacked`."""
+        gathered = self._inputs[name]
+        if gathered.shape is None:
+            raise ValueError(f"input '{name}' is ragged: its requests have different shapes")
+        return self._view(name, gathered.shape, gathered.offset, gathered.nbytes)
+
+    def input_of(self, name: str, index: int, start: int, rows: int) -> Array:
+        """Return one request's part of an input."""
+        gathered = self._inputs[name]
+        if gathered.parts is not None:
+            offset = gathered.offset + sum(nbytes for _, nbytes in gathered.parts[:index])
+            shape, nbytes = gathered.parts[index]
+            return self._view(f"{name}\0{index}", shape, offset, nbytes, name)
+        whole = self.stacked(name)
+        return whole[start : start + rows] if self._model.max_batch_size else whole
+
+    def _view(self, key: str, shape: Sequence[int], offset: int, nbytes: int, name: str = "") -> Array:
+        array = self._decoded.get(key)
+        if array is None:
+            data = self._slot.segments[INPUT].view[offset : offset + nbytes]
+            array = Tensor(key, self.datatype_of(name or key), shape, data).as_numpy()
+            self._decoded[key] = array
+        return array
+
+    def allocate(self, name: str, datatype: DataType, shape: Sequence[int]) -> Array:
+        """Return an uninitialised output array in shared memory. See `Batch.allocate`."""
+        nbytes = element_count(shape) * datatype.size
+        offset = self._place(nbytes)
+        view = self._slot.segments[OUTPUT].view[offset : offset + nbytes]
+        array = np.frombuffer(view, dtype=datatype.numpy).reshape(shape)
+        self._allocated[name] = array, offset, self._slot.generation
+        return array
+
+    def _place(self, nbytes: int) -> int:
+        return self._slot.place(nbytes, self._job.batch_id, self._ask_for_room)
+
+    def put(self, name: str, datatype: DataType, array: Array) -> Placed:
+        """Put an array into the output segment, unless it lies there already."""
+        known = self._allocated.get(name)
+        if known is not None and known[0] is array and known[2] == self._slot.generation:
+            return Placed(name, datatype, array.shape, known[1], array.nbytes)
+        if datatype is DataType.BYTES:
+            packed = pack_bytes(array.ravel().tolist())
+            return Placed(name, datatype, array.shape, self._write(packed), len(packed))
+        nbytes = array.size * datatype.size
+        offset = self._place(nbytes)
+        if nbytes:
+            view = self._slot.segments[OUTPUT].view[offset : offset + nbytes]
+            np.frombuffer(view, dtype=datatype.numpy).reshape(array.shape)[...] = array
+        return Placed(name, datatype, array.shape, offset, nbytes)
+
+    def _write(self, data: bytes) -> int:
+        offset = self._place(len(data))
+        self._slot.segments[OUTPUT].view[offset : offset + len(data)] = data
+        return offset
+
+    def answer(self, index: int, answer: Answer) -> None:
+        """Record the answer of request `index`. Raises RuntimeError at a second one."""
+        if self._answers[index] is not None:
+            raise RuntimeError("this request has been answered already")
+        self._answers[index] = answer
+        self._any_answer = True
+
+    def respond(self, outputs: Sequence[Output]) -> None:
+        """Answer every request with its rows. See `Batch.respond`."""
+        stacked = []
+        for name, datatype, array in outputs:
+            if self._model.max_batch_size and (not array.ndim or len(array) != self.rows):
+                raise ValueError(
+                    f"output '{name}' has shape {list(array.shape)}; a batch of {self.rows} rows needs [{self.rows}, ...]"
+                )
+            placed = self.put(name, datatype, array)
+            if datatype is DataType.BYTES and len(self._job.rows) > 1:
+                placed.sizes = self._packed_sizes(array)
+            stacked.append(placed)
+        self._stacked = stacked
+
+    def _packed_sizes(self, array: Array) -> list[int]:
+        sizes = []
+        start = 0
+        for rows in self._job.rows:
+            sizes.append(len(pack_bytes(array[start : start + rows].ravel().tolist())))
+            start += rows
+        return sizes
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """Answer every request not yet answered with an error."""
+        self._stacked = None
+        for index, answer in enumerate(self._answers):
+            if answer is None:
+                self.answer(index, Answer(code=code, message=message))
+
+    def finish(self) -> Result:
+        """Return the batch's result; a request that the model left unanswered gets an error."""
+        job = self._job
+        times = (0, 0, 0)
+        if self._stacked is not None and not self._any_answer:
+            return Result(job.batch_id, job.slot, len(job.rows), times, stacked=self._stacked)
+        answers = []
+        start = 0
+        for index, (answer, rows) in enumerate(zip(self._answers, job.rows)):
+            answers.append(answer or self._rows_of(index, start, rows))
+            start += rows
+        return Result(job.batch_id, job.slot, len(job.rows), times, answers=answers)
+
+    def _rows_of(self, index: int, start: int, rows: int) -> Answer:
+        if self._stacked is None:
+            return Answer(
+                code=ErrorCode.INTERNAL,
+                message=f"model '{self._model.name}' finished the batch without a response to this request",
+            )
+        parts = []
+        for placed in self._stacked:
+            if placed.sizes is not None:
+                offset = placed.offset + sum(placed.sizes[:index])
+                nbytes = placed.sizes[index]
+            else:
+                row = placed.nbytes // max(1, self.rows)
+                offset, nbytes = placed.offset + start * row, rows * row
+            shape = (rows, *placed.shape[1:]) if self._model.max_batch_size else placed.shape
+            parts.append(Placed(placed.name, placed.datatype, shape, offset, nbytes))
+        return Answer(parts)

@@ -1,0 +1,65 @@
+"""What a worker does because it is a process of its own: die with the server, know its limits, report its crash."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import resource
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from engine.worker.serve import Serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_EXIT_ORPHANED = 79
+
+
+def run(descriptor: int, parent: int, free_names: Callable[[], None]) -> None:
+    """Serve over the inherited socket, then end the process without running anybody's exit handlers twice."""
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
+    faulthandler.enable()  # a fatal signal leaves a Python traceback on stderr, which the server logs
+    sock = socket.socket(fileno=descriptor)
+    serving = Serving(sock, on_disconnect=_orphaned, before_load=lambda body: _prepare(body, free_names))
+    serving.run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # frameworks' threads need not be waited for; what mattered was unloaded
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the request was in place
+        _orphaned()
+
+
+def _orphaned() -> None:
+    os._exit(_EXIT_ORPHANED)
+
+
+def _prepare(body: Mapping[str, Any], free_names: Callable[[], None]) -> None:
+    limits = body["limits"]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core of a framework takes seconds to write
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits["open_files"]
+    if wanted and wanted < soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, min(wanted, hard)))
+    if limits["nice"]:
+        os.nice(limits["nice"])
+    _volunteer_for_the_oom_killer()
+    free_names()
+
+
+def _volunteer_for_the_oom_killer() -> None:
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("500")
+    except OSError:
+        return  # some sandboxes mount /proc read-only; the server is then as likely a victim as we are

@@ -1,0 +1,217 @@
+"""The worker's loop: load one model, run its batches, say what happened.
+
+Main thread: loads, then runs lane 0. One reader thread owns `recv` and dispatches frames by kind, so that a cancel, a new
+segment or the server's end is seen while a model computes. Further lanes have a thread each. Any thread may send. The same
+loop serves `tritium.isolation = "thread"`, where it runs on a thread of the server process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import queue
+import socket
+import threading
+import time
+import traceback
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from actors import frames
+from actors.arena import OUTPUT, ControlPage, Segment
+from actors.messages.datatypes import BY_PROTOCOL_NAME
+from actors.messages.errors import ErrorCode, TritiumError
+from engine.backends.base import Backend, LoadError, ModelInfo, TensorInfo
+from engine.worker.execution import Slot, WorkerBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_FDS_SIZE = 4 * array("i").itemsize
+_TEXT_LIMIT = 12 * 1024  # characters of a reason; the traceback is cut to as much
+_LEVELS = ("info", "warning", "error", "verbose")
+
+
+class Stopped(Exception):
+    """The server asked for an end, or went away, before the model was loaded."""
+
+
+class Serving:
+    """One worker's connection to its server, from `LOAD` to `STOP`."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        on_disconnect: Callable[[], None],
+        before_load: Callable[[Mapping[str, Any]], None] = lambda body: None,
+    ) -> None:
+        self._sock = sock
+        self._on_disconnect = on_disconnect
+        self._before_load = before_load  # runs between importing the backend class and loading the model
+        self._slots: list[Slot] = []
+        self._work: queue.SimpleQueue[frames.Execute | None] = queue.SimpleQueue()
+        self._lanes = 1
+
+    def run(self) -> None:
+        """Serve until `STOP` has been obeyed or the connection is gone."""
+        body = self._receive_load()
+        try:
+            backend, model = self._load(body)
+        except Exception as error:  # noqa: BLE001  # any failure of the user's code or files is the load's reason
+            self._send(frames.encode_json(frames.LOAD_FAILED, _describe(error)))
+            return
+        reader = threading.Thread(target=self._read, name="frames", daemon=True)
+        reader.start()
+        self._send(frames.encode_json(frames.READY, {"pid": os.getpid()}))
+        others = [
+            threading.Thread(
+                target=self._execute, args=(backend, model, lane), name=f"lane-{lane}", daemon=True
+            )
+            for lane in range(1, self._lanes)
+        ]
+        for thread in others:
+            thread.start()
+        self._execute(backend, model, 0)
+        for thread in others:
+            thread.join()
+        backend.unload()
+
+    def _receive_load(self) -> dict[str, Any]:
+        packet, descriptors = self._receive()
+        if not packet or packet[0] != frames.LOAD:
+            self._on_disconnect()
+            raise Stopped
+        control_fd, body_fd = descriptors
+        with open(body_fd, "rb") as file:
+            body: dict[str, Any] = json.load(file)
+        self._lanes = body["lanes"]
+        control = Segment(control_fd, body["control_size"])
+        control.close_fd()
+        self._control = ControlPage(control, self._lanes, body["cancellable"])
+        self._slots = [Slot(index) for index in range(body["slots"])]
+        return body
+
+    def _load(self, body: Mapping[str, Any]) -> tuple[Backend, ModelInfo]:
+        module, _, name = body["backend"].partition(":")
+        backend: Backend = getattr(importlib.import_module(module), name)()
+        self._before_load(body)
+        model = self._model_info(body["model"])
+        backend.load(model)
+        return backend, model
+
+    def _model_info(self, fields: Mapping[str, Any]) -> ModelInfo:
+        fields = dict(fields)
+        for side in ("inputs", "outputs"):
+            fields[side] = [
+                TensorInfo(
+                    spec["name"],
+                    BY_PROTOCOL_NAME[spec["datatype"]],
+                    spec["dims"],
+                    reshape=spec["reshape"],
+                    optional=spec["optional"],
+                )
+                for spec in fields[side]
+            ]
+        return ModelInfo(**fields, log=self._log)
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        packet, ancillary, flags, _ = self._sock.recvmsg(frames.MAX_FRAME, socket.CMSG_SPACE(_FDS_SIZE))
+        descriptors = array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise frames.FrameError("the server sent a packet larger than a frame")
+        return packet, descriptors.tolist()
+
+    def _read(self) -> None:
+        """Dispatch frames until `STOP`; the server's end ends this process."""
+        try:
+            while True:
+                packet, descriptors = self._receive()
+                if not packet:
+                    break
+                kind = packet[0]
+                if kind == frames.SPILLED:
+                    slot, side, offset, nbytes = frames.decode_spilled(packet)
+                    packet = bytes(self._slots[slot].segments[side].view[offset : offset + nbytes])
+                    kind = packet[0]
+                if kind == frames.EXECUTE:
+                    self._work.put(frames.Execute.decode(packet))
+                elif kind == frames.SEGMENT:
+                    slot, side, size = frames.decode_segment(packet)
+                    segment = Segment(descriptors[0], size)
+                    segment.close_fd()
+                    self._slots[slot].replace(side, segment)
+                elif kind == frames.STOP:
+                    self._end_lanes()
+                    return
+        except OSError:
+            pass  # reset by the server's death: the same as its orderly end
+        self._on_disconnect()
+        self._end_lanes()
+
+    def _end_lanes(self) -> None:
+        for _ in range(self._lanes):
+            self._work.put(None)
+
+    def _execute(self, backend: Backend, model: ModelInfo, lane: int) -> None:
+        work, control, clock = self._work, self._control, time.perf_counter_ns
+        while True:
+            job = work.get()
+            if job is None:
+                return
+            started = clock()
+            batch = WorkerBatch(job, self._slots[job.slot], model, control, self._ask_for_room)
+            control.begin(lane, job.batch_id)
+            prepared = clock()
+            try:
+                backend.execute(batch)
+            except TritiumError as error:
+                batch.fail(error.code, error.message)
+            except Exception as error:  # noqa: BLE001  # the model's exception is its clients' answer, not a crash
+                batch.fail(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
+                self._log("error", f"execute raised\n{traceback.format_exc()}")
+            computed = clock()
+            result = batch.finish()
+            result.input_ns = prepared - started
+            result.infer_ns = computed - prepared - result.output_ns
+            result.output_ns += clock() - computed
+            self._send_result(result)
+            control.end(lane)
+
+    def _send_result(self, result: frames.Result) -> None:
+        packet = result.encode()
+        if len(packet) > frames.MAX_FRAME:
+            slot = self._slots[result.slot]
+            offset = slot.place(len(packet), result.batch_id, self._ask_for_room)
+            slot.segments[OUTPUT].view[offset : offset + len(packet)] = packet
+            packet = frames.encode_spilled(result.slot, OUTPUT, offset, len(packet))
+        self._send(packet)
+
+    def _ask_for_room(self, slot: int, batch_id: int, nbytes: int) -> None:
+        self._send(frames.encode_room(slot, batch_id, nbytes))
+
+    def _log(self, level: str, message: str) -> None:
+        """Send a log line to the server, tagged with this worker; levels as in `ModelInfo.log`."""
+        if level not in _LEVELS:
+            raise ValueError(f"log level {level!r} is none of {', '.join(_LEVELS)}")
+        self._send(
+            frames.encode_json(frames.LOG, {"level": level, "message": message[: 3 * _TEXT_LIMIT // 4]})
+        )
+
+    def _send(self, packet: bytes) -> None:
+        try:
+            self._sock.send(packet)
+        except OSError:
+            self._on_disconnect()
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    """Return the reason of a failed load: the operator's own mistake in plain words, anything else with its traceback."""
+    if isinstance(error, LoadError):
+        return {"message": str(error)[:_TEXT_LIMIT], "traceback": ""}
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {"message": f"{type(error).__name__}: {error}"[:_TEXT_LIMIT], "traceback": text[-_TEXT_LIMIT:]}

@@ -1,0 +1,548 @@
+"""The v2 API as an ASGI application on trio.
+
+One coroutine carries a request from its body to its answer: no task, nursery, cancel scope or lock is made for it
+(DESIGN section 1). Two ASGI extensions let a server of ours save the rest:
+
+- `tritium.response`: `send` takes one message of that type with `status`, `headers`, `body` (a list of buffers) and
+  `release` (called once the buffers are no longer read, or None), so that the answer is one write without a copy.
+- `tritium.disconnect`: an object with an attribute `disconnected`, and `on_disconnect` to be set to a function that is
+  called when the client leaves. Without it a watcher waits in `receive()` while an inference runs.
+
+A server that keeps header names as they came may give them in `scope["tritium.raw_headers"]`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import trio
+
+from actors.interfaces import ServedModel, Server
+from actors.messages.errors import (
+    Cancelled,
+    Internal,
+    InvalidArgument,
+    TritiumError,
+    Unavailable,
+    Unsupported,
+)
+from actors.messages.requests import InferRequest, InferResponse
+from protocols.http.reply import ReplyPort
+from protocols.http.routes import Category, Endpoint, Route, match
+from protocols.kserve import metadata
+from protocols.kserve.compression import (
+    OFFERED,
+    UnsupportedCompression,
+    choose_coding,
+    compress,
+    decompress,
+    is_compressed,
+)
+from protocols.kserve.documents import dump, misfit, parse
+from protocols.kserve.requests import (
+    DEFAULT_MAX_INPUT_SIZE,
+    InferDecoder,
+    OutputPlan,
+    forward_headers,
+    parse_json_size,
+)
+from protocols.kserve.responses import Body, encode
+from protocols.status import http_status
+
+if TYPE_CHECKING:
+    from actors.messages.tensors import Buffer
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Header = tuple[bytes, bytes]
+Outcome = InferResponse | TritiumError
+
+_KEPT_PATHS: Final = 1024  # paths whose route is remembered; hostile clients can make up any number of them
+_IN_A_THREAD: Final = 64 * 1024  # bodies from this size are (de)compressed off the loop
+_MAX_BODY: Final = 2**31 - 1
+
+_JSON: Final[list[Header]] = [(b"content-type", b"application/json")]
+_BINARY: Final[Header] = (b"content-type", b"application/octet-stream")
+_NO_HEADERS: Final[list[Header]] = []
+
+_NOT_OFFERED: Final = {
+    Endpoint.GENERATE: "the generate extension",
+    Endpoint.LOGGING: "the logging extension",
+    Endpoint.TRACE: "the trace extension",
+    Endpoint.SYSTEM_MEMORY_STATUS: "system shared memory",
+    Endpoint.SYSTEM_MEMORY_CHANGE: "system shared memory",
+    Endpoint.CUDA_MEMORY_STATUS: "CUDA shared memory",
+    Endpoint.CUDA_MEMORY_CHANGE: "CUDA shared memory",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class V2Options:
+    """How the v2 API behaves.
+
+    `restricted` maps a category to the header that opens it; `header_forward_pattern` picks request headers, by a match
+    anywhere in their names, that become parameters of an inference. `on_finished` is told every inference and what
+    came of it, before its memory is given back.
+    """
+
+    max_input_size: int = DEFAULT_MAX_INPUT_SIZE
+    max_body_size: int = _MAX_BODY
+    restricted: Mapping[Category, tuple[str, str]] = field(default_factory=dict)
+    header_forward_pattern: re.Pattern[str] | None = None
+    server_timing: bool = False
+    on_finished: Callable[[InferRequest, Outcome], None] | None = None
+
+
+class DisconnectHook(Protocol):
+    """What the `tritium.disconnect` extension gives."""
+
+    disconnected: bool
+    on_disconnect: Callable[[], None] | None
+
+
+class _Answer:
+    """What goes back to the client."""
+
+    __slots__ = ("buffers", "headers", "release", "status")
+
+    def __init__(
+        self,
+        status: int,
+        headers: list[Header],
+        buffers: Sequence[Buffer] = (),
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.buffers = buffers
+        self.release = release
+
+
+_Handler = Callable[[Route, Scope, Receive], Awaitable[_Answer | None]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Target:
+    """A path, looked up: what it asks of a request, and who answers."""
+
+    route: Route
+    handle: _Handler
+    methods: tuple[str, ...]
+    restriction: Header | None
+    refusal: _Answer | None  # to those who don't meet `restriction`
+
+
+def _json(body: bytes) -> _Answer:
+    return _Answer(200, _JSON, (body,))
+
+
+def _error(status: int, message: str, headers: list[Header] = _JSON) -> _Answer:
+    return _Answer(status, headers, (metadata.error(message),))
+
+
+def _failure(error: TritiumError) -> _Answer:
+    headers = _JSON
+    if isinstance(error, UnsupportedCompression):
+        headers = [*_JSON, (b"accept-encoding", OFFERED)]
+    return _error(http_status(error.code), error.message, headers)
+
+
+_NOT_FOUND: Final = _error(404, "Not Found", _NO_HEADERS)
+_WRONG_METHOD: Final = _error(405, "Method Not Allowed")
+_EXITING: Final = _error(503, "Server exiting")
+_YES: Final = _Answer(200, _NO_HEADERS)
+_NO: Final = _Answer(400, _NO_HEADERS)
+
+
+class V2App:
+    """Serves `server` over the v2 HTTP API. One instance serves all connections of a listener."""
+
+    def __init__(self, server: Server, *, options: V2Options | None = None) -> None:
+        self._server = server
+        self._options = options or V2Options()
+        self._decoder = InferDecoder(max_input_size=self._options.max_input_size)
+        self._metadata = _json(metadata.server_metadata(server.identity))
+        self._targets: dict[bytes, _Target] = {}
+        self._threads = trio.CapacityLimiter(2)
+        self._handlers: dict[Endpoint, _Handler] = {
+            Endpoint.SERVER_LIVE: self._live,
+            Endpoint.SERVER_READY: self._ready,
+            Endpoint.SERVER_METADATA: self._server_metadata,
+            Endpoint.MODEL_METADATA: self._model_metadata,
+            Endpoint.MODEL_READY: self._model_ready,
+            Endpoint.MODEL_CONFIG: self._model_config,
+            Endpoint.MODEL_STATISTICS: self._statistics,
+            Endpoint.ALL_STATISTICS: self._statistics,
+            Endpoint.INFER: self._infer,
+            Endpoint.REPOSITORY_INDEX: self._index,
+            Endpoint.MODEL_LOAD: self._load,
+            Endpoint.MODEL_UNLOAD: self._unload,
+            Endpoint.TREE: self._tree,
+            **dict.fromkeys(_NOT_OFFERED, self._not_offered),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"the v2 API speaks HTTP only, not {scope['type']}")
+        answer = await self._answer(scope, receive)
+        if answer is None:
+            return  # nobody is left to answer
+        if "tritium.response" in scope.get("extensions", ()):
+            await send(
+                {
+                    "type": "tritium.response",
+                    "status": answer.status,
+                    "headers": answer.headers,
+                    "body": answer.buffers,
+                    "release": answer.release,
+                }
+            )
+            return
+        body = b"".join(answer.buffers)
+        if answer.release is not None:
+            answer.release()
+        headers = [*answer.headers, (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> _Answer | None:
+        path: bytes = scope["raw_path"]
+        target = self._targets.get(path) or self._look_up(path)
+        if target is None:
+            return _NOT_FOUND
+        if target.restriction is not None:
+            key, value = target.restriction
+            if dict(scope["headers"]).get(key) != value:
+                return target.refusal
+        if scope["method"] not in target.methods:
+            return _WRONG_METHOD
+        try:
+            return await target.handle(target.route, scope, receive)
+        except TritiumError as error:
+            return _failure(error)
+
+    def _look_up(self, path: bytes) -> _Target | None:
+        route = match(path.decode("latin-1"))
+        if route is None:
+            return None
+        endpoint = route.endpoint
+        opened_by = self._options.restricted.get(endpoint.category)
+        restriction = refusal = None
+        if opened_by is not None:
+            key, value = opened_by
+            restriction = (key.lower().encode("latin-1"), value.encode("latin-1"))
+            refusal = _error(403, f"This API is restricted, expecting header '{key}'")
+        target = _Target(route, self._handlers[endpoint], endpoint.methods, restriction, refusal)
+        if len(self._targets) >= _KEPT_PATHS:
+            self._targets.clear()
+        self._targets[path] = target
+        return target
+
+    # Health and metadata
+
+    async def _live(self, _route: Route, _scope: Scope, _receive: Receive) -> _Answer:
+        health = self._server.health
+        if health.exiting:
+            return _EXITING
+        return _YES if health.live() else _NO
+
+    async def _ready(self, _route: Route, _scope: Scope, _receive: Receive) -> _Answer:
+        health = self._server.health
+        if health.exiting:
+            return _EXITING
+        return _YES if health.ready() else _NO
+
+    def _require_running(self) -> None:
+        health = self._server.health
+        if health.exiting or not health.live():
+            raise Unavailable("Server not ready")
+
+    async def _model_ready(self, route: Route, _scope: Scope, _receive: Receive) -> _Answer:
+        self._require_running()
+        if self._server.health.model_ready(route.model, route.version):
+            return _YES
+        return _error(400, "Model version not ready")
+
+    async def _server_metadata(self, _route: Route, _scope: Scope, _receive: Receive) -> _Answer:
+        return self._metadata
+
+    async def _model_metadata(self, route: Route, _scope: Scope, _receive: Receive) -> _Answer:
+        self._require_running()
+        models = self._server.models
+        spec = models.resolve(route.model, route.version).spec
+        versions = [spec.version] if route.version else models.versions(route.model)
+        return _json(metadata.model_metadata(spec, versions))
+
+    async def _model_config(self, route: Route, _scope: Scope, _receive: Receive) -> _Answer:
+        self._require_running()
+        return _json(self._server.models.resolve(route.model, route.version).spec.config_json)
+
+    async def _statistics(self, route: Route, _scope: Scope, _receive: Receive) -> _Answer:
+        self._require_running()
+        return _json(metadata.statistics(self._server.models.statistics(route.model, route.version)))
+
+    async def _tree(self, _route: Route, _scope: Scope, _receive: Receive) -> _Answer:
+        return _json(dump(self._server.introspection.tree()))
+
+    # Repository
+
+    async def _index(self, _route: Route, _scope: Scope, receive: Receive) -> _Answer | None:
+        document = await self._optional_document(receive)
+        if document is None:
+            return None
+        ready_only = document.get("ready", False)
+        if type(ready_only) is not bool:
+            raise InvalidArgument("Invalid value for 'ready': expected a boolean")
+        self._require_running()
+        return _json(metadata.repository_index(self._server.repository.index(ready_only=ready_only)))
+
+    async def _load(self, route: Route, _scope: Scope, receive: Receive) -> _Answer | None:
+        document = await self._optional_document(receive)
+        if document is None:
+            return None
+        _refuse_repository_name(route)
+        await self._server.repository.load(route.model, _load_parameters(document))
+        return _Answer(200, _JSON)
+
+    async def _unload(self, route: Route, _scope: Scope, receive: Receive) -> _Answer | None:
+        document = await self._optional_document(receive)
+        if document is None:
+            return None
+        _refuse_repository_name(route)
+        parameters = _parameters(document)
+        dependents = parameters.get("unload_dependents", False)
+        if type(dependents) is not bool:
+            raise misfit(parameters, "unload_dependents", "boolean")
+        await self._server.repository.unload(route.model, unload_dependents=dependents)
+        return _Answer(200, _JSON)
+
+    async def _not_offered(self, route: Route, _scope: Scope, _receive: Receive) -> _Answer:
+        raise Unsupported(f"{_NOT_OFFERED[route.endpoint]} is not supported by this version of Tritium")
+
+    async def _optional_document(self, receive: Receive) -> dict[str, Any] | None:
+        """Return the members of the JSON object in the body, none for an empty body; None where the client left."""
+        body = await self._body(receive)
+        if body is None:
+            return None
+        limit = self._options.max_input_size
+        if len(body) > limit:
+            raise InvalidArgument(
+                f"request JSON size of {len(body)} bytes exceeds the maximum allowed input size of {limit} bytes. "
+                "Use --http-max-input-size to increase the limit."
+            )
+        document = parse(body) if body else {}
+        return document if type(document) is dict else {}
+
+    async def _body(self, receive: Receive) -> Buffer | None:
+        """Return the request's body; None where the client left before its end."""
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body: Buffer = message.get("body", b"")
+        if not message.get("more_body", False):
+            return body
+        parts = [body]
+        size = len(body)
+        while message.get("more_body", False):
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._options.max_body_size:
+                raise InvalidArgument(
+                    f"request body exceeds the maximum allowed size of {self._options.max_body_size} bytes"
+                )
+        return b"".join(parts)
+
+    # Inference
+
+    async def _infer(self, route: Route, scope: Scope, receive: Receive) -> _Answer | None:
+        model = self._server.models.resolve(route.model, route.version)
+        spec = model.spec
+        if spec.decoupled:
+            raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
+        body = await self._body(receive)
+        if body is None:
+            return None
+        fields: dict[bytes, bytes] = dict(scope["headers"])
+        encoding = fields.get(b"content-encoding")
+        if encoding is not None and is_compressed(encoding):
+            body = await self._decompressed(body)
+        json_size = fields.get(b"inference-header-content-length")
+        pattern = self._options.header_forward_pattern
+        port = ReplyPort()
+        request, plan = self._decoder.decode(
+            body,
+            None if json_size is None else parse_json_size(json_size, len(body)),
+            spec,
+            requested_version=int(route.version) if route.version else -1,
+            reply=port,
+            accepted_at=trio.current_time(),
+            forwarded=None if pattern is None else _forwarded(scope, pattern),
+        )
+        hook: DisconnectHook | None = scope.get("extensions", {}).get("tritium.disconnect")
+        try:
+            if hook is not None:
+                outcome = await _exchange(model, request, port, hook)
+            else:
+                outcome = await _exchange_watched(model, request, port, receive)
+        except TritiumError as error:
+            outcome = error
+        if self._options.on_finished is not None:
+            self._options.on_finished(request, outcome or Cancelled("the client left"))
+        if outcome is None:
+            return None
+        if isinstance(outcome, TritiumError):
+            return _failure(outcome)
+        return await self._encoded(outcome, plan, model, fields.get(b"accept-encoding"))
+
+    async def _decompressed(self, body: Buffer) -> bytes:
+        limit = self._options.max_input_size
+        # A small body may unfold to `limit` bytes, so its own size says little.
+        if len(body) * 1032 < _IN_A_THREAD:  # zlib's best ratio
+            return decompress(body, limit)
+        return await trio.to_thread.run_sync(decompress, body, limit, limiter=self._threads)
+
+    async def _encoded(
+        self, response: InferResponse, plan: OutputPlan, model: ServedModel, accept_encoding: bytes | None
+    ) -> _Answer:
+        """Return the answer that carries `response`, whose memory is given back here or by the server."""
+        try:
+            body = encode(response, plan, model.spec)
+            headers = _JSON if body.json_size is None else _binary_headers(body.json_size)
+            if self._options.server_timing and response.timing is not None:
+                headers = [*headers, (b"server-timing", _server_timing(response.timing))]
+            coding = b"" if accept_encoding is None else choose_coding(accept_encoding)
+            if coding:
+                headers = [*headers, (b"content-encoding", coding)]
+                body = await self._compressed(body, coding)
+        except BaseException:
+            response.release()
+            raise
+        if body.borrowed:
+            return _Answer(200, headers, body.buffers, response.release)
+        response.release()
+        return _Answer(200, headers, body.buffers)
+
+    async def _compressed(self, body: Body, coding: bytes) -> Body:
+        if body.size < _IN_A_THREAD:
+            compressed = compress(body.buffers, coding)
+        else:
+            compressed = await trio.to_thread.run_sync(compress, body.buffers, coding, limiter=self._threads)
+        return Body([compressed], len(compressed), body.json_size, borrowed=False)
+
+
+async def _exchange(
+    model: ServedModel, request: InferRequest, port: ReplyPort, hook: DisconnectHook
+) -> Outcome | None:
+    """Have `model` answer `request`; None where the client left first."""
+
+    def left() -> None:
+        port.close()
+        model.cancel(request)
+
+    if hook.disconnected:
+        return None
+    hook.on_disconnect = left
+    try:
+        await model.submit(request)
+        return await port.wait()
+    except trio.Cancelled:
+        left()
+        raise
+    finally:
+        hook.on_disconnect = None
+
+
+async def _exchange_watched(
+    model: ServedModel, request: InferRequest, port: ReplyPort, receive: Receive
+) -> Outcome | None:
+    """Have `model` answer `request` on a server without a disconnect hook, which costs a task."""
+    hook = _WatchedHook()
+    failure: TritiumError | None = None
+    outcome: Outcome | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_watch, receive, hook)
+        try:
+            outcome = await _exchange(model, request, port, hook)
+        except TritiumError as error:
+            failure = error  # raised outside, so that the nursery does not wrap it in a group
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return outcome
+
+
+class _WatchedHook:
+    __slots__ = ("disconnected", "on_disconnect")
+
+    def __init__(self) -> None:
+        self.disconnected = False
+        self.on_disconnect: Callable[[], None] | None = None
+
+
+async def _watch(receive: Receive, hook: _WatchedHook) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    hook.disconnected = True
+    if hook.on_disconnect is not None:
+        hook.on_disconnect()
+
+
+def _forwarded(scope: Scope, pattern: re.Pattern[str]) -> dict[str, str] | None:
+    return forward_headers(scope.get("tritium.raw_headers") or scope["headers"], pattern)
+
+
+def _binary_headers(json_size: int) -> list[Header]:
+    return [_BINARY, (b"inference-header-content-length", str(json_size).encode())]
+
+
+def _server_timing(timing: tuple[int, int, int, int]) -> bytes:
+    names = ("queue", "compute_input", "compute_infer", "compute_output")
+    return ", ".join(f"{name};dur={ns / 1e6:.3f}" for name, ns in zip(names, timing, strict=True)).encode()
+
+
+def _refuse_repository_name(route: Route) -> None:
+    if route.repository:
+        raise Unsupported("'repository_name' specification is not supported")
+
+
+def _parameters(document: Mapping[str, Any]) -> dict[str, Any]:
+    if "parameters" not in document:
+        return {}
+    parameters = document["parameters"]
+    if type(parameters) is not dict:
+        raise Internal("Unable to parse 'parameters': attempt to get members for non-object")
+    return parameters
+
+
+def _load_parameters(document: Mapping[str, Any]) -> dict[str, object]:
+    """Return the parameters of a load: `config` as text, `file:<path>` as bytes."""
+    given = _parameters(document)
+    loaded: dict[str, object] = {}
+    for key, value in given.items():
+        if key != "config" and not key.startswith("file:"):
+            raise Internal("unexpected error on creating Triton parameter")
+        if type(value) is not str:
+            raise misfit(given, key, "string")
+        loaded[key] = value if key == "config" else _lenient_base64(value)
+    return loaded
+
+
+def _lenient_base64(text: str) -> bytes:
+    """Return what the base64 `text` holds; whatever is no base64 in it is passed over."""
+    significant = re.sub(rb"[^A-Za-z0-9+/]", b"", text.encode("utf-8", "replace"))
+    if len(significant) % 4 == 1:
+        significant = significant[:-1]
+    try:
+        return base64.b64decode(significant + b"=" * (-len(significant) % 4))
+    except binascii.Error as error:  # pragma: no cover  # what could fail was taken out above
+        raise Internal("unexpected error on creating Triton parameter") from error

@@ -1,0 +1,145 @@
+"""Which endpoint a path names, and what that endpoint asks of a request before it is looked at.
+
+Contract: http.md section 2. Paths match exactly; `{M}` is one segment. The table is a value, so that a test can walk it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+from urllib.parse import unquote
+
+
+class Category(Enum):
+    """What `--http-restricted-api` can put behind a header (contract, section 2.1)."""
+
+    HEALTH = "health"
+    METADATA = "metadata"
+    INFERENCE = "inference"
+    SHARED_MEMORY = "shared-memory"
+    MODEL_CONFIG = "model-config"
+    MODEL_REPOSITORY = "model-repository"
+    STATISTICS = "statistics"
+    TRACE = "trace"
+    LOGGING = "logging"
+
+
+class Endpoint(Enum):
+    """What can be asked over HTTP. Each has its category and its methods."""
+
+    SERVER_LIVE = ("server_live", Category.HEALTH, ("GET",))
+    SERVER_READY = ("server_ready", Category.HEALTH, ("GET",))
+    SERVER_METADATA = ("server_metadata", Category.METADATA, ("GET",))
+    MODEL_METADATA = ("model_metadata", Category.METADATA, ("GET",))
+    MODEL_READY = ("model_ready", Category.HEALTH, ("GET",))
+    MODEL_CONFIG = ("model_config", Category.MODEL_CONFIG, ("GET",))
+    MODEL_STATISTICS = ("model_statistics", Category.STATISTICS, ("GET",))
+    ALL_STATISTICS = ("all_statistics", Category.STATISTICS, ("GET",))
+    INFER = ("infer", Category.INFERENCE, ("POST",))
+    GENERATE = ("generate", Category.INFERENCE, ("POST",))
+    REPOSITORY_INDEX = ("repository_index", Category.MODEL_REPOSITORY, ("POST",))
+    MODEL_LOAD = ("model_load", Category.MODEL_REPOSITORY, ("POST",))
+    MODEL_UNLOAD = ("model_unload", Category.MODEL_REPOSITORY, ("POST",))
+    LOGGING = ("logging", Category.LOGGING, ("GET", "POST"))
+    TRACE = ("trace", Category.TRACE, ("GET", "POST"))
+    SYSTEM_MEMORY_STATUS = ("system shared memory status", Category.SHARED_MEMORY, ("GET",))
+    SYSTEM_MEMORY_CHANGE = ("system shared memory change", Category.SHARED_MEMORY, ("POST",))
+    CUDA_MEMORY_STATUS = ("CUDA shared memory status", Category.SHARED_MEMORY, ("GET",))
+    CUDA_MEMORY_CHANGE = ("CUDA shared memory change", Category.SHARED_MEMORY, ("POST",))
+    TREE = ("tree", Category.STATISTICS, ("GET",))
+
+    category: Category
+    methods: tuple[str, ...]
+
+    def __init__(self, name: str, category: Category, methods: tuple[str, ...]) -> None:
+        self._value_ = name
+        self.category = category
+        self.methods = methods
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """An endpoint and what the path said about it. `version` is the digits as they came, or empty."""
+
+    endpoint: Endpoint
+    model: str = ""
+    version: str = ""
+    repository: str = ""
+
+
+_MODEL_ENDPOINTS: Final = {
+    "": Endpoint.MODEL_METADATA,
+    "/ready": Endpoint.MODEL_READY,
+    "/config": Endpoint.MODEL_CONFIG,
+    "/stats": Endpoint.MODEL_STATISTICS,
+    "/infer": Endpoint.INFER,
+    "/generate": Endpoint.GENERATE,
+    "/generate_stream": Endpoint.GENERATE,
+    "/trace/setting": Endpoint.TRACE,
+}
+_REPOSITORY_ENDPOINTS: Final = {"load": Endpoint.MODEL_LOAD, "unload": Endpoint.MODEL_UNLOAD}
+
+
+def _model(found: re.Match[str]) -> Route | None:
+    endpoint = _MODEL_ENDPOINTS[found["action"] or ""]
+    version = found["version"] or ""
+    if endpoint is Endpoint.TRACE and version:
+        return None
+    return Route(endpoint=endpoint, model=unquote(found["model"]), version=version)
+
+
+def _memory(status: Endpoint, change: Endpoint) -> Callable[[re.Match[str]], Route | None]:
+    return lambda found: Route(endpoint=status if found["action"] == "status" else change)
+
+
+def _repository(found: re.Match[str]) -> Route | None:
+    endpoint = _REPOSITORY_ENDPOINTS[found["action"]]
+    return Route(endpoint=endpoint, model=unquote(found["model"]), repository=found["repository"] or "")
+
+
+_MEMORY_PATH: Final = r"(?:/region/[^/]+)?/(?P<action>status|register|unregister)"
+
+# In the contract's order of evaluation: `/v2/models/stats` hides the metadata of a model named `stats`.
+TABLE: Final[Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], Route | None]]]] = (
+    (re.compile(r"/v2/models/stats"), lambda _: Route(endpoint=Endpoint.ALL_STATISTICS)),
+    (re.compile(r"/v2/logging"), lambda _: Route(endpoint=Endpoint.LOGGING)),
+    (
+        re.compile(
+            r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+            r"(?P<action>/(?:ready|config|stats|infer|generate|generate_stream|trace/setting))?"
+        ),
+        _model,
+    ),
+    (re.compile(r"/v2"), lambda _: Route(endpoint=Endpoint.SERVER_METADATA)),
+    (re.compile(r"/v2/health/live"), lambda _: Route(endpoint=Endpoint.SERVER_LIVE)),
+    (re.compile(r"/v2/health/ready"), lambda _: Route(endpoint=Endpoint.SERVER_READY)),
+    (
+        re.compile("/v2/systemsharedmemory" + _MEMORY_PATH),
+        _memory(Endpoint.SYSTEM_MEMORY_STATUS, Endpoint.SYSTEM_MEMORY_CHANGE),
+    ),
+    (
+        re.compile("/v2/cudasharedmemory" + _MEMORY_PATH),
+        _memory(Endpoint.CUDA_MEMORY_STATUS, Endpoint.CUDA_MEMORY_CHANGE),
+    ),
+    (re.compile(r"/v2/repository(?:/[^/]+)?/index"), lambda _: Route(endpoint=Endpoint.REPOSITORY_INDEX)),
+    (
+        re.compile(
+            r"/v2/repository(?:/(?P<repository>[^/]+))?/models/(?P<model>[^/]+)/(?P<action>load|unload)"
+        ),
+        _repository,
+    ),
+    (re.compile(r"/v2/trace/setting"), lambda _: Route(endpoint=Endpoint.TRACE)),
+    (re.compile(r"/v2/tritium/tree"), lambda _: Route(endpoint=Endpoint.TREE)),
+)
+
+
+def match(path: str) -> Route | None:
+    """Return the route that `path` (undecoded, without its query) names, or None where nothing lives there."""
+    for pattern, build in TABLE:
+        found = pattern.fullmatch(path)
+        if found is not None:
+            return build(found)
+    return None

@@ -1,0 +1,78 @@
+"""The classification extension: an output replaced by its best classes (contract, http.md section 8.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from actors.messages.datatypes import DataType
+from actors.messages.errors import Internal, InvalidArgument
+from actors.messages.tensors import Tensor, element_count, pack_bytes
+
+if TYPE_CHECKING:
+    from actors.messages.tensors import Array
+
+MAX_ELEMENTS: Final = 1_000_000
+
+_CLASSIFIED: Final = frozenset(
+    (
+        DataType.UINT8,
+        DataType.UINT16,
+        DataType.UINT32,
+        DataType.UINT64,
+        DataType.INT8,
+        DataType.INT16,
+        DataType.INT32,
+        DataType.INT64,
+        DataType.FP32,
+        DataType.FP64,
+    )
+)
+
+
+def classify(output: Tensor, classes: int, labels: Sequence[str], *, batched: bool) -> Tensor:
+    """Return a BYTES tensor of the `classes` greatest elements of `output`, for each item of its batch.
+
+    Each element reads `<value>:<index>` or, where `labels` has that index, `<value>:<index>:<label>`; greatest first,
+    the lower index first among equals, NaN last. The result is [min(classes, elements)], with the batch dimension in
+    front where `batched`. Raises InvalidArgument for datatypes that have no order and for too many elements.
+    """
+    if output.datatype not in _CLASSIFIED:
+        raise InvalidArgument(
+            f"class result not available for output due to unsupported type '{output.datatype}'"
+        )
+    batched = batched and len(output.shape) > 0
+    leading = output.shape[0] if batched else 1
+    per_item = element_count(output.shape[1:] if batched else output.shape)
+    if per_item > MAX_ELEMENTS:
+        raise InvalidArgument("classification output tensor too large")
+    if leading * per_item * output.datatype.size != output.nbytes:
+        raise Internal(f"output tensor shape does not match size of output for '{output.name}'")
+    rows = np.frombuffer(output.data, dtype=output.datatype.numpy).reshape(leading, per_item)
+    kept = min(classes, per_item)
+    floats = output.datatype is DataType.FP32 or output.datatype is DataType.FP64
+    elements: list[bytes] = []
+    for row in rows:
+        for index in _greatest(row, kept).tolist():
+            value = f"{float(row[index]):.6f}" if floats else str(int(row[index]))
+            label = f":{labels[index]}" if index < len(labels) else ""
+            elements.append(f"{value}:{index}{label}".encode())
+    shape = (leading, kept) if batched else (kept,)
+    return Tensor(output.name, DataType.BYTES, shape, pack_bytes(elements))
+
+
+def _greatest(row: Array, count: int) -> Array:
+    """Return the indices of the `count` greatest elements, greatest first, the lower index first among equals."""
+    if row.dtype.kind == "f":
+        row = np.where(np.isnan(row), -np.inf, row)
+    if count * 8 < len(row):  # most are not even near: leave them out of the sort
+        least = np.partition(row, len(row) - count)[len(row) - count] if count else np.inf
+        candidates = np.flatnonzero(row >= least)
+    else:
+        candidates = np.arange(len(row))
+    # Sorting the mirrored row in ascending order and reading it backwards keeps equal elements in their order, without
+    # negating (which would overflow for the least signed integers and wrap for unsigned ones).
+    mirrored = candidates[::-1]
+    return mirrored[np.argsort(row[mirrored], kind="stable")][::-1][:count]

@@ -1,0 +1,142 @@
+"""JSON in and out, with Triton's tolerance and Triton's complaints.
+
+Triton's parser takes more than the JSON standard (bare `NaN`, `Inf`, `Infinity` and their negatives; strings that are
+not UTF-8) and its writer gives more (`NaN`, `Infinity`). `orjson` does the work while a text is standard; what it
+refuses is tried again by the standard library after the few liberties are translated, and what that refuses too is
+described by `faults`. Strings that are not UTF-8 are held with surrogate escapes, as file names are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import orjson
+
+from actors.messages.errors import Internal, InvalidArgument
+from protocols.kserve.faults import Fault, locate_fault
+
+if TYPE_CHECKING:
+    from actors.messages.tensors import Buffer
+
+MAX_DEPTH: Final = 100
+_NUMPY: Final = orjson.OPT_SERIALIZE_NUMPY
+_UINT64_MAX: Final = 2**64 - 1
+
+_STRINGS: Final = re.compile(r'("(?:[^"\\]|\\.)*")', re.DOTALL)
+_LIBERTIES: Final = re.compile(r"-NaN|Inf(?!inity)")
+
+
+def parse(text: Buffer) -> Any:
+    """Return the value of a JSON text.
+
+    Raises Internal with the contract's `failed to parse the request JSON buffer: <text> at <offset>` and, where a
+    text nests deeper than any parser follows, InvalidArgument.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return _parse_liberal(bytes(text))
+
+
+def _parse_liberal(text: bytes) -> Any:
+    fault = locate_fault(text)
+    if fault is not None:
+        _refuse(fault)
+    decoded = text.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+    try:
+        return json.loads(_without_liberties(decoded), parse_int=_integer, parse_float=_double)
+    except json.JSONDecodeError as error:
+        # Only reached past what `locate_fault` walks: the standard library's position, in the parser's nearest words.
+        offset = len(decoded[: error.pos].encode("utf-8", "surrogateescape"))
+        _refuse(Fault("Invalid value.", offset))
+    except OverflowError:
+        _refuse(Fault("Number too big to be stored in double.", 0))
+    except RecursionError:
+        raise InvalidArgument(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})") from None
+
+
+def _refuse(fault: Fault) -> NoReturn:
+    raise Internal(f"failed to parse the request JSON buffer: {fault.text} at {fault.offset}") from None
+
+
+def _without_liberties(text: str) -> str:
+    """Return `text` with the bare words that the standard library does not know spelt as those it does."""
+    if _LIBERTIES.search(text) is None:
+        return text
+    pieces = _STRINGS.split(text)
+    pieces[::2] = [_LIBERTIES.sub(_standard_word, piece) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+def _standard_word(found: re.Match[str]) -> str:
+    return "NaN" if found[0] == "-NaN" else "Infinity"
+
+
+def _integer(digits: str) -> int | float:
+    if len(digits) > 20:
+        return _double(digits)
+    value = int(digits)
+    return value if -(2**63) <= value <= _UINT64_MAX else float(value)
+
+
+def _double(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise OverflowError
+    return value
+
+
+def dump(value: object) -> bytes:
+    """Return the JSON text of `value`: dicts, lists, strings, numbers, numpy arrays and `Verbatim` pieces.
+
+    Floats must be finite and strings UTF-8, or be wrapped by `number` and `text`.
+    """
+    return orjson.dumps(value, option=_NUMPY)
+
+
+Verbatim = orjson.Fragment
+
+
+def number(value: float) -> float | orjson.Fragment:
+    """Return `value` in the form that `dump` writes: `NaN`, `Infinity` and `-Infinity` as those bare words."""
+    return value if math.isfinite(value) else Verbatim(json.dumps(value))
+
+
+def text(value: str) -> str | orjson.Fragment:
+    """Return `value` in the form that `dump` writes: bytes that are not UTF-8 pass through as they came."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return Verbatim(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape"))
+    return value
+
+
+def encode_text(value: str) -> bytes:
+    """Return the bytes that stood in the JSON text for the string `value`, its escapes resolved."""
+    try:
+        return value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of an escaped surrogate pair
+        return value.encode("utf-8", "surrogatepass")
+
+
+# Typed access, in the words of the contract (http.md section 1.2). All of these are the client's mistakes and yet
+# INTERNAL, because that is the code that Triton's clients see.
+
+
+def missing(key: str) -> str:
+    """Return the complaint about a member that is not there."""
+    return f"attempt to access non-existing object member '{key}'"
+
+
+def not_a(kind: str) -> str:
+    """Return the complaint about a value that is not of `kind`."""
+    return f"attempt to access JSON non-{kind} as {kind}"
+
+
+def misfit(holder: object, key: str, kind: str, *, verb: str = "parse") -> Internal:
+    """Return the error for `holder[key]`, which is absent or no `kind`."""
+    absent = not isinstance(holder, dict) or key not in holder
+    return Internal(f"Unable to {verb} '{key}': {missing(key) if absent else not_a(kind)}")

@@ -1,0 +1,202 @@
+"""Tensor elements between JSON arrays and the protocol's binary layout.
+
+Going in, types are as strict as Triton's: an integer tensor takes integers, BOOL takes booleans, a float tensor takes
+any number, and `true` is no number. Nesting means nothing, only the count does. Integers are narrowed without a
+range check. Going out, arrays are flat and FP32 is widened to double (contract, http.md sections 7 and 8).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from actors.messages.datatypes import DataType
+from actors.messages.errors import Internal, InvalidArgument
+from actors.messages.tensors import element_count, unpack_bytes
+from protocols.kserve.documents import MAX_DEPTH, dump, encode_text, not_a
+
+if TYPE_CHECKING:
+    from actors.messages.tensors import Buffer
+
+INT64_MAX: Final = 2**63 - 1
+
+_NUMBERS: Final = frozenset((int, float))
+# What a tensor's elements may be in JSON, how Triton calls that, and the `struct` code of an element.
+_RULES: Final[dict[DataType, tuple[frozenset[type], str, str]]] = {
+    DataType.BOOL: (frozenset((bool,)), "boolean", ""),
+    DataType.INT8: (frozenset((int,)), "signed-integer", "b"),
+    DataType.INT16: (frozenset((int,)), "signed-integer", "h"),
+    DataType.INT32: (frozenset((int,)), "signed-integer", "i"),
+    DataType.INT64: (frozenset((int,)), "signed-integer", "q"),
+    DataType.UINT8: (frozenset((int,)), "unsigned-integer", "B"),
+    DataType.UINT16: (frozenset((int,)), "unsigned-integer", "H"),
+    DataType.UINT32: (frozenset((int,)), "unsigned-integer", "I"),
+    DataType.UINT64: (frozenset((int,)), "unsigned-integer", "Q"),
+    DataType.FP32: (_NUMBERS, "number", "f"),
+    DataType.FP64: (_NUMBERS, "number", "d"),
+    DataType.BYTES: (frozenset((str,)), "string", ""),
+}
+
+
+def pack(data: list[Any], name: str, datatype: DataType, count: int, limit: int) -> Buffer:
+    """Return the `count` elements of the JSON array `data` in binary layout, for input `name`.
+
+    Raises the errors of contract http.md section 7: InvalidArgument for datatypes that JSON can't carry, nesting too
+    deep and data over `limit` bytes, Internal for wrong types and counts.
+    """
+    rule = _RULES.get(datatype)
+    if rule is None:
+        raise InvalidArgument(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
+        )
+    if datatype is not DataType.BYTES:
+        nbytes = count * datatype.size
+        if nbytes > INT64_MAX:
+            raise InvalidArgument(
+                f"byte size overflow for input '{name}': element count ({count}) * data type size ({datatype.size}) "
+                f"exceeds maximum allowed size ({INT64_MAX})"
+            )
+        _check_size(name, nbytes, limit)
+    elements, kinds = _flatten(data, datatype)
+    allowed, kind, code = rule
+    if len(elements) != count or not kinds <= allowed:
+        raise _misfit(elements, kinds, datatype, count)
+    if datatype is DataType.BYTES:
+        packed = _pack_strings(elements)
+        _check_size(name, len(packed), limit)
+        return packed
+    if datatype is DataType.BOOL:
+        return bytes(elements)
+    try:
+        return struct.pack(f"<{count}{code}", *elements)
+    except (struct.error, OverflowError):  # out of the narrow type's range
+        return _narrow(elements, datatype, kind)
+
+
+def _check_size(name: str, nbytes: int, limit: int) -> None:
+    if nbytes > limit:
+        raise InvalidArgument(
+            f"JSON input '{name}' has a byte_size ({nbytes} bytes) that exceeds the maximum allowed value of "
+            f"{limit} bytes. Use --http-max-input-size to increase the limit."
+        )
+
+
+def _flatten(data: list[Any], datatype: DataType) -> tuple[list[Any], set[type]]:
+    """Return the scalars of `data` in order, and the set of their types."""
+    level = data
+    for _ in range(1, MAX_DEPTH):
+        kinds = set(map(type, level))
+        if list not in kinds:
+            return level, kinds
+        if len(kinds) > 1:
+            level = _flatten_ragged(data, datatype)
+            return level, set(map(type, level))
+        level = list(chain.from_iterable(level))
+    raise _too_deep(datatype)
+
+
+def _flatten_ragged(data: list[Any], datatype: DataType) -> list[Any]:
+    flat: list[Any] = []
+    stack = [iter(data)]
+    while stack:
+        for element in stack[-1]:
+            if type(element) is list:
+                if len(stack) + 1 >= MAX_DEPTH:
+                    raise _too_deep(datatype)
+                stack.append(iter(element))
+                break
+            flat.append(element)
+        else:
+            stack.pop()
+    return flat
+
+
+def _too_deep(datatype: DataType) -> InvalidArgument:
+    prefix = "" if datatype is DataType.BYTES else "Unable to parse 'data': "
+    return InvalidArgument(f"{prefix}JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
+
+
+def _misfit(elements: list[Any], kinds: set[type], datatype: DataType, count: int) -> Internal:
+    """Return the error for the first thing wrong, reading from the left."""
+    allowed, kind, _ = _RULES[datatype]
+    types = list(map(type, elements))
+    first_bad = min((types.index(bad) for bad in kinds - allowed), default=len(elements))
+    if datatype is DataType.BYTES:
+        if first_bad < len(elements):
+            return Internal(f"Unable to parse JSON bytes array: {not_a(kind)}")
+        if len(elements) > count:
+            return Internal("Unable to parse 'data': shape does not match true shape of 'data' field")
+    elif first_bad < min(count, len(elements)):
+        return Internal(f"Unable to parse 'data': {_not_a(kind)}")
+    elif len(elements) > count:
+        return Internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
+    return Internal("Failed to parse 'data' field: shape does not match true shape")
+
+
+def _not_a(kind: str) -> str:
+    return "attempt to access JSON non-number as double" if kind == "number" else not_a(kind)
+
+
+def _narrow(elements: list[Any], datatype: DataType, kind: str) -> Buffer:
+    """Return numbers of which some are out of the datatype's range: wrapped, or infinite."""
+    if kind == "number":
+        with np.errstate(over="ignore"):
+            return np.array(elements, dtype=np.float64).astype(datatype.numpy).view(np.uint8).data
+    widest = np.uint64 if kind == "unsigned-integer" else np.int64
+    try:
+        return np.array(elements, dtype=widest).astype(datatype.numpy).view(np.uint8).data
+    except OverflowError:
+        raise Internal(f"Unable to parse 'data': {not_a(kind)}") from None
+
+
+def _pack_strings(elements: list[str]) -> bytes:
+    parts: list[bytes] = []
+    for element in elements:
+        raw = encode_text(element)
+        parts.append(len(raw).to_bytes(4, "little"))
+        parts.append(raw)
+    return b"".join(parts)
+
+
+def render(name: str, datatype: DataType, shape: Sequence[int], data: Buffer) -> bytes:
+    """Return the elements of an output tensor as the text of a flat JSON array.
+
+    Raises InvalidArgument for datatypes that JSON can't carry and Internal where data and shape disagree.
+    """
+    if datatype is DataType.BYTES:
+        return _render_strings(name, shape, data)
+    if datatype is DataType.FP16 or datatype is DataType.BF16:
+        raise InvalidArgument(
+            f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
+        )
+    if element_count(shape) * datatype.size != len(data):
+        raise Internal(
+            f"Failed to write 'data' field: output tensor shape does not match size of output for '{name}'"
+        )
+    elements = np.frombuffer(data, dtype=datatype.numpy)
+    if datatype is DataType.FP32:
+        elements = elements.astype(np.float64)
+    elif not elements.flags.aligned:
+        elements = elements.copy()
+    written = dump(elements)
+    if b"null" in written:  # how `orjson` writes what is not finite
+        return json.dumps(elements.tolist(), separators=(",", ":")).encode()
+    return written
+
+
+def _render_strings(name: str, shape: Sequence[int], data: Buffer) -> bytes:
+    try:
+        elements = unpack_bytes(data, name, element_count(shape))
+    except InvalidArgument:
+        raise Internal(f"output tensor shape does not match size of output for '{name}'") from None
+    try:
+        return dump([element.decode() for element in elements])
+    except UnicodeDecodeError:
+        strings = [element.decode("utf-8", "surrogateescape") for element in elements]
+        written = json.dumps(strings, ensure_ascii=False, separators=(",", ":"))
+        return written.encode("utf-8", "surrogateescape")

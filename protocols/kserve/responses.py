@@ -1,0 +1,115 @@
+"""`InferResponse`s into bodies of the infer endpoint.
+
+A body is a JSON text, followed by the bytes of the binary outputs in the order of `outputs`. Contract: http.md
+section 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from actors.messages.errors import Unsupported
+from actors.messages.requests import InferResponse
+from actors.specs import ModelSpec
+from protocols.kserve.classification import classify
+from protocols.kserve.documents import Verbatim, dump, number, text
+from protocols.kserve.elements import render
+from protocols.kserve.requests import OutputPlan
+
+if TYPE_CHECKING:
+    from actors.messages.tensors import Buffer
+
+COPIED: Final = 64 * 1024
+
+
+class Body:
+    """An encoded answer: the buffers to send, and how long the JSON text in front is.
+
+    `json_size` is None where no binary bytes follow. Where `borrowed`, buffers view the response's outputs, which must
+    not be released before the bytes are sent or copied.
+    """
+
+    __slots__ = ("borrowed", "buffers", "json_size", "size")
+
+    def __init__(self, buffers: list[Buffer], size: int, json_size: int | None, *, borrowed: bool) -> None:
+        self.buffers = buffers
+        self.size = size
+        self.json_size = json_size
+        self.borrowed = borrowed
+
+
+def encode(response: InferResponse, plan: OutputPlan, spec: ModelSpec) -> Body:
+    """Return the body that answers with `response`, outputs in the form that `plan` asks for.
+
+    Binary outputs of up to 64 KiB together are copied; more is borrowed. Raises InvalidArgument for outputs that can't
+    be written as asked, Internal where an output contradicts itself, and Unsupported.
+    """
+    outputs: list[dict[str, Any]] = []
+    binary: list[Buffer] = []
+    binary_size = 0
+    named = plan.named
+    as_binary = plan.binary
+    for tensor in response.outputs:
+        if named is not None:
+            choice = named.get(tensor.name)
+            if choice is None:
+                continue  # made by the backend, asked for by nobody
+            as_binary = choice.binary
+            if choice.classes:
+                declared = spec.outputs_by_name.get(tensor.name)
+                labels = declared.labels if declared is not None else ()
+                tensor = classify(tensor, choice.classes, labels, batched=spec.batches)
+        output: dict[str, Any] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype.protocol_name,
+            "shape": tensor.shape,
+        }
+        if as_binary:
+            data = tensor.data
+            output["parameters"] = {"binary_data_size": len(data)}
+            if data:
+                binary.append(data)
+                binary_size += len(data)
+        else:
+            output["data"] = Verbatim(render(tensor.name, tensor.datatype, tensor.shape, tensor.data))
+        outputs.append(output)
+    head = _head(response, outputs)
+    size = len(head) + binary_size
+    if not binary_size:
+        return Body([head], size, None, borrowed=False)
+    if binary_size <= COPIED:
+        return Body([b"".join((head, *binary))], size, len(head), borrowed=False)
+    return Body([head, *binary], size, len(head), borrowed=True)
+
+
+def _head(response: InferResponse, outputs: list[dict[str, Any]]) -> bytes:
+    document: dict[str, Any] = {}
+    if response.id:
+        document["id"] = response.id
+    document["model_name"] = response.model_name
+    document["model_version"] = str(response.model_version)
+    if response.parameters:
+        document["parameters"] = _parameters(response.parameters)
+    document["outputs"] = outputs
+    try:
+        return dump(document)
+    except TypeError:  # a string that is not UTF-8; the id came from the client
+        document["id"] = text(response.id)
+        return dump(document)
+
+
+def _parameters(parameters: Mapping[str, object]) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for key, value in parameters.items():
+        if isinstance(value, bytes):
+            raise Unsupported(
+                "Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported"
+            )
+        if isinstance(value, float):
+            document[key] = number(value)
+        elif isinstance(value, str):
+            document[key] = text(value)
+        else:
+            document[key] = value
+    return document

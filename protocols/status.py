@@ -1,0 +1,32 @@
+"""The only table from error codes to what a wire says: HTTP status and gRPC status number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from actors.messages.errors import ErrorCode
+
+# Contract: http.md section 1.1 and grpc.md section 2 for Triton's eight. The last two are Tritium's own (DESIGN section 4).
+STATUS: Final[Mapping[ErrorCode, tuple[int, int]]] = {
+    ErrorCode.UNKNOWN: (400, 2),  # UNKNOWN
+    ErrorCode.INTERNAL: (500, 13),  # INTERNAL
+    ErrorCode.NOT_FOUND: (404, 5),  # NOT_FOUND
+    ErrorCode.INVALID_ARG: (400, 3),  # INVALID_ARGUMENT
+    ErrorCode.UNAVAILABLE: (503, 14),  # UNAVAILABLE
+    ErrorCode.UNSUPPORTED: (501, 12),  # UNIMPLEMENTED
+    ErrorCode.ALREADY_EXISTS: (400, 6),  # ALREADY_EXISTS
+    ErrorCode.CANCELLED: (400, 1),  # CANCELLED
+    ErrorCode.DEADLINE_EXCEEDED: (504, 4),  # DEADLINE_EXCEEDED
+    ErrorCode.POISONED: (422, 9),  # FAILED_PRECONDITION
+}
+
+
+def http_status(code: ErrorCode) -> int:
+    """Return the HTTP status that stands for `code`."""
+    return STATUS[code][0]
+
+
+def grpc_status(code: ErrorCode) -> int:
+    """Return the number of the gRPC status that stands for `code`."""
+    return STATUS[code][1]

@@ -1,0 +1,87 @@
+"""`actors.scheduling.ordering`: answers leave in the order of dispatch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.messages.requests import InferRequest
+from actors.scheduling.ordering import ReorderBuffer
+
+
+class NoPort:
+    def put(self, part, *, final):
+        raise AssertionError("nothing is answered here")
+
+
+def make_request():
+    return InferRequest(model_name="add", reply=NoPort(), accepted_at=0.0)
+
+
+def test_an_answer_waits_for_the_earlier_ones():
+    buffer = ReorderBuffer()
+    first, second, third = make_request(), make_request(), make_request()
+    tickets = [buffer.ticket(request) for request in (first, second, third)]
+    assert buffer.release(tickets[2], "c") == []
+    assert buffer.release(tickets[1], "b") == []
+    assert (len(buffer), buffer.held) == (3, 2)
+    assert buffer.release(tickets[0], "a") == [(first, "a"), (second, "b"), (third, "c")]
+    assert (len(buffer), buffer.held) == (0, 0)
+
+
+def test_an_answer_in_its_turn_leaves_at_once():
+    buffer = ReorderBuffer()
+    request = make_request()
+    assert buffer.release(buffer.ticket(request), "a") == [(request, "a")]
+
+
+def test_a_retried_request_keeps_its_ticket():
+    buffer = ReorderBuffer()
+    first, second = make_request(), make_request()
+    ticket = buffer.ticket(first)
+    buffer.ticket(second)
+    assert buffer.ticket(first) == ticket
+    assert len(buffer) == 2
+
+
+def test_a_request_that_comes_back_after_its_answer_takes_a_new_ticket():
+    buffer = ReorderBuffer()
+    request = make_request()
+    first = buffer.ticket(request)
+    buffer.release(first, "a")
+    assert buffer.ticket(request) > first
+
+
+@pytest.mark.parametrize("wrong", [-1, 0, 2])
+def test_a_ticket_that_is_not_out_is_refused(wrong):
+    buffer = ReorderBuffer()
+    buffer.release(buffer.ticket(make_request()), "done")
+    buffer.ticket(make_request())
+    with pytest.raises(ValueError, match=f"ticket {wrong} is not out"):
+        buffer.release(wrong, "a")
+
+
+def test_a_second_answer_for_a_ticket_is_refused():
+    buffer = ReorderBuffer()
+    buffer.ticket(make_request())
+    second = buffer.ticket(make_request())
+    buffer.release(second, "b")
+    with pytest.raises(ValueError, match="is not out"):
+        buffer.release(second, "b again")
+
+
+@given(st.integers(1, 20).flatmap(lambda n: st.permutations(range(n))))
+def test_whatever_the_order_of_answers_delivery_is_in_order_and_complete(finish_order):
+    buffer = ReorderBuffer()
+    requests = [make_request() for _ in finish_order]
+    tickets = [buffer.ticket(request) for request in requests]
+    delivered = []
+    finished = set()
+    for at in finish_order:
+        finished.add(at)
+        delivered += buffer.release(tickets[at], at)
+        first_missing = next((n for n in range(len(requests)) if n not in finished), len(requests))
+        assert len(delivered) == first_missing
+        assert buffer.held == len(finished) - first_missing
+    assert delivered == [(request, at) for at, request in enumerate(requests)]

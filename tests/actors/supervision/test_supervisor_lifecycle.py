@@ -1,0 +1,800 @@
+"""Starting, stopping, dynamic children, cancellation from outside, and what the tree shows."""
+
+from functools import partial
+
+import pytest
+import trio
+
+from actors.supervision.actor import Actor
+from actors.supervision.errors import (
+    ActorDied,
+    AlreadyPresent,
+    AlreadyStarted,
+    IgnoreStart,
+    IntensityExceeded,
+    NotFound,
+    NotRunning,
+    Restarting,
+    Running,
+    StartError,
+)
+from actors.supervision.events import ChildExited, ChildKillForced, ChildStarted, ChildStartFailed, Context
+from actors.supervision.lifecycle import ChildState
+from actors.supervision.restart import Crashed, Killed, Normal, StartFailed, Stopped
+from actors.supervision.spec import (
+    AutoShutdown,
+    Backoff,
+    ChildSpec,
+    Intensity,
+    Kind,
+    Restart,
+    Shutdown,
+    Strategy,
+)
+from actors.supervision.supervisor import Supervisor
+from actors.supervision.testing import Cue, Puppet, serving, settled
+from actors.supervision.tree import ChildInfo, Counts
+
+WAIT = Backoff(initial=1.0, jitter=0.0, first_immediate=False)
+
+
+def puppets(names, **options):
+    journal = []
+    return journal, [Puppet(name, journal=journal, **options) for name in names]
+
+
+# Starting.
+
+
+async def test_children_start_left_to_right_each_ready_before_the_next(autojump_clock):
+    journal, children = puppets("abc", start_delay=1)
+    async with serving(Supervisor([p.spec() for p in children])) as tree:
+        assert journal == ["start a", "ready a", "start b", "ready b", "start c", "ready c"]
+        assert [event.path for event in tree.about(ChildStarted)] == ["a", "b", "c"]
+        assert trio.current_time() - children[0].started_at[0] == pytest.approx(3)
+
+
+async def test_a_failing_start_stops_the_started_ones_in_reverse_and_fails_the_supervisors(autojump_clock):
+    journal, (a, b, c, d) = puppets("abcd")
+    c.fail_starts = 1
+    supervisor = Supervisor([p.spec() for p in (a, b, c, d)])
+    events = []
+    with pytest.raises(StartError, match="'c' did not start") as caught:
+        await supervisor.serve(observer=events.append)
+    assert isinstance(caught.value.__cause__, Cue)
+    assert [line for line in journal if not line.startswith("ready")] == [
+        "start a",
+        "start b",
+        "start c",
+        "end c",
+        "end b",
+        "end a",
+    ]
+    (failed,) = [event for event in events if isinstance(event, ChildStartFailed)]
+    assert (failed.path, failed.context) == ("c", Context.START_ERROR)
+
+
+async def test_a_failing_start_below_fails_every_supervisor_above(autojump_clock):
+    a = Puppet("a", fail_starts=1)
+    inner = Supervisor([a.spec()])
+    with pytest.raises(StartError, match="'inner' did not start") as caught:
+        await Supervisor([inner.spec("inner")]).serve()
+    assert isinstance(caught.value.reason.exception, StartError)
+
+
+async def test_a_child_that_returns_before_it_is_ready_has_not_started():
+    async def hasty(ctx):
+        pass
+
+    with pytest.raises(StartError, match=r"ended \(normal\) before it called started"):
+        await Supervisor([ChildSpec("a", hasty)]).serve()
+
+
+async def test_a_supervisor_that_gives_up_before_it_is_ready_has_not_started(autojump_clock):
+    a, b = Puppet("a"), Puppet("b", start_delay=1)
+    inner = Supervisor([a.spec(), b.spec()], intensity=Intensity(0, 5.0))
+
+    async def crash_early():
+        await settled()
+        a.crash()
+
+    async with serving(Supervisor()) as tree, trio.open_nursery() as nursery:
+        nursery.start_soon(crash_early)
+        started = await tree.root.start_child(inner.spec("inner", restart=Restart.TEMPORARY))
+        # The death waited in the mail until the initial start was over, as in OTP.
+        assert started.value is inner
+        await settled()
+        tree.check({})
+
+
+async def test_a_child_that_ignores_its_start_is_kept_down_without_complaint(autojump_clock):
+    async def nothing_to_do(ctx):
+        raise IgnoreStart
+
+    b = Puppet("b")
+    async with serving(Supervisor([ChildSpec("a", nothing_to_do), b.spec()])) as tree:
+        tree.check({"a": "stopped", "b": "running"})
+        assert tree.names("a") == []
+
+
+async def test_a_restart_that_is_ignored_leaves_the_child_down(autojump_clock):
+    lives = []
+
+    async def once(ctx):
+        lives.append(ctx)
+        if len(lives) > 1:
+            raise IgnoreStart
+        ctx.started()
+
+    async with serving(Supervisor([ChildSpec("a", once)])) as tree:
+        await settled()
+        tree.check({"a": "stopped"})
+
+
+async def test_the_task_status_of_a_context_is_trios(autojump_clock):
+    async def listen(task_status):
+        task_status.started(8000)
+        await trio.sleep_forever()
+
+    async def start(ctx):
+        await listen(task_status=ctx.task_status)
+
+    async with serving(Supervisor()) as tree:
+        started = await tree.root.start_child(ChildSpec("a", start))
+        assert started.value == 8000
+        assert started.ref is tree.root.registry["a"]
+
+
+async def test_only_the_first_ready_counts(autojump_clock):
+    async def twice(ctx):
+        ctx.started(1)
+        ctx.started(2)
+        await trio.sleep_forever()
+
+    async with serving(Supervisor()) as tree:
+        assert (await tree.root.start_child(ChildSpec("a", twice))).value == 1
+
+
+async def test_a_supervisor_runs_in_one_place(autojump_clock):
+    inner = Supervisor()
+    with pytest.raises(StartError, match="one Supervisor object is one place in the tree"):
+        await Supervisor([inner.spec("one"), inner.spec("two")]).serve()
+
+
+async def test_stopping_a_root_before_it_is_ready_is_a_failed_start_and_leaves_nothing(autojump_clock):
+    journal, (a, b) = puppets("ab", start_delay=5)
+    supervisor = Supervisor([a.spec(), b.spec()])
+
+    async def stop_later():
+        await trio.sleep(7)
+        supervisor.stop()
+        supervisor.stop()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stop_later)
+        with pytest.raises(StartError, match="shutdown"):
+            await nursery.start(supervisor.serve)
+    assert journal == ["start a", "ready a", "start b", "end b", "end a"]
+
+
+async def test_a_start_function_may_make_what_the_children_share(autojump_clock):
+    async def start(ctx):
+        shared = []
+
+        async def use(inner):
+            shared.append(inner.path)
+            inner.started()
+            await trio.sleep_forever()
+
+        await Supervisor([ChildSpec("x", use), ChildSpec("y", use)]).run(ctx)
+
+    async with serving(Supervisor([ChildSpec("model", start, kind=Kind.SUPERVISOR)])) as tree:
+        tree.check({"model": "running", "model/x": "running", "model/y": "running"})
+
+
+# Stopping.
+
+
+async def test_children_stop_right_to_left_each_gone_before_the_next_is_asked(autojump_clock):
+    journal, children = puppets("abc", stop_delay=1)
+    async with serving(Supervisor([p.spec() for p in children])):
+        before = trio.current_time()
+        journal.clear()
+    assert journal == ["end c", "end b", "end a"]
+    assert trio.current_time() - before == pytest.approx(3)
+
+
+async def test_a_child_within_its_budget_stops_cleanly(autojump_clock):
+    a = Puppet("a", stop_delay=4.9)
+    async with serving(Supervisor([a.spec()])) as tree:
+        pass
+    (event,) = tree.about(ChildExited)
+    assert (event.reason, event.context) == (Stopped(), None)
+    assert not tree.about(ChildKillForced)
+
+
+async def test_a_child_over_its_budget_is_cancelled_hard_and_reported(autojump_clock):
+    a = Puppet("a", stop_delay=60)
+    async with serving(Supervisor([a.spec(shutdown=2.0)])) as tree:
+        before = trio.current_time()
+    assert trio.current_time() - before == pytest.approx(2)
+    assert tree.names("a") == ["child_started", "child_kill_forced", "child_exited"]
+    (forced,), (exited,) = tree.about(ChildKillForced), tree.about(ChildExited)
+    assert (forced.grace, forced.context) == (2.0, Context.SHUTDOWN_ERROR)
+    assert (exited.reason, exited.context) == (Killed(), Context.SHUTDOWN_ERROR)
+
+
+async def test_brutal_kill_cancels_at_once_and_is_no_error(autojump_clock):
+    a = Puppet("a", stop_delay=60)
+    async with serving(Supervisor([a.spec(shutdown=Shutdown.BRUTAL_KILL)])) as tree:
+        before = trio.current_time()
+    assert trio.current_time() == before
+    (exited,) = tree.about(ChildExited)
+    assert (exited.reason, exited.context) == (Killed(), None)
+    assert not tree.about(ChildKillForced)
+
+
+async def test_infinity_waits_for_as_long_as_it_takes(autojump_clock):
+    a = Puppet("a", stop_delay=10_000)
+    async with serving(Supervisor([a.spec(shutdown=Shutdown.INFINITY)])) as tree:
+        before = trio.current_time()
+    assert trio.current_time() - before == pytest.approx(10_000)
+    assert tree.about(ChildExited)[0].reason == Stopped()
+
+
+async def test_a_child_that_cannot_be_asked_is_cancelled_at_once_and_that_is_no_kill(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()])) as tree:
+        before = trio.current_time()
+    assert trio.current_time() == before
+    assert tree.about(ChildExited)[0].reason == Stopped()
+
+
+async def test_a_child_may_wait_to_be_asked(autojump_clock):
+    async def wait(ctx):
+        ctx.started()
+        assert not ctx.stopping.is_set()
+        await ctx.stopping.wait()
+        assert ctx.stopping.is_set()
+        await ctx.stopping.wait()
+        ctx.stopping.then(partial(asked.append, "later"))
+
+    asked = []
+    async with serving(Supervisor([ChildSpec("a", wait)])) as tree:
+        await settled()
+    assert tree.about(ChildExited)[0].reason == Stopped()
+    assert asked == ["later"]
+
+
+async def test_a_child_that_first_looks_after_it_was_asked_sees_so(autojump_clock):
+    seen = []
+
+    async def look_late(ctx):
+        ctx.started()
+        try:
+            await trio.sleep_forever()
+        finally:
+            seen.append(ctx.stopping.is_set())
+            with trio.CancelScope(shield=True):
+                await ctx.stopping.wait()
+
+    async with serving(Supervisor([ChildSpec("a", look_late)])):
+        await settled()
+    assert seen == [True]
+
+
+async def test_a_crash_while_stopping_is_a_shutdown_error_and_stops_nobody_else_from_stopping(autojump_clock):
+    async def crash_when_asked(ctx):
+        ctx.started()
+        await ctx.stopping.wait()
+        raise Cue
+
+    b = Puppet("b")
+    async with serving(Supervisor([b.spec(), ChildSpec("a", crash_when_asked)])) as tree:
+        await settled()
+    first, second = tree.about(ChildExited)
+    assert (first.path, first.context) == ("a", Context.SHUTDOWN_ERROR)
+    assert isinstance(first.reason, Crashed)
+    assert (second.path, second.context) == ("b", None)
+
+
+async def test_a_supervisor_below_is_given_all_the_time_its_children_need(autojump_clock):
+    journal, (a, b) = puppets("ab", stop_delay=4)
+    inner = Supervisor([a.spec(), b.spec()])
+    async with serving(Supervisor([inner.spec("inner")])) as tree:
+        before = trio.current_time()
+        journal.clear()
+    assert trio.current_time() - before == pytest.approx(8)
+    assert journal == ["end b", "end a"]
+    assert not tree.about(ChildKillForced)
+
+
+async def test_a_supervisor_with_a_budget_takes_its_children_down_with_it(autojump_clock):
+    a = Puppet("a", stop_delay=4)
+    inner = Supervisor([a.spec()])
+    async with serving(Supervisor([inner.spec("inner", shutdown=1.0)])) as tree:
+        before = trio.current_time()
+    assert trio.current_time() - before == pytest.approx(1)
+    assert tree.names("inner")[-2:] == ["child_kill_forced", "child_exited"]
+    assert a.journal[-1] == "end a"
+
+
+async def test_cancellation_from_outside_ends_everything_at_once_and_cleanly(autojump_clock):
+    journal, (a, b) = puppets("ab", stop_delay=60)
+    inner = Supervisor([b.spec()])
+    root = Supervisor([a.spec(), inner.spec("inner")])
+    events = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(root.serve, observer=events.append))
+        ref = root.registry["inner/b"]
+        before = trio.current_time()
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() == before
+    assert sorted(journal[-2:]) == ["end a", "end b"]
+    exits = [event for event in events if isinstance(event, ChildExited)]
+    assert {event.context for event in exits} == {None}
+    assert not ref.is_alive
+    with pytest.raises(ActorDied):
+        await ref.call("hello")
+
+
+async def test_cancellation_in_the_middle_of_stopping_cuts_it_short(autojump_clock):
+    a = Puppet("a", stop_delay=60)
+    root = Supervisor([a.spec(shutdown=Shutdown.INFINITY)])
+    with trio.move_on_after(1):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(root.serve)
+            root.stop()
+    assert a.journal[-1] == "end a"
+    assert not root.is_running
+
+
+async def test_a_keyboard_interrupt_is_nobodys_failure_and_passes_through():
+    async def interrupted(ctx):
+        ctx.started()
+        raise KeyboardInterrupt
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await Supervisor([ChildSpec("a", interrupted)]).serve()
+    assert caught.value.split(KeyboardInterrupt)[1] is None
+
+
+# Dynamic children.
+
+
+async def test_a_child_added_later_stands_last_and_is_supervised(autojump_clock):
+    a, b = Puppet("a"), Puppet("b")
+    async with serving(Supervisor([a.spec()])) as tree:
+        started = await tree.root.start_child(b.spec())
+        assert started.value is b
+        b.crash()
+        await settled()
+        tree.check({"a": "running", "b": "running"})
+
+
+async def test_a_child_that_fails_to_start_is_forgotten_and_the_caller_told(autojump_clock):
+    a = Puppet("a", fail_starts=1)
+    async with serving(Supervisor()) as tree:
+        with pytest.raises(StartError) as caught:
+            await tree.root.start_child(a.spec())
+        assert isinstance(caught.value.reason, StartFailed)
+        tree.check({})
+        assert "a" not in tree.root.registry
+        await tree.root.start_child(a.spec())
+        tree.check({"a": "running"})
+
+
+async def test_starting_a_child_that_is_up_is_refused(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()])) as tree:
+        with pytest.raises(AlreadyStarted, match="'a' is running") as caught:
+            await tree.root.start_child(a.spec())
+        assert caught.value.code == "already_started"
+        with pytest.raises(AlreadyStarted):
+            tree.root.start_child_nowait(a.spec(restart=Restart.TEMPORARY))
+
+
+@pytest.mark.parametrize("state", ["stopped", "backing_off"])
+async def test_starting_a_child_that_is_known_but_down_is_refused(autojump_clock, state):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()], backoff=WAIT)) as tree:
+        a.crash()
+        await settled()
+        if state == "stopped":
+            await tree.root.terminate_child("a")
+        with pytest.raises(AlreadyPresent, match=f"known and {state}") as caught:
+            await tree.root.start_child(a.spec())
+        assert caught.value.code == "already_present"
+
+
+async def test_a_terminated_child_stays_down_until_it_is_restarted(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()])) as tree:
+        await tree.root.terminate_child("a")
+        await tree.root.terminate_child("a")
+        tree.check({"a": "stopped"})
+        started = await tree.root.restart_child("a")
+        assert started.value is a
+        tree.check({"a": "running"})
+        assert tree.root.tree().find("a").restarts == 0
+
+
+async def test_a_terminated_temporary_child_is_forgotten(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec(restart=Restart.TEMPORARY)])) as tree:
+        await tree.root.terminate_child("a")
+        tree.check({})
+        with pytest.raises(NotFound):
+            await tree.root.restart_child("a")
+
+
+async def test_terminating_stops_a_pending_restart(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()], backoff=WAIT)) as tree:
+        a.crash()
+        await settled()
+        await tree.root.terminate_child("a")
+        await trio.sleep(10)
+        tree.check({"a": "stopped"})
+
+
+async def test_a_terminated_restart_that_was_due_does_not_hurry_the_next(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()], backoff=WAIT)) as tree:
+        a.crash()
+        await trio.sleep(0.5)
+        await tree.root.terminate_child("a")
+        await tree.root.restart_child("a")
+        a.crash()
+        await trio.sleep(0.7)
+        tree.check({"a": "backing_off"})
+        await trio.sleep(2)
+        tree.check({"a": "running"})
+
+
+async def test_a_child_can_be_terminated_while_it_starts(autojump_clock):
+    a = Puppet("a", start_delay=60)
+    async with serving(Supervisor()) as tree, trio.open_nursery() as nursery:
+
+        async def start():
+            with pytest.raises(StartError, match="shutdown"):
+                await tree.root.start_child(a.spec())
+
+        nursery.start_soon(start)
+        await settled()
+        await tree.root.terminate_child("a")
+        tree.check({})
+        assert trio.current_time() == a.started_at[0]
+
+
+async def test_a_cancelled_start_child_takes_the_unfinished_child_with_it(autojump_clock):
+    a = Puppet("a", start_delay=60)
+    async with serving(Supervisor()) as tree:
+        with trio.move_on_after(1):
+            await tree.root.start_child(a.spec())
+        await settled()
+        tree.check({})
+        assert a.journal == ["start a", "end a"]
+
+
+async def test_a_cancelled_terminate_child_leaves_the_budget_standing(autojump_clock):
+    a = Puppet("a", stop_delay=60)
+    async with serving(Supervisor([a.spec(shutdown=3.0)])) as tree:
+        before = trio.current_time()
+        with trio.move_on_after(1):
+            await tree.root.terminate_child("a")
+        tree.check({"a": "stopping"})
+        await tree.root.registry["a"].wait_died()
+        assert trio.current_time() - before == pytest.approx(3)
+
+
+async def test_two_callers_may_terminate_one_child(autojump_clock):
+    a = Puppet("a", stop_delay=60)
+    async with serving(Supervisor([a.spec(shutdown=3.0)])) as tree:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tree.root.terminate_child, "a")
+            nursery.start_soon(tree.root.terminate_child, "a")
+        tree.check({"a": "stopped"})
+        assert len(tree.about(ChildKillForced)) == 1
+
+
+async def test_restarting_a_child_that_is_up_or_about_to_be_is_refused(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()], backoff=WAIT)) as tree:
+        with pytest.raises(Running, match="terminate_child it first"):
+            await tree.root.restart_child("a")
+        with pytest.raises(Running):
+            tree.root.delete_child("a")
+        a.crash()
+        await settled()
+        with pytest.raises(Restarting, match="about to be restarted"):
+            await tree.root.restart_child("a")
+        with pytest.raises(Restarting):
+            tree.root.delete_child("a")
+        assert (Running.code, Restarting.code) == ("running", "restarting")
+
+
+async def test_a_child_restarted_by_hand_that_fails_is_kept_down(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()])) as tree:
+        await tree.root.terminate_child("a")
+        a.fail_starts = 1
+        with pytest.raises(StartError):
+            await tree.root.restart_child("a")
+        tree.check({"a": "stopped"})
+
+
+async def test_a_deleted_child_is_forgotten(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()])) as tree:
+        await tree.root.terminate_child("a")
+        tree.root.delete_child("a")
+        tree.check({})
+        assert "a" not in tree.root.registry
+
+
+async def test_operations_on_a_stranger_say_not_found(autojump_clock):
+    async with serving(Supervisor()) as tree:
+        for operation in (tree.root.terminate_child, tree.root.restart_child):
+            with pytest.raises(NotFound, match="'x' is not here"):
+                await operation("x")
+        for operation in (tree.root.delete_child, tree.root.kill_child):
+            with pytest.raises(NotFound) as caught:
+                operation("x")
+            assert caught.value.code == "not_found"
+
+
+async def test_killing_a_child_that_is_down_does_nothing(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()])) as tree:
+        await tree.root.terminate_child("a")
+        tree.root.kill_child("a")
+        tree.check({"a": "stopped"})
+
+
+async def test_killing_a_child_that_starts_fails_its_start(autojump_clock):
+    a = Puppet("a", start_delay=5)
+    async with serving(Supervisor()) as tree, trio.open_nursery() as nursery:
+
+        async def start():
+            with pytest.raises(StartError, match="killed"):
+                await tree.root.start_child(a.spec())
+
+        nursery.start_soon(start)
+        await settled()
+        tree.root.kill_child("a")
+
+
+async def test_a_supervisor_that_is_down_takes_no_operations():
+    supervisor = Supervisor([Puppet("a").spec()])
+    for operation in (
+        supervisor.stop,
+        supervisor.tree,
+        supervisor.which_children,
+        supervisor.count_children,
+        partial(supervisor.delete_child, "a"),
+        partial(supervisor.start_child_nowait, Puppet("b").spec(restart=Restart.TEMPORARY)),
+    ):
+        with pytest.raises(NotRunning, match="start it with `serve`"):
+            operation()
+
+
+async def test_a_supervisor_that_is_stopping_takes_no_new_children(autojump_clock):
+    a, b = Puppet("a", stop_delay=2), Puppet("b")
+    async with serving(Supervisor([a.spec()])) as tree:
+        tree.root.stop()
+        assert tree.root.tree().state is ChildState.STOPPING
+        with pytest.raises(NotRunning, match="'root' is stopping"):
+            await tree.root.start_child(b.spec())
+        with pytest.raises(NotRunning):
+            tree.root.start_child_nowait(b.spec(restart=Restart.TEMPORARY))
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+async def test_a_stop_ends_a_dynamic_start_that_is_under_way(autojump_clock, strategy):
+    a = Puppet("a", start_delay=60)
+    async with serving(Supervisor(strategy=strategy)) as tree, trio.open_nursery() as nursery:
+
+        async def start():
+            with pytest.raises(StartError):
+                await tree.root.start_child(a.spec())
+
+        nursery.start_soon(start)
+        await settled()
+        tree.root.stop()
+
+
+async def test_dynamic_children_do_not_come_back_with_their_supervisor(autojump_clock):
+    a, b = Puppet("a"), Puppet("b")
+    inner = Supervisor([a.spec()], intensity=Intensity(0, 5.0))
+    async with serving(Supervisor([inner.spec("inner")])) as tree:
+        await inner.start_child(b.spec())
+        a.crash()
+        await settled()
+        tree.check({"inner": "running", "inner/a": "running"})
+        await inner.start_child(b.spec())  # the handle is good for the next run
+        tree.check({"inner": "running", "inner/a": "running", "inner/b": "running"})
+
+
+async def test_dynamic_children_of_one_for_one_are_stopped_together_and_first(autojump_clock):
+    journal, (a, b, c, d) = puppets("abcd", stop_delay=3)
+    async with serving(Supervisor([a.spec(), b.spec()])) as tree:
+        await tree.root.start_child(c.spec(shutdown=Shutdown.INFINITY))
+        await tree.root.start_child(d.spec(shutdown=1.0))
+        journal.clear()
+        before = trio.current_time()
+    assert trio.current_time() - before == pytest.approx(3 + 3 + 3)
+    assert journal == ["end d", "end c", "end b", "end a"]
+
+
+async def test_dynamic_children_of_a_group_keep_their_place_in_the_order(autojump_clock):
+    journal, (a, b, c) = puppets("abc", stop_delay=1)
+    async with serving(Supervisor([a.spec()], strategy=Strategy.REST_FOR_ONE)) as tree:
+        await tree.root.start_child(b.spec())
+        await tree.root.start_child(c.spec())
+        journal.clear()
+        before = trio.current_time()
+    assert trio.current_time() - before == pytest.approx(3)
+    assert journal == ["end c", "end b", "end a"]
+
+
+async def test_thousands_of_temporary_children_come_and_go(autojump_clock):
+    async def connection(ctx):
+        await trio.sleep(1)
+
+    connections = Supervisor()
+    async with serving(Supervisor([connections.spec("connections")])) as tree:
+        for n in range(2000):
+            connections.start_child_nowait(ChildSpec(str(n), connection, restart=Restart.TEMPORARY))
+        assert connections.count_children() == Counts(2000, 2000, 0, 2000)
+        assert len(tree.root.registry) == 1
+        await trio.sleep(2)
+        assert connections.count_children() == Counts(0, 0, 0, 0)
+        assert tree.names("connections/7") == ["child_started", "child_exited"]
+
+
+async def test_thousands_of_temporary_children_share_one_shutdown_budget(autojump_clock):
+    async def connection(ctx):
+        await ctx.stopping.wait()
+        await trio.sleep_forever()
+
+    async with serving(Supervisor()) as tree:
+        for n in range(1000):
+            tree.root.start_child_nowait(ChildSpec(str(n), connection, restart=Restart.TEMPORARY))
+        await settled()
+        before = trio.current_time()
+    assert trio.current_time() - before == pytest.approx(5)
+
+
+async def test_a_crashing_temporary_child_is_reported_and_harms_nobody(autojump_clock):
+    a, b = Puppet("a"), Puppet("b")
+    async with serving(Supervisor([a.spec()])) as tree:
+        tree.root.start_child_nowait(b.spec(restart=Restart.TEMPORARY))
+        await settled()
+        b.crash()
+        await settled()
+        tree.check({"a": "running"})
+        assert tree.about(ChildExited)[0].context is Context.CHILD_TERMINATED
+
+
+async def test_a_temporary_child_with_an_inbox_has_an_address(autojump_clock):
+    class Store(Actor):
+        async def handle(self, message):
+            message.answer(message.message)
+
+    async with serving(Supervisor()) as tree:
+        spec = ChildSpec("a", lambda ctx: Store(ctx).run(), restart=Restart.TEMPORARY, inbox=1)
+        tree.root.start_child_nowait(spec)
+        assert await tree.root.registry["a"].call(7) == 7
+
+
+async def test_only_temporary_children_start_without_a_handshake(autojump_clock):
+    async with serving(Supervisor()) as tree:
+        with pytest.raises(ValueError, match="for temporary children"):
+            tree.root.start_child_nowait(Puppet("a").spec())
+
+
+async def test_a_significant_child_needs_the_flag_when_added_later_as_well(autojump_clock):
+    spec = Puppet("a").spec(restart=Restart.TEMPORARY, significant=True)
+    async with serving(Supervisor()) as tree:
+        with pytest.raises(ValueError, match="auto_shutdown is never"):
+            await tree.root.start_child(spec)
+        with pytest.raises(ValueError, match="auto_shutdown is never"):
+            tree.root.start_child_nowait(spec)
+
+
+async def test_a_significant_connection_may_end_its_supervisor(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor(auto_shutdown=AutoShutdown.ANY_SIGNIFICANT)) as tree:
+        tree.root.start_child_nowait(a.spec(restart=Restart.TEMPORARY, significant=True))
+        await settled()
+        a.finish()
+        await settled()
+        assert not tree.root.is_running
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.REST_FOR_ONE])
+async def test_a_dynamic_operation_waits_for_a_group_restart(autojump_clock, strategy):
+    a, b = Puppet("a"), Puppet("b")
+    async with serving(Supervisor([a.spec()], strategy=strategy)) as tree:
+        a.start_delay = 3
+        a.crash()
+        await settled()
+        before = trio.current_time()
+        await tree.root.start_child(b.spec())
+        assert trio.current_time() - before == pytest.approx(3)
+        tree.check({"a": "running", "b": "running"})
+
+
+# Looking.
+
+
+async def test_children_are_listed_and_counted(autojump_clock):
+    a = Puppet("a")
+    inner = Supervisor()
+    async with serving(Supervisor([a.spec(restart=Restart.TRANSIENT), inner.spec("inner")])) as tree:
+        a.finish()
+        await settled()
+        assert tree.root.which_children() == (
+            ChildInfo("a", Kind.WORKER, Restart.TRANSIENT, ChildState.STOPPED),
+            ChildInfo("inner", Kind.SUPERVISOR, Restart.PERMANENT, ChildState.RUNNING),
+        )
+        assert tree.root.count_children() == Counts(specs=2, active=1, supervisors=1, workers=1)
+
+
+async def test_the_tree_shows_names_states_times_restarts_and_what_children_publish(autojump_clock):
+    a = Puppet("0")
+    inner = Supervisor([a.spec(inbox=8)])
+    async with serving(Supervisor([inner.spec("models/resnet")])) as tree:
+        await trio.sleep(10)
+        a.ctx.publish(device="cpu", batches=1)
+        a.ctx.publish(batches=2)
+        node = tree.root.tree().find("models/resnet/0")
+        assert (node.name, node.kind, node.state, node.restarts) == ("0", Kind.WORKER, ChildState.RUNNING, 0)
+        assert (node.since, node.last_exit, node.inbox_depth) == (a.started_at[0], None, 0)
+        assert node.info == {"device": "cpu", "batches": 2}
+        a.finish()
+        await settled()
+        later = tree.root.tree().find("models/resnet/0")
+        assert (later.since, later.restarts, later.last_exit) == (trio.current_time(), 1, Normal())
+        assert later.info == {}
+        assert node.restarts == 0
+        assert tree.root.tree().as_dict()["children"][0]["children"][0]["last_exit"] == "normal"
+        assert inner.tree().path == "models/resnet"
+
+
+async def test_the_root_has_a_name_and_an_empty_path(autojump_clock):
+    root = Supervisor()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(root.serve, name="tritium"))
+        node = root.tree()
+        assert (node.name, node.path, node.state, node.kind) == (
+            "tritium",
+            "",
+            ChildState.RUNNING,
+            Kind.SUPERVISOR,
+        )
+        root.stop()
+
+
+async def test_siblings_and_anyone_else_are_found_by_name(autojump_clock):
+    a, b = Puppet("a/0"), Puppet("b")
+    inner = Supervisor([a.spec(), b.spec()])
+    async with serving(Supervisor([inner.spec("inner")])) as tree:
+        assert a.ctx.sibling("b") is tree.root.registry["inner/b"]
+        assert b.ctx.sibling("a/0") is a.ctx.lookup("inner/a/0") is a.ctx.ref
+        assert a.ctx.registry is tree.root.registry
+
+
+async def test_a_tree_without_an_observer_goes_about_in_silence(autojump_clock):
+    a, b = Puppet("a", stop_delay=9), Puppet("b")
+    root = Supervisor([a.spec(shutdown=1.0), b.spec()], backoff=Backoff.none(), intensity=Intensity(2, 5.0))
+
+    async def serve(task_status):
+        with pytest.raises(IntensityExceeded):
+            await root.serve(task_status=task_status)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve)
+        b.fail_starts = 9
+        b.crash()

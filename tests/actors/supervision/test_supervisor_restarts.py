@@ -1,0 +1,548 @@
+"""Who is restarted, with whom, how often and after how long: OTP's rows, in virtual time."""
+
+import itertools
+
+import pytest
+import trio
+
+from actors.supervision.errors import ExitShutdown, IntensityExceeded
+from actors.supervision.events import ChildExited, ChildRestarted, Context, RestartsExhausted
+from actors.supervision.restart import Crashed, Escalated, Killed, Normal, StartFailed, Stopped
+from actors.supervision.spec import (
+    AutoShutdown,
+    Backoff,
+    ChildSpec,
+    Intensity,
+    OnExhausted,
+    Restart,
+    Strategy,
+)
+from actors.supervision.supervisor import Supervisor
+from actors.supervision.testing import Cue, Puppet, serving, settled
+
+PLAIN = Backoff(jitter=0.0)
+
+EXITS = {
+    "normal": (lambda tree, puppet: puppet.finish(), Normal),
+    "shutdown": (lambda tree, puppet: puppet.shut_down(), Stopped),
+    "crash": (lambda tree, puppet: puppet.crash(), Crashed),
+    "killed": (lambda tree, puppet: tree.root.kill_child(puppet.name), Killed),
+}
+RESTARTED = {
+    Restart.PERMANENT: {"normal", "shutdown", "crash", "killed"},
+    Restart.TRANSIENT: {"crash", "killed"},
+    Restart.TEMPORARY: set(),
+}
+GROUPS = {Strategy.ONE_FOR_ONE: "b", Strategy.ONE_FOR_ALL: "abc", Strategy.REST_FOR_ONE: "bc"}
+
+
+def puppets(names, **options):
+    journal = []
+    return journal, [Puppet(name, journal=journal, **options) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "restart", "exit_kind"), list(itertools.product(Strategy, Restart, EXITS))
+)
+async def test_an_exit_restarts_exactly_the_group_that_strategy_and_restart_type_name(
+    autojump_clock, strategy, restart, exit_kind
+):
+    journal, (a, b, c) = puppets("abc")
+    leave, reason = EXITS[exit_kind]
+    async with serving(Supervisor([a.spec(), b.spec(restart=restart), c.spec()], strategy=strategy)) as tree:
+        journal.clear()
+        leave(tree, b)
+        await settled()
+        restarted = exit_kind in RESTARTED[restart]
+        group = GROUPS[strategy] if restarted else ""
+        assert [p.lives for p in (a, b, c)] == [1 + (p.name in group) for p in (a, b, c)]
+        assert journal == [
+            "end b",
+            *(f"end {name}" for name in reversed(group) if name != "b"),
+            *itertools.chain.from_iterable((f"start {name}", f"ready {name}") for name in group),
+        ]
+        expected = {"a": "running", "b": "running" if restarted else "stopped", "c": "running"}
+        if restart is Restart.TEMPORARY:
+            del expected["b"]
+        tree.check(expected)
+        exited = next(event for event in tree.about(ChildExited) if event.path == "b")
+        assert isinstance(exited.reason, reason)
+        reported = restart is Restart.PERMANENT or exit_kind in ("crash", "killed")
+        assert exited.context is (Context.CHILD_TERMINATED if reported else None)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.REST_FOR_ONE])
+async def test_a_temporary_sibling_ends_with_its_group_and_does_not_return(autojump_clock, strategy):
+    _, (a, b) = puppets("ab")
+    async with serving(Supervisor([a.spec(), b.spec(restart=Restart.TEMPORARY)], strategy=strategy)) as tree:
+        a.crash()
+        await settled()
+        tree.check({"a": "running"})
+        assert b.lives == 1
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.REST_FOR_ONE])
+async def test_a_terminated_sibling_returns_when_its_group_restarts(autojump_clock, strategy):
+    _, (a, b) = puppets("ab")
+    async with serving(Supervisor([a.spec(), b.spec()], strategy=strategy)) as tree:
+        await tree.root.terminate_child("b")
+        a.crash()
+        await settled()
+        tree.check({"a": "running", "b": "running"})
+
+
+async def test_a_group_waits_down_while_its_failed_child_backs_off(autojump_clock):
+    journal, (a, b, c) = puppets("abc")
+    backoff = Backoff(initial=1.0, jitter=0.0, first_immediate=False)
+    supervisor = Supervisor([a.spec(), b.spec(), c.spec()], strategy=Strategy.REST_FOR_ONE, backoff=backoff)
+    async with serving(supervisor) as tree:
+        journal.clear()
+        b.crash()
+        await settled()
+        tree.check({"a": "running", "b": "backing_off", "c": "stopped"})
+        assert journal == ["end b", "end c"]
+        await trio.sleep(1.5)
+        tree.check({"a": "running", "b": "running", "c": "running"})
+
+
+async def test_a_sibling_that_fails_to_restart_is_tried_again_with_those_after_it_only(autojump_clock):
+    journal, (a, b, c) = puppets("abc")
+    async with serving(
+        Supervisor([a.spec(), b.spec(), c.spec()], strategy=Strategy.REST_FOR_ONE, backoff=PLAIN)
+    ) as tree:
+        journal.clear()
+        b.fail_starts = 1
+        a.crash()
+        await trio.sleep(1)
+        tree.check({"a": "running", "b": "running", "c": "running"})
+        assert [p.lives for p in (a, b, c)] == [2, 3, 2]
+        assert tree.names("b").count("child_start_failed") == 1
+
+
+async def test_a_failed_sibling_of_one_for_all_takes_all_along_again(autojump_clock):
+    _, (a, b) = puppets("ab")
+    async with serving(
+        Supervisor([a.spec(), b.spec()], strategy=Strategy.ONE_FOR_ALL, backoff=PLAIN)
+    ) as tree:
+        b.fail_starts = 1
+        a.crash()
+        await trio.sleep(1)
+        tree.check({"a": "running", "b": "running"})
+        assert [p.lives for p in (a, b)] == [3, 3]
+
+
+async def test_two_deaths_of_one_group_at_once_restart_it_once_and_charge_it_once(autojump_clock):
+    _, (a, b) = puppets("ab")
+    async with serving(
+        Supervisor([a.spec(), b.spec()], strategy=Strategy.ONE_FOR_ALL, intensity=Intensity(1, 5.0))
+    ) as tree:
+        a.crash()
+        b.crash()
+        await settled()
+        tree.check({"a": "running", "b": "running"})
+        assert [p.lives for p in (a, b)] == [2, 2]
+
+
+async def test_a_sibling_deleted_during_a_group_restart_stays_away(autojump_clock):
+    _, (a, b) = puppets("ab")
+    async with serving(Supervisor([a.spec(), b.spec()], strategy=Strategy.ONE_FOR_ALL)) as tree:
+        a.start_delay = 1
+        a.crash()
+        await settled()
+        tree.root.delete_child("b")
+        await trio.sleep(2)
+        tree.check({"a": "running"})
+
+
+async def test_a_slow_restart_does_not_delay_a_siblings_under_one_for_one(autojump_clock):
+    _, (a, b) = puppets("ab")
+    async with serving(Supervisor([a.spec(), b.spec()])) as tree:
+        a.start_delay = 60
+        a.crash()
+        await settled()
+        b.crash()
+        await settled()
+        tree.check({"a": "starting", "b": "running"})
+
+
+async def test_exactly_the_intensity_is_borne(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()], intensity=Intensity(3, 5.0), backoff=Backoff.none())) as tree:
+        for _ in range(3):
+            a.crash()
+            await settled()
+        tree.check({"a": "running"})
+        assert tree.root.tree().find("a").restarts == 3
+        assert [event.restarts for event in tree.about(ChildRestarted)] == [1, 2, 3]
+
+
+async def test_one_crash_more_than_the_intensity_gives_up_and_stops_the_others_in_order(autojump_clock):
+    journal, (a, b, c) = puppets("abc")
+    async with serving(
+        Supervisor([a.spec(), b.spec(), c.spec()], intensity=Intensity(1, 5.0), backoff=Backoff.none())
+    ) as tree:
+        a.crash()
+        await settled()
+        journal.clear()
+        a.crash(error := Cue("last"))
+        gave_up = await tree.gave_up()
+    assert isinstance(gave_up, IntensityExceeded)
+    assert (gave_up.supervisor, gave_up.offender, gave_up.reason) == ("root", "a", Crashed(error))
+    assert journal == ["end a", "end c", "end b"]
+    (event,) = tree.about(RestartsExhausted)
+    assert (event.supervisor, event.path, event.context) == ("root", "a", Context.SHUTDOWN)
+
+
+async def test_the_window_slides_so_old_crashes_are_forgiven(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()], intensity=Intensity(1, 5.0), backoff=Backoff.none())) as tree:
+        for _ in range(5):
+            a.crash()
+            await trio.sleep(5.1)
+        tree.check({"a": "running"})
+
+
+async def test_the_window_is_shared_by_all_children(autojump_clock):
+    _, (a, b) = puppets("ab")
+    async with serving(Supervisor([a.spec(), b.spec()], intensity=Intensity(1, 5.0))) as tree:
+        a.crash()
+        await settled()
+        b.crash()
+        gave_up = await tree.gave_up()
+    assert gave_up.offender == "b"
+
+
+async def test_a_permanent_child_that_keeps_ending_normally_uses_up_the_intensity(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()], intensity=Intensity(0, 5.0))) as tree:
+        a.finish()
+        gave_up = await tree.gave_up()
+    assert gave_up.reason == Normal()
+
+
+async def test_a_failed_restart_counts_against_the_intensity(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()], intensity=Intensity(3, 5.0), backoff=Backoff.none())) as tree:
+        a.fail_starts = 100
+        a.crash()
+        gave_up = await tree.gave_up()
+    assert isinstance(gave_up.reason, StartFailed)
+    assert a.lives == 1 + 3
+
+
+async def test_restarts_wait_longer_each_time_the_first_not_at_all(autojump_clock):
+    a = Puppet("a")
+    supervisor = Supervisor(
+        [a.spec()], intensity=Intensity(10, 5.0), backoff=Backoff(initial=0.1, cap=0.5, jitter=0.0)
+    )
+    async with serving(supervisor) as tree:
+        a.fail_starts = 5
+        a.crash()
+        await trio.sleep(4)
+        tree.check({"a": "running"})
+    first = a.started_at[0]
+    assert [t - first for t in a.started_at[1:]] == pytest.approx([0, 0.1, 0.3, 0.7, 1.2, 1.7])
+
+
+async def test_the_first_restart_waits_too_if_configured(autojump_clock):
+    a = Puppet("a")
+    backoff = Backoff(initial=2.0, jitter=0.0, first_immediate=False)
+    async with serving(Supervisor([a.spec(backoff=backoff)])) as tree:
+        a.crash()
+        await settled()
+        tree.check({"a": "backing_off"})
+        await trio.sleep(2.5)
+        assert a.started_at[1] - a.started_at[0] == pytest.approx(2.0)
+
+
+async def test_jitter_is_drawn_from_the_injected_source(autojump_clock):
+    async def waits(seed):
+        a = Puppet("a", fail_starts=0)
+        async with serving(Supervisor([a.spec()], intensity=Intensity(9, 5.0)), seed=seed):
+            a.fail_starts = 3
+            a.crash()
+            await trio.sleep(3)
+        return [later - earlier for earlier, later in itertools.pairwise(a.started_at)]
+
+    first, again, other = await waits(1), await waits(1), await waits(2)
+    assert first == pytest.approx(again)
+    assert first != pytest.approx(other)
+    for wait, full in zip(first[1:], [0.1, 0.2, 0.4], strict=False):
+        assert full / 2 <= wait <= full
+
+
+async def test_progress_makes_the_next_restart_immediate_again(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec()], intensity=Intensity(9, 5.0), backoff=PLAIN)) as tree:
+        a.crash()
+        await settled()
+        a.ctx.progressed()
+        a.crash()
+        await settled()
+        tree.check({"a": "running"})
+        a.crash()
+        await settled()
+        tree.check({"a": "backing_off"})
+
+
+async def test_a_stop_request_is_never_starved_by_a_crash_loop(autojump_clock):
+    a = Puppet("a")
+    async with serving(
+        Supervisor([a.spec()], intensity=Intensity(10**6, 0.001), backoff=Backoff.none())
+    ) as tree:
+        a.fail_starts = 10**9
+        a.crash()
+        for _ in range(100):
+            await trio.lowlevel.checkpoint()
+        assert a.lives > 3
+        tree.root.stop()
+    assert not tree.root.is_running
+
+
+async def test_a_stop_request_gets_through_while_a_child_backs_off(autojump_clock):
+    a = Puppet("a")
+    backoff = Backoff(initial=100.0, cap=100.0, jitter=0.0, first_immediate=False)
+    async with serving(Supervisor([a.spec()], backoff=backoff)):
+        a.crash()
+        await settled()
+    assert trio.current_time() == a.started_at[0]
+
+
+async def test_a_crashed_supervisor_escalates_and_its_parent_restarts_it_with_its_children(autojump_clock):
+    a = Puppet("a")
+    inner = Supervisor([a.spec()], intensity=Intensity(0, 5.0))
+    async with serving(Supervisor([inner.spec("inner")])) as tree:
+        a.crash()
+        await settled()
+        tree.check({"inner": "running", "inner/a": "running"})
+        node = tree.root.tree().find("inner")
+        assert (node.restarts, a.lives) == (1, 2)
+        assert isinstance(node.last_exit, Escalated)
+        assert (node.last_exit.supervisor, node.last_exit.offender) == ("inner", "inner/a")
+
+
+async def test_exhaustion_escalates_through_two_levels_to_the_root(autojump_clock):
+    a = Puppet("a")
+    inner = Supervisor([a.spec()], intensity=Intensity(0, 5.0))
+    middle = Supervisor([inner.spec("inner")], intensity=Intensity(1, 5.0), backoff=Backoff.none())
+    root = Supervisor([middle.spec("middle")], intensity=Intensity(0, 5.0))
+    async with serving(root) as tree:
+        a.crash()
+        await settled()
+        assert a.lives == 2
+        a.crash()
+        gave_up = await tree.gave_up()
+    assert gave_up.offender == "middle"
+    assert gave_up.reason.offender == "middle/inner"
+    assert gave_up.reason.reason.offender == "middle/inner/a"
+    assert [event.path for event in tree.about(RestartsExhausted)] == [
+        "middle/inner/a",
+        "middle/inner/a",
+        "middle/inner",
+        "middle",
+    ]
+
+
+async def test_a_transient_supervisor_that_gives_up_is_restarted(autojump_clock):
+    # OTP's supervisor exits with `shutdown` here, so its transient supervisors stay down. Ours is a failure.
+    a = Puppet("a")
+    inner = Supervisor([a.spec()], intensity=Intensity(0, 5.0))
+    async with serving(Supervisor([inner.spec("inner", restart=Restart.TRANSIENT)])) as tree:
+        a.crash()
+        await settled()
+        tree.check({"inner": "running", "inner/a": "running"})
+
+
+BUDGET = {"intensity": Intensity(2, 30.0), "on_exhausted": OnExhausted.RETRY_AT_CAP}
+
+
+async def test_a_child_with_a_budget_of_its_own_leaves_the_supervisors_alone(autojump_clock):
+    _, (a, b) = puppets("ab")
+    supervisor = Supervisor(
+        [a.spec(intensity=Intensity(9, 5.0)), b.spec()], intensity=Intensity(0, 5.0), backoff=Backoff.none()
+    )
+    async with serving(supervisor) as tree:
+        for _ in range(9):
+            a.crash()
+            await settled()
+        tree.check({"a": "running", "b": "running"})
+
+
+async def test_an_own_budget_that_is_used_up_escalates_by_default(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec(intensity=Intensity(1, 30.0))], backoff=Backoff.none())) as tree:
+        a.crash()
+        await settled()
+        a.crash()
+        gave_up = await tree.gave_up()
+    assert isinstance(gave_up, IntensityExceeded)
+
+
+async def test_an_exhausted_child_is_retried_half_open_at_the_cap_for_ever(autojump_clock):
+    _, (a, b) = puppets("ab")
+    backoff = Backoff(initial=0.1, cap=30.0, jitter=0.0)
+    async with serving(Supervisor([a.spec(backoff=backoff, **BUDGET), b.spec()])) as tree:
+        a.fail_starts = 100
+        a.crash()
+        await trio.sleep(1)
+        tree.check({"a": "exhausted", "b": "running"})
+        await trio.sleep(10 * 30)
+        tree.check({"a": "exhausted", "b": "running"})
+        assert b.lives == 1
+        gaps = [later - earlier for earlier, later in itertools.pairwise(a.started_at)]
+        assert gaps[2:] == pytest.approx([30.0] * 10)
+        (event,) = tree.about(RestartsExhausted)
+        assert event.context is None
+
+
+async def test_an_exhausted_child_that_progresses_has_its_budget_back(autojump_clock):
+    a = Puppet("a")
+    backoff = Backoff(initial=0.1, cap=30.0, jitter=0.0)
+    async with serving(Supervisor([a.spec(backoff=backoff, **BUDGET)])) as tree:
+        a.fail_starts = 2
+        a.crash()
+        await trio.sleep(1)
+        tree.check({"a": "exhausted"})
+        await trio.sleep(30)
+        tree.check({"a": "running"})
+        a.ctx.progressed()
+        for state in ("running", "backing_off"):
+            a.crash()
+            await settled()
+            tree.check({"a": state})
+
+
+async def test_deaths_with_progress_never_exhaust_an_own_budget(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec(**BUDGET)])) as tree:
+        for _ in range(20):
+            a.ctx.progressed()
+            a.crash()
+            await settled()
+        tree.check({"a": "running"})
+        assert trio.current_time() == a.started_at[0]
+
+
+async def test_an_exhausted_child_can_be_terminated(autojump_clock):
+    a = Puppet("a")
+    async with serving(Supervisor([a.spec(**BUDGET)])) as tree:
+        a.fail_starts = 100
+        a.crash()
+        await trio.sleep(1)
+        await tree.root.terminate_child("a")
+        lives = a.lives
+        await trio.sleep(100)
+        tree.check({"a": "stopped"})
+        assert a.lives == lives
+
+
+def significant(puppet, restart=Restart.TRANSIENT):
+    return puppet.spec(restart=restart, significant=True)
+
+
+@pytest.mark.parametrize(
+    ("auto_shutdown", "restart", "exit_kind", "ends"),
+    [
+        (AutoShutdown.ANY_SIGNIFICANT, Restart.TRANSIENT, "normal", True),
+        (AutoShutdown.ANY_SIGNIFICANT, Restart.TRANSIENT, "shutdown", True),
+        (AutoShutdown.ANY_SIGNIFICANT, Restart.TRANSIENT, "crash", False),
+        (AutoShutdown.ANY_SIGNIFICANT, Restart.TRANSIENT, "killed", False),
+        (AutoShutdown.ANY_SIGNIFICANT, Restart.TEMPORARY, "normal", True),
+        (AutoShutdown.ANY_SIGNIFICANT, Restart.TEMPORARY, "crash", True),
+        (AutoShutdown.ALL_SIGNIFICANT, Restart.TRANSIENT, "normal", False),
+        (AutoShutdown.ALL_SIGNIFICANT, Restart.TEMPORARY, "crash", False),
+    ],
+)
+async def test_one_of_two_significant_children_ends(autojump_clock, auto_shutdown, restart, exit_kind, ends):
+    journal, (a, b, c) = puppets("abc")
+    supervisor = Supervisor([significant(a, restart), significant(b), c.spec()], auto_shutdown=auto_shutdown)
+    async with serving(supervisor) as tree:
+        EXITS[exit_kind][0](tree, a)
+        await settled()
+        assert tree.root.is_running is not ends
+        assert ("end c" in journal) is ends
+
+
+async def test_the_last_significant_child_takes_the_supervisor_along(autojump_clock):
+    journal, (a, b, c) = puppets("abc")
+    supervisor = Supervisor(
+        [significant(a), significant(b, Restart.TEMPORARY), c.spec()],
+        auto_shutdown=AutoShutdown.ALL_SIGNIFICANT,
+    )
+    async with serving(supervisor) as tree:
+        a.finish()
+        await settled()
+        b.crash()
+        await settled()
+        assert not tree.root.is_running
+        assert journal[-1] == "end c"
+
+
+async def test_an_insignificant_child_ends_unnoticed(autojump_clock):
+    _, (a, b) = puppets("ab")
+    supervisor = Supervisor(
+        [significant(a), b.spec(restart=Restart.TEMPORARY)], auto_shutdown=AutoShutdown.ANY_SIGNIFICANT
+    )
+    async with serving(supervisor) as tree:
+        b.finish()
+        await settled()
+        tree.check({"a": "running"})
+
+
+async def test_a_significant_child_that_is_terminated_did_not_end_by_itself(autojump_clock):
+    a = Puppet("a")
+    supervisor = Supervisor([significant(a)], auto_shutdown=AutoShutdown.ANY_SIGNIFICANT)
+    async with serving(supervisor) as tree:
+        await tree.root.terminate_child("a")
+        await settled()
+        tree.check({"a": "stopped"})
+
+
+async def test_an_automatic_shutdown_is_a_shutdown_to_the_parent(autojump_clock):
+    a = Puppet("a")
+    inner = Supervisor([significant(a)], auto_shutdown=AutoShutdown.ANY_SIGNIFICANT)
+    async with serving(Supervisor([inner.spec("inner", restart=Restart.TRANSIENT)])) as tree:
+        a.finish()
+        await settled()
+        tree.check({"inner": "stopped"})
+        assert tree.root.tree().find("inner").last_exit == Stopped()
+
+
+async def test_a_group_of_exceptions_is_one_crash_kept_whole(autojump_clock):
+    async def tangle(ctx):
+        ctx.started()
+
+        async def fail(error):
+            raise error
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail, ValueError("one"))
+            nursery.start_soon(fail, ExitShutdown())
+
+    async with serving(Supervisor([ChildSpec("a", tangle, restart=Restart.TEMPORARY)])) as tree:
+        await settled()
+        (event,) = tree.about(ChildExited)
+        assert isinstance(event.reason.exception, ExceptionGroup)
+
+
+async def test_failures_mixed_with_a_cancellation_are_the_reason_and_the_cancellation_goes_on(autojump_clock):
+    async def tangle(ctx):
+        ctx.started()
+
+        async def fail_when_cancelled():
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise ValueError("over being cancelled")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail_when_cancelled)
+            nursery.start_soon(trio.sleep_forever)
+
+    async with serving(Supervisor([ChildSpec("a", tangle)])) as tree:
+        await settled()
+        await tree.root.terminate_child("a")
+        (event,) = tree.about(ChildExited)
+        assert event.context is Context.SHUTDOWN_ERROR
+        assert isinstance(event.reason, Crashed)
+        assert "over being cancelled" in str(event.reason.exception.exceptions[0])
