@@ -74,6 +74,11 @@ class Segment:
         if fd >= 0:
             os.close(fd)
 
+    def close(self) -> None:
+        """Unmap it. Only where nothing made a view of `view`."""
+        self.view.release()
+        self._map.close()
+
     def trim(self) -> None:
         """Give the pages back to the kernel; they read as zeros afterwards. For idle segments only."""
         self._map.madvise(mmap.MADV_REMOVE)
@@ -116,6 +121,12 @@ class ControlPage:
     def cancelled(self, slot: int, index: int) -> bool:
         """Worker: whether the client of that request has gone."""
         return index < self._per_slot and self._cancelled[slot * self._per_slot + index] != 0
+
+    def close(self) -> None:
+        """Let go of the page."""
+        self._executing.release()
+        self._cancelled.release()
+        self.segment.close()
 
     def clear(self, slot: int, count: int) -> None:
         """Server: the slot holds a new batch of `count` requests, all wanted."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from actors.arena import align
 from actors.frames import Answer, FrameError, GatheredInput, Placed, Result
 from actors.messages.datatypes import DataType
 from actors.messages.errors import InvalidArgument
 from actors.messages.requests import InferRequest
-from actors.messages.tensors import Buffer, Tensor, packed_row_bounds
+from actors.messages.tensors import Tensor, packed_row_bounds
 from actors.specs import InputSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from actors.messages.tensors import Buffer
 
 COPY_LIMIT: Final = 256 * 1024
 """A result of up to so many bytes is copied out at once, in one piece, and its slot is free at once; see `Scatter`."""

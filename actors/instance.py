@@ -60,6 +60,10 @@ class Launched(Protocol):
     async def wait(self) -> DeathReason:
         """Wait until it has ended, reap it, and return how it ended."""
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether it was given up and runs on: a hung thread, which nothing can end."""
+
     def terminate(self) -> None:
         """Ask it to end, by SIGTERM."""
 
@@ -124,6 +128,9 @@ class InstanceActor:
         finally:
             with trio.CancelScope(shield=True):
                 await self._bury(launched, worker, output)
+        if self._state.load_finished.is_set() and not self._instance.started_once:
+            self._ctx.publish(phase="failed to load")
+            await self._ctx.stopping.wait()  # the version is given up: trying again is the catalog's decision
         if not self._ctx.stopping.is_set():
             raise WorkerDied(self._name, self._verdict or self._reason or ProtocolError("ended"))
 
@@ -162,8 +169,9 @@ class InstanceActor:
             self._condemn(launched, ProtocolError(str(error)))
         with trio.move_on_after(EOF_TO_EXIT_SECONDS):
             await self._exited.wait()
-        self._condemn(launched, ProtocolError("closed its connection and stayed alive"))
-        await trio.sleep_forever()
+        if not self._exited.is_set():
+            self._condemn(launched, ProtocolError("closed its connection and stayed alive"))
+        await trio.sleep_forever()  # until the exit has been seen
 
     def _condemn(self, launched: Launched, verdict: DeathReason) -> None:
         self._verdict = self._verdict or verdict
@@ -303,8 +311,9 @@ class InstanceActor:
                 f"the worker of instance '{self._name}' died of {reason} while it loaded the model"
             )
         self._settle(worker, reason)
-        worker.pipe.close()
+        worker.close()
         output.close()
+        self._state.statistics.abandoned_threads += launched.abandoned
         clean = self._ctx.stopping.is_set()
         self._log(
             Event.WORKER_EXITED,

@@ -4,7 +4,8 @@
 Computation of Biased Quantiles over Data Streams" (ICDE 2005). It keeps a sorted list of samples `[value, g, delta]`: `g` is
 how much the lowest possible rank rises from the sample before, `delta` how far the rank may lie above its lowest. Two
 neighbours may become one while `g + g' + delta'` stays under the invariant `f(rank)`, which is tight near the quantiles that
-were asked for and loose elsewhere.
+were asked for and loose elsewhere. The paper tests f where a sample begins; here it is the least over the ranks that the sample
+covers, so that the promise holds for few values too.
 
 `SlidingQuantiles` forgets: it feeds a ring of sketches of staggered age, and answers from the oldest.
 """
@@ -68,8 +69,8 @@ class TargetedQuantiles:
         """Return a value whose rank is `quantile` of the count, within the target's error; NaN without values."""
         if not self._samples:
             return math.nan
-        wanted = math.ceil(quantile * self._count)
-        limit = wanted + self._slack(wanted) / 2
+        wanted = quantile * self._count
+        limit = wanted + self._slack(wanted, wanted) / 2
         rank = 0.0
         previous = self._samples[0]
         for sample in self._samples[1:]:
@@ -79,13 +80,24 @@ class TargetedQuantiles:
             previous = sample
         return previous[0]
 
-    def _slack(self, rank: float) -> float:
-        """Return f(rank): how much uncertainty may be kept there."""
+    def _slack(self, low: float, high: float) -> float:
+        """Return the least of f(rank) for ranks from `low` to `high`: how much uncertainty one sample there may hold.
+
+        Each target's f falls towards its own rank and rises behind it, so that a sample which spans a target may hold
+        twice its error, and the middle of that sample is close enough.
+        """
         n = self._count
-        return min(
-            (2 * error * rank / quantile if rank >= quantile * n else 2 * error * (n - rank) / (1 - quantile))
-            for quantile, error in self._targets
-        )
+        least = math.inf
+        for quantile, error in self._targets:
+            at = quantile * n
+            if high < at:
+                slack = 2 * error * (n - high) / (1 - quantile)
+            elif low > at:
+                slack = 2 * error * low / quantile
+            else:
+                slack = 2 * error * n
+            least = min(least, slack)
+        return least
 
     def _compress(self) -> None:
         samples = self._samples
@@ -96,7 +108,8 @@ class TargetedQuantiles:
         for sample in reversed(samples[1:-1]):
             rank -= sample[1]
             last = kept[-1]
-            if sample[1] + last[1] + last[2] <= self._slack(rank):
+            held = sample[1] + last[1] + last[2]
+            if held <= self._slack(rank, rank + held):
                 last[1] += sample[1]
             else:
                 kept.append(sample)

@@ -188,6 +188,15 @@ class LiveWorker:
         """Return the ids of batches that were in the model's hands, by the control page."""
         return self._control.executing()
 
+    def close(self) -> None:
+        """The worker is gone: close the connection and let go of the segments, but for those that responses still view."""
+        self.pipe.close()
+        self.outstanding.clear()
+        self._slots.clear()
+        self._free.clear()
+        self._handlers.clear()
+        self._control.close()
+
     def trim(self) -> None:
         """Return memory of slots that nothing used for a while."""
         for slot in self._free:
@@ -216,8 +225,9 @@ class LiveWorker:
             batch.slot.release()
 
     def _on_free(self, slot: Slot) -> None:
-        self._free.append(slot)
-        self._events.slot_freed()
+        if not self.pipe.closed:
+            self._free.append(slot)
+            self._events.slot_freed()
 
     def _on_load_failed(self, packet: bytes) -> None:
         body = frames.decode_json(packet)

@@ -52,11 +52,16 @@ class Findings:
     skipped: list[Skipped] = field(default_factory=list)
 
 
-def verified(scenario: Scenario, subject: Subject) -> tuple[Request, int]:
-    """Send a scenario's request once and check the answer; return the request and the size of the answer's body.
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A request to which a server gave the right answer, and the size of that answer's body."""
 
-    Raises WrongAnswer, also where there is no answer at all.
-    """
+    request: Request
+    answer_size: int
+
+
+def verify(scenario: Scenario, subject: Subject) -> Verified:
+    """Send a scenario's request once and check the answer. Raises WrongAnswer, also where there is none at all."""
     try:
         metadata = subject.get_json(f"/v2/models/{scenario.model}") if scenario.inputs is None else None
         request, expected = payloads.build(scenario, metadata)
@@ -64,16 +69,7 @@ def verified(scenario: Scenario, subject: Subject) -> tuple[Request, int]:
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise WrongAnswer(f"{scenario.model}: {error!r}") from error
     payloads.check(outputs, expected)
-    return request, size
-
-
-def sample(
-    client: Client, subject: Subject, url: str, request: Request, *, concurrency: int, seconds: float
-) -> Sample:
-    """Run a load client once, and read the CPU time of the subject's processes around it. Raises ClientFailed."""
-    before = 0.0 if subject.pid is None else processes.cpu_seconds(subject.pid)
-    load = client(url, request, concurrency=concurrency, seconds=seconds)
-    return Sample(load, None if subject.pid is None else processes.cpu_seconds(subject.pid) - before)
+    return Verified(request, size)
 
 
 class Runner:
@@ -104,13 +100,13 @@ class Runner:
                 continue
             if scenario.transfer and self._yardstick is not None:
                 self._transfer(scenario)
-            request, size = answering[0][1:]
-            subjects = [subject for subject, _, _ in answering]
+            subjects = [subject for subject, _ in answering]
+            _, verified = answering[0]
             if self._yardstick is not None:
                 subjects.insert(0, self._yardstick)
             for cell in self._cells(scenario):
                 self._done += 1
-                self._measure(cell, scenario, subjects, request, size)
+                self._measure(cell, scenario, subjects, verified)
         return self.findings
 
     def _cells(self, scenario: Scenario) -> Iterator[Cell]:
@@ -118,11 +114,11 @@ class Runner:
             for concurrency in scenario.concurrencies:
                 yield Cell(scenario.name, scenario.title, concurrency, client)
 
-    def _verify(self, scenario: Scenario) -> list[tuple[Subject, Request, int]]:
+    def _verify(self, scenario: Scenario) -> list[tuple[Subject, Verified]]:
         answering = []
         for subject in self._servers:
             try:
-                answering.append((subject, *verified(scenario, subject)))
+                answering.append((subject, verify(scenario, subject)))
             except WrongAnswer as error:
                 self._skip(scenario.name, subject.label, str(error))
         return answering
@@ -140,39 +136,38 @@ class Runner:
         self._progress.result(f"{title}: {timings.p50 * 1e3:.2f} ms")
 
     def _measure(
-        self, cell: Cell, scenario: Scenario, subjects: Sequence[Subject], request: Request, size: int
+        self, cell: Cell, scenario: Scenario, subjects: Sequence[Subject], verified: Verified
     ) -> None:
-        samples: dict[str, list[Sample]] = {subject.label: [] for subject in subjects}
+        samples: dict[Subject, list[Sample]] = {subject: [] for subject in subjects}
         for turn in range(-1, self._plan.rounds):  # turn -1 warms up
-            for subject in subjects:
-                if subject.label not in samples:
-                    continue
-                seconds = self._plan.seconds if turn >= 0 else self._plan.seconds * WARM_UP
+            for subject in list(samples):
                 self._say(cell, subject, turn)
+                url = subject.url(scenario.model, verified.answer_size)
+                seconds = self._plan.seconds * (1.0 if turn >= 0 else WARM_UP)
                 try:
-                    url = subject.url(scenario.model, size)
-                    taken = sample(
-                        self._clients[cell.client],
-                        subject,
-                        url,
-                        request,
-                        concurrency=cell.concurrency,
-                        seconds=seconds,
-                    )
+                    sample = self._sample(cell, subject, url, verified.request, seconds)
                 except (ClientFailed, UnreadableOutput) as error:
-                    del samples[subject.label]
+                    del samples[subject]
                     self._skip(f"{cell.scenario} at {cell.concurrency}", subject.label, str(error))
-                    continue
-                if turn >= 0:
-                    samples[subject.label].append(taken)
-        for label, taken_samples in samples.items():
-            measured = Measured(cell, label, taken_samples)
-            self.findings.cells.append(measured)
-            self._progress.result(
-                f"{cell.title}, {cell.client} at {cell.concurrency}, {label}: {measured.rate:,.0f} req/s, "
-                f"p50 {measured.p50 * 1e3:.3f} ms"
-                + (f", {measured.failures} FAILED" if measured.failures else "")
-            )
+                else:
+                    samples[subject] += [sample] if turn >= 0 else []
+        for subject, taken in samples.items():
+            self._found(Measured(cell, subject.label, taken))
+
+    def _sample(self, cell: Cell, subject: Subject, url: str, request: Request, seconds: float) -> Sample:
+        """Run the load client once, and read the CPU time of the subject's processes around it."""
+        before = 0.0 if subject.pid is None else processes.cpu_seconds(subject.pid)
+        load = self._clients[cell.client](url, request, concurrency=cell.concurrency, seconds=seconds)
+        return Sample(load, None if subject.pid is None else processes.cpu_seconds(subject.pid) - before)
+
+    def _found(self, measured: Measured) -> None:
+        self.findings.cells.append(measured)
+        cell = measured.cell
+        self._progress.result(
+            f"{cell.title}, {cell.client} at {cell.concurrency}, {measured.subject}: {measured.rate:,.0f} req/s, "
+            f"p50 {measured.p50 * 1e3:.3f} ms"
+            + (f", {measured.failures} FAILED" if measured.failures else "")
+        )
 
     def _say(self, cell: Cell, subject: Subject, turn: int) -> None:
         which = "warm-up" if turn < 0 else f"round {turn + 1} of {self._plan.rounds}"

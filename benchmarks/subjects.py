@@ -26,6 +26,7 @@ CHECKOUT: Final = Path(__file__).parent.parent
 
 READY_TIMEOUT: Final = 60.0
 STOP_TIMEOUT: Final = 15.0
+LEAVE_TIMEOUT: Final = 2.0
 _REQUEST_TIMEOUT: Final = 30.0
 
 
@@ -95,9 +96,12 @@ def infer(connection: http.client.HTTPConnection, model: str, request: Request) 
 
 
 @contextmanager
-def running(command: Sequence[str], *, cwd: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    command: Sequence[str], *, cwd: Path, log: Path, grace: float = LEAVE_TIMEOUT
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a child that writes to `log`; on the way out stop it and everything it started, by pid.
 
+    What outlives the child by `grace` seconds is killed, and named on standard error.
     The child gets a session of its own, so that an interrupt typed at the terminal reaches the harness only.
     """
     environment = dict(os.environ, PYTHONPATH=str(cwd), PYTHONUNBUFFERED="1")
@@ -121,7 +125,7 @@ def running(command: Sequence[str], *, cwd: Path, log: Path) -> Iterator[subproc
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-        for stat in processes.wait_gone(descendants, timeout=2.0):
+        for stat in processes.wait_gone(descendants, timeout=grace):
             print(f"benchmarks: process {stat.pid} outlived its server; killed", file=sys.stderr)
             os.kill(stat.pid, signal.SIGKILL)
 

@@ -45,16 +45,21 @@ class Terminal:
             print(text, file=sys.stderr, flush=True)
 
 
+def _rich(table: Table) -> RichTable:
+    rich = RichTable(title=table.title, title_justify="left")
+    for index, column in enumerate(table.columns):
+        rich.add_column(column, justify="left" if index < table.words else "right")
+    for row in table.rows:
+        rich.add_row(*map(Text, row))
+    return rich
+
+
 def show(tables: Sequence[Table]) -> None:
-    """Print tables to standard output."""
+    """Print tables to standard output; plain also where a window is too narrow for a frame."""
     console = Console(highlight=False)
     for table in tables:
-        if not console.is_terminal:
+        rich = _rich(table)
+        if console.is_terminal and console.measure(rich).maximum <= console.width:
+            console.print(rich)
+        else:
             print(plain(table), end="\n\n", flush=True)
-            continue
-        rich = RichTable(title=table.title, title_justify="left")
-        for index, column in enumerate(table.columns):
-            rich.add_column(column, justify="left" if index < table.words else "right")
-        for row in table.rows:
-            rich.add_row(*map(Text, row))
-        console.print(rich)

@@ -183,6 +183,11 @@ class ProcessWorker:
         """Its process id."""
         return self._process.pid
 
+    @property
+    def abandoned(self) -> bool:
+        """Never: SIGKILL works."""
+        return False
+
     async def wait(self) -> DeathReason:
         """Wait for the exit, reap, and tell how it ended."""
         if self._process.returncode is None:

@@ -6,7 +6,7 @@ inside their queue timeout, and after those the ones whose timeout passed under 
 
 Two clocks can run on a queued request. The *queue timeout* is the model's policy; it ends with REJECT or DELAY, and no
 longer applies once a request has been taken. The *deadline* is the client's own and holds for ever. Both are kept in one
-heap which, as in trio's `Deadlines`, is told the time and cleaned lazily: an item counts only while its token is its entry's.
+heap which, as in trio's `Deadlines`, is told the time and cleaned lazily: an item counts while its entry's clock runs.
 
 Full means one of two things. A level with `max_queue_size` refuses (`push` raises). Any other waits: its callers
 ask `admits` first, and `QueueBounds` decides.
@@ -18,7 +18,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import chain
+from itertools import chain, count
 from typing import Final
 
 from actors.messages.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
@@ -32,15 +32,16 @@ _STALE_ALLOWED: Final = 64
 class _Entry:
     """One request's place in the queue; lives in `request.queue_entry`."""
 
-    __slots__ = ("enqueued_at", "expires", "lane", "level", "requeued", "timed", "token")
+    __slots__ = ("enqueued_at", "expires", "lane", "level", "queued", "requeued", "timed")
 
     def __init__(self, level: _Level, lane: _Lane, enqueued_at: float) -> None:
         self.level = level
-        self.lane: _Lane | None = lane  # None: not in the queue (any more)
+        self.lane = lane
+        self.queued = True  # until it has left, by whatever door
         self.enqueued_at = enqueued_at
         self.expires = math.inf  # when the queue timeout passes
-        self.token = 0  # of the heap item that stands for this entry; 0: no clock is running
-        # Whom the clock runs for. Forgotten when it stops, so that a stale heap item keeps no request's inputs alive.
+        # Whom the clock runs for, None while none does. Forgetting it then marks the heap item stale, and keeps that item
+        # from holding the request's inputs in memory.
         self.timed: InferRequest | None = None
         self.requeued = False
 
@@ -98,10 +99,10 @@ class RequestQueue:
         "_default",
         "_heap",
         "_lanes",
-        "_last_token",
         "_len",
         "_levels",
         "_nbytes",
+        "_turn",
     )
 
     def __init__(self, scheduling: Direct | DynamicBatching, bounds: QueueBounds) -> None:
@@ -123,7 +124,7 @@ class RequestQueue:
         self._nbytes = 0
         self._heap: list[tuple[float, int, _Entry]] = []
         self._armed = 0  # heap items that count
-        self._last_token = 0
+        self._turn = count()  # settles the order of equal times
         self._cancelled: list[InferRequest] = []  # met while scanning, and not yet reported
 
     def __len__(self) -> int:
@@ -132,7 +133,7 @@ class RequestQueue:
 
     def __contains__(self, request: InferRequest) -> bool:
         entry = request.queue_entry
-        return isinstance(entry, _Entry) and entry.lane is not None
+        return isinstance(entry, _Entry) and entry.queued
 
     @property
     def nbytes(self) -> int:
@@ -204,7 +205,7 @@ class RequestQueue:
     def remove(self, request: InferRequest) -> bool:
         """Take `request` out, whose client has left. False where it is not here (any more)."""
         entry = request.queue_entry
-        if not isinstance(entry, _Entry) or entry.lane is None:
+        if not isinstance(entry, _Entry) or not entry.queued:
             return False
         self._discard(request, entry)
         return True
@@ -236,10 +237,10 @@ class RequestQueue:
         for lane in self._lanes:
             while lane and len(taken) < n:
                 request, entry = lane.popitem(last=False)
-                entry.lane = None
+                entry.queued = False
                 self._len -= 1
                 self._nbytes -= request.nbytes
-                if entry.token:
+                if entry.timed is not None:
                     self._disarm(entry)
                 (self._cancelled if request.cancelled else taken).append(request)
         return taken
@@ -253,9 +254,9 @@ class RequestQueue:
         self._cancelled.clear()
         heap = self._heap
         while heap and heap[0][0] <= now:
-            _, token, entry = heappop(heap)
+            _, _, entry = heappop(heap)
             request = entry.timed
-            if entry.token != token or request is None:
+            if request is None:
                 continue
             self._disarm(entry)
             error: TritiumError
@@ -278,8 +279,8 @@ class RequestQueue:
             return -math.inf
         heap = self._heap
         while heap:
-            due, token, entry = heap[0]
-            if entry.token == token:
+            due, _, entry = heap[0]
+            if entry.timed is not None:
                 return due
             heappop(heap)
         return math.inf
@@ -307,12 +308,11 @@ class RequestQueue:
 
     def _discard(self, request: InferRequest, entry: _Entry) -> None:
         """Take a queued request out, wherever it is."""
-        lane, entry.lane = entry.lane, None
-        if lane is not None:
-            del lane[request]
+        del entry.lane[request]
+        entry.queued = False
         self._len -= 1
         self._nbytes -= request.nbytes
-        if entry.token:
+        if entry.timed is not None:
             self._disarm(entry)
 
     def _delay(self, request: InferRequest, entry: _Entry) -> None:
@@ -326,17 +326,14 @@ class RequestQueue:
             self._arm(request, entry, request.deadline)
 
     def _arm(self, request: InferRequest, entry: _Entry, due: float) -> None:
-        self._last_token += 1
-        entry.token = self._last_token
         entry.timed = request
         self._armed += 1
-        heappush(self._heap, (due, self._last_token, entry))
+        heappush(self._heap, (due, next(self._turn), entry))
         if len(self._heap) > 2 * self._armed + _STALE_ALLOWED:
-            self._heap[:] = [item for item in self._heap if item[2].token == item[1]]
+            self._heap[:] = [item for item in self._heap if item[2].timed is not None]
             heapify(self._heap)
 
     def _disarm(self, entry: _Entry) -> None:
-        entry.token = 0
         entry.timed = None
         self._armed -= 1
 

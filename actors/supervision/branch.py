@@ -60,7 +60,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """Mail: this life is over, and the child's restart type asks for another."""
+    """Mail: this life is over, and the child's restart type asks for another. Valid while the row has it due."""
 
     child: Child
     life: Life
@@ -69,10 +69,11 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """Mail: the wait before a restart is over. Out of date unless the row still holds `timer`."""
+    """Mail: the wait before a restart is over. Valid while the row has it due."""
 
     child: Child
     timer: trio.CancelScope
+    left_over: bool = False  # what a terminated child left waiting, and nothing else
 
 
 class Branch:
@@ -166,13 +167,13 @@ class Branch:
         async with self._turn:
             match mail:
                 case Died(child=child, life=life, reason=reason):
-                    # Otherwise it was overtaken: its group was restarted, or somebody terminated it.
-                    if child.life is life and child.state is ChildState.BACKING_OFF:
+                    if child.due is life:
+                        child.due = None
                         await self._decide(child, life, reason)
-                case TryAgain(child=child, timer=timer):
-                    if child.timer is timer and child.state in AWAITING:
-                        child.timer = None
-                        await self._restart(child)
+                case TryAgain(child=child, timer=timer, left_over=left_over):
+                    if child.due is timer:
+                        child.due = None
+                        await self._restart(child, left_over=left_over)
                 case _:
                     assert_never(mail)
 
@@ -208,22 +209,24 @@ class Branch:
             await self._restart(child)
             return
         await self._stop_group(child)  # now, since those that depend on it must not run without it
-        child.timer = trio.CancelScope()
-        self._jobs.start_soon(self._wait, child, child.timer, delay)
+        child.due = timer = trio.CancelScope()
+        self._jobs.start_soon(self._wait, child, timer, delay)
 
     async def _wait(self, child: Child, timer: trio.CancelScope, delay: float) -> None:
         with timer:
             await trio.sleep(delay)
             self._post.send_nowait(TryAgain(child, timer))
 
-    async def _restart(self, child: Child) -> None:
+    async def _restart(self, child: Child, *, left_over: bool = False) -> None:
         if self._one_for_one:
             self._begin(child, Purpose.RESTART)
             return
         await self._stop_group(child)
         for row in self._group(child):
             if row not in self.table:
-                continue  # deleted while it was down and its elder siblings were starting
+                continue  # it was down before, and was deleted while its elder siblings were starting
+            if left_over and row.state not in AWAITING:
+                continue
             life = self._begin(row, Purpose.RESTART)
             await life.wait_settled()
             if life.failure is not None:
@@ -232,7 +235,7 @@ class Branch:
     async def _stop_group(self, child: Child) -> None:
         for row in reversed(self._group(child)):
             if row is not child:
-                await self._stop(row, keep_inbox=True)  # temporary ones leave the table with that
+                await self._stop(row, for_restart=True)  # temporary ones leave the table with that
 
     def _group(self, child: Child) -> list[Child]:
         names = affected(self._flags.strategy, self.table.names, child.spec.name)
@@ -290,15 +293,18 @@ class Branch:
         was = child.state
         if life.ready_at is None and not life.ignored:
             life.failure = reason = life.start_failure(reason) if was is ChildState.STARTING else reason
-        by_itself = was is not ChildState.STOPPING and not (swept or self._closing)
+        going_on = not (swept or self._closing)
+        by_itself = going_on and was is not ChildState.STOPPING
         again = by_itself and self._wants_another_life(child, life, reason)
-        child.step(Step.DIE if again else Step.END)
+        with_group = going_on and life.for_restart and child.spec.restart is not Restart.TEMPORARY
+        child.step(Step.DIE if again or with_group else Step.END)
         child.last_exit = reason
         if child.ref is not None:
-            child.ref.died(reason, keep=child.spec.keep_inbox and (again or life.keep_inbox))
+            child.ref.died(reason, keep=child.spec.keep_inbox and (again or with_group))
         life.end()
         self._reports.exited(child, life, reason, asked=was is ChildState.STOPPING, swept=swept)
         if again:
+            child.due = life
             self._post.send_nowait(Died(child, life, reason))
             return
         forgotten = life.purpose is Purpose.DYNAMIC and life.failure is not None
@@ -321,21 +327,26 @@ class Branch:
         if shuts_down(self._flags.auto_shutdown, significant=True, others_active=others):
             self.close(ExitShutdown(f"significant child {ended.path!r} ended"))
 
-    def _ask(self, child: Child, *, keep_inbox: bool = False) -> None:
+    def _ask(self, child: Child, *, for_restart: bool = False) -> None:
         if child.state in AWAITING:
-            child.stop_timer()
+            child.withdraw()
+            if for_restart:
+                return  # it is down, and now hangs on its group's restart
             child.step(Step.STOP)
-            if child.ref is not None and not keep_inbox:
+            if child.ref is not None:
                 child.ref.bury()
         elif child.state in ALIVE and child.state is not ChildState.STOPPING:
             assert child.life is not None
             child.step(Step.STOP)
-            child.life.keep_inbox = keep_inbox
+            child.life.for_restart = for_restart
             child.life.ask()
 
-    async def _stop(self, child: Child, *, keep_inbox: bool = False) -> None:
-        """Ask the child to stop, wait for as long as its spec allows, then cancel it and wait."""
-        self._ask(child, keep_inbox=keep_inbox)
+    async def _stop(self, child: Child, *, for_restart: bool = False) -> None:
+        """Ask the child to stop, wait for as long as its spec allows, then cancel it and wait.
+
+        With `for_restart` it is left awaiting the restart of its group, its inbox kept if its spec says so.
+        """
+        self._ask(child, for_restart=for_restart)
         life = child.life
         if life is None or child.state is not ChildState.STOPPING:
             return
@@ -387,7 +398,23 @@ class Branch:
         """Stop a child and keep it down; a temporary one is forgotten."""
         async with self._turn:
             self._check_open()
-            await self._stop(self.table.find(name))
+            child = self.table.find(name)
+            was_due = child.due is not None
+            await self._stop(child)
+            if was_due and not self._one_for_one:
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """The child on which a group's restart hung was terminated: let the next in order bring back the rest.
+
+        OTP leaves such a group down for good. Nothing is to be done if another restart is due that will reach
+        all who wait: any in one_for_all, that of the first in order in rest_for_one.
+        """
+        waiting = [child for child in self.table if child.state in AWAITING]
+        reaching = waiting if self._flags.strategy is Strategy.ONE_FOR_ALL else waiting[:1]
+        if waiting and all(child.due is None for child in reaching):
+            waiting[0].due = timer = trio.CancelScope()
+            self._post.send_nowait(TryAgain(waiting[0], timer, left_over=True))
 
     async def restart_child(self, name: str) -> Started:
         """Start a child that is down."""

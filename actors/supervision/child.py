@@ -42,6 +42,7 @@ class Child:
     """A row of a supervisor's table: what is known of a child across its lives."""
 
     __slots__ = (
+        "due",
         "dynamic",
         "health",
         "inbox",
@@ -53,7 +54,6 @@ class Child:
         "since",
         "spec",
         "state",
-        "timer",
     )
 
     def __init__(self, spec: ChildSpec, *, path: str, dynamic: bool) -> None:
@@ -68,18 +68,20 @@ class Child:
         self.life: Life | None = None  # the present one, or the last
         self.inbox: Inbox[Any] | None = None
         self.ref: Ref[Any] | None = None
-        self.timer: trio.CancelScope | None = None  # around the wait for the next restart
+        # What the next restart hangs on: the life whose death is in the supervisor's mail, or the timer that
+        # will be; None for a child that waits for its group, or for nothing.
+        self.due: Life | trio.CancelScope | None = None
 
     def step(self, step: Step) -> None:
         """Follow the transition table."""
         self.state = follow(self.state, step)
         self.since = trio.current_time()
 
-    def stop_timer(self) -> None:
-        """Drop the restart that is due later."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+    def withdraw(self) -> None:
+        """Drop the restart that is due: what is in the mail about it is out of date from now on."""
+        if isinstance(self.due, trio.CancelScope):
+            self.due.cancel()
+        self.due = None
 
     def inbox_for_next_life(self) -> Inbox[Any] | None:
         """The inbox to read from next: the one that was kept, or a new one, or None."""
@@ -126,8 +128,8 @@ class Life(ChildContext):
         "asked_at",
         "ended_at",
         "failure",
+        "for_restart",
         "ignored",
-        "keep_inbox",
         "killed",
         "purpose",
         "ready_at",
@@ -155,7 +157,7 @@ class Life(ChildContext):
         self.value: object = None  # what the child passed to started()
         self.failure: ExitReason | None = None  # why it never got ready
         self.ignored = False  # it raised IgnoreStart
-        self.keep_inbox = False  # it is being stopped in order to be restarted
+        self.for_restart = False  # it is being stopped in order to be restarted with its group
         self.killed = False
         self._soft = False  # being cancelled was the request to stop, so it is no kill
         self._settled_event: trio.Event | None = None

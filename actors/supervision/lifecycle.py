@@ -5,9 +5,11 @@ row, never by the child. `END` and `DIE` are the same fact, a life that is over,
 after `DIE` the supervisor is committed to another life.
 
     stopped ──BEGIN──► starting ──READY──► running ──STOP──► stopping ──END──► stopped
-                          │                   │
-                          └──────── DIE ──────┴─► backing_off ──BEGIN──► starting
-                                                       └──EXHAUST──► exhausted ──BEGIN──► starting (half-open)
+                          │                   │                 │
+                          └────────DIE────────┴───────DIE───────┴─► backing_off ──BEGIN──► starting
+                                                                         │
+                                                                      EXHAUST
+                                                                         └─► exhausted ──BEGIN──► starting
 """
 
 from collections.abc import Mapping
@@ -54,6 +56,8 @@ TRANSITIONS: Final[Mapping[tuple[ChildState, Step], ChildState]] = MappingProxyT
         (ChildState.STOPPING, Step.END): ChildState.STOPPED,
         (ChildState.STARTING, Step.DIE): ChildState.BACKING_OFF,
         (ChildState.RUNNING, Step.DIE): ChildState.BACKING_OFF,
+        # Stopped in order to be restarted with its group.
+        (ChildState.STOPPING, Step.DIE): ChildState.BACKING_OFF,
         (ChildState.BACKING_OFF, Step.EXHAUST): ChildState.EXHAUSTED,
     }
 )

@@ -115,13 +115,9 @@ def is_abnormal(reason: ExitReason) -> bool:
 
 def wants_restart(restart: Restart, reason: ExitReason) -> bool:
     """Whether a child of this restart type is started again after ending by itself for `reason`."""
-    match restart:
-        case Restart.PERMANENT:
-            return True
-        case Restart.TRANSIENT:
-            return is_abnormal(reason)
-        case Restart.TEMPORARY:
-            return False
+    if restart is Restart.TRANSIENT:
+        return is_abnormal(reason)
+    return restart is Restart.PERMANENT
 
 
 def affected(strategy: Strategy, order: Collection[str], failed: str) -> tuple[str, ...]:
@@ -144,15 +140,9 @@ def shuts_down(auto_shutdown: AutoShutdown, *, significant: bool, others_active:
 
     `others_active` says whether any other significant child is still up or about to be restarted.
     """
-    if not significant:
+    if not significant or auto_shutdown is AutoShutdown.NEVER:
         return False
-    match auto_shutdown:
-        case AutoShutdown.NEVER:
-            return False
-        case AutoShutdown.ANY_SIGNIFICANT:
-            return True
-        case AutoShutdown.ALL_SIGNIFICANT:
-            return not others_active
+    return auto_shutdown is AutoShutdown.ANY_SIGNIFICANT or not others_active
 
 
 @dataclass(frozen=True, slots=True)

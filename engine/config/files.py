@@ -23,7 +23,7 @@ _LARGEST_WARMUP_TENSOR: Final = 1 << 30  # bytes; a larger one is a mistyped dim
 _LARGEST_LABEL_FILE: Final = 64 * 1024 * 1024
 
 
-class FileProblem(Exception):  # noqa: N818  # carries a value; it never leaves engine.config
+class FileProblem(Exception):
     """A file that a configuration names can't be used."""
 
     def __init__(self, problem: Problem) -> None:

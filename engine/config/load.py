@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.messages.errors import ErrorCode
 from actors.specs import ModelSpec
 from engine.config import parse
 from engine.config.backends import BackendTraits
@@ -20,7 +19,7 @@ from engine.config.settings import TritiumSettings, read_settings
 from engine.config.translate import artifact, translate
 from engine.config.validate import validate
 from engine.repository.layout import VersionDirectory, select_versions, version_directories
-from protocols.kserve.proto.model_config_pb2 import ModelConfig
+from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +74,19 @@ def load_model_config(
     backend under ""; `config_name` chooses `configs/<name>.pbtxt`. Never raises for a mistake of the model's owner.
     Reads files: not for the event loop.
     """
+    model_directory = model_directory.absolute()  # workers have a directory of their own
     path = parse.config_path(model_directory, config_name)
     available, problems = version_directories(model_directory)
-    parsed = _read(path, auto_complete=auto_complete)
+    numbers = [directory.number for directory in available]
+    parsed = _read(path, model_directory.parent, auto_complete=auto_complete)
     if parsed.config is None:
-        return _refused(model_directory, path, ModelConfig(), available, parsed.problems, readable=False)
+        return LoadedConfig(
+            name=model_directory.name,
+            path=path,
+            versions=select_versions(ModelVersionPolicy(), numbers),
+            problems=parsed.problems,
+            readable=False,
+        )
     completed = complete(
         parsed.config, model_directory, backends=backends, gpus=gpus, auto_complete=auto_complete
     )
@@ -89,7 +96,7 @@ def load_model_config(
         *parsed.problems,
         *check(completed, model_directory, path, backends=backends, gpus=gpus),
     ]
-    versions = select_versions(config.version_policy, (directory.number for directory in available))
+    versions = select_versions(config.version_policy, numbers)
     chosen = [directory for directory in available if directory.number in versions]
     traits = backends.get(config.backend, BackendTraits(name=config.backend))
     tritium, mistakes = read_settings(
@@ -147,35 +154,16 @@ def check(
     return problems
 
 
-def _read(path: Path, *, auto_complete: bool) -> parse.Parsed:
+def _read(path: Path, repository: Path, *, auto_complete: bool) -> parse.Parsed:
     if path.exists() or path.is_symlink():
-        if (
-            inside(path.parent.parent, str(path)) is None
-            and inside(path.parent.parent.parent, str(path)) is None
-        ):
-            return parse.Parsed(
-                config=None, problems=(parse.unreadable(path, "it is a link out of the repository"),)
-            )
+        if inside(repository, str(path)) is None:
+            leads_out = parse.unreadable(path, "it is a link out of the model repository")
+            return parse.Parsed(config=None, problems=(leads_out,))
         return parse.read(path)
     if auto_complete:
         return parse.Parsed(config=ModelConfig())
     missing = parse.unreadable(path, "there is no such file", hint="auto-completion is off")
     return parse.Parsed(config=None, problems=(missing,))
-
-
-def _refused(
-    model_directory: Path,
-    path: Path,
-    config: ModelConfig,
-    available: Iterable[VersionDirectory],
-    problems: tuple[Problem, ...],
-    *,
-    readable: bool,
-) -> LoadedConfig:
-    versions = select_versions(config.version_policy, (directory.number for directory in available))
-    return LoadedConfig(
-        name=model_directory.name, path=path, versions=versions, problems=problems, readable=readable
-    )
 
 
 def _name(config: ModelConfig, model_directory: Path) -> list[Problem]:
@@ -285,7 +273,7 @@ def _arranged(problems: list[Problem], path: Path, text: str) -> tuple[Problem, 
     found = outline(text)
     placed = []
     for problem in problems:
-        if problem.path is None and problem.key and problem.code is not ErrorCode.UNKNOWN:
+        if problem.path is None and problem.key:
             line, column = found.find(problem.key) or (0, 0)
             placed.append(dataclasses.replace(problem, path=path, line=line, column=column))
         else:

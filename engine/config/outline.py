@@ -7,6 +7,7 @@ loses track of the structure it stops, and protobuf's error stands alone.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -62,6 +63,8 @@ class Outline:
         first: dict[str, tuple[int, int]] = {}
         for name, line, column in self.records:
             first.setdefault(name, (line, column))
+            if name.endswith("]"):  # a list is where its first element is
+                first.setdefault(name[: name.rindex("[")], (line, column))
         for name in _outwards(key):
             if name in first:
                 return first[name]
@@ -76,10 +79,8 @@ class Outline:
 def outline(text: str) -> Outline:
     """Walk `text`, a configuration in protobuf text format."""
     result = Outline()
-    try:
+    with contextlib.suppress(_LostTrack, text_format.ParseError):
         _Walk(text, result).message(ModelConfig.DESCRIPTOR, "", "", depth=0)
-    except (_LostTrack, text_format.ParseError):
-        pass
     return result
 
 
@@ -93,7 +94,7 @@ def blank(text: str, faults: list[Fault], replacement: str) -> str:
     return "\n".join(lines)
 
 
-class _LostTrack(Exception):  # noqa: N818  # never leaves this module
+class _LostTrack(Exception):
     """The tokens do not have the structure of text format here."""
 
 
@@ -101,7 +102,7 @@ class _Walk:
     """One pass over the tokens; `descriptor` is None inside a message that the schema does not know."""
 
     def __init__(self, text: str, result: Outline) -> None:
-        self._tokens = text_format.Tokenizer(text.split("\n"))
+        self._tokens: Any = text_format.Tokenizer(text.split("\n"))  # its stub is wrong about ParseError
         self._result = result
         self._map_keys: dict[str, str] = {}  # by the entry's indexed key, while inside it
 

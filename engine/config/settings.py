@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
 from actors.specs import QueueBounds, Retry
 from engine.config.backends import BackendTraits
@@ -25,11 +25,11 @@ class TritiumSettings:
     retry: Retry = Retry.ALWAYS
     execution_timeout: float = 0.0
     worker: Literal["instance", "model"] | None = None
-    queue_bounds: QueueBounds = QueueBounds()
+    queue_bounds: QueueBounds = field(default_factory=QueueBounds)
     threads: int = 0
 
 
-class _Invalid(ValueError):  # noqa: N818  # never leaves this module
+class _Invalid(ValueError):
     """A value that a setting can't have; the message says what it can."""
 
 
@@ -124,7 +124,7 @@ def _seconds(text: str) -> float:
 
 
 def _retry(text: str) -> Retry:
-    return Retry(cast("str", _choice("always", "never")(text)))
+    return Retry(_choice("always", "never")(text))
 
 
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {

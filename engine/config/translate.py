@@ -34,7 +34,7 @@ from protocols.kserve.proto.model_config_pb2 import (
     ModelQueuePolicy,
 )
 
-_MICROSECOND: Final = 1e-6
+_MICROSECONDS: Final = 1_000_000
 
 _KINDS: Final[Mapping[int, Literal["CPU", "GPU", "MODEL"]]] = {
     ModelInstanceGroup.KIND_CPU: "CPU",
@@ -155,7 +155,7 @@ def _dynamic_batching(batching: ModelDynamicBatching) -> DynamicBatching:
     policies = batching.priority_queue_policy
     return DynamicBatching(
         preferred_batch_sizes=tuple(sorted(set(batching.preferred_batch_size))),
-        max_queue_delay=batching.max_queue_delay_microseconds * _MICROSECOND,
+        max_queue_delay=batching.max_queue_delay_microseconds / _MICROSECONDS,
         preserve_ordering=batching.preserve_ordering,
         priority_levels=batching.priority_levels,
         default_priority_level=batching.default_priority_level,
@@ -167,7 +167,7 @@ def _dynamic_batching(batching: ModelDynamicBatching) -> DynamicBatching:
 def _queue_policy(policy: ModelQueuePolicy) -> QueuePolicy:
     return QueuePolicy(
         timeout_action=_TIMEOUT_ACTIONS.get(policy.timeout_action, TimeoutAction.REJECT),
-        default_timeout=policy.default_timeout_microseconds * _MICROSECOND,
+        default_timeout=policy.default_timeout_microseconds / _MICROSECONDS,
         allow_timeout_override=policy.allow_timeout_override,
         max_queue_size=policy.max_queue_size,
     )

@@ -5,7 +5,6 @@ Every rule that is broken is told, not only the first; the first becomes the rea
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Final
@@ -180,23 +179,25 @@ def _metrics(config: ModelConfig) -> Iterator[Problem]:
 
 
 def _tensors(config: ModelConfig) -> Iterator[Problem]:
-    for at, tensor in enumerate(config.input):
-        yield from _tensor(config, tensor, "input", f"input[{at}]")
-        if tensor.format != ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
+    for at, given in enumerate(config.input):
+        yield from _tensor(config, given, "input", f"input[{at}]")
+        if given.format != ModelInput.FORMAT_NONE and len(given.dims) != 3:
             yield Problem(
                 message=f"model input NHWC/NCHW require 3 dims for {config.name}", key=f"input[{at}].format"
             )
     for at, output in enumerate(config.output):
         yield from _tensor(config, output, "output", f"output[{at}]")
-    for side, tensors in (("input", config.input), ("output", config.output)):
-        counts = Counter(tensor.name for tensor in tensors if tensor.name)
-        for at, tensor in enumerate(tensors):
-            if counts.get(tensor.name, 0) > 1:
-                counts[tensor.name] = 0  # told once
-                yield Problem(
-                    message=f"model {side} '{tensor.name}' is specified more than once for {config.name}",
-                    key=f"{side}[{at}].name",
-                )
+    yield from _repeated(config, "input", [given.name for given in config.input])
+    yield from _repeated(config, "output", [output.name for output in config.output])
+
+
+def _repeated(config: ModelConfig, side: str, names: list[str]) -> Iterator[Problem]:
+    for at, name in enumerate(names):
+        if name and names[:at].count(name) == 1:  # told at its second place, and once
+            yield Problem(
+                message=f"model {side} '{name}' is specified more than once for {config.name}",
+                key=f"{side}[{at}].name",
+            )
 
 
 def _tensor(config: ModelConfig, tensor: ModelInput | ModelOutput, side: str, key: str) -> Iterator[Problem]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, assert_never
 
 from structlog.typing import FilteringBoundLogger
 
@@ -24,26 +24,29 @@ def supervision_observer(log: FilteringBoundLogger) -> events.Observer:
                 log.debug(name, verbose=2, actor=event.path)
             case events.ChildRestarted():
                 log.info(name, actor=event.path, restarts=event.restarts)
-            case events.ChildExited(context=None):
-                log.debug(name, verbose=2, actor=event.path, reason=event.reason.name)
-            case events.ChildExited():
+            case events.ChildExited(context=events.Context() as context):
                 # A permanent child that merely returned is restarted, and nothing is broken.
                 tell = log.error if isinstance(event.reason, Crashed) else log.warning
-                tell(name, actor=event.path, context=event.context.value, **_why(event.reason))
+                tell(name, actor=event.path, context=context.value, **_why(event.reason))
+            case events.ChildExited():
+                log.debug(name, verbose=2, actor=event.path, reason=event.reason.name)
             case events.ChildStartFailed():
                 log.error(name, actor=event.path, context=event.context.value, **_why(event.reason))
             case events.ChildKillForced():
                 log.warning(name, actor=event.path, context=event.context.value, grace=event.grace)
             case events.RestartsExhausted():
                 # The deaths themselves have been logged, with their tracebacks.
-                context = "half_open" if event.context is None else event.context.value
+                outcome = "half_open" if event.context is None else event.context.value
                 log.error(
                     name,
                     actor=event.path,
                     supervisor=event.supervisor,
-                    context=context,
+                    context=outcome,
                     reason=str(event.reason),
                 )
+
+            case _:
+                assert_never(event)
 
     return observe
 

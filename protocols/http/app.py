@@ -64,7 +64,10 @@ Header = tuple[bytes, bytes]
 Outcome = InferResponse | TritiumError
 
 _KEPT_PATHS: Final = 1024  # paths whose route is remembered; hostile clients can make up any number of them
-_IN_A_THREAD: Final = 64 * 1024  # bodies from this size are (de)compressed off the loop
+_IN_A_THREAD: Final = 64 * 1024  # answers from this size are compressed off the loop
+_UNFOLDED_AT_ONCE: Final = (
+    4096  # at zlib's best ratio of 1,032 these make 4 MiB, which takes a few milliseconds
+)
 _MAX_BODY: Final = 2**31 - 1
 
 _JSON: Final[list[Header]] = [(b"content-type", b"application/json")]
@@ -406,8 +409,7 @@ class V2App:
 
     async def _decompressed(self, body: Buffer) -> bytes:
         limit = self._options.max_input_size
-        # A small body may unfold to `limit` bytes, so its own size says little.
-        if len(body) * 1032 < _IN_A_THREAD:  # zlib's best ratio
+        if len(body) < _UNFOLDED_AT_ONCE:
             return decompress(body, limit)
         return await trio.to_thread.run_sync(decompress, body, limit, limiter=self._threads)
 

@@ -61,15 +61,20 @@ def tensor(name, *shape, datatype=DataType.FP32, data=None):
     return Tensor(name, datatype, shape, data)
 
 
-def request_of(*inputs, outputs=(), id=""):
+def request_of(*inputs, outputs=(), request_id=""):
     return InferRequest(
-        model_name="add", id=id, inputs=inputs, requested_outputs=outputs, reply=NoPort(), accepted_at=0.0
+        model_name="add",
+        id=request_id,
+        inputs=inputs,
+        requested_outputs=outputs,
+        reply=NoPort(),
+        accepted_at=0.0,
     )
 
 
-def refusal(spec, *inputs, outputs=(), id="r1"):
+def refusal(spec, *inputs, outputs=(), request_id="r1"):
     with pytest.raises(InvalidArgument) as caught:
-        validate(request_of(*inputs, outputs=outputs, id=id), spec)
+        validate(request_of(*inputs, outputs=outputs, request_id=request_id), spec)
     assert caught.value.code is ErrorCode.INVALID_ARG
     return caught.value.message
 
@@ -176,7 +181,7 @@ def test_an_unknown_input_is_refused_without_the_prefix():
 
 
 def test_a_request_without_id_is_called_unknown():
-    message = refusal(ADD, tensor("A", 9, 4), tensor("B", 9, 4), id="")
+    message = refusal(ADD, tensor("A", 9, 4), tensor("B", 9, 4), request_id="")
     assert message == "[request id: <id_unknown>] inference request batch-size must be <= 8 for 'add'"
 
 
@@ -217,9 +222,7 @@ def test_a_wrong_number_of_inputs_names_what_came_and_what_is_missing(spec, name
 
 def test_a_batching_model_refuses_a_scalar():
     message = refusal(ADD, tensor("A", data=bytes(4)), tensor("B", 1, 4))
-    assert (
-        message == "[request id: r1] input 'A' has no shape but model requires batch dimension for 'add'"
-    )
+    assert message == "[request id: r1] input 'A' has no shape but model requires batch dimension for 'add'"
 
 
 @pytest.mark.parametrize(("first", "second"), [(2, 3), (3, 0), (0, 3), (1, -1)])
@@ -240,8 +243,7 @@ def test_a_batch_over_the_maximum_is_refused():
 def test_a_wrong_datatype_names_both():
     message = refusal(ADD, tensor("A", 1, 4), tensor("B", 1, 4, datatype=DataType.BYTES))
     assert (
-        message
-        == "[request id: r1] inference input 'B' data-type is 'BYTES', but model 'add' expects 'FP32'"
+        message == "[request id: r1] inference input 'B' data-type is 'BYTES', but model 'add' expects 'FP32'"
     )
 
 
@@ -265,9 +267,7 @@ def test_a_wrong_shape_says_what_was_expected(spec, shape, text):
 
 @pytest.mark.parametrize("shape", [(1, -1), (-1, 4)])
 def test_a_dimension_left_open_is_refused(shape):
-    message = refusal(
-        ADD, tensor("A", *shape, data=bytes(16)), tensor("B", shape[0], 4, data=bytes(16))
-    )
+    message = refusal(ADD, tensor("A", *shape, data=bytes(16)), tensor("B", shape[0], 4, data=bytes(16)))
     got = ",".join(map(str, shape))
     assert (
         message
@@ -282,13 +282,11 @@ def test_a_dimension_below_minus_one_is_invalid(shape):
     assert message == f"[request id: r1] tensor 'A' contains an invalid dimension in shape [{got}]"
 
 
-@pytest.mark.parametrize("rows", [1, 0])
-def test_an_element_count_past_64_bits_is_refused(rows):
-    huge = (rows, 2**62, 4)
-    message = refusal(GROWING, tensor("A", *huge, data=b""), tensor("B", rows, 4))
-    assert (
-        message == f"[request id: r1] element count for tensor 'A' exceeds maximum size of {INT64_MAX}"
-    )
+@pytest.mark.parametrize("shape", [(1, 2**62, 4), (0, 2**62, 4), (1, 0, 2**63)])
+def test_an_element_count_past_64_bits_is_refused(shape):
+    # With a zero among the dimensions there is nothing to hold, but a framework may multiply the others first.
+    message = refusal(model(fp32("A", -1, -1)), tensor("A", *shape, data=b""))
+    assert message == f"[request id: r1] element count for tensor 'A' exceeds maximum size of {INT64_MAX}"
 
 
 def test_a_byte_size_past_64_bits_is_refused():
@@ -449,16 +447,12 @@ def test_variable_inputs_batch_with_their_own_shape_whatever_the_rows_and_the_or
 
 
 def test_the_shape_of_an_unbatched_model_is_whole():
-    assert key(UNBATCHED, tensor("A", 4), tensor("B", 7)) != key(
-        UNBATCHED, tensor("A", 4), tensor("B", 6)
-    )
+    assert key(UNBATCHED, tensor("A", 4), tensor("B", 7)) != key(UNBATCHED, tensor("A", 4), tensor("B", 6))
 
 
 def test_two_variable_inputs_do_not_stand_in_for_each_other():
     both = model(fp32("A", -1), fp32("B", -1))
-    assert key(both, tensor("A", 1, 2), tensor("B", 1, 3)) != key(
-        both, tensor("A", 1, 3), tensor("B", 1, 2)
-    )
+    assert key(both, tensor("A", 1, 2), tensor("B", 1, 3)) != key(both, tensor("A", 1, 3), tensor("B", 1, 2))
 
 
 def test_with_optional_inputs_only_equal_sets_batch_together():
@@ -501,6 +495,7 @@ def test_whatever_fits_its_declaration_is_accepted_with_exact_figures(case):
     assert request.rows == (tensors[0].shape[0] if tensors and spec.batches else 1)
 
 
+@pytest.mark.slow
 @given(specs_and_inputs(), st.data())
 def test_spoiling_one_dimension_or_the_data_of_one_input_is_noticed(case, data):
     spec, tensors = case

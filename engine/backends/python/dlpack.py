@@ -7,7 +7,7 @@ capsule's own header (`DLManagedTensor`, dlpack.h): a bfloat16 tensor passes thr
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ _UINT, _BFLOAT = 1, 4  # DLDataTypeCode
 class _Header(ctypes.Structure):
     """The beginning of DLManagedTensor, as far as it is needed."""
 
-    _fields_ = (
+    _fields_: ClassVar = [  # type: ignore[mutable-override]  # ctypes reads it once
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
         ("device_id", ctypes.c_int32),
@@ -30,7 +30,7 @@ class _Header(ctypes.Structure):
         ("code", ctypes.c_uint8),
         ("bits", ctypes.c_uint8),
         ("lanes", ctypes.c_uint16),
-    )
+    ]
 
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -89,4 +89,5 @@ def consume(capsule: object) -> tuple[Array, bool]:
     bfloat16 = header.code == _BFLOAT and header.bits == 16
     if bfloat16:
         header.code = _UINT
-    return np.from_dlpack(_Exporter(capsule)), bfloat16
+    exporter: Any = _Exporter(capsule)
+    return np.from_dlpack(exporter), bfloat16

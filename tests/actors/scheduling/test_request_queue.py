@@ -27,12 +27,10 @@ class NoPort:
         raise AssertionError("a queue answers nobody")
 
 
-def make_request(
-    id="", *, rows=1, nbytes=0, priority=0, timeout=0.0, deadline=math.inf, accepted_at=0.0
-):
+def make_request(name="", *, rows=1, nbytes=0, priority=0, timeout=0.0, deadline=math.inf, accepted_at=0.0):
     request = InferRequest(
         model_name="add",
-        id=id,
+        id=name,
         priority=priority,
         timeout=timeout,
         deadline=deadline,
@@ -158,9 +156,7 @@ def test_delayed_requests_count_for_the_size_of_their_level():
 
 
 def test_a_level_with_a_size_refuses_what_would_pass_the_bound_on_bytes():
-    queue = make_queue(
-        QueueBounds(nbytes=100), default_queue_policy=QueuePolicy(max_queue_size=1000)
-    )
+    queue = make_queue(QueueBounds(nbytes=100), default_queue_policy=QueuePolicy(max_queue_size=1000))
     queue.push(make_request(nbytes=500), 0.0)
     with pytest.raises(Unavailable) as caught:
         queue.push(make_request("r1", nbytes=1), 0.0)
@@ -250,6 +246,13 @@ def test_the_clock_that_ran_out_first_gives_the_reason():
     by_timeout, by_deadline = make_request(deadline=3.0), make_request(deadline=1.0)
     push_all(queue, by_timeout, by_deadline)
     assert outcomes(queue.expire(9.0)) == [(by_deadline, DeadlineExceeded), (by_timeout, Unavailable)]
+
+
+def test_the_policy_speaks_where_both_clocks_run_out_together():
+    queue = with_policy(default_timeout=2.0)
+    request = make_request(deadline=2.0)
+    queue.push(request, 0.0)
+    assert outcomes(queue.expire(2.0)) == [(request, Unavailable)]
 
 
 def test_a_passed_deadline_is_told_with_how_long_it_waited():
@@ -427,6 +430,14 @@ def test_requests_that_came_back_out_of_order_keep_their_age():
     assert queue.oldest_enqueued == 1.0
 
 
+def test_delayed_requests_keep_their_age():
+    queue = with_policy(default_timeout=9.0, timeout_action=DELAY)
+    queue.push(make_request(), 1.0)
+    queue.push(make_request(), 2.0)
+    queue.expire(20.0)
+    assert queue.oldest_enqueued == 1.0
+
+
 def test_delayed_requests_keep_their_age_whatever_order_they_expired_in():
     queue = with_policy(default_timeout=9.0, allow_timeout_override=True, timeout_action=DELAY)
     queue.push(make_request(), 1.0)
@@ -437,13 +448,17 @@ def test_delayed_requests_keep_their_age_whatever_order_they_expired_in():
 
 def test_thousands_of_short_lived_clocks_leave_nothing_behind():
     queue = with_policy(default_timeout=1000.0)
-    lasting = make_request()
-    queue.push(lasting, 0.0)
+    lasting = [make_request(), make_request(deadline=5.0), make_request()]
+    push_all(queue, *lasting)
     for n in range(5000):
         request = make_request()
         queue.push(request, float(n) / 10)
         queue.remove(request)
-    assert outcomes(queue.expire(1000.0)) == [(lasting, Unavailable)]
+    assert outcomes(queue.expire(1000.0)) == [
+        (lasting[1], DeadlineExceeded),
+        (lasting[0], Unavailable),
+        (lasting[2], Unavailable),
+    ]
     assert queue.next_expiry() == math.inf
 
 
@@ -485,9 +500,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def start(self, levels, default, other, bounds):
         self.levels = levels
         self.bounds = bounds
-        self.policy = (
-            {n: other.get(n, default) for n in range(1, levels + 1)} if levels else {0: default}
-        )
+        self.policy = {n: other.get(n, default) for n in range(1, levels + 1)} if levels else {0: default}
         self.queue = RequestQueue(
             DynamicBatching(
                 priority_levels=levels,
@@ -646,5 +659,5 @@ class QueueAgainstModel(RuleBasedStateMachine):
         assert self.queue.next_expiry() == (-math.inf if self.unreported else expected)
 
 
-TestQueueAgainstModel = QueueAgainstModel.TestCase
+TestQueueAgainstModel = pytest.mark.slow(QueueAgainstModel.TestCase)
 TestQueueAgainstModel.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import trio
 
-from actors.supervision.errors import ExitShutdown, IntensityExceeded
+from actors.supervision.errors import ExitShutdown, IntensityExceeded, Restarting
 from actors.supervision.events import ChildExited, ChildRestarted, Context, RestartsExhausted
 from actors.supervision.restart import Crashed, Escalated, Killed, Normal, StartFailed, Stopped
 from actors.supervision.spec import (
@@ -99,7 +99,7 @@ async def test_a_group_waits_down_while_its_failed_child_backs_off(autojump_cloc
         journal.clear()
         b.crash()
         await settled()
-        tree.check({"a": "running", "b": "backing_off", "c": "stopped"})
+        tree.check({"a": "running", "b": "backing_off", "c": "backing_off"})
         assert journal == ["end b", "end c"]
         await trio.sleep(1.5)
         tree.check({"a": "running", "b": "running", "c": "running"})
@@ -143,15 +143,59 @@ async def test_two_deaths_of_one_group_at_once_restart_it_once_and_charge_it_onc
         assert [p.lives for p in (a, b)] == [2, 2]
 
 
-async def test_a_sibling_deleted_during_a_group_restart_stays_away(autojump_clock):
+async def test_two_deaths_of_one_group_at_once_are_charged_once_however_long_the_wait(autojump_clock):
+    _, (a, b) = puppets("ab")
+    backoff = Backoff(initial=1.0, jitter=0.0, first_immediate=False)
+    supervisor = Supervisor(
+        [a.spec(), b.spec()], strategy=Strategy.ONE_FOR_ALL, intensity=Intensity(1, 5.0), backoff=backoff
+    )
+    async with serving(supervisor) as tree:
+        a.crash()
+        b.crash()
+        await trio.sleep(2)
+        tree.check({"a": "running", "b": "running"})
+        assert [p.lives for p in (a, b)] == [2, 2]
+
+
+async def test_a_child_that_was_down_and_is_deleted_during_a_group_restart_stays_away(autojump_clock):
     _, (a, b) = puppets("ab")
     async with serving(Supervisor([a.spec(), b.spec()], strategy=Strategy.ONE_FOR_ALL)) as tree:
+        await tree.root.terminate_child("b")
         a.start_delay = 1
         a.crash()
         await settled()
         tree.root.delete_child("b")
         await trio.sleep(2)
         tree.check({"a": "running"})
+
+
+async def test_a_child_that_waits_for_its_group_cannot_be_started_or_deleted_by_hand(autojump_clock):
+    _, (a, b) = puppets("ab")
+    backoff = Backoff(initial=1.0, jitter=0.0, first_immediate=False)
+    async with serving(
+        Supervisor([a.spec(), b.spec()], strategy=Strategy.REST_FOR_ONE, backoff=backoff)
+    ) as tree:
+        a.crash()
+        await settled()
+        with pytest.raises(Restarting):
+            await tree.root.restart_child("b")
+        with pytest.raises(Restarting):
+            tree.root.delete_child("b")
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.REST_FOR_ONE])
+async def test_terminating_the_child_on_which_a_group_waits_brings_the_others_back(autojump_clock, strategy):
+    journal, (a, b, c) = puppets("abc")
+    backoff = Backoff(initial=1.0, jitter=0.0, first_immediate=False)
+    specs = [a.spec(), b.spec(), c.spec()]
+    async with serving(Supervisor(specs, strategy=strategy, backoff=backoff)) as tree:
+        a.crash()
+        await settled()
+        journal.clear()
+        await tree.root.terminate_child("a")
+        await settled()
+        tree.check({"a": "stopped", "b": "running", "c": "running"})
+        assert journal == ["start b", "ready b", "start c", "ready c"]
 
 
 async def test_a_slow_restart_does_not_delay_a_siblings_under_one_for_one(autojump_clock):

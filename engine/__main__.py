@@ -1,0 +1,94 @@
+"""The `tritium` command. Its parts are imported only when they are asked for: help must be quick to come by."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+USAGE = """\
+usage: tritium COMMAND [OPTIONS]
+
+Tritium serves the models of a Triton model repository over the KServe v2 protocol. Every model instance runs in a
+worker process under a supervisor, so a crash, a hang or a poisonous request costs at most what that instance was doing.
+
+commands:
+  serve    serve the models of one or more repositories
+  check    validate repositories offline: what would load, with which settings, and what is wrong where
+  tree     show the live supervision tree of a running server
+
+options:
+  --help       show this, or with a command: its own help
+  --version    show the version
+
+examples:
+  tritium check ./models
+  tritium serve --model-repository=./models
+  tritium tree --url http://127.0.0.1:8000 --watch
+
+`tritium COMMAND --help` tells more.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the process's exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = words[0] if words else "--help"
+    try:
+        match command:
+            case "--help" | "-h" | "help":
+                sys.stdout.write(USAGE)
+                return 0
+            case "--version" | "-V" | "version":
+                return _version()
+            case "serve":
+                from engine.cli.serve import serve
+
+                return serve(words[1:])
+            case "tree":
+                from engine.cli.tree import tree
+
+                return tree(words[1:])
+            case "check":
+                from engine.cli.check import check
+
+                return check(words[1:])
+            case _:
+                return _unknown(command, words)
+    except BrokenPipeError:
+        # The reader, a pager or `head`, has seen enough. Python would complain once more when it flushes at its end.
+        _silence_stdout()
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _version() -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        sys.stdout.write(f"tritium {version('tritium')}\n")
+    except PackageNotFoundError:
+        sys.stdout.write("tritium, run from a source tree\n")
+    return 0
+
+
+def _unknown(command: str, words: Sequence[str]) -> int:
+    from difflib import get_close_matches
+
+    if command.startswith("--"):
+        hint = f"flags belong to a command: tritium serve {' '.join(words)}"
+    else:
+        nearest = get_close_matches(command, ("serve", "tree", "check"), n=1)
+        hint = f"did you mean '{nearest[0]}'?" if nearest else "commands are serve, tree and check"
+    sys.stderr.write(f"unknown command '{command}'\n{hint}\n")
+    return 1
+
+
+def _silence_stdout() -> None:
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

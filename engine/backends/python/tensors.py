@@ -1,0 +1,176 @@
+"""Tensors as a Python model sees them, and the tables between numpy's types and Triton's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from actors.messages.datatypes import BY_CONFIG_NAME, BY_NUMBER, DataType, from_numpy_dtype
+from actors.messages.tensors import pack_bytes, unpack_bytes
+from engine.backends.python import dlpack
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    Array = np.ndarray[Any, Any]
+
+
+class TritonModelException(Exception):
+    """Raised by this module's functions and classes."""
+
+
+def unsupported(what: str) -> NoReturn:
+    """Refuse something that only a later version offers."""
+    raise TritonModelException(f"{what} is not supported by this version of Tritium")
+
+
+_NUMPY_TYPES: dict[DataType, Any] = {
+    datatype: datatype.numpy.type for datatype in DataType if datatype is not DataType.BF16
+}
+_NUMPY_TYPES[DataType.BOOL] = bool  # as Triton says it
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """Return the numpy type of a configuration's data type, `TYPE_FP32` for one. Raises KeyError for others and BF16."""
+    return _NUMPY_TYPES[BY_CONFIG_NAME[triton_type_string]]
+
+
+def triton_to_numpy_type(data_type: int) -> Any:
+    """Return the numpy type of a data type's enum number, or None."""
+    return _NUMPY_TYPES.get(BY_NUMBER.get(data_type, DataType.BF16))
+
+
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """Return the enum number of a numpy type, or None."""
+    datatype = datatype_of(np.dtype(data_type))
+    return None if datatype is None else datatype.number
+
+
+def datatype_of(dtype: np.dtype[Any]) -> DataType | None:
+    """Return the datatype for arrays of `dtype`, or None; fixed-width text has none."""
+    return None if dtype.kind == "U" else from_numpy_dtype(dtype)
+
+
+def serialize_byte_tensor(input_tensor: Array) -> Any:
+    """Return the elements in C order, each as a 4-byte little-endian length and its bytes; `str` elements as UTF-8.
+
+    An empty array gives `()`, one that is neither of objects nor of bytes gives None.
+    """
+    if input_tensor.size == 0:
+        return ()
+    if input_tensor.dtype.kind not in "OS":
+        return None
+    return pack_bytes(input_tensor.ravel(order="C").tolist())
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
+    """Return the elements of a serialised tensor as a one-dimensional object array of `bytes`."""
+    count = at = 0
+    while at < len(encoded_tensor):
+        at += 4 + int.from_bytes(encoded_tensor[at : at + 4], "little")
+        count += 1
+    elements = np.empty(count, dtype=object)
+    elements[:] = unpack_bytes(encoded_tensor, "encoded_tensor", count)
+    return elements
+
+
+class Tensor:
+    """A named tensor over a numpy array. Input tensors are valid only during `execute`."""
+
+    __slots__ = ("_array", "_datatype", "_name")
+
+    def __init__(self, name: str, array: Array) -> None:
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"Tensor '{name}' takes a numpy array, got {type(array)}")
+        datatype = datatype_of(array.dtype)
+        if datatype is None:
+            raise TritonModelException("NumPy dtype is not supported.")
+        self._name = name
+        self._datatype = datatype
+        self._array = array if array.flags.c_contiguous else array.copy(order="C")
+
+    @classmethod
+    def over(cls, name: str, datatype: DataType, array: Array) -> Tensor:
+        """Return a tensor without the checks; `datatype` may be BF16, over `uint16` bit patterns."""
+        tensor = cls.__new__(cls)
+        tensor._name = name  # noqa: SLF001  # it is this class
+        tensor._datatype = datatype  # noqa: SLF001
+        tensor._array = array  # noqa: SLF001
+        return tensor
+
+    def name(self) -> str:
+        """Return the name."""
+        return self._name
+
+    def as_output(self) -> tuple[str, DataType, Array]:
+        """Return what `BatchRequest.respond` takes."""
+        return self._name, self._datatype, self._array
+
+    def as_numpy(self) -> Array:
+        """Return the array, not a copy. Elements of BYTES are `bytes` in inputs."""
+        if self._datatype is DataType.BF16:
+            raise TritonModelException(
+                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+            )
+        return self._array
+
+    def shape(self) -> list[int]:
+        """Return the shape, batch dimension included."""
+        return list(self._array.shape)
+
+    def triton_dtype(self) -> int:
+        """Return the datatype's enum number."""
+        return self._datatype.number
+
+    def is_cpu(self) -> bool:
+        """Whether the tensor lies in CPU memory: always, in this version."""
+        return True
+
+    def to_dlpack(self) -> object:
+        """Return a DLPack capsule over the tensor's memory."""
+        if self._datatype is DataType.BYTES:
+            raise TritonModelException("DLPack does not have support for string tensors.")
+        return dlpack.export(self._array, bfloat16=self._datatype is DataType.BF16)
+
+    def __dlpack__(self, *, stream: object = None, **_: object) -> object:
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CPU, 0
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> Tensor:
+        """Return a tensor over the memory of a DLPack capsule, or of an object that exports one. CPU memory only."""
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        if dlpack.is_capsule(tensor):
+            device, _ = dlpack.capsule_device(tensor)
+        elif hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
+            device, _ = tensor.__dlpack_device__()
+        else:
+            raise TritonModelException(
+                "Provided tensor is not supported. Tensor must be a DLPack capsule or have `__dlpack__` and"
+                " `__dlpack_device__` attributes"
+            )
+        if device not in dlpack.HOST_DEVICES:
+            unsupported(
+                f"tensor '{name}' lies on a device (copy it to the CPU first): a tensor in GPU memory"
+            )
+        try:
+            array, bfloat16 = dlpack.consume(tensor if dlpack.is_capsule(tensor) else tensor.__dlpack__())
+        except (BufferError, RuntimeError) as error:
+            raise TritonModelException(f"tensor '{name}': {error}") from error
+        if not array.flags.c_contiguous:
+            raise TritonModelException(
+                "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are"
+                " supported."
+            )
+        datatype = DataType.BF16 if bfloat16 else datatype_of(array.dtype)
+        if datatype is None:
+            raise TritonModelException(
+                f"tensor '{name}': DLPack elements of {array.dtype} are not supported."
+            )
+        return Tensor.over(name, datatype, array)

@@ -1,0 +1,86 @@
+"""`tritium serve`: read the settings, then hand over to the tree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from engine.cli.flags import FLAGS, Flag, Group, Kind
+from engine.settings import Settings, SettingsError
+
+_USAGE: Final = "usage: tritium serve --model-repository=DIR [--FLAG=VALUE | --FLAG VALUE]...\n"
+
+_EXAMPLES: Final = """\
+examples:
+  tritium serve --model-repository=./models
+  tritium serve --model-repository=./models --http-port=9000 --metrics-port=9002
+  tritium serve --model-repository=./models --log-format=json --log-requests=true
+  tritium serve --model-repository=./models --backend-config=onnxruntime,intra_op_thread_count=2
+  TRITIUM_MODEL_REPOSITORY=./models TRITIUM_HTTP_PORT=9000 tritium serve
+"""
+
+_ENVIRONMENT: Final = """\
+Each flag can be set by an environment variable too: TRITIUM_ and its name in capitals, with _ for -. A flag on the command
+line wins. TRITIUM_MODEL_REPOSITORY takes several directories separated by ':', other repeatable ones separate by ';'.
+Bool values are true, on, 1 and false, off, 0.
+"""
+
+
+def serve(argv: Sequence[str]) -> int:
+    """Serve until told to stop; return the process's exit status."""
+    if any(word in {"--help", "-h"} for word in argv):
+        sys.stdout.write(help_text())
+        return 0
+    try:
+        settings = Settings.from_argv(argv, os.environ)
+    except SettingsError as error:
+        sys.stderr.write(complaint(error))
+        return 1
+    from engine.tree import run
+
+    return run(settings)
+
+
+def complaint(error: SettingsError) -> str:
+    """Return what to print about settings that make no sense: the message, what would work, and the usage."""
+    hint = f"{error.hint}\n" if error.hint else ""
+    return f"{error.message}\n{hint}\n{_USAGE}`tritium serve --help` lists the flags.\n"
+
+
+def help_text(width: int | None = None) -> str:
+    """Return the help: every flag in its group, with its default."""
+    columns = min(width or shutil.get_terminal_size((100, 24)).columns, 110)
+    parts = [_USAGE, "\nServe every model of the repositories, until SIGTERM or SIGINT.\n\n", _EXAMPLES]
+    for group in Group:
+        flags = [flag for flag in FLAGS if flag.group is group]
+        parts.append(f"\n{group.value}:\n")
+        if group is Group.REFUSED:
+            parts.append(_wrapped(", ".join(f"--{flag.name}" for flag in flags), columns, "  "))
+        else:
+            parts.extend(line for flag in flags for line in _described(flag, columns))
+    parts.append("\n" + _ENVIRONMENT)
+    return "".join(parts)
+
+
+def _described(flag: Flag, columns: int) -> Iterator[str]:
+    head = f"--{flag.name}"
+    if flag.kind is Kind.BOOL:
+        head += "=BOOL"
+    elif flag.kind is not Kind.SWITCH:
+        head += f"={flag.metavar or 'VALUE'}"
+    explanation = flag.help or f"No effect: {flag.no_effect}."
+    if flag.default:
+        explanation += f" [default:\N{NO-BREAK SPACE}{flag.default}]"
+    yield f"  {head}\n"
+    yield _wrapped(explanation, columns, "      ")
+
+
+def _wrapped(text: str, columns: int, indent: str) -> str:
+    filled = textwrap.fill(
+        text, columns, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+    return filled.replace("\N{NO-BREAK SPACE}", " ") + "\n"

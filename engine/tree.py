@@ -1,0 +1,290 @@
+"""The composition root: builds the supervision tree, runs it, drains it, ends it. It decides nothing.
+
+root            one_for_one, 3 restarts in 60 s
+├─ telemetry    loop-lag monitor
+├─ repository   rest_for_one: the catalog
+├─ models       dynamic: a subtree for each version, see `engine.subtree`
+└─ frontends    http and metrics listeners, see `engine.frontends`
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from actors.catalog import Catalog, FoundModel
+from actors.interfaces import IndexEntry, Server, ServerIdentity
+from actors.messages.events import Event
+from actors.model import Status
+from actors.router import Router
+from actors.supervision.events import Event as SupervisionEvent
+from actors.supervision.errors import IntensityExceeded
+from actors.supervision.spec import ChildSpec, Intensity, Strategy
+from actors.supervision.supervisor import Supervisor
+from engine.config.backends import BackendTraits, discover
+from engine.config.load import load_model_config
+from engine.launch import WorkerLauncher
+from engine.observability.loop_lag import LoopLag, measure_loop_lag
+from engine.observability.supervision import supervision_observer
+from engine.repository.layout import DUPLICATE_REASON, scan
+from engine.settings import Settings
+from engine.subtree import ModelSubtrees
+
+ROOT_INTENSITY: Final = Intensity(3, 60.0)
+
+EXTENSIONS: Final = (
+    "classification",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+"""Of the contract's list (http.md section 3), in its order: what this version serves."""
+
+
+class ServerFailed(Exception):
+    """The server can't start or can't go on. The message is for the operator."""
+
+
+class Log:
+    """Events to structlog. Implements `actors.messages.events.Log`."""
+
+    def __init__(self) -> None:
+        self._logger = structlog.get_logger()
+
+    def __call__(self, event: Event, *, level: str = "info", **keys: object) -> None:
+        """Write one event."""
+        getattr(self._logger, level)(event, **keys)
+
+
+class Readiness:
+    """Implements `actors.interfaces.Health` (contract, repository.md section 8)."""
+
+    def __init__(self, router: Router, catalog: Catalog, *, strict: bool) -> None:
+        self._router = router
+        self._catalog = catalog
+        self._strict = strict
+        self.exiting = False
+
+    def live(self) -> bool:
+        """The loop turns, or nobody would answer."""
+        return True
+
+    def ready(self) -> bool:
+        """Whether everything was loaded, and in strict mode, whether all of it serves."""
+        return self._catalog.finished.is_set() and (not self._strict or self._router.all_ready())
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a version serves; raises like `Models.resolve`."""
+        return self._router.resolve(name, version).status is Status.READY
+
+
+class RepositoryView:
+    """Implements `actors.interfaces.Repository`: the index from the router, changes through the catalog."""
+
+    def __init__(self, router: Router, catalog: Catalog) -> None:
+        self._router = router
+        self._catalog = catalog
+
+    def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
+        """Return every version with its state."""
+        return self._router.index(ready_only=ready_only)
+
+    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+        """Load a model."""
+        await self._catalog.load(name, parameters)
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Unload a model."""
+        await self._catalog.unload(name, unload_dependents=unload_dependents)
+
+
+class TreeView:
+    """Implements `actors.interfaces.Introspection`."""
+
+    def __init__(self, root: Supervisor) -> None:
+        self._root = root
+
+    def tree(self) -> Mapping[str, object]:
+        """Return the whole tree as JSON values; `since` is seconds ago."""
+        return self._root.tree().as_dict()
+
+
+class RepositoryReader:
+    """Finds the models of the repositories and reads their configurations, off the loop."""
+
+    def __init__(self, settings: Settings, backends: Mapping[str, BackendTraits]) -> None:
+        self._settings = settings
+        self._backends = backends
+        self._limiter = trio.CapacityLimiter(settings.load_thread_count)
+
+    async def __call__(self) -> Sequence[FoundModel]:
+        """Return every model of the repositories, readable or not."""
+        return await trio.to_thread.run_sync(self._read, limiter=self._limiter)
+
+    def _read(self) -> list[FoundModel]:
+        found = scan([Path(path) for path in self._settings.model_repositories])
+        models = [
+            FoundModel(
+                name=name, reason=DUPLICATE_REASON, warnings=("not unique across all model repositories",)
+            )
+            for name in found.duplicates
+        ]
+        for name, directory in found.models.items():
+            loaded = load_model_config(
+                directory.path,
+                backends=self._backends,
+                backend_settings=self._settings.backend_settings,
+                config_name=self._settings.model_config_name,
+                auto_complete=not self._settings.disable_auto_complete_config,
+            )
+            problems = loaded.errors if not loaded.ok else ()
+            models.append(
+                FoundModel(
+                    name=name,
+                    specs=loaded.specs,
+                    reason=loaded.reason,
+                    warnings=[str(problem) for problem in (*problems, *loaded.warnings)],
+                )
+            )
+        return models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningServer:
+    """A server whose tree stands. `failed` is set, with `failure`, if the tree gave up by itself."""
+
+    settings: Settings
+    server: Server
+    subtrees: ModelSubtrees
+    router: Router
+    catalog: Catalog
+    readiness: Readiness
+    loop_lag: LoopLag
+    root: Supervisor
+    frontends: Supervisor
+    stopped: trio.Event
+    drain_frontends: list[Callable[[], Awaitable[None]]]
+
+    async def wait_loaded(self) -> None:
+        """Wait until every model of the repository is ready or has failed."""
+        await self.catalog.finished.wait()
+
+    async def wait_stopped(self) -> None:
+        """Wait until the tree has ended, whoever ended it."""
+        await self.stopped.wait()
+
+    async def drain(self) -> bool:
+        """Stop accepting, answer everything that was accepted, within the exit timeout. False if that was too short."""
+        self.readiness.exiting = True
+        deadline = trio.current_time() + self.settings.exit_timeout
+        with trio.move_on_at(deadline):
+            async with trio.open_nursery() as nursery:
+                for drain in self.drain_frontends:
+                    nursery.start_soon(drain)
+        return await self.subtrees.drain(max(0.0, deadline - trio.current_time()))
+
+
+@asynccontextmanager
+async def open_server(
+    settings: Settings, *, environ: Mapping[str, str] = os.environ
+) -> AsyncIterator[RunningServer]:
+    """Run the tree around the block: models load meanwhile. Leaving the block stops it, children in reverse order.
+
+    Frontends are added by `engine.frontends`. Raises ServerFailed where the tree gives up.
+    """
+    backends = discover()
+    log = Log()
+    router = Router()
+    loop_lag = LoopLag()
+    models = Supervisor(intensity=ROOT_INTENSITY)
+    frontends = Supervisor(intensity=Intensity(10, 60.0))
+    subtrees = ModelSubtrees(
+        models,
+        router,
+        WorkerLauncher(backends, environ=environ),
+        log=log,
+        metrics=settings.metrics,
+        stop_within=10.0,
+    )
+    catalog = Catalog(
+        router,
+        subtrees,
+        RepositoryReader(settings, backends),
+        log=log,
+        loads_at_once=settings.load_thread_count,
+        extra_attempts=settings.load_retry_count,
+    )
+    telemetry = Supervisor([ChildSpec("loop-lag", lambda ctx: measure_loop_lag(ctx, loop_lag))])
+    repository = Supervisor([ChildSpec("catalog", catalog.run)], strategy=Strategy.REST_FOR_ONE)
+    root = Supervisor(
+        [
+            telemetry.spec("telemetry"),
+            models.spec("models"),
+            repository.spec("repository"),
+            frontends.spec("frontends"),
+        ],
+        intensity=ROOT_INTENSITY,
+    )
+    readiness = Readiness(router, catalog, strict=settings.strict_readiness)
+    running = RunningServer(
+        settings=settings,
+        server=Server(
+            identity=ServerIdentity(name=settings.id, version=version(), extensions=EXTENSIONS),
+            models=router,
+            repository=RepositoryView(router, catalog),
+            health=readiness,
+            introspection=TreeView(root),
+        ),
+        subtrees=subtrees,
+        router=router,
+        catalog=catalog,
+        readiness=readiness,
+        loop_lag=loop_lag,
+        root=root,
+        frontends=frontends,
+        stopped=trio.Event(),
+        drain_frontends=[],
+    )
+    logs_supervision = supervision_observer(structlog.get_logger())
+
+    def observe(event: SupervisionEvent) -> None:
+        logs_supervision(event)
+        subtrees.observe(event)
+
+    async def serve_tree(task_status: trio.TaskStatus[Supervisor]) -> None:
+        try:
+            await root.serve(observer=observe, random=random.Random(), task_status=task_status)
+        except IntensityExceeded as error:
+            raise ServerFailed(f"the supervision tree gave up: {error}") from error
+        finally:
+            running.stopped.set()
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_tree)
+        try:
+            yield running
+        finally:
+            with trio.CancelScope(shield=True):
+                if root.is_running:
+                    root.stop()
+                    await running.stopped.wait()
+
+
+def version() -> str:
+    """Return Tritium's version, from the installed distribution where there is one."""
+    try:
+        return importlib.metadata.version("tritium")
+    except importlib.metadata.PackageNotFoundError:
+        return "0.0.0"

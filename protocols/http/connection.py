@@ -1,0 +1,492 @@
+"""One HTTP/1.1 connection. Its task reads, awaits the application and writes; nothing else runs for it.
+
+A connection is always in one of the `Phase`s, and each phase but `ANSWERING` has a deadline that the listener's sweep
+enforces by shutting the socket down, so that the task wakes up and sees `expired`. Requests that a client sent ahead
+are answered in order, and the socket is not read while any is left.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import select
+import socket
+import struct
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote_to_bytes
+
+import trio
+
+from protocols.http.parser import Request, RequestLimits, RequestParser
+from protocols.kserve.metadata import error
+
+if TYPE_CHECKING:
+    from actors.messages.tensors import Buffer
+
+Message = MutableMapping[str, Any]
+Application = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+Header = tuple[bytes, bytes]
+
+_JOINED: Final = 32 * 1024  # answers up to this size are copied together: cheaper than a scattered write
+_READ_AT_ONCE: Final = 1024 * 1024  # of a long body; keeps the loop's turns short
+_MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
+_IN_A_ROW: Final = 8  # pipelined requests answered before other tasks get a turn
+_LINGER: Final = 2.0  # seconds in which a refused client's remaining bytes are swallowed
+_LINGER_SIZE: Final = 4 * 1024 * 1024
+
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_JSON: Final = ((b"content-type", b"application/json"),)
+_ASGI: Final = {"version": "3.0", "spec_version": "2.5"}
+_BODILESS: Final = frozenset((204, 304))
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
+}
+# ASGI spells names in lower case; the wire gets the spelling that Triton's clients print and match.
+_SPELLING: Final = {
+    name.lower(): name
+    for name in (
+        b"Accept-Encoding",
+        b"Allow",
+        b"Cache-Control",
+        b"Content-Encoding",
+        b"Content-Length",
+        b"Content-Type",
+        b"Inference-Header-Content-Length",
+        b"Location",
+        b"Server-Timing",
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """How patient a connection is. Times are seconds.
+
+    A body or an answer may take `grace`, and one second more for each `minimum_rate` bytes that moved.
+    """
+
+    request: RequestLimits = field(default_factory=RequestLimits)
+    idle_timeout: float = 600.0  # clients keep pools of connections, and Triton lets them
+    head_timeout: float = 30.0
+    grace: float = 60.0
+    minimum_rate: float = 1024.0
+
+
+class Phase(Enum):
+    """What a connection is doing."""
+
+    IDLE = "idle"  # between requests
+    READING = "reading"  # a request is here in part
+    ANSWERING = "answering"  # the application has it
+    WRITING = "writing"  # the client is slow to take the answer
+    CLOSED = "closed"
+
+
+class Connection:
+    """Serves one accepted socket. It is the `tritium.disconnect` hook of its own requests."""
+
+    __slots__ = (
+        "_answered",
+        "_app",
+        "_client",
+        "_draining",
+        "_extensions",
+        "_gone",
+        "_keep_alive",
+        "_limits",
+        "_parser",
+        "_request",
+        "_scratch",
+        "_server",
+        "_socket",
+        "_started",
+        "_streaming",
+        "buffered",
+        "deadline",
+        "disconnected",
+        "expired",
+        "on_disconnect",
+        "phase",
+    )
+
+    def __init__(
+        self, sock: socket.socket, app: Application, limits: ConnectionLimits, scratch: memoryview
+    ) -> None:
+        self.phase = Phase.IDLE
+        self.deadline = math.inf
+        self.expired = False
+        self.disconnected = False
+        self.on_disconnect: Callable[[], None] | None = None
+        self.buffered = 0  # bytes of an answer that wait here for a slow reader
+        self._socket = sock
+        self._app = app
+        self._limits = limits
+        self._scratch = scratch  # shared: nothing in it outlives a call of the parser
+        self._parser = RequestParser(limits.request)
+        self._client = _address(sock.getpeername)
+        self._server = _address(sock.getsockname)
+        self._extensions = {"tritium.response": {}, "tritium.disconnect": self}
+        self._draining = False
+        self._request = Request()
+        self._keep_alive = True
+        self._gone: trio.Event | None = None  # set where an application waits to learn of the disconnect
+        self._started: tuple[int, list[Header]] | None = None  # a standard answer that waits for its body
+        self._streaming: bytes | None = None  # how a standard answer's parts end: chunked, or not at all
+        self._answered = False
+
+    @property
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._socket.fileno()
+
+    # Told by the listener
+
+    def peer_left(self) -> None:
+        """The client closed, or half-closed, its side."""
+        if self.disconnected:
+            return
+        self.disconnected = True
+        if self.on_disconnect is not None:
+            self.on_disconnect()
+        if self._gone is not None:
+            self._gone.set()
+
+    def expire(self) -> None:
+        """The deadline passed: have the task wake up and end the connection."""
+        self.expired = True
+        self.deadline = math.inf
+        if self.phase is Phase.WRITING:
+            # Closing must drop what the kernel holds for a client that reads nothing.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._shutdown(socket.SHUT_RDWR)
+        else:
+            self._shutdown(socket.SHUT_RD)
+
+    def drain(self) -> None:
+        """Finish the request in hand and close; close at once where there is none."""
+        self._draining = True
+        if self.phase is Phase.IDLE:
+            self._shutdown(socket.SHUT_RD)
+
+    def _shutdown(self, how: int) -> None:
+        try:
+            self._socket.shutdown(how)
+        except OSError:  # the client was quicker
+            return
+
+    # The task
+
+    async def serve(self) -> None:
+        """Answer requests until the connection ends, then close the socket.
+
+        An exception of the application is answered 500 and raised.
+        """
+        try:
+            in_a_row = 0
+            while (request := await self._next()) is not None:
+                await self._answer(request)
+                if not self._keep_alive:
+                    break
+                in_a_row += 1
+                if in_a_row >= _IN_A_ROW and self._parser.ready:
+                    in_a_row = 0
+                    await trio.lowlevel.checkpoint()
+        except OSError as failure:
+            if failure.errno not in _LOST:
+                raise
+        finally:
+            self.phase = Phase.CLOSED
+            self.deadline = math.inf
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    async def _next(self) -> Request | None:
+        """Return the next request; None where there will be none."""
+        parser = self._parser
+        if parser.ready:
+            return parser.ready.popleft()
+        started = trio.current_time()
+        limits = self._limits
+        self.phase = Phase.IDLE
+        self.deadline = started + limits.idle_timeout
+        while not parser.ready:
+            if parser.refusal is not None:
+                await self._refuse(parser.refusal.status, parser.refusal.message)
+                return None
+            if parser.begun:
+                if self.phase is Phase.IDLE:
+                    self.phase = Phase.READING
+                    started = trio.current_time()
+                    self.deadline = started + limits.head_timeout
+                if parser.in_body:
+                    self.deadline = started + limits.grace + parser.received / limits.minimum_rate
+                    if parser.awaits_continue:
+                        parser.awaits_continue = False
+                        await self._write([_CONTINUE])
+            elif self._draining:
+                return None
+            await trio.lowlevel.wait_readable(self._socket)
+            if self.expired or not self._read():
+                if self.expired and parser.begun:
+                    await self._refuse(408, "Request Timeout")
+                return None
+        self.deadline = math.inf
+        return parser.ready.popleft()
+
+    def _read(self) -> bool:
+        """Take what the socket has; False where it has come to its end."""
+        direct = self._parser.direct
+        try:
+            if direct is not None:
+                at = self._parser.received
+                count = self._socket.recv_into(direct[at : at + _READ_AT_ONCE])
+                self._parser.fill(count)
+            else:
+                count = self._socket.recv_into(self._scratch)
+                if count:
+                    self._parser.feed(self._scratch[:count])
+        except BlockingIOError:
+            return True
+        return count > 0
+
+    async def _answer(self, request: Request) -> None:
+        self.phase = Phase.ANSWERING
+        self._request = request
+        self._keep_alive = request.keep_alive
+        self._answered = False
+        self._started = self._streaming = None
+        path = request.path
+        scope: Message = {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": request.http_version,
+            "method": request.method,
+            "scheme": "http",
+            "path": (unquote_to_bytes(path) if b"%" in path else path).decode("utf-8", "replace"),
+            "raw_path": path,
+            "query_string": request.query,
+            "root_path": "",
+            "headers": request.headers,
+            "client": self._client,
+            "server": self._server,
+            "extensions": self._extensions,
+            "tritium.raw_headers": request.raw_headers,
+        }
+        try:
+            await self._app(scope, self._receive_body(request), self._send)
+        except Exception:
+            self._keep_alive = False
+            if not self._answered and self._streaming is None:
+                self._answered = True
+                await self._respond(500, _JSON, [error("internal server error")], None)
+            raise
+        finally:
+            self.on_disconnect = None
+            if self._gone is not None:
+                self._gone.set()
+                self._gone = None
+        if not self._answered:
+            self._keep_alive = False
+
+    def _receive_body(self, request: Request) -> Callable[[], Awaitable[Message]]:
+        """Return an ASGI `receive`: the whole body once, then the disconnect."""
+        body: Buffer | None = request.body
+
+        async def receive() -> Message:
+            nonlocal body
+            if body is not None:
+                message = {"type": "http.request", "body": body, "more_body": False}
+                body = None
+                return message
+            if not self.disconnected and not self._answered:
+                self._gone = self._gone or trio.Event()
+                await self._gone.wait()
+            return {"type": "http.disconnect"}
+
+        return receive
+
+    async def _send(self, message: Message) -> None:
+        match message["type"]:
+            case "tritium.response":
+                self._answered = True
+                await self._respond(
+                    message["status"], message["headers"], list(message["body"]), message["release"]
+                )
+            case "http.response.start":
+                self._started = (message["status"], list(message.get("headers", ())))
+            case "http.response.body":
+                await self._send_part(message.get("body", b""), more=message.get("more_body", False))
+            case kind:
+                raise RuntimeError(f"unexpected ASGI message {kind}")
+
+    async def _send_part(self, part: bytes, *, more: bool) -> None:
+        """Send part of a standard ASGI answer."""
+        if self._started is not None:
+            status, headers = self._started
+            self._started = None
+            if not more:
+                self._answered = True
+                headers = [header for header in headers if header[0].lower() != b"content-length"]
+                await self._respond(status, headers, [part], None)
+                return
+            await self._write([self._streamed_head(status, headers)])
+        if self._streaming is None:
+            raise RuntimeError("an ASGI answer begins with http.response.start")
+        framed = self._streaming and part
+        buffers: list[Buffer] = [b"%x\r\n" % len(part), part, b"\r\n"] if framed else [part]
+        if not more:
+            self._answered = True
+            buffers.append(self._streaming)
+        await self._write(buffers)
+
+    def _streamed_head(self, status: int, headers: list[Header]) -> bytes:
+        self._streaming = b""
+        if not any(name.lower() == b"content-length" for name, _ in headers):
+            if self._request.http_version == "1.1":
+                self._streaming = b"0\r\n\r\n"
+                headers = [*headers, (b"transfer-encoding", b"chunked")]
+            else:
+                self._keep_alive = False
+        return self._head(status, headers, None)
+
+    async def _respond(
+        self,
+        status: int,
+        headers: Sequence[Header],
+        body: list[Buffer],
+        release: Callable[[], None] | None,
+    ) -> None:
+        size = sum(map(len, body))
+        head = self._head(status, headers, size)
+        if self._request.method == "HEAD" or status in _BODILESS:
+            body.clear()
+        body.insert(0, head)
+        await self._write(body, release)
+
+    def _head(self, status: int, headers: Sequence[Header], size: int | None) -> bytes:
+        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        for name, value in headers:
+            parts += (_SPELLING.get(name, name), b": ", value, b"\r\n")
+        if size is not None and status not in _BODILESS:
+            parts.append(b"Content-Length: %d\r\n" % size)
+        self._keep_alive = self._keep_alive and not self._draining
+        if not self._keep_alive:
+            parts.append(b"Connection: close\r\n")
+        elif self._request.http_version == "1.0":
+            parts.append(b"Connection: keep-alive\r\n")
+        parts.append(b"\r\n")
+        return b"".join(parts)
+
+    async def _write(self, buffers: list[Buffer], release: Callable[[], None] | None = None) -> None:
+        """Send `buffers` and call `release` as soon as they are no longer read.
+
+        What the socket does not take within a turn of the loop is copied, so that a slow reader costs memory of this
+        connection's and not of a model's. Once the client is gone, the rest is dropped.
+        """
+        rest = b""
+        try:
+            size = sum(map(len, buffers))
+            if size <= _JOINED or len(buffers) > _MOST_BUFFERS:
+                buffers = [b"".join(buffers)]
+            sent = self._send_some(buffers)
+            if sent < size:
+                await trio.lowlevel.checkpoint()
+                buffers = _behind(buffers, sent)
+                sent = self._send_some(buffers)
+                rest = b"".join(_behind(buffers, sent))  # the copy
+        except OSError as failure:
+            if failure.errno not in _LOST:
+                raise
+            self._keep_alive = False
+        finally:
+            if release is not None:
+                release()
+        if rest:
+            await self._write_slowly(rest)
+
+    def _send_some(self, buffers: Sequence[Buffer]) -> int:
+        try:
+            return self._socket.send(buffers[0]) if len(buffers) == 1 else self._socket.sendmsg(buffers)
+        except BlockingIOError:
+            return 0
+
+    async def _write_slowly(self, rest: bytes) -> None:
+        phase, self.phase = self.phase, Phase.WRITING
+        started = trio.current_time()
+        sent = 0
+        view = memoryview(rest)
+        self.buffered = len(rest)
+        try:
+            while sent < len(rest):
+                self.deadline = started + self._limits.grace + sent / self._limits.minimum_rate
+                await trio.lowlevel.wait_writable(self._socket)
+                sent += self._send_some([view[sent:]])
+        except OSError as failure:
+            if failure.errno not in _LOST:
+                raise
+            self._keep_alive = False
+        finally:
+            self.buffered = 0
+            self.phase = phase
+            self.deadline = math.inf
+
+    async def _refuse(self, status: int, message: str) -> None:
+        """Send a last answer, and let it reach a client that is still sending."""
+        self._keep_alive = False
+        self._request = Request()
+        await self._respond(status, _JSON, [error(message)], None)
+        self._shutdown(socket.SHUT_WR)
+        self.phase = Phase.READING
+        self.expired = False
+        self.deadline = trio.current_time() + _LINGER
+        swallowed = 0
+        while swallowed < _LINGER_SIZE and not self.expired:
+            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                count = self._socket.recv_into(self._scratch)
+            except BlockingIOError:
+                continue
+            if not count:
+                break
+            swallowed += count
+
+
+_LOST: Final = frozenset(
+    (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNABORTED, errno.EHOSTUNREACH)
+)
+
+
+def _behind(buffers: Sequence[Buffer], count: int) -> list[Buffer]:
+    """Return what is left of `buffers` behind their first `count` bytes."""
+    left: list[Buffer] = []
+    for buffer in buffers:
+        size = len(buffer)
+        if count >= size:
+            count -= size
+        elif count:
+            left.append(memoryview(buffer)[count:])
+            count = 0
+        else:
+            left.append(buffer)
+    return left
+
+
+def _address(ask: Callable[[], Any]) -> tuple[str, int] | None:
+    try:
+        address = ask()
+    except OSError:
+        return None
+    return (address[0], address[1]) if isinstance(address, tuple) else None
+
+
+def watched_events() -> int:
+    """Return the epoll events that tell of a client that left: edges only, for each comes once."""
+    return select.EPOLLRDHUP | select.EPOLLET

@@ -1,0 +1,299 @@
+"""Bytes in, requests out: HTTP/1.1 without a socket, a clock or a loop.
+
+llhttp (through `httptools`) does the parsing, in its strict mode: it refuses what smuggles (two lengths, a length and a
+transfer coding, bare line feeds, folded headers). This module bounds what it collects and takes long bodies out of its
+hands: once a head has announced one, the connection reads the rest straight into one buffer, `direct`.
+
+A request that offers an upgrade (`Upgrade: h2c`, which some clients send with everything) is answered as if it had
+not. llhttp leaves the protocol behind such a head, body or not, so that body is taken directly too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import httptools
+import numpy as np
+
+if TYPE_CHECKING:
+    from actors.messages.tensors import Buffer
+
+_LONG_BODY: Final = 32 * 1024  # with more than this still to come, a body is read past llhttp
+_INT32_MAX: Final = 2**31 - 1
+_VERSIONS: Final = frozenset(("1.0", "1.1"))
+_CONTENT_LENGTH: Final = re.compile(rb"^content-length:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """What one request may consist of. Sizes are bytes.
+
+    Heads may be eight times what other servers allow, because forwarded headers and traces travel there.
+    `max_body_size` is the largest length that Triton's frontend can express, `max_chunks` is its limit.
+    """
+
+    max_head_size: int = 64 * 1024
+    max_headers: int = 128
+    max_body_size: int = _INT32_MAX
+    max_chunks: int = 65536
+
+
+class Request:
+    """One request, complete."""
+
+    __slots__ = ("body", "headers", "http_version", "keep_alive", "method", "path", "query", "raw_headers")
+
+    def __init__(self) -> None:
+        self.method = ""
+        self.path = b"/"
+        self.query = b""
+        self.http_version = "1.1"
+        self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
+        self.raw_headers: list[tuple[bytes, bytes]] = []  # names as received
+        self.body: Buffer = b""
+        self.keep_alive = True
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the connection can't go on: the status and the message that end it."""
+
+    status: int
+    message: str
+
+
+class RequestParser:
+    """Collects the requests in what `feed` is given into `ready`, in order.
+
+    Where `direct` is set, the bytes that come next belong in there instead, from `received` on, and `fill` is told.
+    Once `refusal` is set nothing more is looked at: answer what is `ready`, send the refusal, close.
+    """
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self.ready: deque[Request] = deque()
+        self.refusal: Refusal | None = None
+        self.begun = False  # a request is here in part
+        self.in_body = False  # and its head is complete
+        self.awaits_continue = False  # and its sender waits for `100 Continue`
+        self.received = 0  # bytes of its body
+        self.direct: memoryview | None = None
+        self._limits = limits
+        self._llhttp: Any = httptools.HttpRequestParser(self)
+        self._last = False  # a request closed the connection: what follows is not looked at
+        self._request = Request()
+        self._target = b""
+        self._parts: list[bytes] = []
+        self._length = -1  # Content-Length
+        self._upgrade = False
+        self._head_size = 0
+        self._unfinished = 0  # bytes fed while the head stayed incomplete
+        self._chunks = 0
+        self._chunk_begins = False
+        self._framing = 0  # bytes fed within a chunked body that are not the body
+
+    def feed(self, data: Buffer) -> None:
+        """Parse the bytes that came next. `data` may be overwritten once this returns."""
+        in_head = self.begun and not self.in_body
+        received = self.received if self.in_body else -1
+        try:
+            self._llhttp.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._resume(memoryview(data)[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            if not self._last:
+                self._refuse(400, _describe(error, data))
+        if not self.begun or self.direct is not None:
+            return
+        if not self.in_body:
+            if in_head:
+                self._unfinished += len(data)
+                if self._unfinished > self._limits.max_head_size:
+                    self._refuse_head()
+        elif self._length >= 0:
+            if self._length - self.received > _LONG_BODY:
+                self._take_over()
+        elif received >= 0:
+            self._framing += len(data) - (self.received - received)
+            if self._framing > self._limits.max_head_size + 64 * self._limits.max_chunks:
+                self._refuse(400, "Bad Request: chunk extensions take too much room")
+
+    def _resume(self, rest: memoryview) -> None:
+        """Go on behind a head that offers an upgrade, where llhttp stopped."""
+        self._llhttp = httptools.HttpRequestParser(self)
+        if self.begun:
+            body = rest[: self._length]
+            self.on_body(bytes(body))
+            rest = rest[len(body) :]
+            if self.received == self._length:
+                self._complete()
+            else:
+                self._take_over()
+        if rest and not self._last and self.refusal is None:
+            self.feed(rest)
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self.refusal is None:
+            self.refusal = Refusal(status, message)
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, "Request Header Fields Too Large")
+
+    def _take_over(self) -> None:
+        """Have the rest of the body read into one buffer, of which pages that stay unread stay unallocated."""
+        direct = np.empty(self._length, dtype=np.uint8).data
+        at = 0
+        for part in self._parts:
+            direct[at : at + len(part)] = part
+            at += len(part)
+        self._parts.clear()
+        self.direct = direct
+
+    def fill(self, count: int) -> None:
+        """Note that `count` more bytes of the body were read into `direct`; the last ones complete the request."""
+        self.received += count
+        if self.direct is not None and self.received == len(self.direct):
+            self._request.body = self.direct
+            self.direct = None
+            self._llhttp = httptools.HttpRequestParser(self)  # the old one still waits for this body
+            self._complete()
+
+    def _complete(self) -> None:
+        request = self._request
+        if self._parts:
+            request.body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts.clear()
+        self.begun = self.in_body = self.awaits_continue = False
+        self._last = not request.keep_alive
+        if self.refusal is None:
+            self.ready.append(request)
+
+    # Called by llhttp while it is fed. An exception in here would be swallowed, so complaints are left in `refusal`.
+
+    def on_message_begin(self) -> None:
+        """A request line comes next."""
+        self._request = Request()
+        self._target = b""
+        self._head_size = self._unfinished = 0
+        self._length = -1
+        self.begun = True
+        self.in_body = False
+
+    def on_url(self, part: bytes) -> None:
+        """Part of the request's target."""
+        self._target += part
+        self._head_size += len(part)
+        if self._head_size > self._limits.max_head_size:
+            self._refuse_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header, or one trailer of a chunked body; trailers are counted and dropped."""
+        self._head_size += len(name) + len(value)
+        headers = self._request.raw_headers
+        if self._head_size > self._limits.max_head_size or len(headers) >= self._limits.max_headers:
+            self._refuse_head()
+        elif not self.in_body:
+            headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """The head is here; a body may follow."""
+        request = self._request
+        llhttp = self._llhttp
+        request.headers = headers = [(name.lower(), value) for name, value in request.raw_headers]
+        request.method = llhttp.get_method().decode("latin-1")
+        request.path, _, request.query = _origin_form(self._target).partition(b"?")
+        version = llhttp.get_http_version()
+        if version != "1.1":
+            request.http_version = version
+            if version not in _VERSIONS:
+                self._refuse(505, "HTTP Version Not Supported")
+        request.keep_alive = llhttp.should_keep_alive()
+        self.in_body = True
+        self.received = self._chunks = self._framing = 0
+        chunked = False
+        for name, value in headers:
+            if name == b"content-length":
+                self._take_length(value)
+            elif name == b"transfer-encoding":
+                chunked = True
+            elif name == b"expect":
+                self.awaits_continue = version == "1.1" and value.lower() == b"100-continue"
+        self._upgrade = llhttp.should_upgrade()
+        if self._upgrade:
+            if request.method == "CONNECT":
+                request.keep_alive = False
+            elif chunked:
+                self._refuse(400, "Bad Request: an upgrade can't be offered together with a chunked body")
+
+    def _take_length(self, value: bytes) -> None:
+        length = int(value)  # digits, for llhttp saw to that
+        if length > _INT32_MAX:
+            self._refuse(400, _length_complaint(value, out_of_range=True))
+        elif length > self._limits.max_body_size:
+            self._refuse(
+                413,
+                f"request body of {length} bytes exceeds the maximum allowed size of "
+                f"{self._limits.max_body_size} bytes",
+            )
+        else:
+            self._length = length
+
+    def on_chunk_header(self) -> None:
+        """A chunk of the body comes next, or, where nothing of it does, the body's end."""
+        self._chunk_begins = True
+
+    def on_body(self, part: bytes) -> None:
+        """Part of the body."""
+        if self.refusal is not None:
+            return
+        self.received += len(part)
+        self._parts.append(part)
+        if self._length >= 0:
+            return
+        if self._chunk_begins:
+            self._chunk_begins = False
+            self._chunks += 1
+            if self._chunks > self._limits.max_chunks:
+                self._refuse(
+                    400,
+                    f"Chunked request body exceeds maximum of {self._limits.max_chunks} non-empty chunks. "
+                    "Send fewer or larger HTTP chunks.",
+                )
+        if self.received > self._limits.max_body_size:
+            self._refuse(
+                413, f"request body exceeds the maximum allowed size of {self._limits.max_body_size} bytes"
+            )
+
+    def on_message_complete(self) -> None:
+        """The request is here, unless an upgrade made llhttp stop in front of the body."""
+        if not (self._upgrade and self._length > 0):
+            self._complete()
+
+
+def _origin_form(target: bytes) -> bytes:
+    """Return the path and query of a request target, which a proxy's client may give with a scheme and a host."""
+    if target.startswith(b"/"):
+        return target
+    try:
+        url = httptools.parse_url(target)
+    except httptools.HttpParserInvalidURLError:
+        return target
+    path: bytes = url.path or b"/"
+    return path if url.query is None else path + b"?" + url.query
+
+
+def _describe(error: Exception, data: Buffer) -> str:
+    reason = str(error)
+    out_of_range = reason == "Content-Length overflow"
+    if out_of_range or reason == "Invalid character in Content-Length":
+        found = _CONTENT_LENGTH.findall(bytes(data))
+        if found:
+            return _length_complaint(found[-1], out_of_range=out_of_range)
+    return f"Bad Request: {reason}"
+
+
+def _length_complaint(value: bytes, *, out_of_range: bool) -> str:
+    detail = f", value is out of range [ -2147483648, {_INT32_MAX} ]" if out_of_range else ""
+    return f"Unable to parse Content-Length{detail}, got: {value.decode('latin-1')}"

@@ -1,0 +1,639 @@
+"""`actors.scheduling.retries` against DESIGN section 4: who is retried, who is suspected, who is refused."""
+
+from __future__ import annotations
+
+import math
+from itertools import chain
+from signal import Signals
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from actors.messages.datatypes import DataType
+from actors.messages.errors import Cancelled, DeadlineExceeded, ErrorCode, Poisoned, Unavailable
+from actors.messages.requests import InferRequest
+from actors.messages.tensors import Tensor
+from actors.scheduling.retries import (
+    Aftermath,
+    Exit,
+    Hang,
+    ModelError,
+    Oom,
+    ProtocolError,
+    Quarantine,
+    Signal,
+    StartFailed,
+    SuspectQueue,
+    after_death,
+)
+from actors.specs import Retry
+
+SEGV = Signal(Signals.SIGSEGV)
+KILL = Signal(Signals.SIGKILL)
+
+
+class NoPort:
+    def put(self, part, *, final):
+        raise AssertionError("a policy answers nobody")
+
+
+def make_request(name="", *, deadline=math.inf, inputs=()):
+    return InferRequest(
+        model_name="add", id=name, inputs=inputs, deadline=deadline, reply=NoPort(), accepted_at=0.0
+    )
+
+
+def make_requests(n):
+    return tuple(make_request(str(at)) for at in range(n))
+
+
+def death(reason, *executing, waiting=(), retry=Retry.ALWAYS, alone=False, instance="add_0", culprit=None):
+    return after_death(
+        reason,
+        executing,
+        waiting,
+        retry=retry,
+        alone=alone,
+        instance=instance,
+        culprit=culprit,
+    )
+
+
+def refusals(aftermath):
+    return {request: type(error) for request, error in aftermath.refuse}
+
+
+# Reasons
+
+REASONS = [
+    (ModelError(), "model_error", True, "an error of the model"),
+    (ModelError("no device"), "model_error", True, "an error of the model: no device"),
+    (SEGV, "signal_11", True, "signal 11 (SIGSEGV)"),
+    (Signal(Signals.SIGABRT), "signal_6", True, "signal 6 (SIGABRT)"),
+    (Signal(Signals.SIGBUS), "signal_7", True, "signal 7 (SIGBUS)"),
+    (Signal(Signals.SIGFPE), "signal_8", True, "signal 8 (SIGFPE)"),
+    (Signal(Signals.SIGILL), "signal_4", True, "signal 4 (SIGILL)"),
+    (Signal(Signals.SIGTRAP), "signal_5", True, "signal 5 (SIGTRAP)"),
+    (Signal(Signals.SIGSYS), "signal_31", True, "signal 31 (SIGSYS)"),
+    (KILL, "signal_9", False, "signal 9 (SIGKILL)"),
+    (Signal(Signals.SIGTERM), "signal_15", False, "signal 15 (SIGTERM)"),
+    (Signal(63), "signal_63", False, "signal 63"),
+    (Oom(), "oom", True, "lack of memory"),
+    (Hang(2.5), "hang", True, "a hang: not done within 2.5 s"),
+    (ProtocolError("bad kind 9"), "protocol_error", True, "a protocol error: bad kind 9"),
+    (Exit(1), "exit_1", True, "exit with code 1"),
+    (Exit(0), "exit_0", True, "exit with code 0"),
+    (StartFailed("no such file"), "start_failed", False, "a failed start: no such file"),
+]
+
+
+@pytest.mark.parametrize(("reason", "label", "blames", "text"), REASONS)
+def test_each_reason_has_a_label_a_verdict_and_words(reason, label, blames, text):
+    assert (reason.label, reason.blames_request, str(reason)) == (label, blames, text)
+
+
+# What a death does to each request
+
+
+def test_waiting_requests_go_back_in_order_and_are_not_blamed():
+    waiting = make_requests(3)
+    assert death(SEGV, waiting=waiting) == Aftermath(requeue=waiting)
+    assert all(request.alone_deaths == request.unexplained_deaths == 0 for request in waiting)
+
+
+@pytest.mark.parametrize(("n", "sizes"), [(2, [1, 1]), (3, [2, 1]), (8, [4, 4]), (9, [5, 4])])
+def test_a_batch_that_killed_its_worker_is_halved(n, sizes):
+    batch, waiting = make_requests(n), make_requests(2)
+    aftermath = death(SEGV, batch, waiting=waiting)
+    assert [len(group) for group in aftermath.suspects] == sizes
+    assert tuple(chain.from_iterable(aftermath.suspects)) == batch
+    assert aftermath.requeue == waiting
+    assert (aftermath.refuse, aftermath.quarantine) == ((), ())
+
+
+def test_a_suspect_group_that_kills_again_is_halved_again():
+    aftermath = death(SEGV, make_requests(4), alone=True)
+    assert [len(group) for group in aftermath.suspects] == [2, 2]
+
+
+def test_a_request_that_killed_alone_once_gets_another_chance():
+    (request,) = make_requests(1)
+    assert death(SEGV, [request]) == Aftermath(suspects=((request,),))
+    assert request.alone_deaths == 1
+
+
+def test_a_request_that_killed_alone_twice_is_refused_and_quarantined():
+    request = make_request("r1")
+    death(SEGV, [request], alone=True)
+    aftermath = death(Oom(), [request], alone=True)
+    ((refused, error),) = aftermath.refuse
+    assert refused is request
+    assert error.code is ErrorCode.POISONED
+    assert error.message == (
+        "[request id: r1] this request killed a worker of model 'add' 2 times while nothing else ran in it, the last time "
+        "by lack of memory. It and its like are refused for a while; find out what in these inputs the model can't take"
+    )
+    assert aftermath.quarantine == (request,)
+    assert aftermath.suspects == aftermath.requeue == ()
+
+
+def test_a_single_request_beside_another_lane_was_not_alone():
+    one, two, three = make_requests(3)
+    aftermath = death(SEGV, [one], [two, three])
+    assert aftermath.suspects == ((one,), (two,), (three,))
+    assert one.alone_deaths == 0
+
+
+def test_a_request_whose_batchmates_have_gone_was_not_alone_either():
+    gone, answered, left = make_requests(3)
+    gone.cancelled = True
+    answered.answered = True
+    aftermath = death(SEGV, [gone, answered, left])
+    assert aftermath == Aftermath(suspects=((left,),), cancelled=(gone,))
+    assert left.alone_deaths == 0
+
+
+def test_cancelled_requests_are_set_aside_wherever_they_were():
+    requests = make_requests(4)
+    for request in requests:
+        request.cancelled = True
+    aftermath = death(SEGV, requests[:1], requests[1:3], waiting=requests[3:])
+    assert aftermath == Aftermath(cancelled=requests)
+
+
+def test_a_model_that_may_not_run_twice_gives_unavailable():
+    request = make_request("r1")
+    waiting = make_requests(2)
+    aftermath = death(SEGV, [request], waiting=waiting, retry=Retry.NEVER)
+    ((refused, error),) = aftermath.refuse
+    assert refused is request
+    assert error.code is ErrorCode.UNAVAILABLE
+    assert error.message == (
+        "[request id: r1] instance 'add_0' of model 'add' died of signal 11 (SIGSEGV) while it ran this request. The model "
+        "is not run twice on one request (tritium.retry); send it again if you may"
+    )
+    assert aftermath.requeue == waiting
+    assert request.alone_deaths == 0
+
+
+def test_an_unexplained_death_does_not_allow_a_second_run_either():
+    batch = make_requests(2)
+    assert refusals(death(KILL, batch, retry=Retry.NEVER)) == dict.fromkeys(batch, Unavailable)
+
+
+# Hangs
+
+
+def test_a_batch_that_hung_is_halved_so_that_batchmates_get_answers():
+    aftermath = death(Hang(1.0), make_requests(4))
+    assert [len(group) for group in aftermath.suspects] == [2, 2]
+    assert aftermath.refuse == ()
+
+
+def test_a_request_that_hung_by_itself_is_answered_at_once():
+    request = make_request("r1")
+    aftermath = death(Hang(1.5), [request])
+    ((refused, error),) = aftermath.refuse
+    assert refused is request
+    assert error.code is ErrorCode.DEADLINE_EXCEEDED
+    assert error.message == (
+        "[request id: r1] instance 'add_0' of model 'add' was stopped while it ran this request, for a hang: not done "
+        "within 1.5 s (tritium.execution_timeout)"
+    )
+    assert (aftermath.suspects, aftermath.quarantine) == ((), ())
+
+
+def test_a_suspect_that_hung_alone_is_quarantined():
+    (request,) = make_requests(1)
+    aftermath = death(Hang(1.0), [request], alone=True)
+    assert refusals(aftermath) == {request: DeadlineExceeded}
+    assert aftermath.quarantine == (request,)
+
+
+def test_a_hang_that_is_not_retried_is_a_passed_deadline():
+    batch = make_requests(2)
+    assert refusals(death(Hang(1.0), batch, retry=Retry.NEVER)) == dict.fromkeys(batch, DeadlineExceeded)
+
+
+def test_lanes_beside_a_known_culprit_are_bystanders():
+    bystanders, guilty, waiting = make_requests(2), make_requests(1), make_requests(1)
+    aftermath = death(Hang(1.0), bystanders, guilty, waiting=waiting, culprit=1)
+    assert aftermath.requeue == (*bystanders, *waiting)
+    assert refusals(aftermath) == {guilty[0]: DeadlineExceeded}
+
+
+def test_bystanders_that_may_not_run_twice_are_unavailable_not_late():
+    bystanders, guilty = make_requests(2), make_requests(1)
+    aftermath = death(Hang(1.0), bystanders, guilty, retry=Retry.NEVER, culprit=1)
+    assert refusals(aftermath) == {
+        **dict.fromkeys(bystanders, Unavailable),
+        guilty[0]: DeadlineExceeded,
+    }
+
+
+# Deaths that no request can cause
+
+
+def test_a_batch_goes_back_whole_after_a_death_it_can_not_have_caused():
+    batch, waiting = make_requests(3), make_requests(2)
+    assert death(KILL, batch, waiting=waiting) == Aftermath(requeue=(*batch, *waiting))
+    assert [request.unexplained_deaths for request in batch] == [1, 1, 1]
+
+
+def test_a_batch_runs_alone_after_three_unexplained_deaths():
+    batch = make_requests(2)
+    assert death(KILL, batch).requeue == batch
+    assert death(KILL, batch).requeue == batch
+    assert death(KILL, batch) == Aftermath(suspects=(batch,))
+
+
+def test_an_unexplained_death_leaves_a_suspect_a_suspect():
+    batch = make_requests(2)
+    assert death(KILL, batch, alone=True) == Aftermath(suspects=(batch,))
+
+
+def test_after_six_unexplained_deaths_a_request_is_refused_for_good():
+    old, young = make_request("r1"), make_request()
+    old.unexplained_deaths = 5
+    aftermath = death(KILL, [old, young], alone=True)
+    ((refused, error),) = aftermath.refuse
+    assert refused is old
+    assert error.code is ErrorCode.UNAVAILABLE
+    assert error.message == (
+        "[request id: r1] 6 workers of model 'add' died under this request, the last one ('add_0') of signal 9 (SIGKILL), "
+        "and it is not tried again. Something outside the model ends its workers"
+    )
+    assert aftermath.suspects == ((young,),)
+    assert aftermath.quarantine == ()
+
+
+def test_nothing_is_left_of_a_batch_that_is_refused_whole():
+    batch = make_requests(2)
+    for request in batch:
+        request.unexplained_deaths = 5
+    aftermath = death(KILL, batch, alone=True)
+    assert refusals(aftermath) == dict.fromkeys(batch, Unavailable)
+    assert aftermath.suspects == aftermath.requeue == ()
+
+
+# In general
+
+reasons = st.sampled_from([reason for reason, *_ in REASONS])
+
+
+@st.composite
+def requests_in_any_state(draw):
+    request = make_request()
+    request.cancelled = draw(st.booleans())
+    request.answered = draw(st.booleans())
+    request.alone_deaths = draw(st.integers(0, 1))
+    request.unexplained_deaths = draw(st.integers(0, 5))
+    return request
+
+
+batches = st.lists(requests_in_any_state(), max_size=4)
+
+
+@given(
+    reason=reasons,
+    executing=st.lists(batches, max_size=3),
+    waiting=batches,
+    retry=st.sampled_from(Retry),
+    alone=st.booleans(),
+    culprit=st.sampled_from([None, 0, 2]),
+)
+def test_every_request_ends_in_exactly_one_place(reason, executing, waiting, retry, alone, culprit):
+    aftermath = death(reason, *executing, waiting=waiting, retry=retry, alone=alone, culprit=culprit)
+    placed = [
+        *aftermath.requeue,
+        *chain.from_iterable(aftermath.suspects),
+        *(request for request, _ in aftermath.refuse),
+        *aftermath.cancelled,
+    ]
+    held = [request for request in chain(*executing, waiting) if not request.answered]
+    assert len(placed) == len(held)
+    assert set(placed) == set(held)
+    assert set(aftermath.quarantine) <= {request for request, _ in aftermath.refuse}
+    assert set(aftermath.cancelled) == {request for request in held if request.cancelled}
+    assert all(aftermath.suspects)
+    if retry is Retry.NEVER:
+        assert not aftermath.suspects
+        executed = {request for request in chain(*executing) if request in set(held)}
+        assert executed <= {request for request, _ in aftermath.refuse} | set(aftermath.cancelled)
+
+
+def serve(requests, *, kills, reason=SEGV, bad_luck=()):
+    """Run one batch to its end on a worker that dies under the requests in `kills`, or when `bad_luck` says so.
+
+    Returns the answers, the number of deaths, and those quarantined.
+    """
+    answers, deaths, quarantined = {}, 0, []
+    suspects = SuspectQueue()
+    queue, luck = [tuple(requests)], iter(bad_luck)
+    while queue or len(suspects):
+        alone = not queue
+        batch = queue.pop() if queue else suspects.next()
+        killed = next(luck, False)
+        if not killed and not kills & set(batch):
+            answers |= dict.fromkeys(batch, "answer")
+            suspects.outcome_ok()
+            continue
+        deaths += 1
+        aftermath = death(KILL if killed else reason, batch, alone=alone)
+        if alone:
+            suspects.outcome_died(aftermath.suspects)
+        else:
+            suspects.push_split(aftermath.suspects)
+        if aftermath.requeue:
+            queue.append(aftermath.requeue)
+        answers |= {request: type(error) for request, error in aftermath.refuse}
+        quarantined += aftermath.quarantine
+    return answers, deaths, quarantined
+
+
+@given(n=st.integers(1, 64), data=st.data())
+def test_one_poison_request_is_found_in_log2_deaths_and_all_batchmates_are_answered(n, data):
+    requests = make_requests(n)
+    poison = data.draw(st.sampled_from(requests))
+    answers, deaths, quarantined = serve(requests, kills={poison})
+    assert answers == {**dict.fromkeys(requests, "answer"), poison: Poisoned}
+    assert deaths <= math.ceil(math.log2(n)) + 2
+    assert quarantined == [poison]
+
+
+@given(n=st.integers(2, 64), data=st.data())
+def test_one_hanging_request_is_found_with_one_death_less(n, data):
+    requests = make_requests(n)
+    hanging = data.draw(st.sampled_from(requests))
+    answers, deaths, quarantined = serve(requests, kills={hanging}, reason=Hang(1.0))
+    assert answers == {**dict.fromkeys(requests, "answer"), hanging: DeadlineExceeded}
+    assert deaths <= math.ceil(math.log2(n)) + 1
+    assert quarantined == [hanging]
+
+
+@given(n=st.integers(1, 24), data=st.data())
+def test_any_number_of_poison_requests_cost_nobody_else_an_answer(n, data):
+    requests = make_requests(n)
+    poison = data.draw(st.sets(st.sampled_from(requests)))
+    answers, deaths, _ = serve(requests, kills=poison)
+    assert answers == {request: Poisoned if request in poison else "answer" for request in requests}
+    assert deaths <= len(poison) * (math.ceil(math.log2(n)) + 2)
+
+
+@given(n=st.integers(1, 16), luck=st.lists(st.booleans(), max_size=40), data=st.data())
+def test_bad_luck_on_top_never_loops_and_never_convicts_the_innocent(n, luck, data):
+    requests = make_requests(n)
+    poison = data.draw(st.sampled_from(requests))
+    answers, _, quarantined = serve(requests, kills={poison}, bad_luck=luck)
+    assert set(answers) == set(requests)
+    assert set(quarantined) <= {poison}
+    assert all(answer in ("answer", Unavailable) for r, answer in answers.items() if r is not poison)
+
+
+def test_a_worker_that_is_always_killed_ends_in_a_refusal():
+    requests = make_requests(4)
+    answers, deaths, quarantined = serve(requests, kills=set(), bad_luck=[True] * 1000)
+    assert answers == dict.fromkeys(requests, Unavailable)
+    assert (deaths, quarantined) == (6, [])
+
+
+# The suspects' queue
+
+
+def test_groups_run_one_at_a_time_in_the_given_order():
+    suspects = SuspectQueue()
+    first, second = make_requests(2), make_requests(2)
+    suspects.push_split([first, (), second])
+    assert list(suspects) == [*first, *second]
+    assert suspects.next() == first
+    assert suspects.running == first
+    assert suspects.next() is None
+    assert len(suspects) == 2
+    suspects.outcome_ok()
+    assert suspects.next() == second
+    suspects.outcome_ok()
+    assert suspects.next() is None
+    assert (suspects.running, len(suspects)) == ((), 0)
+
+
+def test_halves_of_the_newest_split_run_first():
+    suspects = SuspectQueue()
+    one, two, three, four = make_requests(4)
+    suspects.push_split([(one, two), (three, four)])
+    suspects.next()
+    suspects.outcome_died([(one,), (two,)])
+    assert list(suspects) == [one, two, three, four]
+    assert suspects.next() == (one,)
+
+
+def test_a_siblings_death_does_not_end_the_running_group():
+    suspects = SuspectQueue()
+    running, other = make_requests(1), make_requests(1)
+    suspects.push_split([running])
+    suspects.next()
+    suspects.push_split([other])
+    assert suspects.running == running
+    assert suspects.next() is None
+
+
+def test_a_waiting_suspect_can_be_removed_and_a_running_one_not():
+    suspects = SuspectQueue()
+    one, two, three = make_requests(3)
+    suspects.push_split([(three,), (one, two)])
+    suspects.next()
+    assert not suspects.remove(three)
+    assert suspects.remove(one)
+    assert not suspects.remove(one)
+    assert list(suspects) == [two]
+    assert suspects.remove(two)
+    suspects.outcome_ok()
+    assert suspects.next() is None
+
+
+def test_suspects_keep_their_own_deadlines_and_may_be_cancelled():
+    suspects = SuspectQueue()
+    lasting, late, gone = make_request(), make_request("r1", deadline=5.0), make_request()
+    assert suspects.next_expiry() == math.inf
+    suspects.push_split([(lasting, late), (gone,)])
+    assert suspects.next_expiry() == 5.0
+    assert suspects.expire(4.9) == []
+    gone.cancelled = True
+    assert suspects.next_expiry() == -math.inf
+    (late_entry, gone_entry) = suspects.expire(5.0)
+    assert late_entry[0] is late
+    assert late_entry[1].code is ErrorCode.DEADLINE_EXCEEDED
+    assert late_entry[1].message == (
+        "[request id: r1] the request's own deadline passed while it waited to run again: a worker of model 'add' had died "
+        "under the batch it was in"
+    )
+    assert gone_entry[0] is gone
+    assert isinstance(gone_entry[1], Cancelled)
+    assert suspects.drain() == [lasting]
+    assert suspects.drain() == []
+
+
+class SuspectsNeverGetLost(RuleBasedStateMachine):
+    """Whatever is pushed, split, removed and finished: each suspect is in one place, and newer ones go first."""
+
+    def __init__(self):
+        super().__init__()
+        self.suspects = SuspectQueue()
+        self.stack = []  # groups, the next one last
+        self.running = ()
+
+    @rule(sizes=st.lists(st.integers(0, 3), max_size=3))
+    def push(self, sizes):
+        groups = [make_requests(n) for n in sizes]
+        self.suspects.push_split(groups)
+        self.stack += [group for group in reversed(groups) if group]
+
+    @rule()
+    def begin(self):
+        group = self.suspects.next()
+        if self.running or not self.stack:
+            assert group is None
+        else:
+            self.running = self.stack.pop()
+            assert group == self.running
+
+    @rule()
+    def finish(self):
+        self.suspects.outcome_ok()
+        self.running = ()
+
+    @precondition(lambda self: self.running)
+    @rule()
+    def die(self):
+        groups = death(SEGV, self.running, alone=True).suspects
+        self.suspects.outcome_died(groups)
+        self.stack += reversed(groups)
+        self.running = ()
+
+    @precondition(lambda self: self.stack)
+    @rule(data=st.data())
+    def remove(self, data):
+        request = data.draw(st.sampled_from([*chain.from_iterable(self.stack)]))
+        assert self.suspects.remove(request)
+        kept = [tuple(other for other in group if other is not request) for group in self.stack]
+        self.stack = [group for group in kept if group]
+
+    @invariant()
+    def the_queue_agrees(self):
+        waiting = [*chain.from_iterable(reversed(self.stack))]
+        assert list(self.suspects) == waiting
+        assert len(self.suspects) == len(waiting)
+        assert self.suspects.running == self.running
+
+
+TestSuspectsNeverGetLost = SuspectsNeverGetLost.TestCase
+TestSuspectsNeverGetLost.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+
+
+# Quarantine
+
+
+def tensor(name="A", data=b"abcd", datatype=DataType.INT8, shape=None):
+    return Tensor(name, datatype, shape or (len(data),), data)
+
+
+def carrying(*inputs):
+    return make_request(inputs=inputs)
+
+
+def test_an_empty_quarantine_is_false_and_matches_nothing():
+    quarantine = Quarantine(60.0)
+    assert not quarantine
+    assert not quarantine.match(carrying(tensor()), 0.0)
+
+
+def test_a_quarantined_request_is_recognised_when_sent_again():
+    quarantine = Quarantine(60.0)
+    quarantine.add(carrying(tensor("A"), tensor("B")), 0.0)
+    assert quarantine
+    assert quarantine.match(
+        carrying(tensor("B", memoryview(b"abcd"), shape=[4]), tensor("A", bytearray(b"abcd"), shape=[4])),
+        1.0,
+    )
+
+
+LONG = bytes(1000)
+ALTERED = bytes(100) + b"x" + bytes(899)  # where no sample looks
+
+
+@pytest.mark.parametrize(
+    ("poison", "innocent"),
+    [
+        ([tensor()], []),
+        ([tensor()], [tensor(), tensor("B")]),
+        ([tensor()], [tensor("B")]),
+        ([tensor()], [tensor(data=b"abce")]),
+        ([tensor()], [tensor(data=b"abcde")]),
+        ([tensor()], [tensor(shape=(2, 2))]),
+        ([tensor()], [tensor(datatype=DataType.UINT8)]),
+        ([tensor(data=LONG)], [tensor(data=ALTERED)]),
+    ],
+)
+def test_a_different_request_passes(poison, innocent):
+    quarantine = Quarantine(60.0)
+    quarantine.add(carrying(*poison), 0.0)
+    assert not quarantine.match(carrying(*innocent), 0.0)
+    assert quarantine.match(carrying(*poison), 0.0)
+
+
+def test_quarantine_ends():
+    quarantine = Quarantine(60.0)
+    request = carrying(tensor())
+    quarantine.add(request, 0.0)
+    assert quarantine.match(request, 59.9)
+    assert not quarantine.match(request, 60.0)
+    assert not quarantine
+
+
+def test_being_refused_again_prolongs_quarantine():
+    quarantine = Quarantine(60.0)
+    request = carrying(tensor())
+    quarantine.add(request, 0.0)
+    quarantine.add(request, 50.0)
+    assert len(quarantine) == 1
+    assert quarantine.match(request, 100.0)
+    assert not quarantine.match(request, 110.0)
+    assert not quarantine.match(request, 111.0)
+
+
+def test_two_that_look_alike_leave_quarantine_one_by_one():
+    quarantine = Quarantine(60.0)
+    first, second = carrying(tensor(data=LONG)), carrying(tensor(data=ALTERED))
+    quarantine.add(first, 0.0)
+    quarantine.add(second, 30.0)
+    assert quarantine.match(first, 40.0)
+    assert not quarantine.match(first, 70.0)
+    assert quarantine.match(second, 70.0)
+
+
+def test_the_oldest_gives_way_where_there_are_too_many():
+    quarantine = Quarantine(60.0, capacity=2)
+    requests = [carrying(tensor(data=bytes([at] * 4))) for at in range(3)]
+    for at, request in enumerate(requests):
+        quarantine.add(request, float(at))
+    assert [quarantine.match(request, 3.0) for request in requests] == [False, True, True]
+    assert len(quarantine) == 2
+
+
+@given(steps=st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(0, 20)), max_size=30))
+def test_quarantine_remembers_exactly_the_latest_and_unexpired(steps):
+    quarantine = Quarantine(30.0, capacity=3)
+    requests = [carrying(tensor(data=bytes([at % 2, at]))) for at in range(6)]
+    expiries, now = {}, 0.0
+    for at, add, passing in steps:
+        now += passing
+        expiries = {other: expires for other, expires in expiries.items() if expires > now}
+        if add:
+            expiries.pop(at, None)
+            expiries[at] = now + 30.0
+            quarantine.add(requests[at], now)
+            while len(expiries) > 3:
+                del expiries[next(iter(expiries))]
+        assert quarantine.match(requests[at], now) == (at in expiries)
+        assert len(quarantine) == len(expiries)

@@ -1,0 +1,189 @@
+"""What a model's counters say after some traffic (contract observability.md sections 1.8 and 2)."""
+
+import json
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.statistics import FailureReason, Histogram, LatencySummaries, ModelStatistics
+
+
+def succeed(statistics, rows=1):
+    statistics.succeeded(rows, queue_ns=10, compute_input_ns=20, infer_ns=30, output_ns=40, total_ns=200)
+
+
+def execute(statistics, rows=1, at_ms=1_700_000_000_000):
+    statistics.batch_executed(rows, input_ns=2, infer_ns=3, output_ns=4, at_ms=at_ms)
+
+
+def counts(statistics):
+    return (statistics.success_count, statistics.inference_count, statistics.execution_count)
+
+
+def test_a_request_of_eight_rows_is_one_success_eight_inferences_and_one_execution():
+    statistics = ModelStatistics()
+    succeed(statistics, rows=8)
+    execute(statistics, rows=8)
+    assert counts(statistics) == (1, 8, 1)
+
+
+def test_two_requests_executed_apart_are_two_executions():
+    statistics = ModelStatistics()
+    for rows in (1, 8):
+        succeed(statistics, rows=rows)
+        execute(statistics, rows=rows)
+    assert counts(statistics) == (2, 9, 2)
+
+
+def test_two_requests_in_one_batch_are_one_execution():
+    statistics = ModelStatistics()
+    execute(statistics, rows=9)
+    succeed(statistics, rows=1)
+    succeed(statistics, rows=8)
+    assert counts(statistics) == (2, 9, 1)
+
+
+def test_a_cache_hit_is_a_success_without_inference_or_execution():
+    statistics = ModelStatistics()
+    statistics.cache_hit(queue_ns=1, lookup_ns=2, total_ns=5)
+    stats = statistics.as_model_stats("m", 1)["inference_stats"]
+    assert counts(statistics) == (1, 0, 0)
+    assert stats["success"] == {"count": 1, "ns": 5}
+    assert stats["cache_hit"] == {"count": 1, "ns": 2}
+    assert stats["compute_infer"] == {"count": 0, "ns": 0}
+
+
+def test_a_cache_miss_adds_its_time_to_the_request():
+    statistics = ModelStatistics()
+    succeed(statistics)
+    statistics.cache_miss(7)
+    stats = statistics.as_model_stats("m", 1)["inference_stats"]
+    assert stats["cache_miss"] == {"count": 1, "ns": 7}
+    assert stats["success"] == {"count": 1, "ns": 207}
+
+
+def test_a_failed_request_that_reached_the_backend_is_a_failure_and_an_execution():
+    statistics = ModelStatistics()
+    execute(statistics)
+    statistics.failed(FailureReason.BACKEND, 99)
+    assert counts(statistics) == (0, 0, 1)
+    assert statistics.as_model_stats("m", 1)["inference_stats"]["fail"] == {"count": 1, "ns": 99}
+
+
+def test_failures_of_all_reasons_add_up():
+    statistics = ModelStatistics()
+    for reason in FailureReason:
+        statistics.failed(reason, 1)
+    assert statistics.failure_count == 4
+    assert set(statistics.failures.values()) == {1}
+
+
+def test_the_statistics_element_has_exactly_the_contracts_members():
+    statistics = ModelStatistics()
+    execute(statistics, rows=2, at_ms=123)
+    succeed(statistics, rows=2)
+    assert statistics.as_model_stats("add", 3) == {
+        "name": "add",
+        "version": "3",
+        "last_inference": 123,
+        "inference_count": 2,
+        "execution_count": 1,
+        "inference_stats": {
+            "success": {"count": 1, "ns": 200},
+            "fail": {"count": 0, "ns": 0},
+            "queue": {"count": 1, "ns": 10},
+            "compute_input": {"count": 1, "ns": 20},
+            "compute_infer": {"count": 1, "ns": 30},
+            "compute_output": {"count": 1, "ns": 40},
+            "cache_hit": {"count": 0, "ns": 0},
+            "cache_miss": {"count": 0, "ns": 0},
+        },
+        "response_stats": {},
+        "batch_stats": [
+            {
+                "batch_size": 2,
+                "compute_input": {"count": 1, "ns": 2},
+                "compute_infer": {"count": 1, "ns": 3},
+                "compute_output": {"count": 1, "ns": 4},
+            }
+        ],
+        "memory_usage": [],
+    }
+
+
+def test_a_model_that_never_ran_has_no_last_inference():
+    element = ModelStatistics().as_model_stats("m", 1)
+    assert element["last_inference"] == 0
+    assert element["batch_stats"] == []
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 2**40)), max_size=30))
+def test_batch_statistics_add_up_to_the_executions(batches):
+    statistics = ModelStatistics()
+    for rows, ns in batches:
+        statistics.batch_executed(rows, ns, ns, ns, 1)
+    element = statistics.as_model_stats("m", 1)
+    json.dumps(element)
+    sizes = [entry["batch_size"] for entry in element["batch_stats"]]
+    assert sizes == sorted({rows for rows, _ in batches})
+    assert sum(entry["compute_infer"]["count"] for entry in element["batch_stats"]) == len(batches)
+    assert sum(entry["compute_infer"]["ns"] for entry in element["batch_stats"]) == sum(
+        ns for _, ns in batches
+    )
+
+
+def test_containment_counts_are_plain_attributes_that_start_at_zero():
+    statistics = ModelStatistics()
+    statistics.deaths["oom"] += 1
+    statistics.restarts += 1
+    assert statistics.deaths == {"oom": 1}
+    for name in ("pending", "quarantined", "bisected", "retried", "abandoned_threads", "reply_violations"):
+        assert getattr(statistics, name) == 0
+
+
+def test_latencies_are_observed_only_where_asked_for():
+    statistics = ModelStatistics(
+        summaries=LatencySummaries({0.5: 0.05}), first_response=Histogram((0.1, 1.0))
+    )
+    statistics.succeeded(1, 1_000, 2_000, 3_000, 4_000, 500_000)
+    execute(statistics)
+    assert statistics.summaries.request.quantiles() == {0.5: 500}
+    assert statistics.summaries.queue.quantiles() == {0.5: 1}
+    assert statistics.summaries.compute_output.quantiles() == {0.5: 4}
+    assert statistics.first_response.counts == [0, 1, 0]
+    assert statistics.first_response.total == pytest.approx(0.5)
+
+
+def test_a_histogram_counts_a_value_on_a_bound_within_it():
+    histogram = Histogram()
+    for value in (100, 100.5, 5001):
+        histogram.observe(value)
+    assert histogram.counts == [1, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("bounds", [(), (2, 1), (1, 1)])
+def test_histogram_bounds_must_ascend(bounds):
+    with pytest.raises(ValueError, match="must ascend"):
+        Histogram(bounds)
+
+
+def test_summaries_forget_when_batches_say_that_time_has_passed():
+    statistics = ModelStatistics(summaries=LatencySummaries({0.5: 0.05}))
+    execute(statistics, at_ms=1_000)
+    succeed(statistics)
+    execute(statistics, at_ms=1_000 + 601_000)
+    assert math.isnan(statistics.summaries.request.quantiles()[0.5])
+    assert statistics.summaries.request.total_count == 1
+
+
+@pytest.mark.slow
+def test_counting_a_request_costs_about_a_microsecond():
+    """A guard against a lock, a label look-up or a log line slipping into the hot path, not a benchmark."""
+    statistics = ModelStatistics()
+    started = time.perf_counter()
+    for _ in range(20_000):
+        statistics.succeeded(1, 1, 1, 1, 1, 1)
+    assert (time.perf_counter() - started) / 20_000 < 20e-6

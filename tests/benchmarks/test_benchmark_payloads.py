@@ -1,0 +1,113 @@
+"""The benchmarks' own v2 codec: what it sends, what it accepts as an answer, and that scenarios are sound."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from benchmarks import payloads
+from benchmarks.payloads import HEADER_LENGTH, WrongAnswer
+from benchmarks.repository import WRITERS
+from benchmarks.scenarios import SCENARIOS
+
+_TENSORS = st.dictionaries(
+    st.text("ABC", min_size=1),
+    arrays.arrays(
+        st.sampled_from(["f4", "f8", "i4", "u1"]),
+        arrays.array_shapes(),
+        elements={"min_value": 0, "max_value": 9},
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def _echo(request):
+    """Turn a request into the answer of a model that returns its inputs."""
+    length = request.headers.get(HEADER_LENGTH)
+    cut = len(request.body) if length is None else int(length)
+    head = json.loads(request.body[:cut])
+    answer = json.dumps({"model_name": "echo", "outputs": head["inputs"]}).encode()
+    return answer + request.body[cut:], None if length is None else len(answer)
+
+
+@settings(max_examples=50)
+@given(_TENSORS, st.sampled_from(["binary", "json"]))
+def test_tensors_survive_the_trip_in_either_encoding(tensors, encoding):
+    outputs = payloads.decode(*_echo(payloads.encode(tensors, encoding)))
+    payloads.check(outputs, tensors)
+
+
+def test_a_binary_request_asks_for_binary_outputs():
+    request = payloads.encode({"A": np.zeros(2, np.float32)}, "binary")
+    head = json.loads(request.body[: int(request.headers[HEADER_LENGTH])])
+    assert head["parameters"] == {"binary_data_output": True}
+    assert len(request.body) == int(request.headers[HEADER_LENGTH]) + 8
+
+
+def test_a_flat_answer_takes_the_shape_it_names():
+    body = b'{"outputs":[{"name":"S","datatype":"INT32","shape":[1,4],"data":[1,2,3,4]}]}'
+    assert payloads.decode(body, None)["S"].tolist() == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b'{"error":"no"}',
+        b'{"outputs":[{"name":"S","datatype":"INT32","shape":[2],"data":[1]}]}',
+        b'{"outputs":[{"name":"S","datatype":"INT32","shape":[1],"parameters":{"binary_data_size":4}}]}',
+    ],
+)
+def test_a_body_that_contradicts_itself_is_a_wrong_answer(body):
+    with pytest.raises(WrongAnswer):
+        payloads.decode(body, None)
+
+
+def test_bytes_that_no_output_accounts_for_are_a_wrong_answer():
+    head = b'{"outputs":[]}'
+    with pytest.raises(WrongAnswer, match="17 bytes and accounts for 14"):
+        payloads.decode(head + b"abc", len(head))
+
+
+def test_a_wrong_value_is_named():
+    with pytest.raises(WrongAnswer, match="'S'"):
+        payloads.check({"S": np.ones(2, np.float32)}, {"S": np.zeros(2, np.float32)})
+
+
+def test_a_missing_output_is_named():
+    with pytest.raises(WrongAnswer, match="'S'"):
+        payloads.check({}, {"S": np.zeros(2, np.float32)})
+
+
+def test_without_expected_values_numbers_must_be_finite():
+    payloads.check({"S": np.zeros(2, np.float32)}, None)
+    with pytest.raises(WrongAnswer, match="not finite"):
+        payloads.check({"S": np.array([np.nan], np.float32)}, None)
+
+
+def test_metadata_alone_is_enough_to_build_inputs():
+    metadata = {"inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 64]}]}
+    inputs = payloads.inputs_from_metadata(metadata)
+    assert inputs["image"].shape == (1, 64)
+    assert inputs["image"].dtype == np.float32
+
+
+def test_inputs_without_fixed_size_are_refused():
+    with pytest.raises(ValueError, match="BYTES"):
+        payloads.inputs_from_metadata({"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1]}]})
+
+
+@pytest.mark.parametrize("scenario", [each for each in SCENARIOS if each.inputs], ids=lambda each: each.name)
+def test_a_scenario_knows_its_answer_and_its_model_can_be_written(scenario):
+    request, expected = payloads.build(scenario)
+    assert expected
+    assert len(request.body) >= scenario.transfer
+    assert scenario.model in WRITERS
+
+
+def test_scenarios_have_names_of_their_own():
+    assert len({each.name for each in SCENARIOS}) == len(SCENARIOS)

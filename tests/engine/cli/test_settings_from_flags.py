@@ -1,0 +1,395 @@
+"""tritonserver's flags and our variables become settings, or an error in the contract's words (repository.md section 10)."""
+
+import contextlib
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.cli.flags import BY_NAME, BY_VARIABLE, FLAGS, Kind
+from engine.settings import RestrictedHeader, Settings, SettingsError
+
+REPOSITORY = "--model-repository=/models"
+
+
+def read(*flags):
+    return Settings.from_argv([REPOSITORY, *flags])
+
+
+def refusal(*flags):
+    with pytest.raises(SettingsError) as caught:
+        read(*flags)
+    return caught.value
+
+
+def test_without_flags_the_defaults_are_tritons():
+    settings = read()
+    assert settings.model_repositories == ("/models",)
+    assert (settings.id, settings.exit_on_error, settings.strict_readiness) == ("triton", True, True)
+    assert (settings.exit_timeout, settings.load_thread_count, settings.load_retry_count) == (30.0, 4, 0)
+    assert (settings.allow_http, settings.http_address, settings.http_port) == (True, "0.0.0.0", 8000)
+    assert (settings.allow_metrics, settings.metrics_address, settings.metrics_port) == (
+        True,
+        "0.0.0.0",
+        8002,
+    )
+    assert settings.http_max_input_size == 67108864
+    assert settings.metrics.interval == 2.0
+    assert list(settings.metrics.summary_quantiles) == [0.5, 0.9, 0.95, 0.99, 0.999]
+    assert (settings.log.format, settings.log.verbose, settings.log.requests) == ("default", 0, False)
+    assert settings.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "value"),
+    [
+        (["--id=me"], "id", "me"),
+        (["--id", "me"], "id", "me"),
+        (["--id=a=b"], "id", "a=b"),
+        (["--exit-timeout-secs=5"], "exit_timeout", 5.0),
+        (["--exit-on-error=false"], "exit_on_error", False),
+        (["--strict-readiness", "OFF"], "strict_readiness", False),
+        (["--allow-http=0"], "allow_http", False),
+        (["--allow-http=False", "--allow-http=On"], "allow_http", True),
+        (["--http-port=0"], "http_port", 0),
+        (["--http-port", "9000"], "http_port", 9000),
+        (["--http-address=127.0.0.1"], "http_address", "127.0.0.1"),
+        (["--http-address=127.0.0.1"], "metrics_address", "127.0.0.1"),
+        (["--http-address=127.0.0.1", "--allow-http=false"], "metrics_address", "0.0.0.0"),
+        (["--metrics-address=::1"], "metrics_address", "::1"),
+        (["--http-max-input-size=5000000000"], "http_max_input_size", 5_000_000_000),
+        (["--http-header-forward-pattern=X-.*"], "http_header_forward_pattern", "X-.*"),
+        (["--disable-auto-complete-config"], "disable_auto_complete_config", True),
+        (["--strict-model-config=true"], "disable_auto_complete_config", True),
+        (["--model-config-name=gpu"], "model_config_name", "gpu"),
+        (["--model-load-thread-count=2"], "load_thread_count", 2),
+        (["--model-load-retry-count=3"], "load_retry_count", 3),
+        (["--model-store=/more"], "model_repositories", ("/models", "/more")),
+        (["--model-control-mode=none"], "model_repositories", ("/models",)),
+    ],
+)
+def test_a_flag_sets_its_field(flags, name, value):
+    assert getattr(read(*flags), name) == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "value"),
+    [
+        (["--log-verbose=2"], "verbose", 2),
+        (["--log-verbose=true"], "verbose", 1),
+        (["--log-verbose=off"], "verbose", 0),
+        (["--log-info=false"], "info", False),
+        (["--log-warning=0"], "warning", False),
+        (["--log-error=off"], "error", False),
+        (["--log-format=ISO8601"], "format", "ISO8601"),
+        (["--log-format=json"], "format", "json"),
+        (["--log-file=/tmp/x.log"], "file", "/tmp/x.log"),
+        (["--log-requests=true"], "requests", True),
+    ],
+)
+def test_a_log_flag_sets_its_field(flags, name, value):
+    assert getattr(read(*flags).log, name) == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "value"),
+    [
+        (["--allow-cpu-metrics=false"], "cpu", False),
+        (["--metrics-interval-ms=500"], "interval", 0.5),
+        (["--metrics-config=counter_latencies=false"], "counter_latencies", False),
+        (["--metrics-config", "histogram_latencies=true"], "histogram_latencies", True),
+        (["--metrics-config=summary_latencies=true"], "summary_latencies", True),
+        (["--metrics-config=summary_quantiles=0.5:0.1,0.7:0.01"], "summary_quantiles", {0.5: 0.1, 0.7: 0.01}),
+    ],
+)
+def test_a_metrics_flag_sets_its_field(flags, name, value):
+    assert getattr(read(*flags).metrics, name) == value
+
+
+def test_a_bad_quantile_is_skipped_with_a_warning():
+    settings = read("--metrics-config=summary_quantiles=0.5:0.1,nonsense,2:0.1")
+    assert dict(settings.metrics.summary_quantiles) == {0.5: 0.1}
+    assert ["'nonsense'" in settings.warnings[0], "'2:0.1'" in settings.warnings[1]] == [True, True]
+
+
+def test_backend_settings_for_all_give_way_to_those_for_one():
+    settings = read(
+        "--backend-config=default-max-batch-size=4",
+        "--backend-config=onnxruntime,threads=2",
+        "--backend-config=onnxruntime,default-max-batch-size=8",
+        "--backend-config=onnxruntime,path=a,b=c",
+    )
+    assert settings.settings_for("pytorch") == {"default-max-batch-size": "4"}
+    assert settings.settings_for("onnxruntime") == {
+        "default-max-batch-size": "8",
+        "threads": "2",
+        "path": "a,b=c",
+    }
+
+
+def test_each_restricted_api_knows_its_header():
+    settings = read(
+        "--http-restricted-api=health,metadata:admin-key=a=b", "--http-restricted-api=inference:k=v"
+    )
+    assert settings.http_restricted_api == {
+        "health": RestrictedHeader("admin-key", "a=b"),
+        "metadata": RestrictedHeader("admin-key", "a=b"),
+        "inference": RestrictedHeader("k", "v"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--allow-http=maybe"], "invalid value for bool option: maybe"),
+        (["--model-control-mode=often"], "invalid argument for --model-control-mode"),
+        (["--http-max-input-size=0"], "Error: --http-max-input-size must be greater than 0."),
+        (["--http-max-input-size=-1"], "Error: --http-max-input-size must be greater than 0."),
+        (["--log-format=xml"], "invalid argument for --log-format"),
+        (["--rate-limit=some"], "invalid argument for --rate-limit"),
+        (["/models"], "Unexpected argument: /models"),
+        (["-p"], "Unexpected argument: -p"),
+        (
+            ["--http-port=99999999999999999999999"],
+            "Provided option value is out of bound. Got 99999999999999999999999",
+        ),
+        (["--http-port=65536"], "Provided option value is out of bound. Got 65536"),
+        (["--http-port=-1"], "Provided option value is out of bound. Got -1"),
+        (["--exit-timeout-secs=2147483648"], "Provided option value is out of bound. Got 2147483648"),
+        (["--http-port=web"], "Invalid option value. Got web"),
+        (["--log-verbose=-1"], "Provided option value is out of bound. Got -1"),
+        (
+            ["--backend-config=onnxruntime"],
+            "--backend-config option format is '<backend name>,<setting>=<value>'. Got onnxruntime",
+        ),
+        (
+            ["--backend-config=,a=b"],
+            "--backend-config option format is '<backend name>,<setting>=<value>'. Got ,a=b",
+        ),
+        (
+            ["--cache-config=local"],
+            "--cache-config option format is '<cache name>,<setting>=<value>'. Got local",
+        ),
+        (
+            ["--trace-config=rate"],
+            "--trace-config option format is '<trace mode>,<setting>=<value>'. Got rate",
+        ),
+        (
+            ["--http-restricted-api=health:a=b", "--http-restricted-api=health:c=d"],
+            "restricted api 'health' can not be specified in multiple config groups",
+        ),
+        (["--http-restricted-api=wealth:a=b"], "unknown restricted api 'wealth'"),
+        (
+            ["--cache-config=local,size=1", "--response-cache-byte-size=1"],
+            "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided."
+            " Please provide one or the other.",
+        ),
+        (
+            ["--grpc-infer-thread-count=1"],
+            "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128.",
+        ),
+        (
+            ["--grpc-max-response-pool-size=0"],
+            "Error: --grpc-max-response-pool-size must be greater than 0.",
+        ),
+        (
+            ["--load-model=add"],
+            "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.",
+        ),
+        (
+            ["--grpc-port=8000"],
+            "The server cannot listen to HTTP requests and GRPC requests at the same address and port 0.0.0.0:8000",
+        ),
+        (
+            ["--metrics-port=8000"],
+            "The server cannot listen to HTTP requests and metrics requests at the same address and port 0.0.0.0:8000",
+        ),
+        (["--metrics-config=x,counter_latencies=true"], None),
+        (["--metrics-config=counter_latencies=False"], None),
+        (["--metrics-config=colour=red"], None),
+        (["--http-restricted-api=health"], None),
+        (["--http-header-forward-pattern=("], None),
+        (["--model-repository=s3://bucket/models"], None),
+        (["--model-repository="], None),
+        (["--http-port"], "option '--http-port' requires an argument"),
+        (
+            ["--disable-auto-complete-config=true"],
+            "option '--disable-auto-complete-config' doesn't allow an argument",
+        ),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused(flags, text):
+    error = refusal(*flags)
+    assert text is None or error.message == text
+    assert str(error) == error.message
+
+
+def test_a_server_without_a_repository_is_refused():
+    with pytest.raises(SettingsError, match="--model-repository must be specified"):
+        Settings.from_argv([])
+
+
+@pytest.mark.parametrize(
+    ("flag", "nearest"),
+    [
+        ("--htp-port=1", "--http-port"),
+        ("--model_repository=x", "--model-repository"),
+        ("--log-verbos", "--log-verbose"),
+    ],
+)
+def test_an_unknown_flag_names_the_nearest_one(flag, nearest):
+    error = refusal(flag)
+    assert error.message == f"unrecognized option '{flag.partition('=')[0]}'"
+    assert error.hint == f"did you mean {nearest}?"
+
+
+@pytest.mark.parametrize("mode", ["explicit", "poll"])
+def test_other_control_modes_are_refused_until_they_exist(mode):
+    assert (
+        f"--model-control-mode={mode} is not supported by this version of Tritium: "
+        in refusal(f"--model-control-mode={mode}").message
+    )
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--allow-grpc=true",
+        "--grpc-use-ssl=true",
+        "--allow-sagemaker=1",
+        "--allow-vertex-ai=on",
+        "--rate-limit=execution_count",
+        "--rate-limit-resource=R:1",
+        "--trace-config=level=TIMESTAMPS",
+        "--cache-config=local,size=1",
+        "--response-cache-byte-size=100",
+        "--repository-poll-secs=5",
+        "--backend-directory=/opt",
+        "--allow-client-shm=true",
+        "--allow-gpu-metrics=true",
+        "--host-policy=a,numa-node=0",
+        "--grpc-infer-thread-count=4",
+        "--reuse-http-port=true",
+    ],
+)
+def test_what_this_version_cannot_do_is_refused_and_not_ignored(flag):
+    name = flag.partition("=")[0]
+    assert refusal(flag).message.startswith(f"{name} is not supported by this version of Tritium: ")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--allow-grpc=false",
+        "--grpc-use-ssl=0",
+        "--allow-sagemaker=false",
+        "--allow-vertex-ai=off",
+        "--rate-limit=off",
+        "--response-cache-byte-size=0",
+        "--model-namespacing=false",
+        "--trace-level=OFF",
+        "--allow-client-shm=False",
+        "--allow-gpu-metrics=false",
+    ],
+)
+def test_asking_for_what_happens_anyway_is_fine(flag):
+    assert read(flag).warnings == ()
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--grpc-port=8001",
+        "--grpc-address=0.0.0.0",
+        "--http-thread-count=16",
+        "--pinned-memory-pool-byte-size=268435456",
+    ],
+)
+def test_a_flag_without_effect_is_accepted_and_named_in_a_warning(flag):
+    (warning,) = read(flag).warnings
+    assert warning.startswith(f"{flag.partition('=')[0]} has no effect: ")
+
+
+def test_two_listeners_may_share_port_zero():
+    assert read("--http-port=0", "--metrics-port=0").metrics_port == 0
+
+
+def test_a_port_is_shared_only_at_the_same_address():
+    assert (
+        read("--http-address=127.0.0.1", "--metrics-address=127.0.0.2", "--metrics-port=8000").metrics_port
+        == 8000
+    )
+
+
+# -- the environment
+
+
+def test_each_variable_is_its_flag_in_capitals():
+    settings = Settings.from_environ(
+        {
+            "TRITIUM_MODEL_REPOSITORY": f"/a{os.pathsep}/b",
+            "TRITIUM_HTTP_PORT": "9000",
+            "TRITIUM_BACKEND_CONFIG": "python,a=b;c=d",
+            "TRITIUM_DISABLE_AUTO_COMPLETE_CONFIG": "true",
+            "TRITIUM_LOG_FILE": "",
+            "PATH": "/bin",
+        }
+    )
+    assert settings.model_repositories == ("/a", "/b")
+    assert settings.http_port == 9000
+    assert settings.settings_for("python") == {"a": "b", "c": "d"}
+    assert settings.disable_auto_complete_config
+    assert settings.log.file == ""
+
+
+def test_a_switch_can_be_left_off_in_the_environment():
+    settings = Settings.from_environ(
+        {"TRITIUM_MODEL_REPOSITORY": "/a", "TRITIUM_DISABLE_AUTO_COMPLETE_CONFIG": "false"}
+    )
+    assert not settings.disable_auto_complete_config
+
+
+def test_a_flag_wins_over_its_variable():
+    environ = {"TRITIUM_MODEL_REPOSITORY": "/a", "TRITIUM_HTTP_PORT": "9000", "TRITIUM_ID": "there"}
+    settings = Settings.from_argv(["--http-port=9001"], environ)
+    assert (settings.http_port, settings.id, settings.model_repositories) == (9001, "there", ("/a",))
+
+
+def test_an_unknown_variable_names_the_nearest_one():
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_environ({"TRITIUM_MODEL_REPOSITORY": "/a", "TRITIUM_HTTP_PROT": "1"})
+    assert caught.value.message == "unknown environment variable TRITIUM_HTTP_PROT"
+    assert caught.value.hint == "did you mean TRITIUM_HTTP_PORT?"
+
+
+def test_a_cloud_repository_in_a_variable_is_refused_whole():
+    with pytest.raises(SettingsError, match="s3://host:9000/bucket is not supported"):
+        Settings.from_environ({"TRITIUM_MODEL_REPOSITORY": "s3://host:9000/bucket"})
+
+
+def test_a_variable_is_held_to_the_same_rules_as_its_flag():
+    with pytest.raises(SettingsError, match="invalid value for bool option: maybe"):
+        Settings.from_environ({"TRITIUM_MODEL_REPOSITORY": "/a", "TRITIUM_ALLOW_HTTP": "maybe"})
+
+
+# -- the table
+
+
+def test_names_and_variables_are_unique():
+    assert len(BY_VARIABLE) == len(FLAGS)
+    assert len(BY_NAME) == len(FLAGS) + sum(len(flag.aliases) for flag in FLAGS)
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_every_flag_is_explained_in_exactly_one_way(flag):
+    assert sum(map(bool, (flag.help, flag.no_effect, flag.instead))) == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(BY_NAME)), st.text(max_size=12)), max_size=4))
+def test_no_command_line_does_worse_than_a_settings_error(pairs):
+    words = [
+        f"--{name}={value}" if BY_NAME[name].kind is not Kind.SWITCH else f"--{name}" for name, value in pairs
+    ]
+    with contextlib.suppress(SettingsError):
+        assert read(*words).options()

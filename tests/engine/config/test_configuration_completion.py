@@ -1,0 +1,166 @@
+"""Backend inference, normalisation and instance groups (contract, model_config.md sections 1, 5 and 7)."""
+
+import pytest
+from google.protobuf import text_format
+
+from engine.config.complete import complete, normalise
+from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+
+@pytest.fixture
+def completed(write_model, backends):
+    def run(text, *, entries=(), name="m", **options):
+        directory = write_model(name, files={f"1/{entry}": b"" for entry in entries})
+        return complete(text_format.Parse(text, ModelConfig()), directory, backends=backends, **options)
+
+    return run
+
+
+# (configuration, entries of the version directory, backend, platform, default_model_filename)
+INFERENCE = [
+    ("", ["model.savedmodel"], "tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
+    ("", ["model.graphdef"], "tensorflow", "tensorflow_graphdef", "model.graphdef"),
+    ('default_model_filename: "model.graphdef"', [], "tensorflow", "tensorflow_graphdef", "model.graphdef"),
+    ("", ["model.plan"], "tensorrt", "tensorrt_plan", "model.plan"),
+    ('platform: "tensorrt_plan"', [], "tensorrt", "tensorrt_plan", "model.plan"),
+    ("", ["model.onnx"], "onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    ('platform: "onnxruntime_onnx"', [], "onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    ('default_model_filename: "model.onnx"', [], "onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    ('platform: "onnxruntime_onnx" default_model_filename: "a.onnx"', [], "onnxruntime", "onnxruntime_onnx", "a.onnx"),
+    ("", ["model.xml"], "openvino", "", "model.xml"),
+    ("", ["model.pt"], "pytorch", "pytorch_libtorch", ""),
+    ('platform: "pytorch_libtorch"', [], "pytorch", "pytorch_libtorch", ""),
+    ('platform: "libtorch"', [], "pytorch", "pytorch_libtorch", ""),
+    ('default_model_filename: "model.pt"', [], "pytorch", "pytorch_libtorch", "model.pt"),
+    ("", ["model.pt2"], "pytorch", "torch_aoti", "model.pt2"),
+    ('platform: "torch_aoti"', [], "pytorch", "torch_aoti", "model.pt2"),
+    ("", ["model.py"], "python", "", "model.py"),
+    ("", ["model.py", "model.onnx"], "onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    ('platform: "my_platform"', [], "mine", "my_platform", ""),
+    ('platform: "caffe"', ["model.onnx"], "", "caffe", ""),
+    ('default_model_filename: "odd.bin"', ["model.onnx"], "", "", "odd.bin"),
+    ('backend: "onnxruntime"', [], "onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    ('backend: "onnxruntime" default_model_filename: "a.onnx"', [], "onnxruntime", "onnxruntime_onnx", "a.onnx"),
+    ('backend: "pytorch"', [], "pytorch", "pytorch_libtorch", "model.pt"),
+    ('backend: "pytorch" platform: "pytorch_libtorch"', [], "pytorch", "pytorch_libtorch", ""),
+    ('backend: "pytorch" platform: "libtorch"', [], "pytorch", "libtorch", ""),
+    ('backend: "pytorch" default_model_filename: "model.pt2"', [], "pytorch", "torch_aoti", "model.pt2"),
+    ('backend: "python"', [], "python", "", "model.py"),
+    ('backend: "tensorflow"', [], "tensorflow", "", ""),
+    ('backend: "mine"', ["model.onnx"], "mine", "", ""),
+    ('platform: "ensemble"', ["model.onnx"], "", "ensemble", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "entries", "backend", "platform", "filename"), INFERENCE)
+def test_a_backend_is_inferred(completed, text, entries, backend, platform, filename):
+    config = completed(text, entries=entries).config
+    assert (config.backend, config.platform, config.default_model_filename) == (backend, platform, filename)
+
+
+def test_the_last_resort_is_the_model_s_name(completed):
+    config = completed("", name="add.my.own").config
+    assert (config.backend, config.default_model_filename) == ("my.own", "model.my.own")
+
+
+def test_a_name_without_a_dot_gives_no_backend_away(completed):
+    (problem,) = completed("", name="add").problems
+    assert problem.message.startswith("Invalid model name: Could not determine backend for model 'add'")
+
+
+def test_only_the_first_subdirectory_is_looked_into(write_model, backends):
+    directory = write_model(files={"1/readme": b"", "2/model.onnx": b""})
+    assert complete(ModelConfig(), directory, backends=backends).config.backend == ""
+
+
+def test_nothing_is_inferred_where_completion_is_off(completed):
+    config = completed("", entries=["model.onnx"], auto_complete=False).config
+    assert (config.name, config.backend) == ("", "")
+    assert config.version_policy.latest.num_versions == 1
+
+
+def test_an_empty_name_is_the_directory_s(completed):
+    assert completed("", entries=["model.py"]).config.name == "m"
+
+
+def test_what_was_written_is_left_alone(write_model, backends):
+    written = text_format.Parse('name: "m" version_policy { all { } }', ModelConfig())
+    before = written.SerializeToString()
+    result = complete(written, write_model(), backends=backends).config
+    assert written.SerializeToString() == before
+    assert result.version_policy.WhichOneof("policy_choice") == "all"
+
+
+def test_unwritten_values_are_normalised():
+    config = text_format.Parse('name: "m" backend: "x" max_batch_size: 8 dynamic_batching { }', ModelConfig())
+    normalise(config)
+    assert list(config.dynamic_batching.preferred_batch_size) == [8]
+    assert config.optimization.input_pinned_memory.enable
+    assert config.optimization.output_pinned_memory.enable
+
+
+def test_pinned_memory_that_was_switched_off_stays_off():
+    config = text_format.Parse("optimization { input_pinned_memory { } }", ModelConfig())
+    normalise(config)
+    assert not config.optimization.input_pinned_memory.enable
+    assert config.optimization.output_pinned_memory.enable
+
+
+def test_no_preferred_size_is_made_up_without_batching():
+    config = text_format.Parse("dynamic_batching { }", ModelConfig())
+    normalise(config)
+    assert list(config.dynamic_batching.preferred_batch_size) == []
+
+
+def test_sequences_are_normalised():
+    config = text_format.Parse("max_batch_size: 4 sequence_batching { oldest { } }", ModelConfig())
+    normalise(config)
+    assert list(config.sequence_batching.oldest.preferred_batch_size) == [4]
+    assert config.sequence_batching.max_sequence_idle_microseconds == 1_000_000
+
+
+def test_an_ensemble_gets_no_instances():
+    config = text_format.Parse('platform: "ensemble"', ModelConfig())
+    normalise(config)
+    assert not config.instance_group
+    assert not config.HasField("optimization")
+
+
+# (backend, groups, GPUs, (name, kind, count, gpus) of each group)
+GROUPS = [
+    ("onnxruntime", "", 0, [("m", "KIND_CPU", 2, [])]),
+    ("tensorflow", "", 0, [("m", "KIND_CPU", 2, [])]),
+    ("pytorch", "", 0, [("m", "KIND_CPU", 1, [])]),
+    ("python", "", 0, [("m", "KIND_CPU", 1, [])]),
+    ("python", "", 2, [("m", "KIND_CPU", 1, [])]),
+    ("onnxruntime", "", 2, [("m", "KIND_GPU", 1, [0, 1])]),
+    ("onnxruntime", "instance_group { count: 1 }", 0, [("m_0", "KIND_CPU", 1, [])]),
+    ("onnxruntime", "instance_group { count: -3 }", 0, [("m_0", "KIND_CPU", 2, [])]),
+    ("pytorch", "instance_group { name: 'a' } instance_group { count: 3 }", 0,
+     [("a", "KIND_CPU", 1, []), ("m_1", "KIND_CPU", 3, [])]),
+    ("pytorch", "instance_group { kind: KIND_MODEL }", 2, [("m_0", "KIND_MODEL", 1, [])]),
+    ("pytorch", "instance_group { kind: KIND_CPU }", 2, [("m_0", "KIND_CPU", 1, [])]),
+    ("pytorch", "instance_group { gpus: 1 }", 2, [("m_0", "KIND_GPU", 1, [1])]),
+    ("pytorch", "instance_group { gpus: 7 }", 2, [("m_0", "KIND_CPU", 1, [7])]),
+    ("pytorch", "instance_group { kind: KIND_GPU }", 0, [("m_0", "KIND_GPU", 1, [])]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("backend", "text", "gpus", "expected"), GROUPS)
+def test_instance_groups_are_resolved(backend, text, gpus, expected):
+    config = text_format.Parse(f'name: "m" backend: "{backend}" {text}', ModelConfig())
+    normalise(config, gpus=gpus)
+    found = [
+        (group.name, ModelInstanceGroup.Kind.Name(group.kind), group.count, list(group.gpus))
+        for group in config.instance_group
+    ]
+    assert found == expected
+
+
+def test_groups_without_a_written_count_are_remembered(completed):
+    result = completed("instance_group { } instance_group { count: 2 }", entries=["model.onnx"])
+    assert result.uncounted == {0}
+
+
+def test_without_groups_the_count_is_nobody_s(completed):
+    assert completed("", entries=["model.onnx"]).uncounted == {0}

@@ -1,0 +1,184 @@
+"""One model version on real workers, without a repository and without a frontend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from actors.messages.datatypes import DataType
+from actors.messages.errors import TritiumError
+from actors.messages.requests import InferRequest, InferResponse
+from actors.messages.tensors import Tensor
+from actors.model import ModelState
+from actors.router import Router
+from actors.specs import DynamicBatching, InputSpec, InstanceSpec, ModelSpec, OutputSpec
+from actors.supervision.supervisor import Supervisor
+from engine.config.backends import BackendTraits
+from engine.launch import WorkerLauncher
+from engine.settings import MetricsSettings
+from engine.subtree import ModelSubtrees
+
+SUPPORT = Path(__file__).parents[2] / "support"
+
+
+class Port:
+    """A reply port that a test can wait on."""
+
+    def __init__(self) -> None:
+        self.parts: list[InferResponse | TritiumError] = []
+        self._done = trio.Event()
+
+    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
+        self.parts.append(part)
+        if final:
+            self._done.set()
+
+    async def wait(self) -> InferResponse | TritiumError:
+        await self._done.wait()
+        return self.parts[-1]
+
+
+class Running:
+    """A model version that runs, and what a test may do with it."""
+
+    def __init__(self, state: ModelState, supervisor: Supervisor, events: list[tuple[str, dict[str, Any]]]) -> None:
+        self.state = state
+        self.supervisor = supervisor
+        self.events = events
+
+    def request(self, rows: np.ndarray[Any, Any] | list[float], **options: Any) -> InferRequest:
+        """A request whose INPUT is [n, 4] rows, or one row filled with each of the given numbers."""
+        array = np.asarray(rows, np.float32)
+        if array.ndim == 1:
+            array = np.repeat(array[:, None], 4, axis=1)
+        return InferRequest(
+            model_name=self.state.spec.name,
+            inputs=[Tensor.from_numpy("INPUT", array)],
+            reply=Port(),
+            accepted_at=trio.current_time(),
+            **options,
+        )
+
+    async def send(self, *values: float) -> InferRequest:
+        """Submit a request of one row for each value."""
+        request = self.request(list(values))
+        await self.state.submit(request)
+        return request
+
+    async def answer(self, request: InferRequest) -> InferResponse | TritiumError:
+        assert isinstance(request.reply, Port)
+        return await request.reply.wait()
+
+    async def infer(self, *values: float) -> np.ndarray[Any, Any]:
+        """Submit, wait, and return OUTPUT; raises the error that came instead."""
+        answer = await self.answer(await self.send(*values))
+        if isinstance(answer, TritiumError):
+            raise answer
+        output = answer.outputs[0].as_numpy().copy()
+        answer.release()
+        return output
+
+    def pid(self, instance: int = 0) -> int:
+        """The worker's process, from the tree."""
+        return int(str(self.info(instance)["pid"]))
+
+    def info(self, instance: int = 0) -> dict[str, object]:
+        return self.node(f"models/{self.state.spec.name}/1/instances/{instance}")["info"]  # type: ignore[return-value]
+
+    def node(self, path: str) -> dict[str, Any]:
+        return _find(self.supervisor.tree().as_dict(), path)
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        return [keys for name, keys in self.events if name == event]
+
+
+def _find(node: dict[str, Any], path: str) -> dict[str, Any]:
+    if node["path"] == path:
+        return node
+    for child in node["children"]:
+        if path == child["path"] or path.startswith(child["path"] + "/"):
+            return _find(child, path)
+    raise AssertionError(f"nothing at {path}")
+
+
+async def until(condition: Callable[[], bool], *, within: float = 20.0) -> None:
+    """Wait for something that other processes bring about."""
+    with trio.fail_after(within):
+        while not condition():
+            await trio.sleep(0.005)
+
+
+def make_spec(backend: str, *, name: str = "model", **changes: Any) -> ModelSpec:
+    defaults: dict[str, Any] = {
+        "name": name,
+        "version": 1,
+        "platform": backend,
+        "backend": backend,
+        "max_batch_size": 64,
+        "inputs": (InputSpec(name="INPUT", datatype=DataType.FP32, dims=(-1,)),),
+        "outputs": (OutputSpec(name="OUTPUT", datatype=DataType.FP32, dims=(-1,)),),
+        "scheduling": DynamicBatching(),
+        "instances": (InstanceSpec(name=f"{name}_0_0"),),
+        "model_directory": SUPPORT,
+        "version_directory": SUPPORT,
+        "artifact": "",
+        "config_json": b"{}",
+    }
+    return ModelSpec(**{**defaults, **changes})
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Running]]
+
+
+@pytest.fixture
+def serve() -> Serve:
+    """Open a model version on a backend of `tests/support/worker_backends.py`."""
+
+    @asynccontextmanager
+    async def opened(backend: str, *, wait: bool = True, **changes: Any) -> AsyncIterator[Running]:
+        classes = {
+            "doubling": "Doubling",
+            "pausing": "Pausing",
+            "hostile": "Hostile",
+            "dies_after_sending": "DiesAfterSending",
+            "impure": "Impure",
+            "strings": "Strings",
+        }
+        traits = {
+            name: BackendTraits(name=name, target=f"worker_backends:{cls}") for name, cls in classes.items()
+        }
+        traits["in_thread"] = BackendTraits(name="in_thread", target="tests.support.worker_backends:Doubling")
+        events: list[tuple[str, dict[str, Any]]] = []
+
+        def log(event: Any, *, level: str = "info", **keys: object) -> None:
+            events.append((str(event), {"level": level, **keys}))
+
+        router = Router()
+        models = Supervisor()
+        environ = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+        subtrees = ModelSubtrees(
+            models, router, WorkerLauncher(traits, environ=environ), log=log, metrics=MetricsSettings(), stop_within=5.0
+        )
+        async with trio.open_nursery() as nursery:
+            # Hung under a root, so that paths are those of the server: `models/<name>/<version>`.
+            root = Supervisor([models.spec("models")])
+            await nursery.start(lambda task_status: root.serve(observer=subtrees.observe, task_status=task_status))
+            state = subtrees.make_state(make_spec(backend, **changes))
+            router.add(state)
+            await subtrees.start(state)
+            running = Running(state, models, events)
+            with trio.fail_after(120):
+                if wait:
+                    await state.load_finished.wait()
+                yield running
+                await subtrees.drain(10.0)
+            root.stop()
+
+    return opened

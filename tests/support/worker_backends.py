@@ -1,0 +1,180 @@
+"""Backends that misbehave on cue, for workers under test: imported by the worker process through PYTHONPATH."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+
+import numpy as np
+
+from actors import frames
+from actors.messages.datatypes import DataType
+from actors.messages.errors import ErrorCode
+from engine.backends.base import Backend, LoadError
+
+POISON = 666.0
+
+
+class Doubling(Backend):
+    """OUTPUT = 2 * INPUT; what an input's first element says may happen first."""
+
+    name = "doubling"
+
+    def load(self, model):
+        self.model = model
+        mode = model.parameters.get("load", "")
+        if mode == "fail":
+            raise LoadError("the model file is not there")
+        if mode == "raise":
+            raise KeyError("weights")
+        if mode == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if mode == "fail_unless_first":
+            marker = model.parameters["marker"]
+            if os.path.exists(marker):
+                raise LoadError("only once")
+            open(marker, "w").close()
+
+    def execute(self, batch):
+        values = batch.stacked("INPUT")
+        cues = set(values.reshape(len(values), -1)[:, 0].tolist())
+        self.misbehave(batch, cues)
+        batch.respond([("OUTPUT", DataType.FP32, values * 2)])
+
+    def misbehave(self, batch, cues):
+        if POISON in cues:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if 667.0 in cues:
+            os._exit(3)
+        if 668.0 in cues:
+            time.sleep(3600)
+        if 669.0 in cues:
+            raise ValueError("no such luck")
+        if 670.0 in cues:
+            print("hello from the model")
+            sys.stderr.write("and from stderr\n")
+        if 671.0 in cues:
+            while not batch.requests[0].cancelled():
+                time.sleep(0.005)
+            batch.fail(ErrorCode.CANCELLED, "saw it")
+        if 672.0 in cues:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if 673.0 in cues:
+            for _ in range(20000):
+                print("x" * 100)
+
+
+class Pausing(Doubling):
+    """Waits until a file appears before each batch, so that tests decide what queues up."""
+
+    name = "pausing"
+
+    def execute(self, batch):
+        gate = self.model.parameters["gate"]
+        while not os.path.exists(gate):
+            time.sleep(0.002)
+        super().execute(batch)
+
+
+class Hostile(Doubling):
+    """Attacks the server's end when told to; see each cue."""
+
+    name = "hostile"
+
+    def misbehave(self, batch, cues):
+        slot = batch._slot
+        sock = socket.socket(fileno=os.dup(int(sys.argv[1])))
+        if 1.0 in cues:  # truncate every shared segment it can find
+            refused = 0
+            for entry in os.listdir("/proc/self/map_files"):
+                try:
+                    fd = os.open(f"/proc/self/map_files/{entry}", os.O_RDWR)
+                except OSError:
+                    continue
+                try:
+                    os.ftruncate(fd, 0)
+                except OSError:
+                    refused += 1
+                finally:
+                    os.close(fd)
+        if 2.0 in cues:  # scribble over the whole input and output
+            for segment in slot.segments:
+                segment.view[:] = b"\xff" * segment.size
+            values = np.full((batch.rows, 4), 7, np.float32)
+            batch.respond([("OUTPUT", DataType.FP32, values)])
+            return
+        if 3.0 in cues:  # an output beyond the end of the segment
+            self.forge(sock, batch, offset=slot.segments[1].size - 4)
+        if 4.0 in cues:  # a result for a batch nobody asked for
+            self.forge(sock, batch, offset=0, batch_id=999)
+        if 5.0 in cues:  # garbage
+            sock.send(b"\x12garbage")
+            time.sleep(3600)
+        if 6.0 in cues:  # an unknown kind, and a packet too large for a frame
+            sock.send(b"\xee" * 100)
+            time.sleep(3600)
+        if 7.0 in cues:  # a descriptor, which no worker may send
+            socket.send_fds(sock, [b"\x12"], [0])
+            time.sleep(3600)
+        if 8.0 in cues:  # close the connection and live on
+            socket.socket(fileno=int(sys.argv[1])).close()
+            sock.shutdown(socket.SHUT_RDWR)
+            time.sleep(3600)
+        if 9.0 in cues:  # ask for more room than there is
+            sock.send(frames.encode_room(slot.index, batch._job.batch_id, 2**60))
+            time.sleep(3600)
+        if 10.0 in cues:  # rewrite the control page
+            batch._control.segment.view[:] = b"\xff" * batch._control.segment.size
+
+    def forge(self, sock, batch, *, offset, batch_id=None):
+        placed = frames.Placed("OUTPUT", DataType.FP32, (batch.rows, 4), offset, batch.rows * 16)
+        job = batch._job
+        result = frames.Result(batch_id or job.batch_id, job.slot, len(job.rows), (0, 0, 0), stacked=[placed])
+        sock.send(result.encode())
+        time.sleep(3600)
+
+
+class DiesAfterSending(Doubling):
+    """Answers a batch whose first element is 1 and is killed at once, with its results unread in the socket."""
+
+    name = "dies_after_sending"
+
+    def execute(self, batch):
+        super().execute(batch)
+        if 1.0 in batch.stacked("INPUT"):
+            original = frames.Result.encode
+            sock = socket.socket(fileno=os.dup(int(sys.argv[1])))
+
+            def encode_send_and_die(result):
+                sock.send(original(result))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            frames.Result.encode = encode_send_and_die
+
+
+class Impure(Doubling):
+    """The same, with side effects: never run twice."""
+
+    name = "impure"
+    pure = False
+
+
+
+
+class Strings(Backend):
+    """Reverses BYTES elements."""
+
+    name = "strings"
+
+    def load(self, model):
+        del model
+
+    def execute(self, batch):
+        words = batch.stacked("INPUT")
+        reversed_words = np.empty(words.shape, dtype=object)
+        for at, word in np.ndenumerate(words):
+            reversed_words[at] = word[::-1]
+        batch.respond([("OUTPUT", DataType.BYTES, reversed_words)])
