@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     command = words[0] if words else "--help"
+    _allow_any_text()
     try:
         match command:
             case "--help" | "-h" | "help":
@@ -82,6 +83,15 @@ def _unknown(command: str, words: Sequence[str]) -> int:
         hint = f"did you mean '{nearest[0]}'?" if nearest else "commands are serve, tree and check"
     sys.stderr.write(f"unknown command '{command}'\n{hint}\n")
     return 1
+
+
+def _allow_any_text() -> None:
+    """Names may come from any directory, and the terminal's encoding need not have our marks."""
+    import io
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _silence_stdout() -> None:

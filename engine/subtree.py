@@ -59,7 +59,7 @@ class ModelSubtrees:
             spec,
             statistics=new_statistics(self._metrics),
             on_status=self._on_status,
-            wall_clock=_milliseconds_since_epoch,
+            wall_clock=milliseconds_since_epoch,
         )
 
     def _on_status(self, state: ModelState) -> None:
@@ -188,5 +188,6 @@ def _child_name(state: ModelState) -> str:
     return f"{state.spec.name}/{state.spec.version}"
 
 
-def _milliseconds_since_epoch() -> int:
+def milliseconds_since_epoch() -> int:
+    """Return the wall clock's time."""
     return time.time_ns() // 1_000_000

@@ -12,9 +12,10 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -26,18 +27,23 @@ from actors.interfaces import IndexEntry, Server, ServerIdentity
 from actors.messages.events import Event
 from actors.model import Status
 from actors.router import Router
-from actors.supervision.events import Event as SupervisionEvent
 from actors.supervision.errors import IntensityExceeded
+from actors.supervision.events import Event as SupervisionEvent
 from actors.supervision.spec import ChildSpec, Intensity, Strategy
 from actors.supervision.supervisor import Supervisor
 from engine.config.backends import BackendTraits, discover
 from engine.config.load import load_model_config
+from engine.frontends import Frontend, bind, v2_app
 from engine.launch import WorkerLauncher
 from engine.observability.loop_lag import LoopLag, measure_loop_lag
+from engine.observability.metrics import Exposition, MetricsApp
+from engine.observability.requests import request_hook
 from engine.observability.supervision import supervision_observer
+from engine.observability.system import MachineSampler
 from engine.repository.layout import DUPLICATE_REASON, scan
 from engine.settings import Settings
-from engine.subtree import ModelSubtrees
+from engine.subtree import ModelSubtrees, milliseconds_since_epoch
+from protocols.http.app import V2App
 
 ROOT_INTENSITY: Final = Intensity(3, 60.0)
 
@@ -113,12 +119,11 @@ class RepositoryView:
 class TreeView:
     """Implements `actors.interfaces.Introspection`."""
 
-    def __init__(self, root: Supervisor) -> None:
-        self._root = root
+    root: Supervisor  # set once it has been composed
 
     def tree(self) -> Mapping[str, object]:
-        """Return the whole tree as JSON values; `since` is seconds ago."""
-        return self._root.tree().as_dict()
+        """Return the whole tree as JSON values; `since` is on the loop's monotonic clock."""
+        return self.root.tree().as_dict()
 
 
 class RepositoryReader:
@@ -167,15 +172,16 @@ class RunningServer:
 
     settings: Settings
     server: Server
+    app: V2App
     subtrees: ModelSubtrees
     router: Router
     catalog: Catalog
     readiness: Readiness
-    loop_lag: LoopLag
     root: Supervisor
-    frontends: Supervisor
     stopped: trio.Event
-    drain_frontends: list[Callable[[], Awaitable[None]]]
+    failures: list[str] = field(default_factory=list)  # why the exit status will not be 0
+    http: Frontend | None
+    metrics: Frontend | None
 
     async def wait_loaded(self) -> None:
         """Wait until every model of the repository is ready or has failed."""
@@ -189,27 +195,43 @@ class RunningServer:
         """Stop accepting, answer everything that was accepted, within the exit timeout. False if that was too short."""
         self.readiness.exiting = True
         deadline = trio.current_time() + self.settings.exit_timeout
-        with trio.move_on_at(deadline):
-            async with trio.open_nursery() as nursery:
-                for drain in self.drain_frontends:
-                    nursery.start_soon(drain)
+        if self.http is not None:
+            with trio.move_on_at(deadline):
+                await self.http.drain()
         return await self.subtrees.drain(max(0.0, deadline - trio.current_time()))
 
 
 @asynccontextmanager
 async def open_server(
-    settings: Settings, *, environ: Mapping[str, str] = os.environ
+    settings: Settings, *, http: bool = True, environ: Mapping[str, str] = os.environ
 ) -> AsyncIterator[RunningServer]:
     """Run the tree around the block: models load meanwhile. Leaving the block stops it, children in reverse order.
 
-    Frontends are added by `engine.frontends`. Raises ServerFailed where the tree gives up.
+    `http` is false where another server, such as hypercorn, accepts the connections. Raises AddressInUse where a port is
+    taken, and ServerFailed where the tree gives up.
     """
+    with ExitStack() as sockets:
+        http_socket = metrics_socket = None
+        if http and settings.allow_http:
+            http_socket = sockets.enter_context(bind(settings.http_address, settings.http_port))
+        if settings.allow_metrics:
+            metrics_socket = sockets.enter_context(bind(settings.metrics_address, settings.metrics_port))
+        async with _running_tree(settings, http_socket, metrics_socket, environ) as running:
+            yield running
+
+
+@asynccontextmanager
+async def _running_tree(
+    settings: Settings,
+    http_socket: socket.socket | None,
+    metrics_socket: socket.socket | None,
+    environ: Mapping[str, str],
+) -> AsyncIterator[RunningServer]:
     backends = discover()
     log = Log()
     router = Router()
     loop_lag = LoopLag()
     models = Supervisor(intensity=ROOT_INTENSITY)
-    frontends = Supervisor(intensity=Intensity(10, 60.0))
     subtrees = ModelSubtrees(
         models,
         router,
@@ -226,6 +248,36 @@ async def open_server(
         loads_at_once=settings.load_thread_count,
         extra_attempts=settings.load_retry_count,
     )
+    readiness = Readiness(router, catalog, strict=settings.strict_readiness)
+    root_view = TreeView()
+    server = Server(
+        identity=ServerIdentity(name=settings.id, version=version(), extensions=EXTENSIONS),
+        models=router,
+        repository=RepositoryView(router, catalog),
+        health=readiness,
+        introspection=root_view,
+    )
+    hook = request_hook() if settings.log.requests else None
+    http_app = v2_app(settings, server, on_finished=hook)
+    metrics_app = MetricsApp(
+        Exposition(
+            subtrees,
+            settings.metrics,
+            wall_ms=milliseconds_since_epoch,
+            loop_lag=loop_lag,
+            machine=MachineSampler(interval=settings.metrics.interval, clock=trio.current_time)
+            if settings.metrics.cpu
+            else None,
+        )
+    )
+    http = None if http_socket is None else Frontend("http", "HTTPService", http_socket, http_app, log=log)
+    metrics = None
+    if metrics_socket is not None:
+        metrics = Frontend("metrics", "Metrics Service", metrics_socket, metrics_app, log=log)
+    frontends = Supervisor(
+        [frontend.spec() for frontend in (http, metrics) if frontend is not None],
+        intensity=Intensity(10, 60.0),
+    )
     telemetry = Supervisor([ChildSpec("loop-lag", lambda ctx: measure_loop_lag(ctx, loop_lag))])
     repository = Supervisor([ChildSpec("catalog", catalog.run)], strategy=Strategy.REST_FOR_ONE)
     root = Supervisor(
@@ -237,25 +289,19 @@ async def open_server(
         ],
         intensity=ROOT_INTENSITY,
     )
-    readiness = Readiness(router, catalog, strict=settings.strict_readiness)
+    root_view.root = root
     running = RunningServer(
         settings=settings,
-        server=Server(
-            identity=ServerIdentity(name=settings.id, version=version(), extensions=EXTENSIONS),
-            models=router,
-            repository=RepositoryView(router, catalog),
-            health=readiness,
-            introspection=TreeView(root),
-        ),
+        server=server,
+        app=http_app,
         subtrees=subtrees,
         router=router,
         catalog=catalog,
         readiness=readiness,
-        loop_lag=loop_lag,
         root=root,
-        frontends=frontends,
         stopped=trio.Event(),
-        drain_frontends=[],
+        http=http,
+        metrics=metrics,
     )
     logs_supervision = supervision_observer(structlog.get_logger())
 
@@ -280,6 +326,9 @@ async def open_server(
                 if root.is_running:
                     root.stop()
                     await running.stopped.wait()
+            for frontend in (http, metrics):
+                if frontend is not None:
+                    frontend.close()
 
 
 def version() -> str:

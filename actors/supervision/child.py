@@ -122,6 +122,7 @@ class Life(ChildContext):
     __slots__ = (
         "_child",
         "_ended_event",
+        "_error",
         "_on_ready",
         "_settled_event",
         "_soft",
@@ -160,6 +161,7 @@ class Life(ChildContext):
         self.for_restart = False  # it is being stopped in order to be restarted with its group
         self.killed = False
         self._soft = False  # being cancelled was the request to stop, so it is no kill
+        self._error: Exception | None = None  # what the child raised
         self._settled_event: trio.Event | None = None
         self._ended_event: trio.Event | None = None
 
@@ -189,17 +191,16 @@ class Life(ChildContext):
         An ExceptionGroup is kept whole. Where a group mixes failures with a cancellation, the failures are the
         reason, and the cancellation goes on to the scope it belongs to.
         """
-        failure: Exception | None = None
         with self.scope:
             try:
                 try:
                     await self._child.spec.start(self)
                 except Exception as error:  # noqa: BLE001 (the edge of a supervised child)
-                    failure = error
+                    self._error = error
             except* Exception as group:  # noqa: BLE001 (the same edge)
-                failure = group
-        if failure is not None:
-            return self._classify(failure)
+                self._error = group
+        if self._error is not None:
+            return self._classify(self._error)
         if self.scope.cancelled_caught and not self._soft:
             return Killed()
         return Stopped() if self.asked else Normal()
@@ -253,17 +254,8 @@ class Life(ChildContext):
 
     def start_failure(self, reason: ExitReason) -> StartFailed:
         """The reason as it stands for a child that ended before it was ready."""
-        match reason:
-            case StartFailed():
-                return reason
-            case Crashed(exception=error):
-                return StartFailed(error)
-            case Escalated(supervisor=supervisor, offender=offender, reason=cause):
-                return StartFailed(IntensityExceeded(supervisor, offender, cause))
-            case _:
-                return StartFailed(
-                    RuntimeError(f"child {self.path!r} ended ({reason}) before it called started()")
-                )
+        hasty = f"child {self.path!r} ended ({reason}) before it called started()"
+        return StartFailed(RuntimeError(hasty) if self._error is None else self._error)
 
     def _classify(self, failure: Exception) -> ExitReason:
         match failure:

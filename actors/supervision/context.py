@@ -56,9 +56,7 @@ class Stopping:
             self._callbacks.append(callback)
 
     def set(self) -> None:
-        """Ask. For supervisors."""
-        if self._asked:
-            return
+        """Ask, once. For supervisors."""
         self._asked = True
         if self._event is not None:
             self._event.set()

@@ -213,7 +213,8 @@ class Inbox(Generic[M]):
         try:
             await self._send.send(item)
         except trio.BrokenResourceError:
-            raise self._dead() from None
+            assert self._died is not None, "only `close` breaks the channel"
+            raise ActorDied(self._path, self._died) from None
 
     async def ask(self, call: Call[M]) -> Any:
         """Queue `call` as `put` does, and wait for its answer."""
@@ -226,11 +227,8 @@ class Inbox(Generic[M]):
             self._unanswered.pop(call, None)
 
     def put_nowait(self, item: M) -> None:
-        """Queue `item`. Raises trio.WouldBlock if there is no room, ActorDied if there is no actor."""
-        try:
-            self._send.send_nowait(item)
-        except trio.BrokenResourceError:
-            raise self._dead() from None
+        """Queue `item`. Raises trio.WouldBlock if there is no room."""
+        self._send.send_nowait(item)
 
     def notify(self, down: Down) -> None:
         """Deliver a notice past the bound."""
@@ -291,9 +289,6 @@ class Inbox(Generic[M]):
     def _wake(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
-
-    def _dead(self) -> ActorDied:
-        return ActorDied(self._path, self._died if self._died is not None else NotStarted())
 
 
 class Ref(Generic[M_contra]):

@@ -45,6 +45,7 @@ class Table:
     def remove(self, child: Child) -> None:
         """Forget a row and its registered name."""
         self._rows.pop(child.spec.name, None)
+        child.life = None  # row and life refer to each other; connections should not wait for the collector
         if child.ref is not None:
             self._registry.forget(child.ref)
 

@@ -40,7 +40,7 @@ def serve(argv: Sequence[str]) -> int:
     except SettingsError as error:
         sys.stderr.write(complaint(error))
         return 1
-    from engine.tree import run
+    from engine.run import run
 
     return run(settings)
 

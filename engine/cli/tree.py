@@ -1,9 +1,14 @@
-"""`tritium tree`: the live supervision tree of a running server."""
+"""`tritium tree`: the live supervision tree of a running server.
+
+The server answers `GET /v2/tritium/tree` with the root's node, as `actors.supervision.tree.Snapshot.as_dict` makes it, except
+that `since` is told as seconds ago: a clock's reading would mean nothing here.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import sys
 import time
@@ -97,12 +102,12 @@ def fetch(opener: urllib.request.OpenerDirector, url: str) -> Node:
             raise TreeUnavailable(
                 f"the server at {base} answered {error.code} to {_PATH}: is it Tritium, with its management API allowed?"
             ) from error
-    except (OSError, urllib.error.URLError) as error:
+    except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
         reason = getattr(error, "reason", error)
         raise TreeUnavailable(f"no server answers at {base}: {reason}") from error
     except ValueError as error:
         raise TreeUnavailable(f"the server at {base} did not answer with a tree: {error}") from error
-    if not isinstance(document, dict) or not isinstance(document.get("root", document).get("children"), list):
+    if not isinstance(document, dict) or not isinstance(document.get("children"), list):
         raise TreeUnavailable(f"the server at {base} did not answer with a tree")
     return document
 
@@ -127,11 +132,11 @@ def _watch(opener: urllib.request.OpenerDirector, url: str, interval: float) -> 
 # -- rendering
 
 
-def facts(node: Node, now: float | None) -> Iterator[tuple[str, str]]:
+def facts(node: Node) -> Iterator[tuple[str, str]]:
     """Yield (kind, words) of what is worth saying about one node, in the order it is said."""
     yield "state", str(node.get("state", "?")).replace("_", " ")
-    if now is not None and isinstance(node.get("since"), int | float):
-        yield "since", f"for {duration(now - node['since'])}"
+    if isinstance(node.get("since"), int | float):
+        yield "since", f"for {duration(node['since'])}"
     if node.get("restarts"):
         yield "restarts", f"{node['restarts']} restart{'s' if node['restarts'] != 1 else ''}"
     if node.get("inbox_depth"):
@@ -142,25 +147,19 @@ def facts(node: Node, now: float | None) -> Iterator[tuple[str, str]]:
         yield "reason", f"last ended: {printable(str(node['last_exit']))}"
 
 
-def _now(document: Node) -> float | None:
-    now = document.get("now")
-    return now if isinstance(now, int | float) else None
-
-
 def plain(document: Node) -> str:
     """Return the tree as text without colours, one line a node."""
-    now = _now(document)
     lines: list[str] = []
 
     def add(node: Node, lead: str, below: str) -> None:
-        said = ", ".join(words for _, words in facts(node, now))
+        said = ", ".join(words for _, words in facts(node))
         lines.append(f"{lead}{printable(str(node.get('name', '?')))}  {said}\n")
         children = node.get("children", [])
         for index, child in enumerate(children):
             last = index == len(children) - 1
             add(child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "))
 
-    add(document.get("root", document), "", "")
+    add(document, "", "")
     return "".join(lines)
 
 
@@ -168,24 +167,22 @@ def drawn(document: Node) -> Tree:
     """Return the tree for a terminal."""
     from rich.tree import Tree
 
-    now = _now(document)
-
     def branch(node: Node, parent: Tree | None) -> Tree:
-        label = _label(node, now)
+        label = _label(node)
         here = Tree(label, guide_style="dim") if parent is None else parent.add(label)
         for child in node.get("children", []):
             branch(child, here)
         return here
 
-    return branch(document.get("root", document), None)
+    return branch(document, None)
 
 
-def _label(node: Node, now: float | None) -> Text:
+def _label(node: Node) -> Text:
     from rich.text import Text
 
     style = _STYLES.get(str(node.get("state")), "")
     label = Text.assemble(("● ", style), (printable(str(node.get("name", "?"))), "bold"))
     styles = {"state": style, "restarts": "yellow", "inbox": "cyan", "reason": "red"}
-    for kind, words in facts(node, now):
+    for kind, words in facts(node):
         label.append("  " + words, style=styles.get(kind, "dim"))
     return label

@@ -122,25 +122,28 @@ class _Walk:
                 self._unknown_field(descriptor, prefix, name, line, column)
             tokens.NextToken()
             tokens.TryConsume(":")
-            for _ in self._values():
+            for at in self._values():
+                if at > 0:  # the first element of a list is where the field is
+                    line, column = self._here()
                 key = _key_of(declared, prefix + name, seen.get(name, 0))
                 seen[name] = seen.get(name, 0) + 1
                 self._result.records.append((key, line, column))
                 self._value(declared, key, depth)
-                line, column = self._here()
             if not tokens.TryConsume(","):
                 tokens.TryConsume(";")
 
-    def _values(self) -> Iterator[None]:
-        """Stop at each value: one, or those of a `[ … ]` list."""
+    def _values(self) -> Iterator[int]:
+        """Stop at each value, giving its position: one value, or those of a `[ … ]` list."""
         tokens = self._tokens
         if not tokens.TryConsume("["):
-            yield
+            yield 0
             return
+        position = 0
         while not tokens.TryConsume("]"):
             if tokens.AtEnd():
                 raise _LostTrack
-            yield
+            yield position
+            position += 1
             tokens.TryConsume(",")
 
     def _value(self, declared: Any, key: str, depth: int) -> None:

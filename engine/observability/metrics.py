@@ -378,8 +378,9 @@ def _escaped(value: str) -> str:
 
 
 def _model_labels(model: ModelSample) -> dict[str, str]:
-    # A tag's key is the configuration's, and one that is no label name would spoil the whole scrape.
-    tags = {"_" + re.sub(r"[^a-zA-Z0-9_]", "_", key): value for key, value in model.tags.items()}
+    # A tag's key is the configuration's, and one that is no label name would spoil the whole scrape; so would two
+    # underscores in front, which Prometheus keeps for itself.
+    tags = {"_" + re.sub(r"[^a-zA-Z0-9_]", "_", key).lstrip("_"): value for key, value in model.tags.items()}
     return {**tags, "model": model.name, "version": str(model.version)}
 
 

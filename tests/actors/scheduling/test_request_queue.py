@@ -462,6 +462,18 @@ def test_thousands_of_short_lived_clocks_leave_nothing_behind():
     assert queue.next_expiry() == math.inf
 
 
+def test_clocks_still_run_out_in_order_when_most_of_the_others_have_been_stopped():
+    queue = make_queue()
+    requests = [make_request(deadline=float(n * 7919 % 1009)) for n in range(1000)]
+    push_all(queue, *requests)
+    kept = sorted(requests, key=lambda request: request.deadline % 10)[:100]
+    for request in set(requests) - set(kept):
+        queue.remove(request)
+    queue.push(make_request(deadline=2000.0), 0.0)
+    ended = [request for request, _ in queue.expire(1500.0)]
+    assert ended == sorted(kept, key=lambda request: request.deadline)
+
+
 # Against a model of itself
 
 policies = st.builds(

@@ -116,6 +116,39 @@ async def test_queued_calls_fail_when_the_actor_dies_and_the_next_life_starts_em
         assert "lost" not in heard
 
 
+async def test_senders_waiting_for_room_are_told_when_the_actor_dies(autojump_clock):
+    async with serving(Supervisor([echo([], inbox=1)])) as tree:
+        ref = tree.root.registry["echo"]
+        told = []
+
+        async def send(method, message):
+            try:
+                await method(message)
+            except ActorDied as died:
+                told.append((method.__name__, died.reason))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send, ref.call, "slow")
+            await settled()
+            ref.cast_nowait("fills the inbox")
+            nursery.start_soon(send, ref.cast, "waits")
+            nursery.start_soon(send, ref.call, "waits")
+            await settled()
+            tree.root.kill_child("echo")
+        assert sorted(told, key=str) == [("call", Killed()), ("call", Killed()), ("cast", Killed())]
+
+
+async def test_a_caller_that_is_cancelled_leaves_nothing_behind(autojump_clock):
+    heard = []
+    async with serving(Supervisor([echo(heard)])) as tree:
+        ref = tree.root.registry["echo"]
+        with trio.move_on_after(1) as patience:
+            await ref.call("silence")
+        assert patience.cancelled_caught
+        assert heard[0].abandoned
+        assert ref.statistics().unanswered == 0
+
+
 async def test_a_kept_inbox_survives_the_actor_and_only_received_calls_fail(autojump_clock):
     heard = []
     async with serving(Supervisor([echo(heard, keep_inbox=True, inbox=1)])) as tree:
@@ -318,6 +351,18 @@ async def test_a_monitor_of_a_dead_actor_tells_at_once(autojump_clock):
         await tree.root.registry["w"].cast(tree.root.registry.ref("nowhere"))
         await settled()
         assert seen == [Down("nowhere", NotStarted())]
+
+
+async def test_a_down_can_be_taken_without_waiting_and_a_closed_inbox_gets_none(autojump_clock):
+    inbox = Inbox("w", 1)
+    async with serving(Supervisor()) as tree:
+        nowhere = tree.root.registry.ref("nowhere")
+        nowhere.monitor(inbox)
+        assert inbox.statistics().depth == 1
+        assert inbox.receive_nowait() == Down("nowhere", NotStarted())
+        inbox.close(Normal())
+        nowhere.monitor(inbox)
+        assert not inbox.is_open
 
 
 async def test_a_down_gets_past_a_full_inbox(autojump_clock):

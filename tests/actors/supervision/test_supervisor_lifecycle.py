@@ -1,5 +1,7 @@
 """Starting, stopping, dynamic children, cancellation from outside, and what the tree shows."""
 
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -651,6 +653,25 @@ async def test_thousands_of_temporary_children_come_and_go(autojump_clock):
         await trio.sleep(2)
         assert connections.count_children() == Counts(0, 0, 0, 0)
         assert tree.names("connections/7") == ["child_started", "child_exited"]
+
+
+async def test_a_temporary_child_that_ended_is_freed_without_the_garbage_collector(autojump_clock):
+    async def connection(ctx):
+        pass
+
+    async with serving(Supervisor()) as tree:
+        gc.disable()
+        try:
+            start = partial(connection)
+            gone = weakref.ref(start)
+            tree.root.start_child_nowait(ChildSpec("a", start, restart=Restart.TEMPORARY))
+            del start
+            tree.events.clear()
+            await settled()
+            tree.events.clear()
+            assert gone() is None
+        finally:
+            gc.enable()
 
 
 async def test_thousands_of_temporary_children_share_one_shutdown_budget(autojump_clock):

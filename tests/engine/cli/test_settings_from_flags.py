@@ -4,7 +4,7 @@ import contextlib
 import os
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cli.flags import BY_NAME, BY_VARIABLE, FLAGS, Kind
@@ -386,6 +386,7 @@ def test_every_flag_is_explained_in_exactly_one_way(flag):
     assert sum(map(bool, (flag.help, flag.no_effect, flag.instead))) == 1
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from(sorted(BY_NAME)), st.text(max_size=12)), max_size=4))
 def test_no_command_line_does_worse_than_a_settings_error(pairs):
     words = [

@@ -1,0 +1,114 @@
+"""`tritium serve`: the tree in a process of its own, from the first line of its log to its exit status."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import trio
+
+from actors.messages.events import Event
+from engine.cli.startup import startup_table
+from engine.frontends import AddressInUse
+from engine.observability.logs import configure_logging, open_sink
+from engine.settings import Settings, SettingsError
+from engine.tree import Log, RunningServer, ServerFailed, open_server
+
+
+def run(settings: Settings) -> int:
+    """Serve until a signal, or until the tree gives up; return the process's exit status."""
+    try:
+        sink = open_sink(settings.log)
+    except SettingsError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    configure_logging(settings.log, sink)
+    _allow_many_files()
+    try:
+        status = trio.run(_serve, settings)
+    except* (AddressInUse, ServerFailed) as group:
+        for failure in _leaves(group):
+            sys.stderr.write(f"error: {failure}\n")
+        status = 1
+    finally:
+        sink.close()
+    return status
+
+
+async def _serve(settings: Settings) -> int:
+    """Return the exit status."""
+    log = Log()
+    for warning in settings.warnings:
+        log(Event.SERVER_STARTING, level="warning", warning=warning)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with open_server(settings) as running:
+            told = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_listen_for_signals, signals, told, log)
+                nursery.start_soon(_report_start, running, told, log)
+                nursery.start_soon(_end_with_tree, running, told)
+                await told.wait()
+                nursery.cancel_scope.cancel()
+            return await _drain(running, signals, log)
+
+
+async def _report_start(running: RunningServer, told: trio.Event, log: Log) -> None:
+    await running.wait_loaded()
+    startup_table(running.router.index(), running.settings.options())
+    if running.router.all_ready() or not running.settings.exit_on_error:
+        log(Event.SERVER_READY, models=sum(1 for _ in running.router.states()))
+        return
+    sys.stderr.write("error: creating server: Internal - failed to load all models\n")
+    running.failures.append("failed to load all models")
+    told.set()
+
+
+async def _listen_for_signals(signals: AsyncIterator[int], told: trio.Event, log: Log) -> None:
+    async for number in signals:
+        log(Event.SERVER_DRAINING, signal=signal.Signals(number).name)
+        told.set()
+
+
+async def _end_with_tree(running: RunningServer, told: trio.Event) -> None:
+    await running.wait_stopped()
+    told.set()
+
+
+async def _drain(running: RunningServer, signals: AsyncIterator[int], log: Log) -> int:
+    """Answer what was accepted; a second signal, or the exit timeout, ends that at once."""
+    outcome: list[bool] = []
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            async for _ in signals:
+                nursery.cancel_scope.cancel()
+
+        nursery.start_soon(watch)
+        outcome.append(await running.drain())
+        nursery.cancel_scope.cancel()
+    if not outcome or not outcome[0]:
+        sys.stderr.write(
+            "Exit timeout expired. Exiting immediately.\n"
+            if outcome
+            else "Told twice. Exiting immediately.\n"
+        )
+        sys.stderr.flush()
+        os._exit(1)  # workers are killed by the kernel as their parent goes
+    log(Event.SERVER_STOPPED)
+    return 1 if running.failures else 0
+
+
+def _allow_many_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

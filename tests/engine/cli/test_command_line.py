@@ -1,0 +1,357 @@
+"""The `tritium` command as it is typed, in processes of its own where that is what matters."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from actors.interfaces import IndexEntry
+from engine.__main__ import main
+from engine.cli.flags import FLAGS, Group
+from engine.cli.serve import help_text
+from engine.cli.startup import startup_table
+from engine.cli.text import aligned, duration, printable
+
+
+def run(*words, **environ):
+    """Run `python -m engine` and return the finished process."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITIUM_")}
+    return subprocess.run(
+        [sys.executable, "-m", "engine", *words],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**kept, **environ},
+        check=False,
+    )
+
+
+# -- help and mistakes
+
+
+def test_help_is_quick_and_complete():
+    started = time.perf_counter()
+    process = run("--help")
+    assert time.perf_counter() - started < 5  # generous: a loaded machine; typically 0.03 s
+    assert process.returncode == 0
+    assert process.stderr == ""
+    for command in ("serve", "check", "tree"):
+        assert f"  {command} " in process.stdout
+
+
+def test_the_command_imports_nothing_heavy():
+    code = (
+        "import sys, engine.__main__, engine.cli.serve, engine.cli.tree;"
+        "heavy = {'trio', 'structlog', 'rich', 'numpy', 'google.protobuf', 'orjson'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert process.stdout.strip() == "[]"
+
+
+def test_the_help_of_serve_shows_every_flag_and_fits_the_terminal():
+    text = help_text(80)
+    assert all(len(line) <= 80 for line in text.splitlines() if line.startswith("      "))
+    for flag in FLAGS:
+        assert f"--{flag.name}" in text
+    for group in Group:
+        assert f"{group.value}:\n" in text
+
+
+def test_defaults_stand_in_the_help(capsys):
+    assert main(["serve", "--help"]) == 0
+    assert "[default: 67108864]" in capsys.readouterr().out
+
+
+def test_an_unknown_flag_ends_with_status_one_and_the_usage_on_stderr():
+    process = run("serve", "--model-repositry=/models")
+    assert process.returncode == 1
+    assert process.stdout == ""
+    assert process.stderr.splitlines()[:2] == [
+        "unrecognized option '--model-repositry'",
+        "did you mean --model-repository?",
+    ]
+    assert "usage: tritium serve" in process.stderr
+
+
+def test_serve_reads_the_environment(capsys, monkeypatch):
+    monkeypatch.setenv("TRITIUM_HTTP_PORTT", "1")
+    assert main(["serve", "--model-repository=/models"]) == 1
+    assert "did you mean TRITIUM_HTTP_PORT?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["srve"], "did you mean 'serve'?"),
+        (["--model-repository=x"], "tritium serve --model-repository=x"),
+        (["launch"], "commands are serve, tree and check"),
+    ],
+)
+def test_an_unknown_command_says_what_would_work(words, hint, capsys):
+    assert main(words) == 1
+    assert hint in capsys.readouterr().err
+
+
+def test_version_is_one_line(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("tritium")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as closed:
+        process = subprocess.run(
+            [sys.executable, "-m", "engine", "serve", "--help"],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            timeout=30,
+            check=False,
+        )
+    assert process.stderr == b""
+
+
+# -- check
+
+GOOD = """
+name: "add"
+backend: "python"
+max_batch_size: 8
+input [ { name: "A" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "B" data_type: TYPE_FP32 dims: [ 4 ] } ]
+dynamic_batching { max_queue_delay_microseconds: 100 }
+"""
+BAD = 'name: "broken"\nbackend: "python"\nmax_batch_sise: 8\n'
+
+
+@pytest.fixture
+def repository(tmp_path):
+    def write(**models):
+        for name, config in models.items():
+            (tmp_path / name / "1").mkdir(parents=True)
+            (tmp_path / name / "1" / "model.py").write_text("")
+            (tmp_path / name / "config.pbtxt").write_text(config)
+        return str(tmp_path)
+
+    return write
+
+
+def test_check_shows_what_would_be_served(repository, capsys):
+    assert main(["check", repository(add=GOOD)]) == 0
+    out = capsys.readouterr().out
+    assert "✓ add  version 1\n" in out
+    assert "dynamic, up to 8 rows, waiting 0.1 ms for more" in out
+    assert "tritium.execution_timeout is off: hangs are not contained" in out
+    assert out.endswith("1 of 1 model would load\n")
+
+
+def test_check_points_at_the_mistake_and_exits_with_one(repository, capsys):
+    assert main(["check", repository(add=GOOD, broken=BAD)]) == 1
+    out = capsys.readouterr().out
+    assert "✗ broken" in out
+    assert "broken/config.pbtxt:3:1: error: " in out
+    assert "did you mean 'max_batch_size'?" in out
+    assert out.endswith("1 of 2 models would load\n")
+
+
+def test_check_says_the_same_as_json(repository, capsys):
+    assert main(["check", "--json", repository(add=GOOD, broken=BAD)]) == 1
+    report = json.loads(capsys.readouterr().out)
+    add, broken = report["models"]
+    assert (report["ok"], add["ok"], broken["ok"]) == (False, True, False)
+    assert (add["backend"], add["versions"], add["isolation"]) == ("python", [1], "process")
+    assert add["config"]["max_batch_size"] == 8
+    assert (broken["problems"][0]["line"], broken["problems"][0]["column"]) == (3, 1)
+
+
+def test_check_warns_of_a_model_inside_the_server_process(repository, capsys):
+    threaded = GOOD + 'parameters { key: "tritium.isolation" value { string_value: "thread" } }\n'
+    main(["check", repository(add=threaded)])
+    assert "a crash of it takes the server down" in capsys.readouterr().out
+
+
+def test_check_refuses_a_repository_that_is_not_there(tmp_path, capsys):
+    assert main(["check", str(tmp_path / "nowhere")]) == 1
+    assert "not a directory" in capsys.readouterr().err
+
+
+def test_check_finds_a_model_that_two_repositories_hold(tmp_path, capsys):
+    for repository in ("a", "b"):
+        (tmp_path / repository / "add" / "1").mkdir(parents=True)
+        (tmp_path / repository / "add" / "config.pbtxt").write_text(GOOD)
+    assert main(["check", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert "model appears in two or more repositories" in capsys.readouterr().out
+
+
+def test_check_of_an_empty_repository_says_so(tmp_path, capsys):
+    assert main(["check", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "no models found\n"
+
+
+# -- tree
+
+NODE = {
+    "name": "root",
+    "state": "running",
+    "since": 3725.0,
+    "restarts": 0,
+    "last_exit": None,
+    "inbox_depth": None,
+    "info": {},
+    "children": [
+        {
+            "name": "models",
+            "state": "running",
+            "since": 60.0,
+            "restarts": 2,
+            "last_exit": "crashed: ValueError('\x1b[31m')",
+            "inbox_depth": 7,
+            "info": {"model": "add"},
+            "children": [],
+        },
+        {"name": "frontends", "state": "backing_off", "since": 0.25, "restarts": 1, "children": []},
+    ],
+}
+
+
+@pytest.fixture
+def server():
+    """An HTTP server that answers what `answers` says, by path."""
+    answers = {"/v2/tritium/tree": (200, json.dumps(NODE).encode())}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, body = answers.get(self.path, (404, b""))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{http.server_port}", answers
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+def test_tree_draws_the_supervision_tree_plainly_into_a_pipe(server, capsys):
+    assert main(["tree", "--url", server[0]]) == 0
+    assert capsys.readouterr().out == (
+        "root  running, for 1h 2m\n"
+        "├─ models  running, for 1m 0s, 2 restarts, 7 in the inbox, model=add,"
+        " last ended: crashed: ValueError('\\x1b[31m')\n"
+        "└─ frontends  backing off, for 0.2s, 1 restart\n"
+    )
+
+
+def test_tree_prints_the_servers_json(server, capsys):
+    assert main(["tree", "--json", "--url", server[0].removeprefix("http://")]) == 0
+    assert json.loads(capsys.readouterr().out) == NODE
+
+
+def test_tree_draws_in_colour_on_a_terminal():
+    from rich.console import Console
+
+    from engine.cli.tree import drawn
+
+    out = io.StringIO()
+    Console(file=out, force_terminal=True, color_system="truecolor", width=120).print(drawn(NODE))
+    assert "\x1b[" in out.getvalue()
+    assert "models" in out.getvalue()
+    assert "\x1b[31m'" not in out.getvalue()  # what a model says is never obeyed
+
+
+def test_tree_says_so_where_no_server_answers(server, capsys):
+    assert main(["tree", "--url", "http://127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err.startswith("no server answers at http://127.0.0.1:1: ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((404, b""), "answered 404"),
+        ((200, b"hello"), "did not answer with a tree"),
+        ((200, b"[]"), "with a tree"),
+    ],
+)
+def test_tree_says_so_where_something_else_answers(server, capsys, answer, message):
+    server[1]["/v2/tritium/tree"] = answer
+    assert main(["tree", "--url", server[0]]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_tree_reads_no_files(capsys):
+    assert main(["tree", "--url", "file:///etc/passwd"]) == 1
+    assert "takes an http:// address" in capsys.readouterr().err
+
+
+# -- tables and words
+
+MODELS = [
+    IndexEntry(name="add", version=1, state="READY"),
+    IndexEntry(name="broken", state="UNAVAILABLE", reason="Invalid argument: no\nbackend"),
+]
+
+
+def test_the_startup_table_is_plain_and_aligned_in_a_pipe():
+    out = io.StringIO()
+    startup_table(MODELS, [("http", "0.0.0.0:8000")], file=out)
+    assert out.getvalue() == (
+        "Model   Version  Status\n"
+        "add     1        READY\n"
+        "broken  -        UNAVAILABLE: Invalid argument: no\\nbackend\n"
+        "\n"
+        "Option  Value\n"
+        "http    0.0.0.0:8000\n"
+    )
+
+
+def test_the_startup_table_is_drawn_on_a_terminal():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    out = Terminal()
+    startup_table(MODELS, [("http", "0.0.0.0:8000")], file=out)
+    for words in ("add", "READY", "broken", "0.0.0.0:8000"):
+        assert words in out.getvalue()
+
+
+def test_a_startup_table_that_nobody_reads_is_no_error():
+    class Gone(io.StringIO):
+        def write(self, _):
+            raise BrokenPipeError
+
+    startup_table(MODELS, [], file=Gone())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-1, "0.0s"), (3.21, "3.2s"), (60, "1m 0s"), (250, "4m 10s"), (7500, "2h 5m"), (273600, "3d 4h")],
+)
+def test_durations_are_told_in_the_units_that_matter(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_what_a_terminal_might_obey_is_spelt_out():
+    assert printable("a\x1b[2Jb\nü") == "a\\x1b[2Jb\\nü"
+    assert printable("\udcff") == "\\udcff"
+
+
+def test_columns_start_at_the_same_place():
+    assert aligned([("a", "b"), ("long", "c")]) == "a     b\nlong  c\n"

@@ -1,0 +1,284 @@
+"""Valid configurations, and the specifications they become."""
+
+from pathlib import Path
+
+import pytest
+
+from actors.messages.datatypes import DataType
+from actors.specs import (
+    Direct,
+    DynamicBatching,
+    InputSpec,
+    InstanceSpec,
+    OutputSpec,
+    QueueBounds,
+    QueuePolicy,
+    Retry,
+    TimeoutAction,
+)
+
+IO = (
+    'input [ { name: "A" data_type: TYPE_FP32 dims: [ 4 ] } ] '
+    'output [ { name: "S" data_type: TYPE_FP32 dims: [ 4 ] } ] '
+)
+ONNX = 'backend: "onnxruntime" max_batch_size: 8 ' + IO
+PYTHON = 'backend: "python" ' + IO
+PYTORCH = 'backend: "pytorch" max_batch_size: 4 ' + IO
+
+
+def parameter(key, value):
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }} '
+
+
+# (id, configuration, what of the specification to look at, its value)
+VALID = [
+    ("the whole minimum", ONNX, lambda spec: (spec.name, spec.version, spec.backend, spec.platform, spec.artifact),
+     ("m", 1, "onnxruntime", "onnxruntime_onnx", "model.onnx")),
+    ("a platform that is the backend's name", PYTHON, lambda spec: (spec.platform, spec.artifact), ("python", "model.py")),
+    ("an inferred backend", IO, lambda spec: (spec.backend, spec.artifact), ("onnxruntime", "model.onnx")),
+    ("a discovered torch model", 'platform: "pytorch_libtorch" ' + IO, lambda spec: (spec.backend, spec.artifact),
+     ("pytorch", "model.pt")),
+    ("a third party's backend", 'platform: "my_platform" ' + IO, lambda spec: (spec.backend, spec.artifact),
+     ("mine", "model.mine")),
+    ("another file name", ONNX + 'default_model_filename: "a.onnx"', lambda spec: spec.artifact, "a.onnx"),
+    ("no batches", IO, lambda spec: (spec.max_batch_size, spec.batches), (0, False)),
+    ("batches", ONNX, lambda spec: (spec.max_batch_size, spec.batches), (8, True)),
+    ("no scheduler", ONNX, lambda spec: spec.scheduling, Direct()),
+    ("a dynamic batcher", ONNX + "dynamic_batching { }", lambda spec: spec.scheduling,
+     DynamicBatching(preferred_batch_sizes=(8,))),
+    ("microseconds", ONNX + "dynamic_batching { preferred_batch_size: [ 8, 4, 8 ] max_queue_delay_microseconds: 1500 }",
+     lambda spec: spec.scheduling, DynamicBatching(preferred_batch_sizes=(4, 8), max_queue_delay=0.0015)),
+    ("ordering", ONNX + "dynamic_batching { preserve_ordering: true }", lambda spec: spec.scheduling.preserve_ordering, True),
+    ("queue policies",
+     ONNX + "dynamic_batching { priority_levels: 2 default_priority_level: 2"
+     " default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 3 allow_timeout_override: true }"
+     " priority_queue_policy { key: 1 value { max_queue_size: 5 } } }",
+     lambda spec: spec.scheduling,
+     DynamicBatching(
+         preferred_batch_sizes=(8,),
+         priority_levels=2,
+         default_priority_level=2,
+         default_queue_policy=QueuePolicy(
+             timeout_action=TimeoutAction.DELAY, default_timeout=3e-06, allow_timeout_override=True
+         ),
+         priority_queue_policies={1: QueuePolicy(max_queue_size=5)},
+     )),
+    ("inputs",
+     'backend: "python" max_batch_size: 1 input [ { name: "T" data_type: TYPE_STRING dims: [ -1, 2 ] optional: true }, '
+     '{ name: "R" data_type: TYPE_BF16 dims: 1 reshape { } allow_ragged_batch: true } ] '
+     'output { name: "S" data_type: TYPE_BOOL dims: [ 2, 3 ] reshape { shape: 6 } }',
+     lambda spec: (spec.inputs, spec.outputs),
+     (
+         (
+             InputSpec(name="T", datatype=DataType.BYTES, dims=(-1, 2), optional=True),
+             InputSpec(name="R", datatype=DataType.BF16, dims=(1,), reshape=(), ragged=True),
+         ),
+         (OutputSpec(name="S", datatype=DataType.BOOL, dims=(2, 3), reshape=(6,)),),
+     )),
+    ("a format", 'backend: "python" input { name: "I" data_type: TYPE_UINT8 format: FORMAT_NCHW dims: [ 3, 2, 2 ] } '
+     'output { name: "S" data_type: TYPE_FP32 dims: 1 }', lambda spec: spec.inputs[0].dims, (3, 2, 2)),
+    ("metric tags", ONNX + 'metric_tags { key: "team" value: "vision" }', lambda spec: spec.metric_tags, {"team": "vision"}),
+    ("parameters", ONNX + parameter("b", "2") + parameter("a", "1"), lambda spec: spec.parameters, {"a": "1", "b": "2"}),
+    ("a retry", PYTHON + parameter("tritium.retry", "always"), lambda spec: spec.retry, Retry.ALWAYS),
+    ("no retry", PYTHON, lambda spec: spec.retry, Retry.NEVER),
+    ("a pure backend", ONNX, lambda spec: spec.retry, Retry.ALWAYS),
+    ("threads", ONNX + parameter("tritium.threads", "2"), lambda spec: spec.threads, 2),
+    ("isolation", ONNX + parameter("tritium.isolation", "thread"), lambda spec: spec.isolation, "thread"),
+    ("an execution timeout", ONNX + parameter("tritium.execution_timeout", "0.25"), lambda spec: spec.execution_timeout, 0.25),
+    ("queue bounds", ONNX + parameter("tritium.queue.max_requests", "9"), lambda spec: spec.queue_bounds, QueueBounds(requests=9)),
+    ("mixed precision", PYTORCH + parameter("tritium.amp", "bf16"), lambda spec: spec.parameters["tritium.amp"], "bf16"),
+    ("rate limits, which are off", ONNX + 'instance_group { rate_limiter { resources { name: "R" count: 4 } } host_policy: "p" }',
+     lambda spec: len(spec.instances), 1),
+    ("a graph level", ONNX + "optimization { graph { level: 1 } eager_batching: true }",
+     lambda spec: b'"graph":{"level":1}' in spec.config_json, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "look", "expected"), [pytest.param(*row[1:], id=row[0]) for row in VALID])
+def test_a_valid_configuration_becomes_a_specification(load, text, look, expected):
+    loaded = load(text)
+    assert loaded.problems == ()
+    assert loaded.reason == ""
+    (spec,) = loaded.specs
+    assert look(spec) == expected
+
+
+# (id, configuration, GPUs, (name, kind, device, lanes) of each worker)
+INSTANCES = [
+    ("onnxruntime shares one worker by default", ONNX, 0, [("m_0", "CPU", 0, 2)]),
+    ("a group without a count shares one worker", ONNX + "instance_group { kind: KIND_CPU }", 0, [("m_0_0", "CPU", 0, 2)]),
+    ("a written count is a count of workers", ONNX + "instance_group { count: 2 }", 0,
+     [("m_0_0", "CPU", 0, 1), ("m_0_1", "CPU", 0, 1)]),
+    ("a written count may share", ONNX + "instance_group { count: 3 } " + parameter("tritium.worker", "model"), 0,
+     [("m_0_0", "CPU", 0, 3)]),
+    ("an unwritten count may not share", ONNX + parameter("tritium.worker", "instance"), 0,
+     [("m_0", "CPU", 0, 1), ("m_1", "CPU", 0, 1)]),
+    ("python has one worker", PYTHON, 0, [("m_0", "CPU", 0, 1)]),
+    ("python has a worker an instance", PYTHON + "instance_group { count: 2 }", 0,
+     [("m_0_0", "CPU", 0, 1), ("m_0_1", "CPU", 0, 1)]),
+    ("python stays on the CPU", PYTHON, 1, [("m_0", "CPU", 0, 1)]),
+    ("a GPU group is on every GPU", PYTORCH, 2, [("m_0", "GPU", 0, 1), ("m_1", "GPU", 1, 1)]),
+    ("a GPU group has its count on each GPU", PYTORCH + "instance_group { kind: KIND_GPU count: 2 gpus: [ 1, 0 ] }", 2,
+     [("m_0_0", "GPU", 1, 1), ("m_0_1", "GPU", 1, 1), ("m_0_2", "GPU", 0, 1), ("m_0_3", "GPU", 0, 1)]),
+    ("a shared worker for each GPU",
+     PYTORCH + "instance_group { kind: KIND_GPU count: 2 } " + parameter("tritium.worker", "model"), 2,
+     [("m_0_0", "GPU", 0, 2), ("m_0_1", "GPU", 1, 2)]),
+    ("groups of one name count on", PYTORCH + 'instance_group { name: "g" count: 1 } instance_group { name: "g" count: 1 }', 0,
+     [("g_0", "CPU", 0, 1), ("g_1", "CPU", 0, 1)]),
+    ("a model kind", PYTORCH + "instance_group { kind: KIND_MODEL count: 1 }", 2, [("m_0_0", "MODEL", 0, 1)]),
+    ("each group decides for itself", ONNX + "instance_group { count: 1 } instance_group { }", 0,
+     [("m_0_0", "CPU", 0, 1), ("m_1_0", "CPU", 0, 2)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "gpus", "expected"), [pytest.param(*row[1:], id=row[0]) for row in INSTANCES])
+def test_instance_groups_become_workers(load, text, gpus, expected):
+    (spec,) = load(text, gpus=gpus).specs
+    assert spec.instances == tuple(
+        InstanceSpec(name=name, kind=kind, device_id=device, lanes=lanes) for name, kind, device, lanes in expected
+    )
+
+
+def test_each_chosen_version_gets_a_specification(load):
+    files = {f"{number}/model.onnx": b"" for number in (1, 2, 10)}
+    loaded = load(ONNX + "version_policy { latest { num_versions: 2 } }", files=files)
+    assert loaded.versions == (2, 10)
+    assert [(spec.version, spec.version_directory.name) for spec in loaded.specs] == [(2, "2"), (10, "10")]
+    assert {spec.model_directory for spec in loaded.specs} == {loaded.path.parent}
+
+
+def test_a_backend_s_own_settings_go_before_those_for_all(load):
+    settings = {"": {"a": "1", "b": "1"}, "onnxruntime": {"b": "2"}, "python": {"c": "3"}}
+    (spec,) = load(ONNX, backend_settings=settings).specs
+    assert spec.settings == {"a": "1", "b": "2"}
+
+
+def test_directories_are_absolute(write_model, backends, monkeypatch):
+    from engine.config.load import load_model_config
+
+    directory = write_model(config=ONNX)
+    monkeypatch.chdir(directory.parent)
+    (spec,) = load_model_config(Path("m"), backends=backends).specs
+    assert spec.model_directory == directory
+    assert spec.version_directory == directory / "1"
+
+
+class TestLabels:
+    """`label_filename`."""
+
+    TEXT = (
+        'backend: "onnxruntime" input { name: "A" data_type: TYPE_FP32 dims: 1 } '
+        'output { name: "S" data_type: TYPE_FP32 dims: 3 label_filename: "%s" }'
+    )
+
+    def test_one_label_a_line(self, load):
+        loaded = load(
+            self.TEXT % "labels.txt", files={"1/model.onnx": b"", "labels.txt": "cat\nsea lion\r\n\ndög\n"}
+        )
+        assert loaded.specs[0].outputs[0].labels == ("cat", "sea lion", "", "dög")
+
+    @pytest.mark.parametrize("name", ["../labels.txt", "a/../../labels.txt", "/etc/hostname", "out.txt"])
+    def test_a_file_elsewhere_is_refused(self, write_model, backends, name):
+        from engine.config.load import load_model_config
+
+        directory = write_model(config=self.TEXT % name)
+        (directory.parent / "labels.txt").write_text("cat\n")
+        (directory / "out.txt").symlink_to(directory.parent / "labels.txt")
+        loaded = load_model_config(directory, backends=backends)
+        assert loaded.reason == (
+            f"Unsupported: label file path '{name}' for output 'S' in model 'm' is outside model directory"
+        )
+        assert loaded.errors[0].key == "output[0].label_filename"
+        assert loaded.errors[0].line == 1
+        assert loaded.specs == ()
+
+    def test_a_missing_file_is_told(self, load):
+        assert load(self.TEXT % "labels.txt").errors[0].message == (
+            "failed to read label file 'labels.txt' for output 'S' in model 'm': No such file or directory"
+        )
+
+    def test_labels_are_text(self, load):
+        loaded = load(self.TEXT % "labels.txt", files={"1/model.onnx": b"", "labels.txt": b"\xff"})
+        assert loaded.errors[0].message == "label file 'labels.txt' for output 'S' in model 'm' is not UTF-8 at byte 0"
+
+
+class TestWarmup:
+    """`model_warmup` (contract, scheduling.md section 10)."""
+
+    @staticmethod
+    def text(fields, *, batch_size=2, more=""):
+        return (
+            ONNX + f'model_warmup {{ name: "w" batch_size: {batch_size} {more} '
+            f'inputs {{ key: "A" value {{ {fields} }} }} }}'
+        )
+
+    def test_a_sample_is_batch_size_requests_of_one_item(self, load):
+        loaded = load(self.text("data_type: TYPE_FP32 dims: 4 zero_data: true", batch_size=3, more="count: 5"))
+        (sample,) = loaded.specs[0].warmup
+        assert (sample.name, sample.count, len(sample.requests)) == ("w", 5, 3)
+        (tensor,) = sample.requests[2]
+        assert (tensor.name, tensor.datatype, tuple(tensor.shape)) == ("A", DataType.FP32, (1, 4))
+        assert tensor.as_numpy().tolist() == [[0.0] * 4]
+
+    def test_no_count_is_one_run(self, load):
+        assert load(self.text("data_type: TYPE_FP32 dims: 4 zero_data: true")).specs[0].warmup[0].count == 1
+
+    def test_a_sample_of_batch_size_0_is_skipped(self, load):
+        assert load(self.text("dims: -1", batch_size=0)).specs[0].warmup == ()
+
+    def test_a_model_without_batches_gets_no_batch_dimension(self, load):
+        loaded = load(self.text("data_type: TYPE_FP32 dims: 4 zero_data: true").replace("max_batch_size: 8", ""))
+        assert tuple(loaded.specs[0].warmup[0].requests[0][0].shape) == (4,)
+
+    def test_a_tensor_that_is_no_input_gets_no_batch_dimension(self, load):
+        loaded = load(self.text("data_type: TYPE_FP32 dims: 4 zero_data: true").replace('key: "A"', 'key: "START"'))
+        assert tuple(loaded.specs[0].warmup[0].requests[0][0].shape) == (4,)
+
+    @pytest.mark.parametrize("datatype", [datatype for datatype in DataType if datatype is not DataType.BYTES])
+    def test_random_data_are_numbers_of_the_type(self, load, datatype):
+        text = self.text(f"data_type: {datatype.config_name} dims: [ 5, 3 ] random_data: true")
+        array = load(text).specs[0].warmup[0].requests[0][0].as_numpy()
+        assert array.shape == (1, 5, 3)
+        assert array.any()
+        assert not (array != array).any()
+
+    @pytest.mark.parametrize("kind", ["zero_data", "random_data"])
+    def test_strings_are_empty(self, load, kind):
+        text = self.text(f"data_type: TYPE_STRING dims: 2 {kind}: true")
+        assert load(text).specs[0].warmup[0].requests[0][0].as_numpy().tolist() == [[b"", b""]]
+
+    def test_a_file_holds_one_item_and_may_be_longer(self, load):
+        text = self.text('data_type: TYPE_UINT8 dims: 4 input_data_file: "a.raw"')
+        loaded = load(text, files={"1/model.onnx": b"", "warmup/a.raw": bytes(range(6))})
+        assert loaded.specs[0].warmup[0].requests[1][0].as_numpy().tolist() == [[0, 1, 2, 3]]
+
+    def test_a_file_of_strings_is_packed(self, load):
+        text = self.text('data_type: TYPE_STRING dims: 2 input_data_file: "a"')
+        files = {"1/model.onnx": b"", "warmup/a": b"\x02\0\0\0hi\0\0\0\0"}
+        assert load(text, files=files).specs[0].warmup[0].requests[0][0].as_numpy().tolist() == [[b"hi", b""]]
+
+    # (fields, the file's content, message)
+    BROKEN = [
+        ('data_type: TYPE_FP32 dims: 4 input_data_file: "a.raw"', b"123",
+         "[request id: <id_unknown>] warmup setting expects 16 bytes, but the data provided from a.rawonly has 3 bytes"),
+        ('data_type: TYPE_STRING dims: 2 input_data_file: "a.raw"', b"\x02\0\0\0hi",
+         "warmup data file 'a.raw': packed BYTES tensor 'A' holds 1 elements, its shape 2"),
+        ('data_type: TYPE_FP32 dims: 4 input_data_file: "b.raw"', b"",
+         "failed to read warmup data file 'b.raw': No such file or directory"),
+        ('data_type: TYPE_FP32 dims: 4 input_data_file: "../config.pbtxt"', b"",
+         "warmup data file '../config.pbtxt' for input 'A' is outside the model's warmup directory"),
+        ("data_type: TYPE_FP32 dims: [ 1000000, 1000000 ] zero_data: true", b"",
+         "warmup input 'A' is larger than 1073741824 bytes"),
+        ("dims: 4 zero_data: true", b"", "warmup setting expects input 'A' to have 'data_type' set"),
+    ]  # fmt: skip
+
+    @pytest.mark.parametrize(("fields", "content", "message"), BROKEN)
+    def test_unusable_data_keep_the_model_from_loading(self, load, fields, content, message):
+        loaded = load(self.text(fields), files={"1/model.onnx": b"", "warmup/a.raw": content})
+        assert loaded.errors[0].message == message
+        assert loaded.errors[0].key == 'model_warmup[0].inputs["A"]'
+        assert loaded.specs == ()
+
+    def test_a_batch_size_beyond_reason_is_refused(self, load):
+        loaded = load(self.text("data_type: TYPE_FP32 dims: 4 zero_data: true", batch_size=4_000_000_000))
+        assert loaded.errors[0].message == "warmup sample 'w' for m has batch size 4000000000, more than 65536"

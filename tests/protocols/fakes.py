@@ -1,0 +1,260 @@
+"""A server in memory that implements `actors.interfaces`, for the frontends' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from actors.interfaces import IndexEntry, Server, ServerIdentity
+from actors.messages.datatypes import DataType
+from actors.messages.errors import InvalidArgument, NotFound, TritiumError, Unavailable
+from actors.messages.requests import InferRequest, InferResponse
+from actors.messages.tensors import Tensor
+from actors.specs import Direct, InputSpec, ModelSpec, OutputSpec
+
+Outcome = InferResponse | TritiumError
+
+
+def make_spec(
+    name: str = "add",
+    *,
+    inputs: Sequence[tuple[str, DataType, tuple[int, ...]]] = (
+        ("A", DataType.FP32, (16,)),
+        ("B", DataType.FP32, (16,)),
+    ),
+    outputs: Sequence[tuple[str, DataType, tuple[int, ...]]] = (
+        ("S", DataType.FP32, (16,)),
+        ("D", DataType.FP32, (16,)),
+    ),
+    max_batch_size: int = 8,
+    version: int = 1,
+    labels: tuple[str, ...] = (),
+    decoupled: bool = False,
+) -> ModelSpec:
+    return ModelSpec(
+        name=name,
+        version=version,
+        platform="onnxruntime_onnx",
+        backend="onnxruntime",
+        max_batch_size=max_batch_size,
+        inputs=tuple(InputSpec(name=n, datatype=t, dims=d) for n, t, d in inputs),
+        outputs=tuple(OutputSpec(name=n, datatype=t, dims=d, labels=labels) for n, t, d in outputs),
+        scheduling=Direct(),
+        instances=(),
+        model_directory=Path(),
+        version_directory=Path(),
+        artifact="model.onnx",
+        config_json=b'{"name":"%s"}' % name.encode(),
+        decoupled=decoupled,
+    )
+
+
+class FakeModel:
+    """Answers with `execute(request)`, at once; where that gives None, when a test says so."""
+
+    def __init__(self, spec: ModelSpec, execute: Callable[[FakeModel, InferRequest], Outcome | None]) -> None:
+        self.spec = spec
+        self.execute = execute
+        self.submitted: list[InferRequest] = []
+        self.cancelled: list[InferRequest] = []
+        self.released = 0
+        self.on_submit: Callable[[], None] = lambda: None
+
+    async def submit(self, request: InferRequest) -> None:
+        for tensor in request.inputs:
+            if tensor.name not in self.spec.inputs_by_name:
+                raise InvalidArgument(
+                    f"unexpected inference input '{tensor.name}' for model '{self.spec.name}'"
+                )
+        self.submitted.append(request)
+        outcome = self.execute(self, request)
+        if outcome is not None:
+            request.reply.put(outcome, final=True)
+        self.on_submit()
+
+    def cancel(self, request: InferRequest) -> None:
+        self.cancelled.append(request)
+
+    def respond(
+        self, request: InferRequest, outputs: Sequence[Tensor], **parameters: bool | int | float | str
+    ) -> InferResponse:
+        return InferResponse(
+            model_name=self.spec.name,
+            model_version=self.spec.version,
+            id=request.id,
+            outputs=outputs,
+            parameters=parameters or None,
+            on_release=self._release,
+            timing=(1_000_000, 2_000, 3_000, 4_000),
+        )
+
+    def _release(self) -> None:
+        self.released += 1
+
+
+def add_sub(model: FakeModel, request: InferRequest) -> Outcome:
+    a, b = (tensor.as_numpy() for tensor in request.inputs)
+    return model.respond(request, [Tensor.from_numpy("S", a + b), Tensor.from_numpy("D", a - b)])
+
+
+def identity(model: FakeModel, request: InferRequest) -> Outcome:
+    outputs = [
+        Tensor(declared.name, tensor.datatype, tensor.shape, tensor.data)
+        for declared, tensor in zip(model.spec.outputs, request.inputs, strict=True)
+    ]
+    return model.respond(request, outputs)
+
+
+def zeros(model: FakeModel, request: InferRequest) -> Outcome:
+    """Answer with as many bytes as the only input asks for."""
+    count = int(request.inputs[0].as_numpy().ravel()[0])
+    return model.respond(request, [Tensor("Y", DataType.UINT8, (count,), memoryview(bytearray(count)))])
+
+
+def hold(_model: FakeModel, _request: InferRequest) -> None:
+    return None
+
+
+def fail(_model: FakeModel, _request: InferRequest) -> Outcome:
+    return Unavailable("Exceeds maximum queue size")
+
+
+class FakeModels:
+    def __init__(self, models: Sequence[FakeModel]) -> None:
+        self.by_name = {model.spec.name: model for model in models}
+
+    def resolve(self, name: str, version: str = "") -> FakeModel:
+        model = self.by_name.get(name)
+        if model is None:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        if version and int(version) != model.spec.version:
+            raise NotFound(f"Request for unknown model: '{name}' version {version} is not found")
+        return model
+
+    def versions(self, name: str) -> Sequence[int]:
+        return [self.resolve(name).spec.version]
+
+    def statistics(self, name: str = "", version: str = "") -> Sequence[Mapping[str, object]]:
+        if name and name not in self.by_name:
+            raise InvalidArgument(f"requested model '{name}' is not available")
+        return [
+            {"name": model.spec.name, "version": str(model.spec.version), "inference_count": len(model.submitted)}
+            for model in self.by_name.values()
+            if name in {"", model.spec.name}
+        ]
+
+
+class FakeRepository:
+    def __init__(self) -> None:
+        self.entries = [
+            IndexEntry(name="add", version=1, state="READY"),
+            IndexEntry(name="broken", version=2, state="UNAVAILABLE", reason="no such file"),
+            IndexEntry(name="resting"),
+        ]
+        self.explicit = False
+        self.loaded: list[tuple[str, Mapping[str, object]]] = []
+        self.unloaded: list[tuple[str, bool]] = []
+
+    def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
+        return [entry for entry in self.entries if entry.state == "READY" or not ready_only]
+
+    def _check(self) -> None:
+        if not self.explicit:
+            raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+        self._check()
+        self.loaded.append((name, parameters))
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        self._check()
+        self.unloaded.append((name, unload_dependents))
+
+
+class FakeHealth:
+    def __init__(self) -> None:
+        self.exiting = False
+        self.is_live = self.is_ready = self.is_model_ready = True
+        self.models: FakeModels | None = None
+
+    def live(self) -> bool:
+        return self.is_live
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        if self.models is not None:
+            self.models.resolve(name, version)
+        return self.is_model_ready
+
+
+class FakeIntrospection:
+    def tree(self) -> Mapping[str, object]:
+        return {"name": "root", "children": []}
+
+
+class FakeServer:
+    """The parts, for tests to set and read, and `server`, which frontends get."""
+
+    def __init__(self, models: Sequence[FakeModel] | None = None) -> None:
+        self.models = FakeModels(default_models() if models is None else models)
+        self.repository = FakeRepository()
+        self.health = FakeHealth()
+        self.health.models = self.models
+        self.server = Server(
+            identity=ServerIdentity(name="tritium", version="0.1.0", extensions=("classification", "statistics")),
+            models=self.models,
+            repository=self.repository,
+            health=self.health,
+            introspection=FakeIntrospection(),
+        )
+
+    def model(self, name: str = "add") -> FakeModel:
+        return self.models.by_name[name]
+
+
+def default_models() -> list[FakeModel]:
+    number = ("X", DataType.INT64, (1,))
+    return [
+        FakeModel(make_spec(), add_sub),
+        FakeModel(
+            make_spec(
+                "strings", inputs=[("X", DataType.BYTES, (-1,))], outputs=[("Y", DataType.BYTES, (-1,))]
+            ),
+            identity,
+        ),
+        FakeModel(
+            make_spec(
+                "scores",
+                inputs=[("X", DataType.FP32, (-1,))],
+                outputs=[("Y", DataType.FP32, (-1,))],
+                labels=("cat", "dog"),
+            ),
+            identity,
+        ),
+        FakeModel(
+            make_spec("zeros", inputs=[number], outputs=[("Y", DataType.UINT8, (-1,))], max_batch_size=0), zeros
+        ),
+        FakeModel(make_spec("held", inputs=[number], outputs=[("Y", DataType.INT64, (1,))]), hold),
+        FakeModel(make_spec("full", inputs=[number], outputs=[("Y", DataType.INT64, (1,))]), fail),
+        FakeModel(
+            make_spec("streams", inputs=[number], outputs=[("Y", DataType.INT64, (1,))], decoupled=True), hold
+        ),
+    ]
+
+
+class KeptPort:
+    """A reply port that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.parts: list[Outcome] = []
+
+    def put(self, part: Outcome, *, final: bool) -> None:
+        self.parts.append(part)
+
+
+def tensor(name: str, array: object, datatype: DataType | None = None) -> Tensor:
+    return Tensor.from_numpy(name, np.asarray(array), datatype)

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from actors.messages.errors import ErrorCode
+from protocols.status import STATUS, grpc_status, http_status
+
+
+def test_every_error_code_has_a_status():
+    assert set(STATUS) == set(ErrorCode)
+
+
+@pytest.mark.parametrize(
+    ("code", "http", "grpc"),
+    [
+        (ErrorCode.UNKNOWN, 400, "UNKNOWN"),
+        (ErrorCode.INTERNAL, 500, "INTERNAL"),
+        (ErrorCode.NOT_FOUND, 404, "NOT_FOUND"),
+        (ErrorCode.INVALID_ARG, 400, "INVALID_ARGUMENT"),
+        (ErrorCode.UNAVAILABLE, 503, "UNAVAILABLE"),
+        (ErrorCode.UNSUPPORTED, 501, "UNIMPLEMENTED"),
+        (ErrorCode.ALREADY_EXISTS, 400, "ALREADY_EXISTS"),
+        (ErrorCode.CANCELLED, 400, "CANCELLED"),
+        (ErrorCode.DEADLINE_EXCEEDED, 504, "DEADLINE_EXCEEDED"),
+        (ErrorCode.POISONED, 422, "FAILED_PRECONDITION"),
+    ],
+)
+def test_a_code_maps_to_the_contract_s_statuses(code, http, grpc):
+    assert http_status(code) == http
+    assert grpc_status(code) == _GRPC_NUMBERS[grpc]
+
+
+_GRPC_NUMBERS = {
+    "CANCELLED": 1,
+    "UNKNOWN": 2,
+    "INVALID_ARGUMENT": 3,
+    "DEADLINE_EXCEEDED": 4,
+    "NOT_FOUND": 5,
+    "ALREADY_EXISTS": 6,
+    "FAILED_PRECONDITION": 9,
+    "UNIMPLEMENTED": 12,
+    "INTERNAL": 13,
+    "UNAVAILABLE": 14,
+}
