@@ -52,7 +52,9 @@ async def _serve(settings: Settings) -> int:
                 nursery.start_soon(_end_with_tree, running, told)
                 await told.wait()
                 nursery.cancel_scope.cancel()
-            return await _drain(running, signals, log)
+            status = await _drain(running, signals, log)
+    log(Event.SERVER_STOPPED)
+    return status
 
 
 async def _report_start(running: RunningServer, told: trio.Event, log: Log) -> None:
@@ -97,7 +99,6 @@ async def _drain(running: RunningServer, signals: AsyncIterator[int], log: Log) 
         )
         sys.stderr.flush()
         os._exit(1)  # workers are killed by the kernel as their parent goes
-    log(Event.SERVER_STOPPED)
     return 1 if running.failures else 0
 
 

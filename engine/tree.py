@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -122,8 +122,14 @@ class TreeView:
     root: Supervisor  # set once it has been composed
 
     def tree(self) -> Mapping[str, object]:
-        """Return the whole tree as JSON values; `since` is on the loop's monotonic clock."""
-        return self.root.tree().as_dict()
+        """Return the whole tree as JSON values; `since` is seconds ago."""
+        return _with_ages(self.root.tree().as_dict(), trio.current_time())
+
+
+def _with_ages(node: dict[str, Any], now: float) -> dict[str, Any]:
+    """Say `since` in seconds before `now`: a monotonic clock's reading means nothing to anybody else."""
+    children = [_with_ages(child, now) for child in node["children"]]
+    return {**node, "since": round(now - node["since"], 3), "children": children}
 
 
 class RepositoryReader:

@@ -51,7 +51,9 @@ def package_inputs(names: Sequence[str], positional: int, keywords: Sequence[str
     matches = [_ARGUMENT.fullmatch(name) for name in names]
     if all(matches):
         places: list[Place] = [
-            int(match[2]) if match[1] == "ARGS" and match[2] else match[2] or match[3] for match in matches if match
+            int(match[2]) if match[1] == "ARGS" and match[2] else match[2] or match[3]
+            for match in matches
+            if match
         ]
     else:
         indices = _indices(names)
@@ -71,7 +73,9 @@ def output_paths(names: Sequence[str]) -> list[int | Path]:
     matches = [_RESULT.fullmatch(name) for name in names]
     if all(matches):
         return [
-            tuple(int(key[1]) if key[1] else key[2] for key in _KEY.finditer(match[1])) for match in matches if match
+            tuple(int(key[1]) if key[1] else key[2] for key in _KEY.finditer(match[1]))
+            for match in matches
+            if match
         ]
     return [*(_indices(names) or range(len(names)))]
 

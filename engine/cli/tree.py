@@ -1,7 +1,7 @@
 """`tritium tree`: the live supervision tree of a running server.
 
-The server answers `GET /v2/tritium/tree` with the root's node, as `actors.supervision.tree.Snapshot.as_dict` makes it, except
-that `since` is told as seconds ago: a clock's reading would mean nothing here.
+The server answers `GET /v2/tritium/tree` with the root's node, as `actors.supervision.tree.Snapshot.as_dict` makes it. Its
+clock's readings mean nothing here, so that `since` is shown where the root says too what time it is `now` on that clock.
 """
 
 from __future__ import annotations
@@ -132,11 +132,11 @@ def _watch(opener: urllib.request.OpenerDirector, url: str, interval: float) -> 
 # -- rendering
 
 
-def facts(node: Node) -> Iterator[tuple[str, str]]:
+def facts(node: Node, now: float | None) -> Iterator[tuple[str, str]]:
     """Yield (kind, words) of what is worth saying about one node, in the order it is said."""
     yield "state", str(node.get("state", "?")).replace("_", " ")
-    if isinstance(node.get("since"), int | float):
-        yield "since", f"for {duration(node['since'])}"
+    if now is not None and isinstance(node.get("since"), int | float):
+        yield "since", f"for {duration(now - node['since'])}"
     if node.get("restarts"):
         yield "restarts", f"{node['restarts']} restart{'s' if node['restarts'] != 1 else ''}"
     if node.get("inbox_depth"):
@@ -147,12 +147,18 @@ def facts(node: Node) -> Iterator[tuple[str, str]]:
         yield "reason", f"last ended: {printable(str(node['last_exit']))}"
 
 
+def _now(document: Node) -> float | None:
+    now = document.get("now")
+    return now if isinstance(now, int | float) else None
+
+
 def plain(document: Node) -> str:
     """Return the tree as text without colours, one line a node."""
+    now = _now(document)
     lines: list[str] = []
 
     def add(node: Node, lead: str, below: str) -> None:
-        said = ", ".join(words for _, words in facts(node))
+        said = ", ".join(words for _, words in facts(node, now))
         lines.append(f"{lead}{printable(str(node.get('name', '?')))}  {said}\n")
         children = node.get("children", [])
         for index, child in enumerate(children):
@@ -167,8 +173,10 @@ def drawn(document: Node) -> Tree:
     """Return the tree for a terminal."""
     from rich.tree import Tree
 
+    now = _now(document)
+
     def branch(node: Node, parent: Tree | None) -> Tree:
-        label = _label(node)
+        label = _label(node, now)
         here = Tree(label, guide_style="dim") if parent is None else parent.add(label)
         for child in node.get("children", []):
             branch(child, here)
@@ -177,12 +185,12 @@ def drawn(document: Node) -> Tree:
     return branch(document, None)
 
 
-def _label(node: Node) -> Text:
+def _label(node: Node, now: float | None) -> Text:
     from rich.text import Text
 
     style = _STYLES.get(str(node.get("state")), "")
     label = Text.assemble(("● ", style), (printable(str(node.get("name", "?"))), "bold"))
     styles = {"state": style, "restarts": "yellow", "inbox": "cyan", "reason": "red"}
-    for kind, words in facts(node):
+    for kind, words in facts(node, now):
         label.append("  " + words, style=styles.get(kind, "dim"))
     return label

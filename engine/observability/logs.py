@@ -12,6 +12,7 @@ Reference: contract observability.md section 4.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -31,7 +32,7 @@ from actors.messages.events import Event
 from actors.messages.requests import InferRequest
 from engine.settings import LogSettings, SettingsError
 
-_DEBUG, _INFO, _WARNING, _ERROR, _NOTHING = 10, 20, 30, 40, 60
+_DEBUG, _INFO, _WARNING, _ERROR, _CRITICAL = 10, 20, 30, 40, 50
 _LETTERS: Final = {"debug": "I", "info": "I", "warning": "W", "error": "E", "critical": "E"}
 _SEVERE: Final = frozenset({"warning", "error", "critical"})
 _MOST_WAITING: Final = 10_000
@@ -54,8 +55,9 @@ class LogSink:
         self._lines: deque[tuple[bool, str]] = deque()
         self._wake = threading.Event()
         self._closing = threading.Event()
-        self._untold = 0
-        self.dropped = 0
+        self._refused = 0  # lines the full queue did not take: counted by callers, on the loop
+        self._failed = 0  # lines that could not be written: counted by the thread
+        self._told = 0  # of both, how many the log itself has owned up to
         self._thread = threading.Thread(target=self._run, name="tritium-logs", daemon=True)
         self._thread.start()
 
@@ -65,10 +67,15 @@ class LogSink:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def dropped(self) -> int:
+        """Lines lost so far."""
+        return self._refused + self._failed
+
     def write(self, line: str, *, severe: bool) -> None:
         """Queue a line; never waits and never raises."""
         if len(self._lines) >= self._most_waiting:
-            self._lose(1)
+            self._refused += 1
             return
         self._lines.append((severe, line))
         if not self._wake.is_set():
@@ -80,10 +87,8 @@ class LogSink:
         self._wake.set()
         self._thread.join(timeout)
         if self._owns and not self._thread.is_alive():
-            try:
+            with contextlib.suppress(OSError):  # the flush inside failed, and there is nobody left to tell
                 self._out.close()
-            except OSError:
-                self._lose(0)  # the flush inside failed; there is nobody left to tell
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -103,20 +108,17 @@ class LogSink:
 
     def _write(self, stream: TextIO, lines: list[str]) -> None:
         text = "".join(f"{line}\n" for line in lines)
-        if self._untold:
-            text = f"({self._untold} log lines were lost)\n{text}"
+        lost = self.dropped
+        if lost > self._told:
+            text = f"({lost - self._told} log lines were lost)\n{text}"
         encoding = stream.encoding or "utf-8"
         try:
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             stream.flush()
         except (OSError, ValueError):  # a full disk, a reader that went away, a closed stream
-            self._lose(len(lines))
+            self._failed += len(lines)
         else:
-            self._untold = 0
-
-    def _lose(self, lines: int) -> None:
-        self.dropped += lines
-        self._untold += lines
+            self._told = lost
 
 
 def open_sink(settings: LogSettings) -> LogSink:
@@ -172,7 +174,7 @@ def processors(
         chain.append(
             CallsiteParameterAdder(
                 {CallsiteParameter.FILENAME, CallsiteParameter.LINENO},
-                additional_ignores=["engine.observability.logs"],
+                additional_ignores=["engine.observability", "engine.tree"],  # where events pass through
             )
         )
     chain.append(_renderer(settings, sink, environ))
@@ -187,12 +189,17 @@ def _lowest_level(settings: LogSettings) -> int:
         return _INFO
     if settings.warning:
         return _WARNING
-    return _ERROR if settings.error else _NOTHING
+    return _ERROR if settings.error else _CRITICAL
 
 
 def _only_what_is_on(settings: LogSettings) -> Processor:
     """Each level has a switch of its own in Triton; `debug` has two depths, by its key `verbose`."""
-    switches = {"info": settings.info, "warning": settings.warning, "error": settings.error}
+    switches = {
+        "info": settings.info,
+        "warning": settings.warning,
+        "error": settings.error,
+        "critical": settings.error,
+    }
 
     def drop_what_is_off(_: WrappedLogger, method: str, event: EventDict) -> EventDict:
         if not switches.get(method, True) or event.pop("verbose", 1) > max(1, settings.verbose):
@@ -298,21 +305,21 @@ class _TritonLines:
 _SENTENCES: Final[Mapping[str, str]] = {
     Event.MODEL_LOADING.value: "loading: {model}:{version}",
     Event.MODEL_READY.value: "successfully loaded '{model}'",
-    Event.LISTENER_OPENED.value: "Started {service} at {address}:{port}",
+    Event.LISTENER_OPENED.value: "Started {service} at {address}",
     Event.REQUEST_FAILED.value: "[request id: {request_id}] Infer failed: {message}",
 }
-_SERVICES: Final = {"http": "HTTPService", "grpc": "GRPCInferenceService", "metrics": "Metrics Service"}
+_UNLOADED: Final = "successfully unloaded '{model}' version {version}"
 
 
 def sentence(event: str, keys: Mapping[str, Any]) -> str:
     """Return an event in Triton's words where it has any, else its name; what is left of the keys follows."""
-    words = {**keys, "service": _SERVICES.get(keys.get("protocol", ""), "service")}
-    if "request_id" in words:
-        words["request_id"] = words["request_id"] or "<id_unknown>"
     template = _SENTENCES.get(event, "")
+    if event == Event.MODEL_UNAVAILABLE.value and keys.get("reason") == "unloaded":
+        template = _UNLOADED
+    words = {key: value if value or key != "request_id" else "<id_unknown>" for key, value in keys.items()}
     try:
         said = template.format(**words) or event
-    except KeyError:
+    except KeyError:  # the event was told with fewer keys than the sentence needs
         template, said = "", event
     rest = [f"{key}={_plain(value)}" for key, value in keys.items() if f"{{{key}}}" not in template]
     return " ".join([said, *rest])
@@ -337,10 +344,14 @@ def _traceback(exc_info: Any) -> str:
 
 
 class RequestLog:
-    """Writes the canonical line of each request, at its end. Made only where `--log-requests` asks for it."""
+    """Writes the canonical line of each request, at its end, where `--log-requests` asks for it.
 
-    def __init__(self, log: FilteringBoundLogger) -> None:
+    With `failures_only` it tells at the first verbose level why requests failed, as Triton does, and nothing else.
+    """
+
+    def __init__(self, log: FilteringBoundLogger, *, failures_only: bool = False) -> None:
         self._log = log
+        self._failures_only = failures_only
 
     def finished(
         self,
@@ -354,6 +365,12 @@ class RequestLog:
         message: str = "",
     ) -> None:
         """Log how `request` ended. `outcome` is one of the `request_*` events, `message` what its client was told."""
+        if self._failures_only:
+            if message:
+                self._log.debug(
+                    Event.REQUEST_FAILED, request_id=request.id, message=message, model=request.model_name
+                )
+            return
         keys: dict[str, object] = {
             "request_id": request.id,
             "model": request.model_name,

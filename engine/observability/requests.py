@@ -23,9 +23,9 @@ _OUTCOMES: Final = {
 }
 
 
-def request_hook() -> RequestHook:
-    """Return what a frontend calls at the end of each request, where `--log-requests` asks for it."""
-    log = RequestLog(structlog.get_logger())
+def request_hook(*, failures_only: bool = False) -> RequestHook:
+    """Return what a frontend calls at the end of each request, where `--log-requests` or `--log-verbose` asks for it."""
+    log = RequestLog(structlog.get_logger(), failures_only=failures_only)
 
     def finished(request: InferRequest, outcome: InferResponse | TritiumError) -> None:
         total_ns = int((trio.current_time() - request.accepted_at) * 1e9)

@@ -11,6 +11,7 @@ import time
 import numpy as np
 
 from actors import frames
+from actors.arena import Segment
 from actors.messages.datatypes import DataType
 from actors.messages.errors import ErrorCode
 from engine.backends.base import Backend, LoadError
@@ -87,25 +88,11 @@ class Hostile(Doubling):
     def misbehave(self, batch, cues):
         slot = batch._slot
         sock = socket.socket(fileno=os.dup(int(sys.argv[1])))
-        if 1.0 in cues:  # truncate every shared segment it can find
-            refused = 0
-            for entry in os.listdir("/proc/self/map_files"):
-                try:
-                    fd = os.open(f"/proc/self/map_files/{entry}", os.O_RDWR)
-                except OSError:
-                    continue
-                try:
-                    os.ftruncate(fd, 0)
-                except OSError:
-                    refused += 1
-                finally:
-                    os.close(fd)
+        if 1.0 in cues:
+            self.truncate_own_segments(slot)
         if 2.0 in cues:  # scribble over the whole input and output
             for segment in slot.segments:
                 segment.view[:] = b"\xff" * segment.size
-            values = np.full((batch.rows, 4), 7, np.float32)
-            batch.respond([("OUTPUT", DataType.FP32, values)])
-            return
         if 3.0 in cues:  # an output beyond the end of the segment
             self.forge(sock, batch, offset=slot.segments[1].size - 4)
         if 4.0 in cues:  # a result for a batch nobody asked for
@@ -120,14 +107,25 @@ class Hostile(Doubling):
             socket.send_fds(sock, [b"\x12"], [0])
             time.sleep(3600)
         if 8.0 in cues:  # close the connection and live on
-            socket.socket(fileno=int(sys.argv[1])).close()
-            sock.shutdown(socket.SHUT_RDWR)
+            sock.shutdown(socket.SHUT_WR)
             time.sleep(3600)
         if 9.0 in cues:  # ask for more room than there is
             sock.send(frames.encode_room(slot.index, batch._job.batch_id, 2**60))
             time.sleep(3600)
         if 10.0 in cues:  # rewrite the control page
             batch._control.segment.view[:] = b"\xff" * batch._control.segment.size
+
+    def load(self, model):
+        super().load(model)
+        Segment.close_fd = lambda segment: None  # keeps the descriptors of its own segments, to attack them
+
+    def truncate_own_segments(self, slot):
+        for segment in slot.segments:
+            try:
+                os.ftruncate(segment.fd, 0)
+            except PermissionError:
+                continue
+            raise AssertionError("an arena segment could be truncated")
 
     def forge(self, sock, batch, *, offset, batch_id=None):
         placed = frames.Placed("OUTPUT", DataType.FP32, (batch.rows, 4), offset, batch.rows * 16)

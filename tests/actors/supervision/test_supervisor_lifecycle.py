@@ -666,9 +666,8 @@ async def test_a_temporary_child_that_ended_is_freed_without_the_garbage_collect
             gone = weakref.ref(start)
             tree.root.start_child_nowait(ChildSpec("a", start, restart=Restart.TEMPORARY))
             del start
-            tree.events.clear()
             await settled()
-            tree.events.clear()
+            tree.events.clear()  # they hold the spec
             assert gone() is None
         finally:
             gc.enable()

@@ -200,9 +200,10 @@ def test_check_of_an_empty_repository_says_so(tmp_path, capsys):
 # -- tree
 
 NODE = {
+    "now": 5000.0,
     "name": "root",
     "state": "running",
-    "since": 3725.0,
+    "since": 1275.0,
     "restarts": 0,
     "last_exit": None,
     "inbox_depth": None,
@@ -211,14 +212,14 @@ NODE = {
         {
             "name": "models",
             "state": "running",
-            "since": 60.0,
+            "since": 4940.0,
             "restarts": 2,
             "last_exit": "crashed: ValueError('\x1b[31m')",
             "inbox_depth": 7,
             "info": {"model": "add"},
             "children": [],
         },
-        {"name": "frontends", "state": "backing_off", "since": 0.25, "restarts": 1, "children": []},
+        {"name": "frontends", "state": "backing_off", "since": 4999.75, "restarts": 1, "children": []},
     ],
 }
 
@@ -257,6 +258,12 @@ def test_tree_draws_the_supervision_tree_plainly_into_a_pipe(server, capsys):
         " last ended: crashed: ValueError('\\x1b[31m')\n"
         "└─ frontends  backing off, for 0.2s, 1 restart\n"
     )
+
+
+def test_tree_tells_no_ages_where_the_server_does_not_tell_the_time(server, capsys):
+    server[1]["/v2/tritium/tree"] = (200, json.dumps({**NODE, "now": None}).encode())
+    assert main(["tree", "--url", server[0]]) == 0
+    assert capsys.readouterr().out.startswith("root  running\n├─ models  running, 2 restarts")
 
 
 def test_tree_prints_the_servers_json(server, capsys):

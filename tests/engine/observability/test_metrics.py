@@ -5,7 +5,7 @@ import re
 
 import pytest
 import trio
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -209,6 +209,7 @@ def test_labels_are_alphabetical_and_tags_bear_an_underscore():
     assert 'nv_inference_count{_an_odd_key="x",_team="vision",model="add",version="2"} 0\n' in text
 
 
+@settings(max_examples=50)
 @given(
     st.dictionaries(
         st.text(min_size=1, max_size=5), st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -1,0 +1,430 @@
+"""What is logged, how it looks, and that logging can fail without anyone noticing (contract observability.md section 4)."""
+
+import io
+import json
+import os
+import re
+import threading
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from actors.messages.events import Event
+from actors.messages.requests import InferRequest
+from actors.supervision.events import (
+    ChildExited,
+    ChildKillForced,
+    ChildRestarted,
+    ChildStarted,
+    ChildStartFailed,
+    Context,
+    RestartsExhausted,
+)
+from actors.supervision.restart import Crashed, Normal, StartFailed, Stopped
+from actors.supervision.spec import ChildSpec
+from engine.observability.logs import LogSink, RequestLog, configure_logging, open_sink, sentence
+from engine.observability.supervision import supervision_observer
+from engine.settings import LogSettings, SettingsError
+
+NOON = 1_738_326_896_123_456_789  # 2025-01-31T12:34:56.123456789Z
+
+
+@pytest.fixture(autouse=True)
+def _structlog():
+    yield
+    structlog.reset_defaults()
+
+
+class Console:
+    """What a process's stdout and stderr hold after `logged`."""
+
+    def __init__(self):
+        self.out = io.StringIO()
+        self.err = io.StringIO()
+
+    def logged(self, tell, *, strict=False, environ=None, **settings):
+        with LogSink(self.out, self.err) as sink:
+            configure_logging(
+                LogSettings(**settings), sink, strict=strict, wall_ns=lambda: NOON, environ=environ or {}
+            )
+            tell(structlog.get_logger())
+        return self.out.getvalue() + self.err.getvalue()
+
+
+@pytest.fixture
+def console():
+    return Console()
+
+
+# -- formats
+
+
+def test_the_default_format_is_tritons(console):
+    line = console.logged(lambda log: log.info(Event.MODEL_READY, model="add"))
+    assert re.fullmatch(
+        rf"I0131 12:34:56\.123456 {os.getpid()} test_logs\.py:\d+\] \"successfully loaded 'add'\"\n", line
+    )
+
+
+def test_iso8601_has_whole_seconds_and_the_letter_behind_them(console):
+    line = console.logged(lambda log: log.error(Event.SERVER_STOPPED), format="ISO8601")
+    assert re.fullmatch(
+        rf"2025-01-31T12:34:56Z E {os.getpid()} test_logs\.py:\d+\] \"server_stopped\"\n", line
+    )
+
+
+def test_json_is_an_object_a_line(console):
+    line = console.logged(
+        lambda log: log.warning(Event.MODEL_DEGRADED, model="add", version=1, odd={1, 2}), format="json"
+    )
+    record = json.loads(line)
+    assert re.fullmatch(r"test_logs\.py", record.pop("filename"))
+    assert isinstance(record.pop("lineno"), int)
+    assert record == {
+        "timestamp": "2025-01-31T12:34:56.123456Z",
+        "level": "warning",
+        "event": "model_degraded",
+        "model": "add",
+        "version": 1,
+        "odd": "{1, 2}",
+    }
+
+
+def test_the_console_format_is_for_reading(console):
+    line = console.logged(lambda log: log.info(Event.MODEL_READY, model="add"), format="console")
+    assert "12:34:56.123" in line
+    assert "model_ready" in line
+    assert "model=add" in line
+
+
+def test_a_message_is_escaped_like_a_json_string(console):
+    line = console.logged(lambda log: log.info(Event.WORKER_OUTPUT, line='a "b"\nc'))
+    assert json.loads(line.partition("] ")[2]) == "worker_output line='a \"b\"\\nc'"
+    assert line.count("\n") == 1
+
+
+def test_escaping_can_be_turned_off(console):
+    environ = {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0"}
+    line = console.logged(lambda log: log.info(Event.SERVER_READY), environ=environ)
+    assert line.endswith("] server_ready\n")
+
+
+@pytest.mark.parametrize(
+    ("event", "keys", "words"),
+    [
+        (Event.MODEL_LOADING, {"model": "add", "version": 1}, "loading: add:1"),
+        (Event.MODEL_READY, {"model": "add", "version": 1}, "successfully loaded 'add' version=1"),
+        (
+            Event.MODEL_UNAVAILABLE,
+            {"model": "add", "version": 1, "reason": "unloaded"},
+            "successfully unloaded 'add' version 1 reason=unloaded",
+        ),
+        (
+            Event.LISTENER_OPENED,
+            {"service": "HTTPService", "address": "0.0.0.0:8000"},
+            "Started HTTPService at 0.0.0.0:8000",
+        ),
+        (
+            Event.REQUEST_FAILED,
+            {"request_id": "", "message": "no"},
+            "[request id: <id_unknown>] Infer failed: no",
+        ),
+        (Event.MODEL_LOADING, {"model": "add"}, "model_loading model=add"),
+        (
+            Event.SERVER_READY,
+            {"models": 2, "note": "a b", "none": ""},
+            "server_ready models=2 note='a b' none=''",
+        ),
+    ],
+)
+def test_events_are_told_in_tritons_words_where_it_has_any(event, keys, words):
+    assert sentence(event.value, keys) == words
+
+
+@pytest.mark.parametrize("form", ["default", "ISO8601", "json", "console"])
+def test_every_format_shows_a_traceback(console, form):
+    def crash(log):
+        try:
+            raise ValueError("on cue")
+        except ValueError:
+            log.exception(Event.CHILD_EXITED)
+
+    line = console.logged(crash, format=form)
+    assert "Traceback" in line
+    assert "ValueError: on cue" in line
+    assert form == "console" or line.count("\n") == 1
+
+
+# -- switches and destinations
+
+
+def test_information_goes_to_stdout_and_trouble_to_stderr(console):
+    def tell(log):
+        log.info(Event.SERVER_READY)
+        log.warning(Event.MODEL_DEGRADED)
+        log.error(Event.MODEL_UNAVAILABLE)
+
+    console.logged(tell)
+    assert "server_ready" in console.out.getvalue()
+    assert console.out.getvalue().count("\n") == 1
+    assert [line[0] for line in console.err.getvalue().splitlines()] == ["W", "E"]
+
+
+def every_level(log):
+    log.debug(Event.REQUEST_FAILED, request_id="", message="deep")
+    log.debug(Event.CHILD_STARTED, verbose=2)
+    log.info(Event.SERVER_READY)
+    log.warning(Event.MODEL_DEGRADED)
+    log.error(Event.MODEL_UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "seen"),
+    [
+        ({}, {"server_ready", "model_degraded", "model_unavailable"}),
+        ({"info": False}, {"model_degraded", "model_unavailable"}),
+        ({"warning": False}, {"server_ready", "model_unavailable"}),
+        ({"error": False}, {"server_ready", "model_degraded"}),
+        ({"info": False, "warning": False, "error": False}, set()),
+        ({"verbose": 1}, {"request_failed", "server_ready", "model_degraded", "model_unavailable"}),
+        ({"verbose": 1, "info": False}, {"request_failed", "model_degraded", "model_unavailable"}),
+        (
+            {"verbose": 2},
+            {"request_failed", "child_started", "server_ready", "model_degraded", "model_unavailable"},
+        ),
+    ],
+)
+def test_each_level_has_a_switch_of_its_own(console, settings, seen):
+    text = console.logged(every_level, format="json", **settings)
+    assert {json.loads(line)["event"] for line in text.splitlines()} == seen
+
+
+def test_a_log_file_takes_everything_and_is_appended_to(tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text("before\n")
+    settings = LogSettings(file=str(path))
+    with open_sink(settings) as sink:
+        configure_logging(settings, sink)
+        structlog.get_logger().info(Event.SERVER_READY)
+        structlog.get_logger().error(Event.MODEL_UNAVAILABLE, model="\udcff")
+    lines = path.read_text().splitlines()
+    assert lines[0] == "before"
+    assert [line[0] for line in lines[1:]] == ["I", "E"]
+    assert "\\udcff" in lines[2]
+
+
+def test_a_log_file_that_cannot_be_opened_is_refused(tmp_path):
+    with pytest.raises(SettingsError, match="Failed to open log file: No such file or directory"):
+        open_sink(LogSettings(file=str(tmp_path / "no" / "where.log")))
+
+
+# -- the closed list
+
+
+def test_strictly_an_unknown_event_is_refused(console):
+    with pytest.raises(ValueError, match="'model_exploded' is not an event"):
+        console.logged(lambda log: log.info("model_exploded"), strict=True)
+
+
+def test_a_known_event_may_be_spelt_as_text(console):
+    assert "server_ready" in console.logged(lambda log: log.info("server_ready"), strict=True)
+
+
+def test_in_production_an_unknown_event_is_logged_rather_than_lost(console):
+    assert "model_exploded" in console.logged(lambda log: log.info("model_exploded"))
+
+
+# -- a sink that fails
+
+
+class Failing(io.StringIO):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def write(self, text):
+        if self.error is not None:
+            raise self.error
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(), OSError(28, "No space left"), ValueError("closed file")]
+)
+def test_a_sink_that_fails_costs_lines_and_nothing_else(error):
+    out = Failing(error)
+    with LogSink(out, out) as sink:
+        sink.write("lost", severe=False)
+    assert sink.dropped == 1
+
+
+def test_what_was_lost_is_told_once_writing_works_again():
+    out = Failing(OSError(28, "No space left"))
+    err = io.StringIO()
+    sink = LogSink(out, err)
+    sink.write("lost", severe=False)
+    sink.write("told", severe=True)
+    sink.close()
+    assert err.getvalue() == "(1 log lines were lost)\ntold\n"
+
+
+class Stalled(io.StringIO):
+    """A pipe whose reader is busy elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.go_on = threading.Event()
+        self.entered = threading.Event()
+
+    def write(self, text):
+        self.entered.set()
+        assert self.go_on.wait(10)
+        return super().write(text)
+
+
+def test_a_stalled_reader_stalls_nobody_and_the_queue_is_bounded():
+    out = Stalled()
+    sink = LogSink(out, out, most_waiting=10)
+    sink.write("first", severe=False)
+    assert out.entered.wait(10)
+    for number in range(25):
+        sink.write(str(number), severe=False)
+    assert sink.dropped == 15
+    out.go_on.set()
+    sink.close()
+    assert out.getvalue().startswith("first\n(15 log lines were lost)\n0\n1\n")
+    assert out.getvalue().endswith("9\n")
+
+
+def test_closing_gives_up_on_a_stalled_reader():
+    out = Stalled()
+    sink = LogSink(out, out)
+    sink.write("first", severe=False)
+    assert out.entered.wait(10)
+    sink.close(timeout=0.01)
+    out.go_on.set()
+    sink.close()
+
+
+def test_lines_keep_their_order():
+    out = io.StringIO()
+    with LogSink(out, out) as sink:
+        for number in range(3000):
+            sink.write(str(number), severe=False)
+    assert out.getvalue() == "".join(f"{number}\n" for number in range(3000))
+
+
+# -- supervision
+
+
+async def nothing(_):
+    return None
+
+
+SPEC = ChildSpec("instance", nothing)
+CRASH = ValueError("on cue")
+
+
+def observed(event):
+    with capture_logs() as lines:
+        supervision_observer(structlog.get_logger())(event)
+    (line,) = lines
+    return line
+
+
+def test_a_crash_is_logged_with_its_traceback():
+    line = observed(ChildExited("models", "models/add", SPEC, Crashed(CRASH), Context.CHILD_TERMINATED))
+    assert line["event"] is Event.CHILD_EXITED
+    assert (line["log_level"], line["actor"], line["context"]) == ("error", "models/add", "child_terminated")
+    assert line["exc_info"] is CRASH
+
+
+def test_a_failed_start_is_logged_with_its_traceback():
+    line = observed(ChildStartFailed("models", "models/add", SPEC, StartFailed(CRASH)))
+    assert (line["event"], line["log_level"], line["exc_info"]) == (Event.CHILD_START_FAILED, "error", CRASH)
+
+
+@pytest.mark.parametrize(
+    ("event", "name", "level"),
+    [
+        (ChildStarted("s", "s/a", SPEC), Event.CHILD_STARTED, "debug"),
+        (ChildRestarted("s", "s/a", SPEC, 3), Event.CHILD_RESTARTED, "info"),
+        (ChildExited("s", "s/a", SPEC, Stopped(), None), Event.CHILD_EXITED, "debug"),
+        (ChildExited("s", "s/a", SPEC, Normal(), Context.CHILD_TERMINATED), Event.CHILD_EXITED, "warning"),
+        (ChildKillForced("s", "s/a", SPEC, 5.0), Event.CHILD_KILL_FORCED, "warning"),
+        (
+            RestartsExhausted("s", "s/a", SPEC, Crashed(CRASH), Context.SHUTDOWN),
+            Event.RESTARTS_EXHAUSTED,
+            "error",
+        ),
+        (RestartsExhausted("s", "s/a", SPEC, Crashed(CRASH), None), Event.RESTARTS_EXHAUSTED, "error"),
+    ],
+)
+def test_each_supervision_event_has_its_level(event, name, level):
+    line = observed(event)
+    assert (line["event"], line["log_level"], line["actor"]) == (name, level, "s/a")
+    assert "exc_info" not in line
+
+
+def test_connections_coming_and_going_are_seen_at_the_second_verbose_level_only(console):
+    def tell(log):
+        supervision_observer(log)(ChildStarted("s", "s/a", SPEC))
+
+    assert console.logged(tell, verbose=1) == ""
+    assert "child_started" in console.logged(tell, verbose=2)
+
+
+# -- requests
+
+
+def request(**options):
+    return InferRequest(model_name="add", reply=None, accepted_at=0.0, **options)
+
+
+def test_a_request_has_one_canonical_line_with_its_times_and_outcome():
+    with capture_logs() as lines:
+        RequestLog(structlog.get_logger()).finished(
+            request(id="r1"),
+            version=2,
+            outcome=Event.REQUEST_COMPLETED,
+            queue_ns=1_500,
+            compute_infer_ns=2_000_000,
+            total_ns=3_000_999,
+        )
+    assert lines == [
+        {
+            "event": Event.REQUEST_COMPLETED,
+            "log_level": "info",
+            "request_id": "r1",
+            "model": "add",
+            "version": 2,
+            "rows": 1,
+            "outcome": "completed",
+            "queue_us": 1,
+            "compute_infer_us": 2000,
+            "total_us": 3000,
+        }
+    ]
+
+
+def test_a_retried_request_of_a_sequence_says_so():
+    retried = request(correlation_id=7)
+    retried.attempts = 2
+    with capture_logs() as lines:
+        RequestLog(structlog.get_logger()).finished(
+            retried, version=1, outcome=Event.REQUEST_FAILED, message="no"
+        )
+    assert (lines[0]["attempts"], lines[0]["correlation_id"], lines[0]["message"]) == (2, 7, "no")
+
+
+def test_failures_are_told_alone_at_the_first_verbose_level(console):
+    def tell(log):
+        failures = RequestLog(log, failures_only=True)
+        failures.finished(request(id="good"), version=1, outcome=Event.REQUEST_COMPLETED)
+        failures.finished(request(id="bad"), version=1, outcome=Event.REQUEST_REJECTED, message="no")
+
+    assert console.logged(tell) == ""
+    line = console.logged(tell, verbose=1)
+    assert line.count("\n") == 1
+    assert "[request id: bad] Infer failed: no model=add" in line
