@@ -13,7 +13,7 @@ import trio
 from actors.messages.events import Event
 from engine.cli.startup import startup_table
 from engine.frontends import AddressInUse
-from engine.observability.logs import configure_logging, open_sink
+from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.settings import Settings, SettingsError
 from engine.tree import Log, RunningServer, ServerFailed, open_server
 
@@ -28,7 +28,7 @@ def run(settings: Settings) -> int:
     configure_logging(settings.log, sink)
     _allow_many_files()
     try:
-        status = trio.run(_serve, settings)
+        status = trio.run(_serve, settings, sink)
     except* (AddressInUse, ServerFailed) as group:
         for failure in _leaves(group):
             sys.stderr.write(f"error: {failure}\n")
@@ -38,7 +38,7 @@ def run(settings: Settings) -> int:
     return status
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, sink: LogSink) -> int:
     """Return the exit status."""
     log = Log()
     for warning in settings.warnings:
@@ -52,14 +52,14 @@ async def _serve(settings: Settings) -> int:
                 nursery.start_soon(_end_with_tree, running, told)
                 await told.wait()
                 nursery.cancel_scope.cancel()
-            status = await _drain(running, signals, log)
+            status = await _drain(running, signals, sink)
     log(Event.SERVER_STOPPED)
     return status
 
 
 async def _report_start(running: RunningServer, told: trio.Event, log: Log) -> None:
     await running.wait_loaded()
-    startup_table(running.router.index(), running.settings.options())
+    await trio.to_thread.run_sync(startup_table, running.router.index(), running.settings.options())
     if running.router.all_ready() or not running.settings.exit_on_error:
         log(Event.SERVER_READY, models=sum(1 for _ in running.router.states()))
         return
@@ -79,7 +79,7 @@ async def _end_with_tree(running: RunningServer, told: trio.Event) -> None:
     told.set()
 
 
-async def _drain(running: RunningServer, signals: AsyncIterator[int], log: Log) -> int:
+async def _drain(running: RunningServer, signals: AsyncIterator[int], sink: LogSink) -> int:
     """Answer what was accepted; a second signal, or the exit timeout, ends that at once."""
     outcome: list[bool] = []
     async with trio.open_nursery() as nursery:
@@ -98,6 +98,7 @@ async def _drain(running: RunningServer, signals: AsyncIterator[int], log: Log) 
             else "Told twice. Exiting immediately.\n"
         )
         sys.stderr.flush()
+        sink.close()
         os._exit(1)  # workers are killed by the kernel as their parent goes
     return 1 if running.failures else 0
 

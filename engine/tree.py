@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 import trio
@@ -122,14 +122,8 @@ class TreeView:
     root: Supervisor  # set once it has been composed
 
     def tree(self) -> Mapping[str, object]:
-        """Return the whole tree as JSON values; `since` is seconds ago."""
-        return _with_ages(self.root.tree().as_dict(), trio.current_time())
-
-
-def _with_ages(node: dict[str, Any], now: float) -> dict[str, Any]:
-    """Say `since` in seconds before `now`: a monotonic clock's reading means nothing to anybody else."""
-    children = [_with_ages(child, now) for child in node["children"]]
-    return {**node, "since": round(now - node["since"], 3), "children": children}
+        """Return the whole tree as JSON values; `since` is on the clock that `now` is read from."""
+        return {"now": trio.current_time(), **self.root.tree().as_dict()}
 
 
 class RepositoryReader:
@@ -263,7 +257,9 @@ async def _running_tree(
         health=readiness,
         introspection=root_view,
     )
-    hook = request_hook() if settings.log.requests else None
+    hook = None
+    if settings.log.requests or settings.log.verbose:
+        hook = request_hook(failures_only=not settings.log.requests)
     http_app = v2_app(settings, server, on_finished=hook)
     metrics_app = MetricsApp(
         Exposition(

@@ -87,10 +87,9 @@ class OnnxRuntimeBackend(Backend):
 
         path = _artifact(model)
         options = _session_options(onnxruntime, model)
+        providers = _providers(onnxruntime, model)
         try:
-            self._session = onnxruntime.InferenceSession(
-                path, options, providers=_providers(onnxruntime, model)
-            )
+            self._session = onnxruntime.InferenceSession(path, options, providers=providers)
         except Exception as error:  # ONNX Runtime's exceptions share no base class
             raise LoadError(f"unable to load model '{model.name}', {_describe(error)}") from error
         self._run_options = _run_options(onnxruntime, model)

@@ -33,8 +33,11 @@ class FileProblem(Exception):
 
 def inside(directory: Path, name: str) -> Path | None:
     """Return the file `name` of `directory`, or None where the name or a link leads out of it."""
-    root = directory.resolve()
-    path = (root / name).resolve()
+    try:
+        root = directory.resolve()
+        path = (root / name).resolve()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a name with a null byte
+        return None
     return path if path.is_relative_to(root) else None
 
 

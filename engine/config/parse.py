@@ -40,7 +40,9 @@ def config_path(model_directory: Path, config_name: str = "") -> Path:
 
 
 def read(path: Path) -> Parsed:
-    """Read and parse `path`, which exists."""
+    """Read and parse the file `path`."""
+    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+        return Parsed(config=None, problems=(unreadable(path, "it is no regular file"),))
     try:
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE + 1)

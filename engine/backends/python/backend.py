@@ -64,6 +64,7 @@ class PythonBackend(Backend):
             if initialize is not None:
                 initialize(_arguments(model))
         except Exception as error:  # whatever the user's code raises is the reason why it does not load
+            self._clean_up()
             raise LoadError(_describe(error)) from error
 
     def execute(self, batch: Batch) -> None:
@@ -130,7 +131,8 @@ class PythonBackend(Backend):
 
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="model-asyncio", daemon=True).start()
+            self._loop_thread = threading.Thread(target=self._loop.run_forever, name="model-asyncio", daemon=True)
+            self._loop_thread.start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def ready(self) -> bool:
@@ -161,6 +163,12 @@ class PythonBackend(Backend):
             self._info.log("error", f"finalize failed: {_describe(error)}")
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop_thread.join()
+            self._loop.close()
+            self._loop = None
+        self._clean_up()
+
+    def _clean_up(self) -> None:
         for path in self._added_paths:
             if path in sys.path:
                 sys.path.remove(path)

@@ -1,0 +1,652 @@
+"""Python models: the classes and functions of `triton_python_backend_utils`, and the rules of `execute`."""
+
+import json
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from actors.messages.datatypes import DataType
+from actors.messages.errors import ErrorCode
+from engine.backends.base import LoadError
+from engine.backends.python import triton_python_backend_utils as pb_utils
+from engine.backends.python.backend import PythonBackend
+from engine.backends.testing import LocalRequest, run
+
+X, Y = ("X", DataType.FP32, [2]), ("Y", DataType.FP32, [2])
+ONES = np.ones((1, 2), "f4")
+FAILED = "Failed to process the request(s) for model 'model_0_0', message: "
+
+
+@pytest.fixture
+def model(python_model):
+    """Load a model with input X and output Y from the body of its class."""
+
+    def load(body, **options):
+        source = "class TritonPythonModel:\n" + body
+        return python_model(source, **{"inputs": [X], "outputs": [Y], "max_batch_size": 8, **options})
+
+    return load
+
+
+@pytest.fixture
+def answers(model):
+    """Run one batch of `count` requests with X = 1, 2, … on a model whose `execute` has this body."""
+
+    def answer(body, count=1, requests=None, **options):
+        lines = "".join(f"        {line}\n" for line in body.strip("\n").split("\n"))
+        backend, info = model("    def execute(self, requests):\n" + lines, **options)
+        return run(backend, info, requests or [LocalRequest({"X": ONES * (i + 1)}) for i in range(count)])
+
+    return answer
+
+
+RESPOND = "pb_utils.InferenceResponse([pb_utils.Tensor('Y', r.inputs()[0].as_numpy() * 2)])"
+
+
+def test_each_request_is_answered_with_its_own_response(answers):
+    got = answers(f"return [{RESPOND} for r in requests]", count=3)
+    assert [answer.outputs["Y"].tolist() for answer in got] == [[[2, 2]], [[4, 4]], [[6, 6]]]
+
+
+def test_an_input_may_be_given_back_as_an_output(answers):
+    [got] = answers(
+        "return [pb_utils.InferenceResponse([pb_utils.Tensor('Y', requests[0].inputs()[0].as_numpy())])]"
+    )
+    assert got.outputs["Y"].tolist() == [[1, 1]]
+
+
+def test_initialize_gets_seven_strings(model, version_directory):
+    config = {"name": "model", "max_batch_size": 8, "parameters": {"k": {"string_value": "v"}}}
+    backend, info = model(
+        """
+    def initialize(self, args):
+        self.args = args
+    def execute(self, requests):
+        import json
+        return [pb_utils.InferenceResponse([], parameters={"args": json.dumps(self.args)})]
+""",
+        config=config,
+    )
+    [got] = run(backend, info, [LocalRequest({"X": ONES})])
+    args = json.loads(got.parameters["args"])
+    assert json.loads(args.pop("model_config")) == config
+    assert args == {
+        "model_instance_kind": "CPU",
+        "model_instance_name": "model_0_0",
+        "model_instance_device_id": "0",
+        "model_repository": str(version_directory.parent),
+        "model_version": "1",
+        "model_name": "model",
+    }
+
+
+def test_a_request_shows_what_the_client_sent(answers):
+    request = LocalRequest(
+        {"X": ONES},
+        id="r1",
+        correlation_id="seq",
+        flags=1,
+        timeout=5,
+        parameters={"a": 1, "b": "x", "c": True},
+        requested_outputs=["Y"],
+    )
+    request.is_cancelled = True
+    [got] = answers(
+        """
+r = requests[0]
+r.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
+facts = [r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.requested_output_names(),
+         r.parameters(), r.is_cancelled(), r.trace().get_context(), r.inputs()[0].shape(), r.inputs()[0].triton_dtype()]
+r.set_flags(2)
+facts.append(r.flags())
+return [pb_utils.InferenceResponse([], parameters={"facts": repr(facts)})]
+""",
+        requests=[request],
+    )
+    expected = ["r1", "seq", 1, 5, ["Y"], '{"a": 1, "b": "x", "c": true}', True, None, [1, 2], 11, 2]
+    assert got.parameters["facts"] == repr(expected)
+
+
+def test_a_request_without_parameters_has_an_empty_object(answers):
+    [got] = answers("return [pb_utils.InferenceResponse([], parameters={'p': requests[0].parameters()})]")
+    assert got.parameters == {"p": "{}"}
+
+
+def test_an_error_response_fails_its_request_only(answers):
+    first, second = answers(
+        f"""
+error = pb_utils.InferenceResponse(error=pb_utils.TritonError("no", pb_utils.TritonError.NOT_FOUND))
+return [error] + [{RESPOND} for r in requests[1:]]
+""",
+        count=2,
+    )
+    assert (first.code, first.message) == (ErrorCode.NOT_FOUND, "no")
+    assert second.outputs["Y"].tolist() == [[4, 4]]
+
+
+def test_an_error_without_a_code_is_internal():
+    assert pb_utils.TritonError("x").code() == pb_utils.TritonError.INTERNAL
+
+
+def test_an_exception_fails_the_batch_with_its_trace(answers, version_directory):
+    got = answers("def inner():\n    raise ValueError('bad')\ninner()", count=2)
+    path = version_directory / "model.py"
+    expected = f"{FAILED}ValueError: bad\n\nAt:\n  {path}(6): inner\n  {path}(7): execute\n"
+    assert [(answer.code, answer.message) for answer in got] == [(ErrorCode.INTERNAL, expected)] * 2
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            "return []",
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects."
+            " InferenceRequest(s) size is:2, and InferenceResponse(s) size is:0\n",
+        ),
+        ("return 1", "Expected a list in the execute return, found type '<class 'int'>'."),
+        ("return None", "Expected a list in the execute return, found type '<class 'NoneType'>'."),
+        (
+            "return [1, 2]",
+            "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'int'>'.",
+        ),
+    ],
+)
+def test_a_wrong_return_fails_the_batch(answers, body, message):
+    assert [answer.message for answer in answers(body, count=2)] == [FAILED + message] * 2
+
+
+def test_a_missing_response_fails_its_request_only(answers):
+    first, second = answers(f"return [None] + [{RESPOND} for r in requests[1:]]", count=2)
+    assert first.message == (
+        f"{FAILED}Expected an 'InferenceResponse' object in the execute function return list, found type"
+        " '<class 'NoneType'>'."
+    )
+    assert second.code is None
+
+
+def test_an_output_that_can_not_be_encoded_fails_its_request_only(answers):
+    first, second = answers(
+        f"""
+lone = np.array([chr(0xD800)], dtype=object)
+return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", lone)])] + [{RESPOND} for r in requests[1:]]
+""",
+        count=2,
+    )
+    assert first.code is ErrorCode.INTERNAL
+    assert "UnicodeEncodeError" in first.message
+    assert second.code is None
+
+
+def test_a_model_without_execute_says_so(python_model, version_directory):
+    backend, info = python_model("class TritonPythonModel: pass\n", inputs=[X], outputs=[Y], max_batch_size=8)
+    [got] = run(backend, info, [LocalRequest({"X": ONES})])
+    assert (
+        got.message
+        == f"{FAILED}Python model {version_directory}/model.py does not implement `execute` method."
+    )
+
+
+def test_a_coroutine_execute_is_run_to_its_end(model):
+    backend, info = model(f"""
+    async def execute(self, requests):
+        import asyncio
+        await asyncio.sleep(0)
+        return [{RESPOND} for r in requests]
+""")
+    for _ in range(2):
+        [got] = run(backend, info, [LocalRequest({"X": ONES})])
+        assert got.outputs["Y"].tolist() == [[2, 2]]
+
+
+def test_an_exception_in_a_coroutine_is_told(model):
+    backend, info = model("    async def execute(self, requests):\n        raise KeyError('k')\n")
+    [got] = run(backend, info, [LocalRequest({"X": ONES})])
+    assert got.message.startswith(f"{FAILED}KeyError: 'k'\n\nAt:\n")
+
+
+# --- senders --------------------------------------------------------------------------------------------------------
+
+
+def test_a_sender_answers_in_place_of_the_list(answers):
+    first, second = answers(
+        f"""
+for r in requests:
+    r.get_response_sender().send({RESPOND}, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+return None
+""",
+        count=2,
+    )
+    assert (first.outputs["Y"].tolist(), second.outputs["Y"].tolist()) == ([[2, 2]], [[4, 4]])
+
+
+def test_a_sender_on_another_thread_is_waited_for(answers):
+    [got] = answers(
+        f"""
+import threading
+def later(sender, r):
+    sender.send({RESPOND})
+    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+self.thread = threading.Thread(target=later, args=(requests[0].get_response_sender(), requests[0]))
+self.thread.start()
+return [None]
+"""
+    )
+    assert got.outputs["Y"].tolist() == [[2, 2]]
+
+
+def test_a_sender_that_is_dropped_fails_its_request(answers):
+    [got] = answers("requests[0].get_response_sender()\nreturn [None]")
+    assert got.code is ErrorCode.INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ("s.send(ok, 7)", "Unable to send response. Unsupported flag provided."),
+        ("s.send()", "Inference Response object must be provided when the response flags is set to zero."),
+        ("s.send(ok, 1); s.send(ok, 1)", "Unable to send response. Response sender has been closed."),
+        (
+            "s.send(ok); s.send(ok)",
+            "Unable to send response. Non-decoupled model cannot send more than one response.",
+        ),
+        (
+            "s.send(None, 1)",
+            "Unable to send response. Non-decoupled model cannot send complete final before sending a response.",
+        ),
+        (
+            "pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name='m').get_response_sender().send(ok)",
+            "Unable to send response. Response sender has no reference to the decoupled state of the model.",
+        ),
+    ],
+)
+def test_senders_refuse_what_breaks_their_rules(answers, calls, message):
+    body = f"""
+r = requests[0]
+s = r.get_response_sender()
+ok = {RESPOND}
+try:
+    {calls}
+except pb_utils.TritonModelException as error:
+    self.said = str(error)
+    raise RuntimeError(self.said)
+"""
+    seen = []
+    answers(body, log=lambda level, text: seen.append(text))
+    assert f"RuntimeError: {message}" in seen[0]
+
+
+def test_an_error_closes_the_batchs_senders(model):
+    backend, info = model("""
+    kept = []
+    def execute(self, requests):
+        self.kept.append(requests[0].get_response_sender())
+        raise ValueError("x")
+    def is_ready(self):
+        try:
+            self.kept[0].send(pb_utils.InferenceResponse([]), 1)
+        except pb_utils.TritonModelException as error:
+            return str(error).endswith("sender has been closed.")
+""")
+    run(backend, info, [LocalRequest({"X": ONES})])
+    assert backend.ready()
+
+
+# --- tensors and tables ---------------------------------------------------------------------------------------------
+
+
+def test_bytes_arrive_as_bytes_and_text_leaves_as_utf8(answers):
+    text = ("X", DataType.BYTES, [2]), ("Y", DataType.BYTES, [2])
+    [got] = answers(
+        """
+x = pb_utils.get_input_tensor_by_name(requests[0], "X").as_numpy()
+assert all(type(e) is bytes for e in x.ravel()) and x.shape == (1, 2)
+return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([[x[0, 0].decode() + "\\u00e9", x[0, 1]]], dtype=object))])]
+""",
+        requests=[LocalRequest({"X": np.array([[b"a", b"\xff"]], object)})],
+        inputs=[text[0]],
+        outputs=[text[1]],
+    )
+    assert got.outputs["Y"].tolist() == [["a\u00e9".encode(), b"\xff"]]
+
+
+def test_named_tensors_are_found_or_none(answers):
+    [got] = answers(f"""
+r = requests[0]
+response = {RESPOND}
+assert pb_utils.get_input_tensor_by_name(r, "W") is None
+assert pb_utils.get_output_tensor_by_name(response, "W") is None
+assert pb_utils.get_output_tensor_by_name(response, "Y").name() == "Y"
+return [response]
+""")
+    assert got.code is None
+
+
+def test_tensors_copy_only_what_is_not_contiguous():
+    array = np.arange(6, dtype="i4").reshape(2, 3)
+    assert pb_utils.Tensor("T", array).as_numpy() is array
+    turned = pb_utils.Tensor("T", array.T)
+    assert turned.as_numpy().flags.c_contiguous
+    assert turned.shape() == [3, 2]
+    assert turned.is_cpu()
+
+
+def test_tensors_refuse_what_they_can_not_hold():
+    with pytest.raises(pb_utils.TritonModelException, match=r"Tensor name cannot be an empty string."):
+        pb_utils.Tensor("", np.ones(1))
+    with pytest.raises(pb_utils.TritonModelException, match=r"NumPy dtype is not supported."):
+        pb_utils.Tensor("T", np.ones(1, complex))
+    with pytest.raises(TypeError, match="takes a numpy array"):
+        pb_utils.Tensor("T", [1])
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"])
+def test_dlpack_shares_memory_both_ways(dtype):
+    tensor = pb_utils.Tensor("T", np.ones((2, 3), dtype))
+    for exported in (tensor, tensor.to_dlpack()):
+        back = pb_utils.Tensor.from_dlpack("B", exported)
+        assert back.triton_dtype() == tensor.triton_dtype()
+        assert np.shares_memory(back.as_numpy(), tensor.as_numpy())
+
+
+def test_dlpack_is_understood_by_numpy():
+    assert np.from_dlpack(pb_utils.Tensor("T", np.arange(3))).tolist() == [0, 1, 2]
+    assert pb_utils.Tensor("T", np.arange(3)).__dlpack_device__() == (1, 0)
+
+
+def test_bfloat16_travels_by_dlpack_only():
+    torch = pytest.importorskip("torch")
+    source = torch.tensor([1.5, -2], dtype=torch.bfloat16)
+    for exported in (source, torch.utils.dlpack.to_dlpack(source)):
+        tensor = pb_utils.Tensor.from_dlpack("T", exported)
+        assert tensor.triton_dtype() == 14
+        assert torch.equal(torch.from_dlpack(tensor), source)
+        with pytest.raises(
+            pb_utils.TritonModelException, match="Tensor dtype is BF16 and cannot be converted"
+        ):
+            tensor.as_numpy()
+
+
+def test_dlpack_refuses_what_it_can_not_share():
+    refused = pytest.raises(
+        pb_utils.TritonModelException, match=r"DLPack does not have support for string tensors."
+    )
+    with refused:
+        pb_utils.Tensor("T", np.array([b"x"], object)).to_dlpack()
+    with pytest.raises(pb_utils.TritonModelException, match=r"Provided tensor is not supported."):
+        pb_utils.Tensor.from_dlpack("T", [1])
+    with pytest.raises(pb_utils.TritonModelException, match=r"DLPack tensor is not contiguous."):
+        pb_utils.Tensor.from_dlpack("T", np.ones((2, 3)).T)
+    with pytest.raises(pb_utils.TritonModelException, match="name cannot be an empty"):
+        pb_utils.Tensor.from_dlpack("", np.ones(1))
+    with pytest.raises(pb_utils.TritonModelException, match="are not supported"):
+        pb_utils.Tensor.from_dlpack("T", np.ones(1, complex))
+
+
+def test_a_tensor_in_gpu_memory_is_refused():
+    class OnGpu:
+        def __dlpack__(self):
+            raise AssertionError
+
+        def __dlpack_device__(self):
+            return 2, 0
+
+    with pytest.raises(pb_utils.TritonModelException, match="not supported by this version"):
+        pb_utils.Tensor.from_dlpack("T", OnGpu())
+
+
+def test_a_capsule_is_used_once():
+    capsule = np.ones(1).__dlpack__()
+    pb_utils.Tensor.from_dlpack("T", capsule)
+    with pytest.raises(ValueError, match="PyCapsule"):
+        pb_utils.Tensor.from_dlpack("T", capsule)
+
+
+def test_type_tables_are_tritons():
+    assert pb_utils.triton_string_to_numpy("TYPE_FP32") is np.float32
+    assert pb_utils.triton_string_to_numpy("TYPE_BOOL") is bool
+    assert pb_utils.triton_string_to_numpy("TYPE_STRING") is np.object_
+    for unknown in ("TYPE_BF16", "FP32"):
+        with pytest.raises(KeyError):
+            pb_utils.triton_string_to_numpy(unknown)
+    assert [pb_utils.triton_to_numpy_type(n) for n in (2, 10, 14, 99)] == [np.uint8, np.float16, None, None]
+    types = (bool, np.int64, np.object_, np.bytes_, np.complex64)
+    assert [pb_utils.numpy_to_triton_type(t) for t in types] == [1, 9, 13, 13, None]
+
+
+def test_bytes_tensors_serialise_and_back():
+    elements = np.array([["a\u00e9", b"\xff"], ["", b"x"]], dtype=object)
+    packed = pb_utils.serialize_byte_tensor(elements)
+    assert packed.startswith(b"\x03\0\0\0a\xc3\xa9\x01\0\0\0\xff")
+    assert pb_utils.deserialize_bytes_tensor(packed).tolist() == ["a\u00e9".encode(), b"\xff", b"", b"x"]
+    assert pb_utils.serialize_byte_tensor(np.array([], dtype=object)) == ()
+    assert pb_utils.serialize_byte_tensor(np.ones(1)) is None
+
+
+def test_configurations_are_searched_by_name():
+    config = {"input": [{"name": "X"}], "output": [{"name": "Y"}]}
+    assert pb_utils.get_input_config_by_name(config, "X") == {"name": "X"}
+    assert pb_utils.get_output_config_by_name(config, "X") is None
+    assert not pb_utils.using_decoupled_model_transaction_policy(config)
+    assert pb_utils.using_decoupled_model_transaction_policy(
+        {"model_transaction_policy": {"decoupled": True}}
+    )
+
+
+def test_responses_and_requests_check_their_arguments():
+    def refuses(text):
+        return pytest.raises(pb_utils.TritonModelException, match=text)
+
+    def request(**options):
+        return pb_utils.InferenceRequest(
+            **{"inputs": [], "requested_output_names": [], "model_name": "m", "request_id": "i", **options}
+        )
+
+    with refuses("Output tensor for inference response should not be empty."):
+        pb_utils.InferenceResponse([None])
+    with refuses("Expect parameters values to have type bool/int/str, found type <class 'float'>"):
+        pb_utils.InferenceResponse([], parameters={"a": 1.5})
+    with refuses("Expect parameters keys to have type str, found type <class 'int'>"):
+        request(parameters={1: 1})
+    with refuses("Correlation ID must be integer or string"):
+        request(correlation_id=1.5)
+    with refuses("Input tensor for request with id 'i' and model name 'm' should not be empty."):
+        request(inputs=[None])
+    with refuses("Requested output name for request with id 'i' and model name 'm' should not be empty."):
+        request(requested_output_names=[""])
+    response = pb_utils.InferenceResponse([], parameters={"a": 1})
+    assert (response.parameters(), response.has_error(), response.error()) == ('{"a": 1}', False, None)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: pb_utils.load_model("m"),
+        lambda: pb_utils.unload_model("m"),
+        lambda: pb_utils.is_model_ready("m"),
+        lambda: pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER),
+        lambda: pb_utils.ModelConfig({}),
+        lambda: pb_utils.InferenceRequest().exec(),
+        lambda: pb_utils.InferenceRequest().async_exec().send(None),
+        lambda: pb_utils.InferenceRequest().set_release_flags(
+            pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+        ),
+    ],
+)
+def test_what_a_later_version_brings_is_refused_in_use(call):
+    with pytest.raises(pb_utils.TritonModelException, match="not supported by this version of Tritium"):
+        call()
+
+
+# --- loading --------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_imports_its_neighbours(python_model, version_directory):
+    (version_directory / "beside_it.py").write_text("VALUE = 1\n")
+    (version_directory.parent / "above_it.py").write_text("VALUE = 2\n")
+    python_model("""
+import beside_it, above_it
+from . import beside_it as relative
+assert (beside_it.VALUE, above_it.VALUE, relative.VALUE) == (1, 2, 1)
+assert __name__ == "1.model"
+class TritonPythonModel: pass
+""")
+
+
+def test_a_model_may_name_its_modules_like_the_servers(python_model, version_directory, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "protocols"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(
+        sys, "path", [path for path in sys.path if path.endswith(("-packages", "lib-dynload", "3.11"))]
+    )
+    (version_directory / "protocols.py").write_text("MINE = True\n")
+    try:
+        python_model("import protocols\nassert protocols.MINE\nclass TritonPythonModel: pass\n")
+    finally:
+        sys.modules.pop("protocols", None)
+
+
+def test_the_model_directory_and_log_are_the_models_own(model, version_directory):
+    said = []
+    model(
+        """
+    def initialize(self, args):
+        self.directory = pb_utils.get_model_dir()
+        pb_utils.Logger.log_info(self.directory)
+        pb_utils.Logger.log_warn("w")
+        pb_utils.Logger.log_error("e")
+        pb_utils.Logger.log_verbose("v")
+        pb_utils.Logger.log("plain")
+        pb_utils.Logger.log("loud", pb_utils.Logger.ERROR)
+""",
+        log=lambda level, text: said.append((level, text)),
+    )
+    assert said == [
+        ("info", f"model.py:7] {version_directory}"),
+        ("warning", "model.py:8] w"),
+        ("error", "model.py:9] e"),
+        ("verbose", "model.py:10] v"),
+        ("info", "model.py:11] plain"),
+        ("error", "model.py:12] loud"),
+    ]
+
+
+def test_two_models_in_one_process_keep_their_own_directories(python_model):
+    _, info = python_model(
+        "class TritonPythonModel:\n    def is_ready(self): return pb_utils.get_model_dir() == ''"
+    )
+    seen = []
+
+    def other():
+        pb_utils.attach(pb_utils.Host("/elsewhere", info.log))
+        seen.append(pb_utils.get_model_dir())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert seen == ["/elsewhere"]
+    assert pb_utils.get_model_dir() == info.version_directory
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise OSError('gone')", "OSError: gone\n\nAt:\n  {path}(3): <module>\n"),
+        (
+            "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('no')",
+            "ValueError: no\n\nAt:\n  {path}(5): initialize\n",
+        ),
+        (
+            "class TritonPythonModel:\n    def __init__(self):\n        1 / 0",
+            "ZeroDivisionError: division by zero\n\nAt:\n  {path}(5): __init__\n",
+        ),
+        ("x = 1", "AttributeError: module '1.model' has no attribute 'TritonPythonModel'"),
+    ],
+)
+def test_a_model_that_fails_to_start_says_where(python_model, version_directory, source, reason):
+    with pytest.raises(LoadError) as caught:
+        python_model(source)
+    text = "\n".join(line for line in str(caught.value).split("\n") if "importlib" not in line)
+    assert text == reason.format(path=version_directory / "model.py")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"filename": "model.txt"}, "Model name must end with '.py'. Model name is \"model.txt\"."),
+        (
+            {"config": {"model_transaction_policy": {"decoupled": True}}},
+            "model 'model': decoupled Python models are not supported by this version of Tritium",
+        ),
+        (
+            {"parameters": {"EXECUTION_ENV_PATH": "env.tar.gz"}},
+            "model 'model': EXECUTION_ENV_PATH is not supported by this version of Tritium",
+        ),
+        (
+            {"parameters": {"FORCE_CPU_ONLY_INPUT_TENSORS": "maybe"}},
+            "Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: maybe'",
+        ),
+        ({"settings": {"shm-default-byte-size": "1"}}, "shm-default-byte-size can't be smaller than 4 MiBs"),
+        (
+            {"settings": {"shm-growth-byte-size": "0"}},
+            "shm-growth-byte-size can't be smaller than or equal to zero.",
+        ),
+        (
+            {"settings": {"stub-timeout-seconds": "0"}},
+            "stub-timeout-seconds can't be smaller than or equal to zero.",
+        ),
+        ({"settings": {"thread-pool-size": "0"}}, "thread-pool-size can't be less than 1."),
+        (
+            {"settings": {"shm-region-prefix-name": ""}},
+            "shm-region-prefix-name must at least contain one character.",
+        ),
+    ],
+)
+def test_what_can_not_be_honoured_is_refused_at_load(python_model, options, reason):
+    with pytest.raises(LoadError) as caught:
+        python_model("class TritonPythonModel: pass\n", **options)
+    assert str(caught.value) == reason
+
+
+def test_a_missing_file_is_named(python_model, version_directory):
+    _, info = python_model("class TritonPythonModel: pass\n")
+    (version_directory / "model.py").unlink()
+    with pytest.raises(LoadError) as caught:
+        PythonBackend().load(info)
+    assert str(caught.value) == f"Python model file not found in '{version_directory}/model.py'"
+
+
+@pytest.mark.parametrize(
+    ("body", "ready", "logged"),
+    [
+        ("def is_ready(self): return True", True, ""),
+        ("def is_ready(self): return False", False, ""),
+        ("async def is_ready(self): return True", True, ""),
+        ("def is_ready(self): return 1", False, "is_ready() must return a boolean value"),
+        ("def is_ready(self): raise ValueError('x')", False, "is_ready failed: ValueError: x"),
+        ("pass", True, ""),
+    ],
+)
+def test_is_ready_is_asked(model, body, ready, logged):
+    said = []
+    backend, _ = model(f"    {body}\n", log=lambda level, text: said.append(text))
+    assert backend.ready() is ready
+    assert "".join(said).startswith(logged)
+
+
+def test_finalize_is_called_and_its_errors_only_logged(python_model, version_directory):
+    said = []
+    backend, _ = python_model(
+        "class TritonPythonModel:\n    def finalize(self):\n        raise ValueError('late')\n",
+        log=lambda level, text: said.append(text),
+    )
+    backend.unload()
+    assert said[-1].startswith("finalize failed: ValueError: late")
+    assert str(version_directory) not in sys.path
+
+
+def test_a_model_that_failed_to_load_leaves_no_path_behind(python_model, version_directory):
+    with pytest.raises(LoadError):
+        python_model("raise OSError")
+    assert str(version_directory) not in sys.path

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.messages.errors import ErrorCode, InvalidArgument
+from protocols.kserve.compression import (
+    UnsupportedCompression,
+    choose_coding,
+    compress,
+    decompress,
+    is_compressed,
+)
+
+
+@pytest.mark.parametrize(
+    ("coding", "compressed"), [(b"gzip", True), (b"deflate", True), (b"identity", False), (b"", False)]
+)
+def test_known_codings_are_told_apart(coding, compressed):
+    assert is_compressed(coding) is compressed
+
+
+@pytest.mark.parametrize("coding", [b"GZIP", b"br", b"gzip, deflate", b"x-gzip"])
+def test_other_codings_are_not_supported(coding):
+    with pytest.raises(UnsupportedCompression) as caught:
+        is_compressed(coding)
+    assert caught.value.message == "Unsupported compression type"
+    assert caught.value.code is ErrorCode.UNSUPPORTED
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
+def test_gzip_and_zlib_are_told_apart_by_the_stream_itself(pack):
+    assert decompress(pack(b"hello" * 100), 500) == b"hello" * 100
+
+
+def test_an_empty_body_has_nothing_in_it():
+    with pytest.raises(InvalidArgument) as caught:
+        decompress(b"", 10)
+    assert caught.value.message == "nothing to be decompressed"
+
+
+def test_a_body_that_unfolds_to_too_much_is_refused():
+    bomb = zlib.compress(bytes(10_000_000), 9)
+    with pytest.raises(InvalidArgument) as caught:
+        decompress(bomb, 499)
+    assert caught.value.message == (
+        "Decompressed data size exceeds the maximum allowed value of 499 bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
+
+
+@pytest.mark.parametrize("damage", [lambda b: b"xx" + b, lambda b: b[:-3], lambda b: b[:5]])
+def test_a_broken_body_is_refused(damage):
+    with pytest.raises(InvalidArgument, match="failed to decompress the request body"):
+        decompress(damage(gzip.compress(b"hello" * 10)), 500)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "chosen"),
+    [
+        (b"gzip", b"gzip"),
+        (b"deflate", b"deflate"),
+        (b"gzip, deflate", b"gzip"),
+        (b"deflate, gzip", b"deflate"),
+        (b"gzip;q=0.5, deflate;q=0.9", b"deflate"),
+        (b"gzip;q=0.5, identity", b""),
+        (b"identity, gzip", b""),
+        (b"br, zstd", b""),
+        (b"br, gzip;q=0.1", b"gzip"),
+        (b"gzip;q=0", b""),
+        (b"gzip;q=x", b""),
+        (b"gzip ; q=1.0", b"gzip"),
+        (b"*", b""),
+        (b"", b""),
+    ],
+)
+def test_the_greatest_weight_wins_and_the_first_among_equals(accepted, chosen):
+    assert choose_coding(accepted) == chosen
+
+
+def test_deflate_is_the_zlib_format():
+    assert zlib.decompress(compress([b"a", memoryview(b"b")], b"deflate")) == b"ab"
+    assert gzip.decompress(compress([b"a", b"b"], b"gzip")) == b"ab"
+
+
+@given(st.lists(st.binary()), st.sampled_from([b"gzip", b"deflate"]))
+def test_what_is_compressed_comes_back(parts, coding):
+    whole = b"".join(parts)
+    assert decompress(compress(parts, coding), len(whole)) == whole
