@@ -234,9 +234,7 @@ def _load_package(torch: Any, path: str, members: Sequence[str], model: ModelInf
     # Packages trust the shapes they are given unless told otherwise, and read past the end of a tensor that is too small.
     os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
     index = model.device_id if model.kind == "GPU" else -1
-    package = torch._inductor.aoti_load_package(  # noqa: SLF001  # documented under this name
-        path, num_runners=max(1, model.lanes), device_index=index
-    )
+    package = torch._inductor.aoti_load_package(path, device_index=index)  # noqa: SLF001  # documented under this name
     return _package_program(package, package.loader.get_call_spec()[0], model)
 
 

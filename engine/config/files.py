@@ -66,21 +66,32 @@ def _label_file(config: ModelConfig, output: str, name: str, model_directory: Pa
                 code=ErrorCode.UNSUPPORTED,
             )
         )
-    try:
-        if path.stat().st_size > _LARGEST_LABEL_FILE:
-            raise FileProblem(
-                Problem(message=f"label file '{name}' {who} is larger than {_LARGEST_LABEL_FILE} bytes")
-            )
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
+    raw = _content(path, _LARGEST_LABEL_FILE + 1, f"label file '{name}' {who}")
+    if len(raw) > _LARGEST_LABEL_FILE:
         raise FileProblem(
-            Problem(message=f"failed to read label file '{name}' {who}: {error.strerror or error}")
-        ) from error
+            Problem(message=f"label file '{name}' {who} is larger than {_LARGEST_LABEL_FILE} bytes")
+        )
+    try:
+        text = raw.decode()
     except UnicodeDecodeError as error:
         raise FileProblem(
             Problem(message=f"label file '{name}' {who} is not UTF-8 at byte {error.start}")
         ) from error
-    return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
+    lines = text.split("\n")
+    if not lines[-1]:  # what follows the last line's end
+        lines.pop()
+    return tuple(line.removesuffix("\r") for line in lines)
+
+
+def _content(path: Path, limit: int, what: str) -> bytes:
+    """Return up to `limit` bytes of a regular file: opening a pipe would wait for a writer."""
+    try:
+        if path.exists() and not path.is_file():
+            raise FileProblem(Problem(message=f"failed to read {what}: it is no regular file"))
+        with path.open("rb") as file:
+            return file.read(limit)
+    except OSError as error:
+        raise FileProblem(Problem(message=f"failed to read {what}: {error.strerror or error}")) from error
 
 
 def build_warmup(
@@ -157,13 +168,8 @@ def _warmup_file(
             )
         )
     expected = elements * datatype.size
-    try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_WARMUP_TENSOR if datatype is DataType.BYTES else expected)
-    except OSError as error:
-        raise FileProblem(
-            Problem(message=f"failed to read warmup data file '{file_name}': {error.strerror or error}")
-        ) from error
+    limit = _LARGEST_WARMUP_TENSOR if datatype is DataType.BYTES else expected
+    data = _content(path, limit, f"warmup data file '{file_name}'")
     if len(data) < expected:
         # The missing space is Triton's, and clients match on it.
         raise FileProblem(

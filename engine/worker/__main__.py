@@ -19,6 +19,7 @@ CLOSURE = (
     "actors.arena",
     "engine.backends.base",
     "engine.worker.execution",
+    "engine.worker.feeds",
     "engine.worker.serve",
     "engine.worker.process",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     Parameter = Union[bool, int, float, str]
     Array = np.ndarray[Any, Any]
-    AskForRoom = Callable[[int, int, int], None]
+    AskForRoom = Callable[[Any, int, int], None]
 
 _NO_METADATA: Mapping[str, Any] = {}
 
@@ -31,17 +30,16 @@ _NO_METADATA: Mapping[str, Any] = {}
 class Slot:
     """One slot's two segments, as the worker has them mapped, and how far the output one is used."""
 
-    __slots__ = ("_grown", "generation", "index", "segments", "used")
+    __slots__ = ("generation", "index", "segments", "used")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.segments: list[Any] = [None, None]  # Segment once the server has sent one
         self.used = 0
         self.generation = 0
-        self._grown = threading.Event()
 
     def replace(self, side: int, segment: Segment) -> None:
-        """Reader thread: the server gave this slot a larger segment."""
+        """The server gave this slot a larger segment."""
         if side == INPUT:
             self.segments[INPUT] = segment
             return
@@ -50,16 +48,13 @@ class Slot:
             segment.view[: self.used] = old.view[: self.used]
         self.segments[OUTPUT] = segment
         self.generation += 1
-        self._grown.set()
 
     def place(self, nbytes: int, batch_id: int, ask_for_room: AskForRoom) -> int:
         """Return the offset of `nbytes` free bytes in the output segment, waiting for the server to grow it if need be."""
         offset = align(self.used)
         end = offset + nbytes
         if end > self.segments[OUTPUT].size:
-            self._grown.clear()
-            ask_for_room(self.index, batch_id, end)
-            self._grown.wait()
+            ask_for_room(self, batch_id, end)
         self.used = end
         return offset
 

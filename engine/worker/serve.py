@@ -1,8 +1,7 @@
 """The worker's loop: load one model, run its batches, say what happened.
 
-Main thread: loads, then runs lane 0. One reader thread owns `recv` and dispatches frames by kind, so that a cancel, a new
-segment or the server's end is seen while a model computes. Further lanes have a thread each. Any thread may send. The same
-loop serves `tritium.isolation = "thread"`, where it runs on a thread of the server process.
+The main thread loads, then runs lane 0; further lanes have a thread each, and any of them may send. Where frames come from
+is `engine.worker.feeds`. The same loop serves `tritium.isolation = "thread"`, where it runs on a thread of the server.
 """
 
 from __future__ import annotations
@@ -10,12 +9,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import queue
 import socket
 import threading
 import time
 import traceback
-from array import array
 from typing import TYPE_CHECKING, Any
 
 from actors import frames
@@ -24,11 +21,11 @@ from actors.messages.datatypes import BY_PROTOCOL_NAME
 from actors.messages.errors import ErrorCode, TritiumError
 from engine.backends.base import Backend, LoadError, ModelInfo, TensorInfo
 from engine.worker.execution import Slot, WorkerBatch
+from engine.worker.feeds import make_feed, receive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_FDS_SIZE = 4 * array("i").itemsize
 _TEXT_LIMIT = 12 * 1024  # characters of a reason; the traceback is cut to as much
 _LEVELS = ("info", "warning", "error", "verbose")
 
@@ -51,7 +48,6 @@ class Serving:
         self._on_disconnect = on_disconnect
         self._before_load = before_load  # runs between importing the backend class and loading the model
         self._slots: list[Slot] = []
-        self._work: queue.SimpleQueue[frames.Execute | None] = queue.SimpleQueue()
         self._lanes = 1
 
     def run(self) -> None:
@@ -62,8 +58,7 @@ class Serving:
         except Exception as error:  # noqa: BLE001  # any failure of the user's code or files is the load's reason
             self._send(frames.encode_json(frames.LOAD_FAILED, _describe(error)))
             return
-        reader = threading.Thread(target=self._read, name="frames", daemon=True)
-        reader.start()
+        self._feed = make_feed(self._sock, self._slots, self._lanes, self._on_disconnect)
         self._send(frames.encode_json(frames.READY, {"pid": os.getpid()}))
         others = [
             threading.Thread(
@@ -79,7 +74,7 @@ class Serving:
         backend.unload()
 
     def _receive_load(self) -> dict[str, Any]:
-        packet, descriptors = self._receive()
+        packet, descriptors = receive(self._sock)
         if not packet or packet[0] != frames.LOAD:
             self._on_disconnect()
             raise Stopped
@@ -116,51 +111,10 @@ class Serving:
             ]
         return ModelInfo(**fields, log=self._log)
 
-    def _receive(self) -> tuple[bytes, list[int]]:
-        packet, ancillary, flags, _ = self._sock.recvmsg(frames.MAX_FRAME, socket.CMSG_SPACE(_FDS_SIZE))
-        descriptors = array("i")
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            raise frames.FrameError("the server sent a packet larger than a frame")
-        return packet, descriptors.tolist()
-
-    def _read(self) -> None:
-        """Dispatch frames until `STOP`; the server's end ends this process."""
-        try:
-            while True:
-                packet, descriptors = self._receive()
-                if not packet:
-                    break
-                kind = packet[0]
-                if kind == frames.SPILLED:
-                    slot, side, offset, nbytes = frames.decode_spilled(packet)
-                    packet = bytes(self._slots[slot].segments[side].view[offset : offset + nbytes])
-                    kind = packet[0]
-                if kind == frames.EXECUTE:
-                    self._work.put(frames.Execute.decode(packet))
-                elif kind == frames.SEGMENT:
-                    slot, side, size = frames.decode_segment(packet)
-                    segment = Segment(descriptors[0], size)
-                    segment.close_fd()
-                    self._slots[slot].replace(side, segment)
-                elif kind == frames.STOP:
-                    self._end_lanes()
-                    return
-        except OSError:
-            pass  # reset by the server's death: the same as its orderly end
-        self._on_disconnect()
-        self._end_lanes()
-
-    def _end_lanes(self) -> None:
-        for _ in range(self._lanes):
-            self._work.put(None)
-
     def _execute(self, backend: Backend, model: ModelInfo, lane: int) -> None:
-        work, control, clock = self._work, self._control, time.perf_counter_ns
+        feed, control, clock = self._feed, self._control, time.perf_counter_ns
         while True:
-            job = work.get()
+            job = feed.next()
             if job is None:
                 return
             started = clock()
@@ -191,8 +145,9 @@ class Serving:
             packet = frames.encode_spilled(result.slot, OUTPUT, offset, len(packet))
         self._send(packet)
 
-    def _ask_for_room(self, slot: int, batch_id: int, nbytes: int) -> None:
-        self._send(frames.encode_room(slot, batch_id, nbytes))
+    def _ask_for_room(self, slot: Slot, batch_id: int, nbytes: int) -> None:
+        self._send(frames.encode_room(slot.index, batch_id, nbytes))
+        self._feed.wait_grown(slot, nbytes)
 
     def _log(self, level: str, message: str) -> None:
         """Send a log line to the server, tagged with this worker; levels as in `ModelInfo.log`."""

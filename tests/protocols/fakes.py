@@ -80,15 +80,16 @@ class FakeModel:
     def respond(
         self, request: InferRequest, outputs: Sequence[Tensor], **parameters: bool | int | float | str
     ) -> InferResponse:
-        return InferResponse(
+        response = InferResponse(
             model_name=self.spec.name,
             model_version=self.spec.version,
             id=request.id,
             outputs=outputs,
             parameters=parameters or None,
-            on_release=self._release,
             timing=(1_000_000, 2_000, 3_000, 4_000),
         )
+        response.on_release(self._release)
+        return response
 
     def _release(self) -> None:
         self.released += 1

@@ -14,7 +14,9 @@ class Leased:
         self.released = 0
 
     def response(self):
-        return InferResponse(model_name="m", model_version=1, on_release=self._release)
+        response = InferResponse(model_name="m", model_version=1)
+        response.on_release(self._release)
+        return response
 
     def _release(self):
         self.released += 1

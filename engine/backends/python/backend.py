@@ -131,7 +131,9 @@ class PythonBackend(Backend):
 
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._loop_thread = threading.Thread(target=self._loop.run_forever, name="model-asyncio", daemon=True)
+            self._loop_thread = threading.Thread(
+                target=self._loop.run_forever, name="model-asyncio", daemon=True
+            )
             self._loop_thread.start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 

@@ -13,7 +13,9 @@ from engine.config.load import LoadedConfig, load_model_config
 def backends() -> Mapping[str, BackendTraits]:
     known = (
         BackendTraits(name="onnxruntime", default_artifact="model.onnx", platforms=("onnxruntime_onnx",)),
-        BackendTraits(name="pytorch", default_artifact="model.pt", platforms=("pytorch_libtorch", "torch_aoti")),
+        BackendTraits(
+            name="pytorch", default_artifact="model.pt", platforms=("pytorch_libtorch", "torch_aoti")
+        ),
         BackendTraits(name="python", pure=False, concurrent=False, default_artifact="model.py"),
         BackendTraits(name="mine", default_artifact="model.mine", platforms=("my_platform",)),
         BackendTraits(name="broken", unavailable="ImportError: no libmagic"),
@@ -52,15 +54,3 @@ def load(write_model, backends) -> Callable[..., LoadedConfig]:
         return load_model_config(write_model(name, config, files), backends=backends, **options)
 
     return write_and_load
-
-
-IO = """
-input [ { name: "A" data_type: TYPE_FP32 dims: [ 4 ] } ]
-output [ { name: "S" data_type: TYPE_FP32 dims: [ 4 ] } ]
-"""
-
-
-@pytest.fixture
-def add() -> str:
-    """The text of a small valid onnxruntime configuration, without its input and output lines' positions mattering."""
-    return 'name: "m"\nbackend: "onnxruntime"\nmax_batch_size: 8' + IO

@@ -145,7 +145,9 @@ BROKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "message", "key", "place"), [pytest.param(*row[1:], id=row[0]) for row in BROKEN])
+@pytest.mark.parametrize(
+    ("text", "message", "key", "place"), [pytest.param(*row[1:], id=row[0]) for row in BROKEN]
+)
 def test_a_mistake_is_told_with_its_text_and_place(load, text, message, key, place):
     loaded = load(text)
     assert not loaded.ok

@@ -14,7 +14,7 @@ from protocols.kserve.proto.model_config_pb2 import DataType
 PATH = Path("models/m/config.pbtxt")
 PREFIX = f"failed to read text proto from {PATH}: "
 
-# (text, (line, column), key, detail, hint)
+# Each: the text, its line and column, its key, protobuf's or our detail, the hint.
 REFUSED = [
     ("max_batchsize: 3", (1, 1), "max_batchsize", "'ModelConfig' has no field 'max_batchsize'", "did you mean 'max_batch_size'?"),
     ("\n  maxBatchSize: 3", (2, 3), "maxBatchSize", "'ModelConfig' has no field 'maxBatchSize'", "did you mean 'max_batch_size'?"),
@@ -42,7 +42,9 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "place", "key", "detail", "hint"), REFUSED, ids=[row[3][:40] for row in REFUSED])
+@pytest.mark.parametrize(
+    ("text", "place", "key", "detail", "hint"), REFUSED, ids=[row[3][:40] for row in REFUSED]
+)
 def test_a_text_is_refused_at_its_place_with_what_would_have_worked(text, place, key, detail, hint):
     parsed = parse(text, PATH)
     assert parsed.config is None
@@ -54,7 +56,8 @@ def test_a_text_is_refused_at_its_place_with_what_would_have_worked(text, place,
 
 def test_all_unknown_names_are_told_at_once_and_protobuf_s_own_complaint_too():
     parsed = parse(
-        'max_batchsize: 3\ninput [ { data_type: FLOAT dims: [ 1 ] foo { bar: 3 } } ]\nname: "a"\nname: "b"\n', PATH
+        'max_batchsize: 3\ninput [ { data_type: FLOAT dims: [ 1 ] foo { bar: 3 } } ]\nname: "a"\nname: "b"\n',
+        PATH,
     )
     assert [(problem.line, problem.key) for problem in parsed.problems] == [
         (1, "max_batchsize"),
@@ -100,7 +103,10 @@ def test_a_file_that_is_no_text_is_refused(tmp_path, content, detail):
 
 
 def test_a_directory_in_the_file_s_place_is_refused(tmp_path):
-    assert read(tmp_path).problems[0].message == f"failed to read text proto from {tmp_path}: Is a directory"
+    assert (
+        read(tmp_path).problems[0].message
+        == f"failed to read text proto from {tmp_path}: it is no regular file"
+    )
 
 
 def test_text_nested_beyond_reason_is_refused():

@@ -16,6 +16,7 @@ from actors.specs import (
     Retry,
     TimeoutAction,
 )
+from engine.config.load import load_model_config
 
 IO = (
     'input [ { name: "A" data_type: TYPE_FP32 dims: [ 4 ] } ] '
@@ -131,11 +132,14 @@ INSTANCES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "gpus", "expected"), [pytest.param(*row[1:], id=row[0]) for row in INSTANCES])
+@pytest.mark.parametrize(
+    ("text", "gpus", "expected"), [pytest.param(*row[1:], id=row[0]) for row in INSTANCES]
+)
 def test_instance_groups_become_workers(load, text, gpus, expected):
     (spec,) = load(text, gpus=gpus).specs
     assert spec.instances == tuple(
-        InstanceSpec(name=name, kind=kind, device_id=device, lanes=lanes) for name, kind, device, lanes in expected
+        InstanceSpec(name=name, kind=kind, device_id=device, lanes=lanes)
+        for name, kind, device, lanes in expected
     )
 
 
@@ -154,8 +158,6 @@ def test_a_backend_s_own_settings_go_before_those_for_all(load):
 
 
 def test_directories_are_absolute(write_model, backends, monkeypatch):
-    from engine.config.load import load_model_config
-
     directory = write_model(config=ONNX)
     monkeypatch.chdir(directory.parent)
     (spec,) = load_model_config(Path("m"), backends=backends).specs
@@ -179,8 +181,6 @@ class TestLabels:
 
     @pytest.mark.parametrize("name", ["../labels.txt", "a/../../labels.txt", "/etc/hostname", "out.txt"])
     def test_a_file_elsewhere_is_refused(self, write_model, backends, name):
-        from engine.config.load import load_model_config
-
         directory = write_model(config=self.TEXT % name)
         (directory.parent / "labels.txt").write_text("cat\n")
         (directory / "out.txt").symlink_to(directory.parent / "labels.txt")
@@ -199,7 +199,26 @@ class TestLabels:
 
     def test_labels_are_text(self, load):
         loaded = load(self.TEXT % "labels.txt", files={"1/model.onnx": b"", "labels.txt": b"\xff"})
-        assert loaded.errors[0].message == "label file 'labels.txt' for output 'S' in model 'm' is not UTF-8 at byte 0"
+        assert (
+            loaded.errors[0].message
+            == "label file 'labels.txt' for output 'S' in model 'm' is not UTF-8 at byte 0"
+        )
+
+
+# Each: a warmup input's fields, the content of its file, the message.
+BROKEN_WARMUP = [
+    ('data_type: TYPE_FP32 dims: 4 input_data_file: "a.raw"', b"123",
+     "[request id: <id_unknown>] warmup setting expects 16 bytes, but the data provided from a.rawonly has 3 bytes"),
+    ('data_type: TYPE_STRING dims: 2 input_data_file: "a.raw"', b"\x02\0\0\0hi",
+     "warmup data file 'a.raw': packed BYTES tensor 'A' holds 1 elements, its shape 2"),
+    ('data_type: TYPE_FP32 dims: 4 input_data_file: "b.raw"', b"",
+     "failed to read warmup data file 'b.raw': No such file or directory"),
+    ('data_type: TYPE_FP32 dims: 4 input_data_file: "../config.pbtxt"', b"",
+     "warmup data file '../config.pbtxt' for input 'A' is outside the model's warmup directory"),
+    ("data_type: TYPE_FP32 dims: [ 1000000, 1000000 ] zero_data: true", b"",
+     "warmup input 'A' is larger than 1073741824 bytes"),
+    ("dims: 4 zero_data: true", b"", "warmup setting expects input 'A' to have 'data_type' set"),
+]  # fmt: skip
 
 
 class TestWarmup:
@@ -213,7 +232,9 @@ class TestWarmup:
         )
 
     def test_a_sample_is_batch_size_requests_of_one_item(self, load):
-        loaded = load(self.text("data_type: TYPE_FP32 dims: 4 zero_data: true", batch_size=3, more="count: 5"))
+        loaded = load(
+            self.text("data_type: TYPE_FP32 dims: 4 zero_data: true", batch_size=3, more="count: 5")
+        )
         (sample,) = loaded.specs[0].warmup
         assert (sample.name, sample.count, len(sample.requests)) == ("w", 5, 3)
         (tensor,) = sample.requests[2]
@@ -227,14 +248,20 @@ class TestWarmup:
         assert load(self.text("dims: -1", batch_size=0)).specs[0].warmup == ()
 
     def test_a_model_without_batches_gets_no_batch_dimension(self, load):
-        loaded = load(self.text("data_type: TYPE_FP32 dims: 4 zero_data: true").replace("max_batch_size: 8", ""))
+        loaded = load(
+            self.text("data_type: TYPE_FP32 dims: 4 zero_data: true").replace("max_batch_size: 8", "")
+        )
         assert tuple(loaded.specs[0].warmup[0].requests[0][0].shape) == (4,)
 
     def test_a_tensor_that_is_no_input_gets_no_batch_dimension(self, load):
-        loaded = load(self.text("data_type: TYPE_FP32 dims: 4 zero_data: true").replace('key: "A"', 'key: "START"'))
+        loaded = load(
+            self.text("data_type: TYPE_FP32 dims: 4 zero_data: true").replace('key: "A"', 'key: "START"')
+        )
         assert tuple(loaded.specs[0].warmup[0].requests[0][0].shape) == (4,)
 
-    @pytest.mark.parametrize("datatype", [datatype for datatype in DataType if datatype is not DataType.BYTES])
+    @pytest.mark.parametrize(
+        "datatype", [datatype for datatype in DataType if datatype is not DataType.BYTES]
+    )
     def test_random_data_are_numbers_of_the_type(self, load, datatype):
         text = self.text(f"data_type: {datatype.config_name} dims: [ 5, 3 ] random_data: true")
         array = load(text).specs[0].warmup[0].requests[0][0].as_numpy()
@@ -257,22 +284,7 @@ class TestWarmup:
         files = {"1/model.onnx": b"", "warmup/a": b"\x02\0\0\0hi\0\0\0\0"}
         assert load(text, files=files).specs[0].warmup[0].requests[0][0].as_numpy().tolist() == [[b"hi", b""]]
 
-    # (fields, the file's content, message)
-    BROKEN = [
-        ('data_type: TYPE_FP32 dims: 4 input_data_file: "a.raw"', b"123",
-         "[request id: <id_unknown>] warmup setting expects 16 bytes, but the data provided from a.rawonly has 3 bytes"),
-        ('data_type: TYPE_STRING dims: 2 input_data_file: "a.raw"', b"\x02\0\0\0hi",
-         "warmup data file 'a.raw': packed BYTES tensor 'A' holds 1 elements, its shape 2"),
-        ('data_type: TYPE_FP32 dims: 4 input_data_file: "b.raw"', b"",
-         "failed to read warmup data file 'b.raw': No such file or directory"),
-        ('data_type: TYPE_FP32 dims: 4 input_data_file: "../config.pbtxt"', b"",
-         "warmup data file '../config.pbtxt' for input 'A' is outside the model's warmup directory"),
-        ("data_type: TYPE_FP32 dims: [ 1000000, 1000000 ] zero_data: true", b"",
-         "warmup input 'A' is larger than 1073741824 bytes"),
-        ("dims: 4 zero_data: true", b"", "warmup setting expects input 'A' to have 'data_type' set"),
-    ]  # fmt: skip
-
-    @pytest.mark.parametrize(("fields", "content", "message"), BROKEN)
+    @pytest.mark.parametrize(("fields", "content", "message"), BROKEN_WARMUP)
     def test_unusable_data_keep_the_model_from_loading(self, load, fields, content, message):
         loaded = load(self.text(fields), files={"1/model.onnx": b"", "warmup/a.raw": content})
         assert loaded.errors[0].message == message
@@ -281,4 +293,6 @@ class TestWarmup:
 
     def test_a_batch_size_beyond_reason_is_refused(self, load):
         loaded = load(self.text("data_type: TYPE_FP32 dims: 4 zero_data: true", batch_size=4_000_000_000))
-        assert loaded.errors[0].message == "warmup sample 'w' for m has batch size 4000000000, more than 65536"
+        assert (
+            loaded.errors[0].message == "warmup sample 'w' for m has batch size 4000000000, more than 65536"
+        )

@@ -26,7 +26,7 @@ def test_only_backends_without_side_effects_retry_by_default(traits, retry):
     assert read_settings({}, traits)[0].retry is retry
 
 
-# (key, text, attribute, value)
+# Each: a key, its text, the attribute it sets, the value.
 ACCEPTED = [
     ("tritium.isolation", "thread", "isolation", "thread"),
     ("tritium.isolation", "process", "isolation", "process"),
@@ -54,7 +54,7 @@ def test_mixed_precision_is_left_to_the_pytorch_backend(value):
     assert read_settings({"tritium.amp": value}, PYTORCH)[1] == ()
 
 
-# (key, text, hint)
+# Each: a key, its text, the hint.
 REFUSED = [
     ("tritium.isolation", "fork", "use 'process' or 'thread'"),
     ("tritium.retry", "", "use 'always' or 'never'"),

@@ -1,0 +1,156 @@
+"""Where a worker's batches come from: the socket itself for one lane, a reader thread for several.
+
+With one lane nothing needs to be read while the model computes: a cancel is a flag in the control page, the server's death
+is a signal, and a segment that was asked for is read by who asked. So the lane reads for itself, which saves a thread
+switch per batch and the fight over the interpreter lock that comes with it. Several lanes share the connection through a
+reader thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from abc import ABC, abstractmethod
+from array import array
+from collections import deque
+from typing import TYPE_CHECKING
+
+from actors import frames
+from actors.arena import OUTPUT, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from engine.worker.execution import Slot
+
+_FDS_SIZE = 4 * array("i").itemsize
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """Wait for a packet; return it, `b""` at the server's end, and the descriptors that came with it."""
+    try:
+        packet, ancillary, flags, _ = sock.recvmsg(frames.MAX_FRAME, socket.CMSG_SPACE(_FDS_SIZE))
+    except OSError:  # reset by the server's death: the same as its orderly end
+        return b"", []
+    descriptors = array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        raise frames.FrameError("the server sent a packet larger than a frame")
+    return packet, descriptors.tolist()
+
+
+class Feed(ABC):
+    """Batches for the lanes, in the order in which the server sent them."""
+
+    def __init__(self, sock: socket.socket, slots: Sequence[Slot], on_disconnect: Callable[[], None]) -> None:
+        self._sock = sock
+        self._slots = slots
+        self._on_disconnect = on_disconnect
+
+    @abstractmethod
+    def next(self) -> frames.Execute | None:
+        """Wait for a batch; None when the server said stop, or went away."""
+
+    @abstractmethod
+    def wait_grown(self, slot: Slot, nbytes: int) -> None:
+        """Wait until the slot's output segment holds `nbytes`, which the server was asked for."""
+
+    def _read(self) -> tuple[bool, frames.Execute | None]:
+        """Handle one packet: whether there will be more, and the batch that it was, if it was one."""
+        packet, descriptors = receive(self._sock)
+        if not packet:
+            self._on_disconnect()
+            return False, None
+        kind = packet[0]
+        if kind == frames.SPILLED:
+            slot, side, offset, nbytes = frames.decode_spilled(packet)
+            packet = bytes(self._slots[slot].segments[side].view[offset : offset + nbytes])
+            kind = packet[0]
+        if kind == frames.EXECUTE:
+            return True, frames.Execute.decode(packet)
+        if kind == frames.SEGMENT:
+            slot, side, size = frames.decode_segment(packet)
+            segment = Segment(descriptors[0], size)
+            segment.close_fd()
+            self._slots[slot].replace(side, segment)
+            return True, None
+        if kind == frames.STOP:
+            return False, None
+        raise frames.FrameError(f"the server sent a frame of kind {kind}, which is none of its own")
+
+
+class DirectFeed(Feed):
+    """The one lane reads for itself."""
+
+    def __init__(self, sock: socket.socket, slots: Sequence[Slot], on_disconnect: Callable[[], None]) -> None:
+        super().__init__(sock, slots, on_disconnect)
+        self._early: deque[frames.Execute] = deque()  # read while waiting for a segment
+        self._more = True
+
+    def next(self) -> frames.Execute | None:
+        """Return the next batch. See `Feed`."""
+        while not self._early:
+            if not self._more:
+                return None
+            self._more, job = self._read()
+            if job is not None:
+                return job
+        return self._early.popleft()
+
+    def wait_grown(self, slot: Slot, nbytes: int) -> None:
+        """Read on until the segment is here. See `Feed`."""
+        while slot.segments[OUTPUT].size < nbytes:
+            if not self._more:
+                raise RuntimeError("the server went away while a result was being written")
+            self._more, job = self._read()
+            if job is not None:
+                self._early.append(job)
+
+
+class ThreadedFeed(Feed):
+    """A reader thread owns `recv`; lanes wait for what concerns them."""
+
+    def __init__(
+        self, sock: socket.socket, slots: Sequence[Slot], on_disconnect: Callable[[], None], lanes: int
+    ) -> None:
+        super().__init__(sock, slots, on_disconnect)
+        self._lanes = lanes
+        self._jobs: queue.SimpleQueue[frames.Execute | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._more = True
+        threading.Thread(target=self._pump, name="frames", daemon=True).start()
+
+    def _pump(self) -> None:
+        while self._more:
+            more, job = self._read()
+            if job is not None:
+                self._jobs.put(job)
+                continue
+            with self._changed:
+                self._more = more
+                self._changed.notify_all()
+        for _ in range(self._lanes):
+            self._jobs.put(None)
+
+    def next(self) -> frames.Execute | None:
+        """Return the next batch. See `Feed`."""
+        return self._jobs.get()
+
+    def wait_grown(self, slot: Slot, nbytes: int) -> None:
+        """Wait for the reader. See `Feed`."""
+        with self._changed:
+            self._changed.wait_for(lambda: slot.segments[OUTPUT].size >= nbytes or not self._more)
+        if slot.segments[OUTPUT].size < nbytes:
+            raise RuntimeError("the server went away while a result was being written")
+
+
+def make_feed(
+    sock: socket.socket, slots: Sequence[Slot], lanes: int, on_disconnect: Callable[[], None]
+) -> Feed:
+    """Return the feed for so many lanes."""
+    if lanes == 1:
+        return DirectFeed(sock, slots, on_disconnect)
+    return ThreadedFeed(sock, slots, on_disconnect, lanes)

@@ -1,0 +1,498 @@
+"""PyTorch models: what is computed equals the module called directly, and what can't be loaded says why."""
+
+import json
+import shutil
+import threading
+import warnings
+import zipfile
+from typing import Dict, List, Optional, Tuple  # noqa: UP035  # TorchScript's own spelling
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from actors.messages.datatypes import DataType
+from actors.messages.errors import ErrorCode
+from engine.backends.base import LoadError, TensorInfo
+from engine.backends.pytorch import PyTorchBackend
+from engine.backends.testing import LocalRequest, model_info, run
+
+FP32 = DataType.FP32
+RNG = np.random.default_rng(0)
+
+
+class Network(torch.nn.Module):
+    """Two results of two arguments."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, image, bias):
+        hidden = self.layer(image) + bias
+        return torch.relu(hidden), hidden.sum(1, keepdim=True)
+
+
+class Select(torch.nn.Module):
+    """Fails where an index is out of range."""
+
+    def forward(self, data: torch.Tensor, index: torch.Tensor):
+        return torch.gather(data, 1, index)
+
+
+class InPlace(torch.nn.Module):
+    """Writes into its argument, then fails on a value of 9."""
+
+    def forward(self, x: torch.Tensor):
+        x.add_(1)
+        if bool((x == 10).any()):
+            raise ValueError("ten")
+        return x
+
+
+class Shout(torch.nn.Module):
+    """Text in, text out."""
+
+    def forward(self, text: List[str]) -> List[str]:  # noqa: UP006
+        return [each + "!" for each in text]
+
+
+class OfDict(torch.nn.Module):
+    """One dictionary of tensors."""
+
+    def forward(self, tensors: Dict[str, torch.Tensor]):  # noqa: UP006
+        return {"sum": tensors["a"] + tensors["b"], "a": tensors["a"]}
+
+
+class WithOptions(torch.nn.Module):
+    """An optional argument and one with a default."""
+
+    def forward(self, x: torch.Tensor, y: Optional[torch.Tensor] = None, k: int = 2):  # noqa: UP045
+        return x * k if y is None else x + y
+
+
+class Twice(torch.nn.Module):
+    """Gives back its argument's dtype."""
+
+    def forward(self, x):
+        return x + x
+
+
+class Nested(torch.nn.Module):
+    """Results within results."""
+
+    def forward(self, x, *, scale):
+        return {"first": x * scale, "rest": (x, [x + 1])}
+
+
+def load(directory, inputs, outputs, **options):
+    info = model_info(
+        directory,
+        inputs=[TensorInfo(*tensor) if isinstance(tensor, tuple) else tensor for tensor in inputs],
+        outputs=[TensorInfo(*tensor) if isinstance(tensor, tuple) else tensor for tensor in outputs],
+        **options,
+    )
+    backend = PyTorchBackend()
+    backend.load(info)
+    return backend, info
+
+
+@pytest.fixture
+def script(version_directory):
+    """Save a module as TorchScript: scripted, or traced where examples are given."""
+
+    def save(module, *examples):
+        module = module.eval()
+        scripted = torch.jit.trace(module, examples) if examples else torch.jit.script(module)
+        scripted.save(version_directory / "model.pt")
+        return version_directory
+
+    return save
+
+
+@pytest.fixture
+def export(version_directory):
+    """Save a module by torch.export with a dynamic first dimension."""
+
+    def save(module, *args, **kwargs):
+        batch = torch.export.Dim("batch", min=1)
+        shapes = {name: {0: batch} for name in kwargs}
+        program = torch.export.export(
+            module.eval(),
+            args,
+            kwargs,
+            dynamic_shapes=[*({0: batch} for _ in args), *shapes.values()] if not kwargs else None,
+        )
+        torch.export.save(program, version_directory / "model.pt2")
+        return version_directory
+
+    return save
+
+
+INPUTS = [("image", FP32, [4]), ("bias", FP32, [3])]
+INDEXED = [("INPUT__0", FP32, [4]), ("INPUT__1", FP32, [3])]
+OUTPUTS = [("OUTPUT__0", FP32, [3]), ("OUTPUT__1", FP32, [1])]
+EXAMPLES = (torch.zeros(2, 4), torch.zeros(2, 3))
+
+
+def check_network(directory, inputs, outputs, **options):
+    """Three requests of different sizes equal three direct calls."""
+    backend, model = load(directory, inputs, outputs, max_batch_size=16, **options)
+    data = [(RNG.normal(size=(n, 4)).astype("f4"), RNG.normal(size=(n, 3)).astype("f4")) for n in (1, 3, 2)]
+    names = [model.inputs[0].name, model.inputs[1].name]
+    answers = run(backend, model, [LocalRequest(dict(zip(names, pair, strict=True))) for pair in data])
+    network = Network().eval()
+    for pair, answer in zip(data, answers, strict=True):
+        expected = network(*map(torch.from_numpy, pair))
+        for tensor, output in zip(expected, model.outputs, strict=True):
+            np.testing.assert_allclose(
+                answer.outputs[output.name], tensor.detach().numpy(), rtol=1e-5, atol=1e-6
+            )
+    backend.unload()
+
+
+def test_torchscript_equals_the_module(script):
+    check_network(script(Network(), *EXAMPLES), INPUTS, OUTPUTS)
+
+
+def test_torchscript_inputs_may_be_named_by_index(script):
+    check_network(script(Network(), *EXAMPLES), INDEXED, [("x", FP32, [3]), ("y", FP32, [1])])
+
+
+def test_an_exported_program_equals_the_module(export):
+    check_network(export(Network(), *EXAMPLES), INDEXED, OUTPUTS)
+
+
+def test_an_exported_program_is_found_beside_an_unset_filename(export):
+    check_network(export(Network(), *EXAMPLES), INPUTS, OUTPUTS, artifact="model.pt")
+
+
+def test_an_exported_programs_tensors_may_be_named_by_place(export):
+    inputs = [("ARGS[0]", FP32, [4]), ("ARGS[1]", FP32, [3])]
+    check_network(export(Network(), *EXAMPLES), inputs, [("RESULT[0]", FP32, [3]), ("RESULT[1]", FP32, [1])])
+
+
+def test_nested_results_and_keywords_have_places(export):
+    directory = export(Nested(), torch.ones(2), scale=torch.ones(2))
+    outputs = [("RESULT[first]", FP32, [2]), ("RESULT['rest'][1][0]", FP32, [2])]
+    backend, model = load(directory, [("KWARGS[scale]", FP32, [2]), ("ARGS[0]", FP32, [2])], outputs)
+    x, scale = np.array([1, 2], "f4"), np.array([3, 4], "f4")
+    [answer] = run(backend, model, [LocalRequest({"ARGS[0]": x, "KWARGS[scale]": scale})])
+    assert [array.tolist() for array in answer.outputs.values()] == [[3, 8], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"INFERENCE_MODE": "false", "DISABLE_OPTIMIZED_EXECUTION": "true"},
+        {"ENABLE_JIT_EXECUTOR": "true", "ENABLE_JIT_PROFILING": "true", "DISABLE_CUDNN": "false"},
+        {"INTRA_OP_THREAD_COUNT": "1", "ENABLE_WEIGHT_SHARING": "true", "ENABLE_CACHE_CLEANING": "true"},
+    ],
+)
+def test_parameters_change_no_result(script, parameters):
+    check_network(script(Network(), *EXAMPLES), INPUTS, OUTPUTS, parameters=parameters)
+
+
+def test_threads_are_the_models(script):
+    directory = script(Network(), *EXAMPLES)
+    load(directory, INPUTS, OUTPUTS, max_batch_size=4, threads=2)
+    assert torch.get_num_threads() == 2
+    load(directory, INPUTS, OUTPUTS, max_batch_size=4, threads=2, parameters={"NUM_THREADS": "1"})
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(("amp", "tolerance"), [("bf16", 5e-2), ("fp16", 5e-3)])
+def test_autocast_computes_in_less_and_answers_in_the_configured_type(script, amp, tolerance):
+    directory = script(Network(), *EXAMPLES)
+    backend, model = load(directory, INPUTS, OUTPUTS, max_batch_size=4, parameters={"tritium.amp": amp})
+    x, bias = RNG.normal(size=(4, 4)).astype("f4"), np.zeros((4, 3), "f4")
+    [answer] = run(backend, model, [LocalRequest({"image": x, "bias": bias})])
+    exact = Network()(torch.from_numpy(x), torch.from_numpy(bias))[0].detach().numpy()
+    got = answer.outputs["OUTPUT__0"]
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, exact, atol=tolerance, rtol=tolerance)
+    assert not np.array_equal(got, exact)
+
+
+def test_outputs_nobody_wants_are_left_out(script):
+    backend, model = load(script(Network(), *EXAMPLES), INPUTS, OUTPUTS, max_batch_size=4)
+    request = LocalRequest(
+        {"image": np.zeros((1, 4), "f4"), "bias": np.zeros((1, 3), "f4")}, requested_outputs=["OUTPUT__1"]
+    )
+    [answer] = run(backend, model, [request])
+    assert list(answer.outputs) == ["OUTPUT__1"]
+
+
+@pytest.mark.parametrize(
+    "datatype",
+    [
+        d
+        for d in DataType
+        if d not in (DataType.BYTES, DataType.BF16, DataType.BOOL) and not d.name.startswith("UINT")
+    ]
+    + [DataType.UINT8],
+)
+def test_every_datatype_goes_through(script, datatype):
+    backend, model = load(script(Twice(), torch.ones(2)), [("x", datatype, [2])], [("y", datatype, [2])])
+    x = np.array([1, 3], datatype.numpy)
+    [answer] = run(backend, model, [LocalRequest({"x": x})])
+    assert answer.outputs["y"].dtype == datatype.numpy
+    assert answer.outputs["y"].tolist() == [2, 6]
+
+
+def test_bfloat16_keeps_its_bits(script):
+    backend, model = load(
+        script(Twice(), torch.ones(2)), [("x", DataType.BF16, [2])], [("y", DataType.BF16, [2])]
+    )
+    x = np.array([1.5, -0.25], ml_dtypes.bfloat16)
+    [answer] = run(backend, model, [LocalRequest({"x": x.view(np.uint16)})])
+    assert answer.outputs["y"].view(ml_dtypes.bfloat16).tolist() == [3, -0.5]
+
+
+def test_read_only_inputs_are_copied(script):
+    backend, model = load(script(InPlace()), [("x", FP32, [2])], [("y", FP32, [2])])
+    x = np.array([1, 2], "f4")
+    x.setflags(write=False)
+    [answer] = run(backend, model, [LocalRequest({"x": x})])
+    assert answer.outputs["y"].tolist() == [2, 3]
+    assert x.tolist() == [1, 2]
+
+
+def test_one_request_at_fault_fails_alone(script):
+    inputs = [("data", FP32, [3]), ("index", DataType.INT64, [1])]
+    backend, model = load(script(Select()), inputs, [("y", FP32, [1])], max_batch_size=8)
+    data = np.array([[5, 6, 7]], "f4")
+    good, bad, last = run(
+        backend, model, [LocalRequest({"data": data, "index": np.array([[i]])}) for i in (2, 99, 0)]
+    )
+    assert (good.outputs["y"].tolist(), last.outputs["y"].tolist()) == ([[7]], [[5]])
+    assert bad.code is ErrorCode.INTERNAL
+    assert bad.message.startswith("PyTorch execute failure: ")
+    assert "out of bounds" in bad.message
+
+
+def test_a_program_that_changed_its_inputs_is_not_run_again(script):
+    backend, model = load(script(InPlace()), [("x", FP32, [1])], [("y", FP32, [1])], max_batch_size=8)
+    answers = run(backend, model, [LocalRequest({"x": np.array([[value]], "f4")}) for value in (1, 9)])
+    assert [answer.code for answer in answers] == [ErrorCode.INTERNAL] * 2
+
+
+TEXT = (
+    TensorInfo("text", DataType.BYTES, [1], reshape=[]),
+    TensorInfo("loud", DataType.BYTES, [1], reshape=[]),
+)
+
+
+def test_text_goes_through_as_a_list(script):
+    backend, model = load(script(Shout()), TEXT[:1], TEXT[1:], max_batch_size=8)
+    texts = [
+        np.array(["zo\u00eb".encode(), b"b"], object),
+        np.array([b"\xff"], object),
+        np.array([b""], object),
+    ]
+    first, bad, last = run(backend, model, [LocalRequest({"text": text}) for text in texts])
+    assert first.outputs["loud"].tolist() == ["zo\u00eb!".encode(), b"b!"]
+    assert last.outputs["loud"].tolist() == [b"!"]
+    assert bad.code is ErrorCode.INVALID_ARG
+
+
+def test_a_dictionary_is_filled_and_read_by_name(script):
+    tensors = [(name, FP32, [2]) for name in ("b", "a")], [(name, FP32, [2]) for name in ("a", "sum")]
+    backend, model = load(script(OfDict()), *tensors)
+    [answer] = run(backend, model, [LocalRequest({"a": np.ones(2, "f4"), "b": np.full(2, 2, "f4")})])
+    assert {name: array.tolist() for name, array in answer.outputs.items()} == {"a": [1, 1], "sum": [3, 3]}
+
+
+def test_an_optional_argument_may_be_left_out(script):
+    inputs = [("x", FP32, [2]), TensorInfo("y", FP32, [2], optional=True)]
+    backend, model = load(script(WithOptions()), inputs, [("OUT", FP32, [2])])
+    ones = np.ones(2, "f4")
+    assert run(backend, model, [LocalRequest({"x": ones})])[0].outputs["OUT"].tolist() == [2, 2]
+    assert run(backend, model, [LocalRequest({"x": ones, "y": ones * 4})])[0].outputs["OUT"].tolist() == [
+        5,
+        5,
+    ]
+
+
+def test_lanes_share_one_model(script):
+    backend, model = load(script(Network(), *EXAMPLES), INPUTS, OUTPUTS, max_batch_size=4, lanes=2)
+    request = {"image": np.ones((1, 4), "f4"), "bias": np.zeros((1, 3), "f4")}
+    got = []
+    threads = [
+        threading.Thread(target=lambda: got.extend(run(backend, model, [LocalRequest(request)])))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({answer.outputs["OUTPUT__0"].tobytes() for answer in got}) == 1
+
+
+def test_an_output_of_another_type_than_configured_is_an_error(script):
+    backend, model = load(script(Twice(), torch.ones(2)), [("x", FP32, [2])], [("y", DataType.FP64, [2])])
+    [answer] = run(backend, model, [LocalRequest({"x": np.ones(2, "f4")})])
+    assert answer.message == "unexpected datatype torch.float32 for inference output 'y', expecting TYPE_FP64"
+
+
+def test_a_result_that_is_not_there_is_an_error(script):
+    backend, model = load(script(OfDict()), [("a", FP32, [2]), ("b", FP32, [2])], [("OUT__5", FP32, [2])])
+    ones = np.ones(2, "f4")
+    [answer] = run(backend, model, [LocalRequest({"a": ones, "b": ones})])
+    assert answer.message == "the model returned nothing for output 'OUT__5'"
+
+
+class Pair(torch.nn.Module):
+    """Declares what it returns."""
+
+    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:  # noqa: UP006
+        return x, x
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "options", "reason"),
+    [
+        (
+            [("x", FP32, [2]), ("z", FP32, [2])],
+            [("y", FP32, [2])],
+            {},
+            "unable to load model 'model', configuration expects 2 inputs, model provides 1",
+        ),
+        (
+            [],
+            [("y", FP32, [2])],
+            {},
+            "unable to load model 'model', configuration expects 0 inputs, model provides 1",
+        ),
+        (
+            [("x", FP32, [2])],
+            [("y__2", FP32, [2])],
+            {},
+            "unable to load model 'model', output 'y__2' stands for result 2, model provides 2",
+        ),
+        (
+            [("x", DataType.BYTES, [1, 2])],
+            [("y", FP32, [2])],
+            {},
+            "unable to load model 'model', input 'x' must be 1-dimensional, batch dimension included: TorchScript has"
+            " lists of str and no tensors of them",
+        ),
+        (
+            [("x", DataType.BYTES, [2])],
+            [("y", FP32, [2])],
+            {},
+            "unable to load model 'model', configuration expects datatype TYPE_STRING for input 'x', model provides Tensor",
+        ),
+        (
+            [("x", FP32, [2])],
+            [("y", DataType.BYTES, [2])],
+            {},
+            "unable to load model 'model', configuration expects datatype TYPE_STRING for output 'y', model provides Tensor",
+        ),
+        (
+            [("x", FP32, [2])],
+            [("y", FP32, [2])],
+            {"parameters": {"INFERENCE_MODE": "maybe"}},
+            "model 'model': parameter 'INFERENCE_MODE' must be true or false, got 'maybe'",
+        ),
+        (
+            [("x", FP32, [2])],
+            [("y", FP32, [2])],
+            {"parameters": {"INTRA_OP_THREAD_COUNT": "-1"}},
+            "model 'model': parameter 'INTRA_OP_THREAD_COUNT' must be a number, got '-1'",
+        ),
+        (
+            [("x", FP32, [2])],
+            [("y", FP32, [2])],
+            {"parameters": {"tritium.amp": "fp8"}},
+            "model 'model': parameter 'tritium.amp' must be bf16 or fp16, got 'fp8'",
+        ),
+        (
+            [("x", FP32, [2])],
+            [("y", FP32, [2])],
+            {"parameters": {"TORCH_COMPILE_OPTIONAL_PARAMETERS": "{}"}},
+            "model 'model': TORCH_COMPILE_OPTIONAL_PARAMETERS is for models in Python files, which are not supported by"
+            " this version of Tritium",
+        ),
+        (
+            [("x", FP32, [2])],
+            [("y", FP32, [2])],
+            {"kind": "GPU"},
+            "unable to load model 'model', instance 'model_0_0' has kind KIND_GPU but the installed torch finds no CUDA"
+            " device; use KIND_CPU",
+        ),
+    ],
+)
+def test_what_can_not_be_loaded_says_why(script, inputs, outputs, options, reason):
+    with pytest.raises(LoadError) as caught:
+        load(script(Pair()), inputs, outputs, **options)
+    assert str(caught.value) == reason
+
+
+def test_a_missing_or_broken_file_is_refused(version_directory):
+    tensors = [("x", FP32, [2])], [("y", FP32, [2])]
+    with pytest.raises(LoadError) as caught:
+        load(version_directory, *tensors)
+    assert str(caught.value) == f"unable to find '{version_directory}/model.pt' for model 'model'"
+    (version_directory / "model.pt").write_bytes(b"no model")
+    with pytest.raises(LoadError, match="unable to load model 'model', RuntimeError: "):
+        load(version_directory, *tensors)
+
+
+def test_text_in_an_exported_program_is_refused(export):
+    with pytest.raises(
+        LoadError, match="tensor 'x' is TYPE_STRING, which only TorchScript models can take and give"
+    ):
+        load(export(Twice(), torch.ones(2)), [("x", DataType.BYTES, [2])], [("y", FP32, [2])])
+
+
+def test_loading_torchscript_warns_nobody(script):
+    directory = script(Network(), *EXAMPLES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(directory, INPUTS, OUTPUTS, max_batch_size=4)
+
+
+def foreign_package(path, metadata):
+    """Write what looks like an AOTInductor package made elsewhere."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("p/data/aotinductor/model/x_metadata.json", json.dumps(metadata))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ({"AOTI_DEVICE_KEY": "cuda"}, "the package is compiled for cuda, the instance runs on cpu"),
+        (
+            {"AOTI_MACHINE": "z80"},
+            "the package is compiled for a CPU with z80, which this machine does not have",
+        ),
+    ],
+)
+def test_a_package_for_another_machine_is_refused_before_it_runs(version_directory, metadata, reason):
+    foreign_package(version_directory / "model.pt2", metadata)
+    with pytest.raises(LoadError) as caught:
+        load(version_directory, [("x", FP32, [2])], [("y", FP32, [2])])
+    assert str(caught.value) == f"unable to load model 'model', {reason}"
+
+
+def test_autocast_of_a_compiled_package_is_refused(version_directory):
+    foreign_package(version_directory / "model.pt2", {})
+    with pytest.raises(LoadError, match="whose precision is compiled in"):
+        load(version_directory, [("x", FP32, [2])], [("y", FP32, [2])], parameters={"tritium.amp": "bf16"})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling a package needs g++")
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_package_equals_the_module_and_checks_its_shapes(version_directory):
+    batch = torch.export.Dim("batch", min=1)
+    program = torch.export.export(Network().eval(), EXAMPLES, dynamic_shapes=({0: batch}, {0: batch}))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(version_directory / "model.pt2"))
+    check_network(version_directory, INDEXED, OUTPUTS)
+    backend, model = load(version_directory, INDEXED, OUTPUTS, max_batch_size=4)
+    wrong = {"INPUT__0": np.zeros((1, 2), "f4"), "INPUT__1": np.zeros((1, 3), "f4")}
+    [answer] = run(backend, model, [LocalRequest(wrong)])
+    assert answer.code is ErrorCode.INTERNAL
