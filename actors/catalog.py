@@ -28,6 +28,7 @@ class FoundModel:
 
     name: str
     specs: Sequence[ModelSpec] = ()
+    versions: Sequence[int] = ()  # chosen by the version policy, also where there are no specs
     reason: str = ""
     warnings: Sequence[str] = ()
 
@@ -76,7 +77,7 @@ class Catalog:
                     for warning in found.warnings:
                         self._log(Event.MODEL_LOADING, level="warning", model=found.name, warning=warning)
                     if found.reason:
-                        self._router.add_broken(found.name, found.reason)
+                        self._router.add_broken(found.name, found.versions, found.reason)
                         self._log(
                             Event.MODEL_UNAVAILABLE, level="error", model=found.name, reason=found.reason
                         )

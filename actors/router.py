@@ -19,7 +19,9 @@ class Router:
 
     def __init__(self) -> None:
         self._models: dict[str, dict[int, ModelState]] = {}
-        self._broken: dict[str, str] = {}  # models that have no version to show: why
+        self._broken: dict[
+            str, tuple[Sequence[int], str]
+        ] = {}  # models that can't be configured: versions, and why
         self._latest: dict[str, ModelState] = {}  # the highest READY version, kept by `changed`
 
     def add(self, state: ModelState) -> None:
@@ -28,9 +30,9 @@ class Router:
         self._models.setdefault(state.spec.name, {})[state.spec.version] = state
         self.changed(state)
 
-    def add_broken(self, name: str, reason: str) -> None:
+    def add_broken(self, name: str, versions: Sequence[int], reason: str) -> None:
         """Know a model that can't even be configured."""
-        self._broken[name] = reason
+        self._broken[name] = (versions, reason)
 
     def changed(self, state: ModelState) -> None:
         """A version's status is new: see which one answers for the model now."""
@@ -51,10 +53,6 @@ class Router:
         """Return what is known by that name and number."""
         return self._models.get(name, {}).get(version)
 
-    def broken(self) -> Mapping[str, str]:
-        """Models that can't be configured, with the reason."""
-        return self._broken
-
     # -- actors.interfaces.Models --------------------------------------------------------------------------------
 
     def resolve(self, name: str, version: str = "") -> ModelState:
@@ -63,17 +61,19 @@ class Router:
             state = self._latest.get(name)
             if state is not None:
                 return state
-            if name in self._models:
+            if name in self._models or name in self._broken:
                 raise NotFound(f"Request for unknown model: '{name}' has no available versions")
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         number = parse_version(version)
-        if name not in self._models:
+        if name not in self._models and name not in self._broken:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
-        found = self._models[name].get(number)
+        if number in self._broken.get(name, ((), ""))[0]:
+            raise _not_ready(name, number)
+        found = self._models.get(name, {}).get(number)
         if found is None:
             raise NotFound(f"Request for unknown model: '{name}' version {number} is not found")
         if found.status is not Status.READY:
-            raise Unavailable(f"Request for unknown model: '{name}' version {number} is not at ready state")
+            raise _not_ready(name, number)
         return found
 
     def versions(self, name: str) -> Sequence[int]:
@@ -111,8 +111,9 @@ class Router:
         ]
         if not ready_only:
             entries += [
-                IndexEntry(name=name, state=Status.UNAVAILABLE.value, reason=reason)
-                for name, reason in self._broken.items()
+                IndexEntry(name=name, version=version, state=Status.UNAVAILABLE.value, reason=reason)
+                for name, (versions, reason) in self._broken.items()
+                for version in versions or (0,)
             ]
         return sorted(entries, key=lambda entry: (entry.name, entry.version))
 
@@ -121,6 +122,10 @@ class Router:
         return not self._broken and all(
             state.status is Status.READY or state.reason == "unloaded" for state in self.states()
         )
+
+
+def _not_ready(name: str, number: int) -> Unavailable:
+    return Unavailable(f"Request for unknown model: '{name}' version {number} is not at ready state")
 
 
 def parse_version(text: str) -> int:

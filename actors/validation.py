@@ -132,7 +132,9 @@ class Validator:
             name = next(name for name in request.requested_outputs if name not in self._outputs)
             raise InvalidArgument(f"unexpected inference output '{name}' for model '{self._model}'")
         if len(wanted) == len(self._outputs):
-            request.requested_outputs = self._output_names  # the same in other words, and cheaper to recognise
+            request.requested_outputs = (
+                self._output_names
+            )  # the same in other words, and cheaper to recognise
 
     def _wrong_count(self, request: InferRequest) -> InvalidArgument:
         given = [tensor.name for tensor in request.inputs]

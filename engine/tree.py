@@ -33,6 +33,8 @@ from actors.supervision.spec import ChildSpec, Intensity, Strategy
 from actors.supervision.supervisor import Supervisor
 from engine.config.backends import BackendTraits, discover
 from engine.config.load import load_model_config
+from engine.config.problems import Severity
+from engine.devices import gpu_count
 from engine.frontends import Frontend, bind, v2_app
 from engine.launch import WorkerLauncher
 from engine.observability.loop_lag import LoopLag, measure_loop_lag
@@ -40,7 +42,7 @@ from engine.observability.metrics import Exposition, MetricsApp
 from engine.observability.requests import request_hook
 from engine.observability.supervision import supervision_observer
 from engine.observability.system import MachineSampler
-from engine.repository.layout import DUPLICATE_REASON, scan
+from engine.repository.layout import DUPLICATE_REASON, ModelDirectory, scan
 from engine.settings import Settings
 from engine.subtree import ModelSubtrees, milliseconds_since_epoch
 from protocols.http.app import V2App
@@ -129,10 +131,11 @@ class TreeView:
 class RepositoryReader:
     """Finds the models of the repositories and reads their configurations, off the loop."""
 
-    def __init__(self, settings: Settings, backends: Mapping[str, BackendTraits]) -> None:
+    def __init__(self, settings: Settings, backends: Mapping[str, BackendTraits], *, gpus: int) -> None:
         self._settings = settings
         self._backends = backends
-        self._limiter = trio.CapacityLimiter(settings.load_thread_count)
+        self._gpus = gpus
+        self._limiter = trio.CapacityLimiter(1)
 
     async def __call__(self) -> Sequence[FoundModel]:
         """Return every model of the repositories, readable or not."""
@@ -140,30 +143,37 @@ class RepositoryReader:
 
     def _read(self) -> list[FoundModel]:
         found = scan([Path(path) for path in self._settings.model_repositories])
-        models = [
+        unusable = [
+            FoundModel(name=problem.key or problem.path.name, reason=problem.reason, warnings=(str(problem),))
+            for problem in found.problems
+            if problem.severity is Severity.ERROR
+            and problem.path is not None
+            and problem.message != DUPLICATE_REASON
+        ]
+        duplicates = [
             FoundModel(
                 name=name, reason=DUPLICATE_REASON, warnings=("not unique across all model repositories",)
             )
             for name in found.duplicates
         ]
-        for name, directory in found.models.items():
-            loaded = load_model_config(
-                directory.path,
-                backends=self._backends,
-                backend_settings=self._settings.backend_settings,
-                config_name=self._settings.model_config_name,
-                auto_complete=not self._settings.disable_auto_complete_config,
-            )
-            problems = loaded.errors if not loaded.ok else ()
-            models.append(
-                FoundModel(
-                    name=name,
-                    specs=loaded.specs,
-                    reason=loaded.reason,
-                    warnings=[str(problem) for problem in (*problems, *loaded.warnings)],
-                )
-            )
-        return models
+        return [*unusable, *duplicates, *map(self._read_model, found.models.values())]
+
+    def _read_model(self, directory: ModelDirectory) -> FoundModel:
+        loaded = load_model_config(
+            directory.path,
+            backends=self._backends,
+            gpus=self._gpus,
+            backend_settings=self._settings.backend_settings,
+            config_name=self._settings.model_config_name,
+            auto_complete=not self._settings.disable_auto_complete_config,
+        )
+        return FoundModel(
+            name=directory.name,
+            specs=loaded.specs,
+            versions=loaded.versions,
+            reason=loaded.reason,
+            warnings=[str(problem) for problem in loaded.problems],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +220,11 @@ async def open_server(
     `http` is false where another server, such as hypercorn, accepts the connections. Raises AddressInUse where a port is
     taken, and ServerFailed where the tree gives up.
     """
+    for path in settings.model_repositories:
+        if not Path(path).is_dir():
+            raise ServerFailed(
+                f"creating server: Invalid argument - repository path is not a valid directory: '{path}'"
+            )
     with ExitStack() as sockets:
         http_socket = metrics_socket = None
         if http and settings.allow_http:
@@ -243,7 +258,7 @@ async def _running_tree(
     catalog = Catalog(
         router,
         subtrees,
-        RepositoryReader(settings, backends),
+        RepositoryReader(settings, backends, gpus=gpu_count(environ)),
         log=log,
         loads_at_once=settings.load_thread_count,
         extra_attempts=settings.load_retry_count,

@@ -102,6 +102,8 @@ class RequestParser:
             self._llhttp.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._resume(memoryview(data)[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError:
+            raise  # a bug in here
         except httptools.HttpParserError as error:
             if not self._last:
                 self._refuse(400, _describe(error, data))
@@ -170,7 +172,7 @@ class RequestParser:
         if self.refusal is None:
             self.ready.append(request)
 
-    # Called by llhttp while it is fed. An exception in here would be swallowed, so complaints are left in `refusal`.
+    # Called by llhttp while it is fed. Complaints are left in `refusal`, for an exception would come out as another.
 
     def on_message_begin(self) -> None:
         """A request line comes next."""

@@ -1,0 +1,22 @@
+"""What hardware there is, seen without a framework."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+_GPU_NODE = re.compile(r"nvidia\d+")
+
+
+def gpu_count(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """Return how many NVIDIA GPUs workers may use: the driver's device nodes, narrowed by `CUDA_VISIBLE_DEVICES`."""
+    try:
+        nodes = sum(1 for node in devices.iterdir() if _GPU_NODE.fullmatch(node.name))
+    except OSError:
+        return 0
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return nodes
+    listed = [each for each in visible.split(",") if each.strip() and not each.strip().startswith("-")]
+    return min(nodes, len(listed))
