@@ -21,7 +21,7 @@ from actors.messages.errors import ErrorCode, TritiumError
 from actors.messages.events import Event, Log
 from actors.messages.requests import InferRequest, InferResponse
 from actors.model import InstanceState, ModelState
-from actors.output import OutputReader
+from actors.output import LineBudget, OutputReader
 from actors.pipe import Pipe
 from actors.scheduling.retries import DeathReason, Hang, ProtocolError, StartFailed, after_death
 from actors.specs import InstanceSpec, ModelSpec, WarmupSample
@@ -32,6 +32,7 @@ EOF_TO_EXIT_SECONDS: Final = 1.0  # a worker that closed its socket has that lon
 STOP_SECONDS: Final = 5.0  # from STOP to SIGTERM: time for `finalize`
 TERMINATE_SECONDS: Final = 2.0  # from SIGTERM to SIGKILL
 TRIM_SECONDS: Final = 15.0
+PACKETS_IN_A_ROW: Final = 64  # from one worker, before others get their turn
 
 
 class WorkerDied(Exception):
@@ -103,6 +104,7 @@ class InstanceActor:
         self._launcher = launcher
         self._log = log
         self._name = instance.spec.name
+        self._log_budget = LineBudget(trio.current_time())
         self._loaded = trio.Event()
         self._load_error: str | None = None
         self._idle = trio.Event()
@@ -156,15 +158,21 @@ class InstanceActor:
     async def _receive(self, launched: Launched, worker: LiveWorker) -> None:
         """Handle packets until the process has exited; whoever notices that cancels us."""
         pipe = worker.pipe
+        in_a_row = 0
         try:
             while True:
                 packet = pipe.receive_nowait()
+                in_a_row += 1
                 if packet is None:
                     await pipe.wait_readable()
+                    in_a_row = 0
                 elif packet:
                     worker.on_packet(packet)
                 else:
                     break
+                if in_a_row > PACKETS_IN_A_ROW:
+                    await trio.lowlevel.checkpoint()
+                    in_a_row = 0
         except FrameError as error:
             self._condemn(launched, ProtocolError(str(error)))
         with trio.move_on_after(EOF_TO_EXIT_SECONDS):
@@ -205,10 +213,14 @@ class InstanceActor:
             self._idle = trio.Event()
             await self._idle.wait()
         self._ctx.publish(phase="stopping")
-        worker.stop()
-        with trio.move_on_after(STOP_SECONDS):
-            await self._exited.wait()
+        if self._loaded.is_set():
+            worker.stop()
+            with trio.move_on_after(STOP_SECONDS):
+                await self._exited.wait()
         launched.terminate()
+        with trio.move_on_after(TERMINATE_SECONDS):
+            await self._exited.wait()
+        launched.kill()
 
     # -- joining -------------------------------------------------------------------------------------------------
 
@@ -272,12 +284,12 @@ class InstanceActor:
 
     def logged(self, level: str, message: str) -> None:
         """The model wrote a log line through its logger."""
-        self._log(
-            Event.WORKER_OUTPUT,
-            level="debug" if level == "verbose" else level,
-            actor=self._ctx.path,
-            line=message,
-        )
+        lines, dropped = self._log_budget.admit([message], trio.current_time())
+        for line in lines:
+            name = "debug" if level == "verbose" else level
+            self._log(Event.WORKER_OUTPUT, level=name, actor=self._ctx.path, line=line)
+        if dropped:
+            self._report_output([], dropped)
 
     def slot_freed(self) -> None:
         """Room for another batch."""

@@ -202,6 +202,7 @@ class ModelState:
                 self._waiting.move_to_end(request, last=False)
         finally:
             self._waiting.pop(request, None)
+            self._drained.set()  # those who wait look again
 
     def _let_in(self) -> None:
         """Wake the caller that has waited longest for room in the queue; once in, it wakes the next."""
@@ -338,7 +339,7 @@ class ModelState:
 
     async def wait_drained(self) -> None:
         """Wait until every accepted request has been answered."""
-        while self.in_flight:
+        while self.in_flight or self._waiting:
             self._drained = trio.Event()
             await self._drained.wait()
 

@@ -211,6 +211,15 @@ class RunningServer:
         return await self.subtrees.drain(max(0.0, deadline - trio.current_time()))
 
 
+def check_repositories(settings: Settings) -> None:
+    """Raise ServerFailed where a repository is no directory (contract, repository.md section 2)."""
+    for path in settings.model_repositories:
+        if not Path(path).is_dir():
+            raise ServerFailed(
+                f"creating server: Invalid argument - repository path is not a valid directory: '{path}'"
+            )
+
+
 @asynccontextmanager
 async def open_server(
     settings: Settings, *, http: bool = True, environ: Mapping[str, str] = os.environ
@@ -220,11 +229,7 @@ async def open_server(
     `http` is false where another server, such as hypercorn, accepts the connections. Raises AddressInUse where a port is
     taken, and ServerFailed where the tree gives up.
     """
-    for path in settings.model_repositories:
-        if not Path(path).is_dir():
-            raise ServerFailed(
-                f"creating server: Invalid argument - repository path is not a valid directory: '{path}'"
-            )
+    check_repositories(settings)
     with ExitStack() as sockets:
         http_socket = metrics_socket = None
         if http and settings.allow_http:

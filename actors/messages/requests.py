@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, Union
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
     from actors.messages.errors import TritiumError
     from actors.messages.tensors import Tensor
 

@@ -57,7 +57,10 @@ def unseen():
     return x.astype(np.float32), y
 
 
-@pytest.mark.parametrize("name", ["digits_onnx", "digits_torchscript", "digits_pt2"])
+SLOW = pytest.mark.slow  # torch.export takes seconds to import
+
+
+@pytest.mark.parametrize("name", ["digits_onnx", "digits_torchscript", pytest.param("digits_pt2", marks=SLOW)])
 def test_unseen_digits_are_recognised(load, unseen, name):
     backend, model = load(name)
     x, y = unseen
@@ -68,7 +71,7 @@ def test_unseen_digits_are_recognised(load, unseen, name):
     assert np.mean(found == y) >= 0.95
 
 
-@pytest.mark.parametrize("name", ["digits_torchscript", "digits_pt2"])
+@pytest.mark.parametrize("name", ["digits_torchscript", pytest.param("digits_pt2", marks=SLOW)])
 def test_the_digits_models_agree(load, unseen, name):
     scores = []
     for each in ("digits_onnx", name):
