@@ -7,6 +7,7 @@ another machine builds the same model. What is written by hand (`config.pbtxt`, 
 
 import struct
 import warnings
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -128,10 +129,27 @@ def build_digits(weights):
     image = torch.zeros(2, 64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit says so at every call
-        torch.jit.trace(network, image).save(artifact("digits_torchscript", "model.pt"))
+        path = artifact("digits_torchscript", "model.pt")
+        torch.jit.trace(network, image).save(path)
+    without_source_paths(path)
     exported = torch.export.export(network, (image,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+    for node in exported.graph.nodes:
+        node.meta.pop("stack_trace", None)  # names the files of the machine that built it
     torch.export.save(exported, artifact("digits_pt2", "model.pt2"))
     np.savez(artifact("digits_pipeline", "weights.npz"), **weights)
+
+
+def without_source_paths(path):
+    """Write a TorchScript archive again without the records that tell where it was built."""
+    with zipfile.ZipFile(path) as archive:
+        records = {
+            name: archive.read(name)
+            for name in archive.namelist()
+            if not name.endswith((".debug_pkl", "serialization_id"))
+        }
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in records.items():
+            archive.writestr(zipfile.ZipInfo(name), data)
 
 
 def build_digit():

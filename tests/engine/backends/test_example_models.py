@@ -2,6 +2,7 @@
 
 import json
 import re
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,9 @@ def unseen():
 SLOW = pytest.mark.slow  # torch.export takes seconds to import
 
 
-@pytest.mark.parametrize("name", ["digits_onnx", "digits_torchscript", pytest.param("digits_pt2", marks=SLOW)])
+@pytest.mark.parametrize(
+    "name", ["digits_onnx", "digits_torchscript", pytest.param("digits_pt2", marks=SLOW)]
+)
 def test_unseen_digits_are_recognised(load, unseen, name):
     backend, model = load(name)
     x, y = unseen
@@ -156,3 +159,11 @@ def test_the_json_request_shows_a_seven(load):
 
 def test_the_examples_are_small():
     assert sum(path.stat().st_size for path in EXAMPLES.rglob("*") if path.is_file()) < 1_000_000
+
+
+@pytest.mark.parametrize("path", ["digits_torchscript/1/model.pt", "digits_pt2/1/model.pt2"])
+def test_the_model_files_name_no_file_of_the_machine_that_built_them(path):
+    with zipfile.ZipFile(EXAMPLES / "models" / path) as archive:
+        assert not any(
+            b".py" in archive.read(name) for name in archive.namelist() if "code/__torch__.py" not in name
+        )
