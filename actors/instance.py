@@ -293,7 +293,8 @@ class InstanceActor:
 
     def slot_freed(self) -> None:
         """Room for another batch."""
-        self._state.ring()
+        if len(self._state.queue) or self._instance.hunting:
+            self._state.ring()
 
     def _report_output(self, lines: Sequence[str], dropped: int) -> None:
         for line in lines:

@@ -170,9 +170,11 @@ class ModelState:
                 f"{request.prefix}this request is quarantined: it killed workers of model '{self.spec.name}' before; "
                 f"the same inputs are refused for {QUARANTINE_SECONDS:.0f} s after that"
             )
+        enqueued_at = request.accepted_at
         if self._waiting or not self.queue.admits(request):
             await self._wait_for_room(request)
-        self.queue.push(request, trio.current_time())
+            enqueued_at = trio.current_time()
+        self.queue.push(request, enqueued_at)
         self.in_flight.add(request)
         if self._waiting:
             self._let_in()

@@ -182,6 +182,13 @@ class WorkerBatch(Batch):
         return list(self._inputs)
 
     @property
+    def wanted_outputs(self) -> frozenset[str]:
+        """Outputs that at least one request wants."""
+        if self._job.metadata is None:
+            return frozenset(self.declared_outputs)
+        return super().wanted_outputs
+
+    @property
     def declared_outputs(self) -> Sequence[str]:
         """All outputs of the configuration."""
         return [output.name for output in self._model.outputs]
