@@ -7,6 +7,7 @@ the suspects and the instances in the model's state.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import trio
 
@@ -17,6 +18,9 @@ from actors.scheduling.queueing import RequestQueue
 from actors.scheduling.retries import SuspectQueue
 from actors.statistics import FailureReason
 from actors.supervision.context import ChildContext
+
+BATCH_BYTES: Final = 64 * 1024 * 1024
+"""Inputs gathered in one turn of the loop: copying more would hold up everybody else for over 20 ms."""
 
 
 async def run(ctx: ChildContext, state: ModelState) -> None:
@@ -63,7 +67,7 @@ class Scheduler:
             if not isinstance(decision, Dispatch):
                 wake_at = decision.until
                 break
-            requests = queue.take(decision.requests)
+            requests = queue.take(_affordable(queue, decision.requests))
             if requests:
                 state.dispatch(chosen.worker, requests)
                 self._served(chosen)
@@ -99,6 +103,18 @@ class Scheduler:
         if len(self._order) > 1:
             self._order.remove(instance)
             self._order.append(instance)
+
+
+def _affordable(queue: RequestQueue, count: int) -> int:
+    """Return how many of the first `count` requests may be copied in one go, at least one."""
+    if count == 1 or queue.nbytes <= BATCH_BYTES:
+        return count
+    total = 0
+    for taken, request in enumerate(queue.head(count)[:count]):
+        total += request.nbytes
+        if total > BATCH_BYTES:
+            return max(1, taken)
+    return count
 
 
 def _failure_reason(error: TritiumError) -> FailureReason:

@@ -160,8 +160,6 @@ class Impure(Doubling):
     pure = False
 
 
-
-
 class Strings(Backend):
     """Reverses BYTES elements."""
 

@@ -48,7 +48,9 @@ class Port:
 class Running:
     """A model version that runs, and what a test may do with it."""
 
-    def __init__(self, state: ModelState, supervisor: Supervisor, events: list[tuple[str, dict[str, Any]]]) -> None:
+    def __init__(
+        self, state: ModelState, supervisor: Supervisor, events: list[tuple[str, dict[str, Any]]]
+    ) -> None:
         self.state = state
         self.supervisor = supervisor
         self.events = events
@@ -111,7 +113,7 @@ def _find(node: dict[str, Any], path: str) -> dict[str, Any]:
 async def until(condition: Callable[[], bool], *, within: float = 20.0) -> None:
     """Wait for something that other processes bring about."""
     with trio.fail_after(within):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  # what other processes do sets no event here
             await trio.sleep(0.005)
 
 
@@ -164,12 +166,19 @@ def serve() -> Serve:
         models = Supervisor()
         environ = {**os.environ, "PYTHONPATH": str(SUPPORT)}
         subtrees = ModelSubtrees(
-            models, router, WorkerLauncher(traits, environ=environ), log=log, metrics=MetricsSettings(), stop_within=5.0
+            models,
+            router,
+            WorkerLauncher(traits, environ=environ),
+            log=log,
+            metrics=MetricsSettings(),
+            stop_within=5.0,
         )
         async with trio.open_nursery() as nursery:
             # Hung under a root, so that paths are those of the server: `models/<name>/<version>`.
             root = Supervisor([models.spec("models")])
-            await nursery.start(lambda task_status: root.serve(observer=subtrees.observe, task_status=task_status))
+            await nursery.start(
+                lambda task_status: root.serve(observer=subtrees.observe, task_status=task_status)
+            )
             state = subtrees.make_state(make_spec(backend, **changes))
             router.add(state)
             await subtrees.start(state)

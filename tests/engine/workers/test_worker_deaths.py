@@ -146,7 +146,9 @@ async def test_finished_results_in_a_dead_workers_socket_are_delivered(serve):
         await until(lambda: model.state.statistics.deaths["signal_9"] >= 1)
 
 
-async def test_an_instance_that_keeps_dying_makes_its_model_unavailable_with_a_reason_and_recovers(serve, tmp_path):
+async def test_an_instance_that_keeps_dying_makes_its_model_unavailable_with_a_reason_and_recovers(
+    serve, tmp_path
+):
     parameters = {"load": "fail_unless_first", "marker": str(tmp_path / "marker")}
     async with serve("doubling", parameters=parameters) as model:
         os.kill(model.pid(), signal.SIGKILL)
@@ -167,7 +169,9 @@ async def test_one_exhausted_instance_degrades_the_model_and_the_other_serves(se
 
 
 async def test_under_kills_no_request_is_lost_wrong_or_answered_twice(serve):
-    async with serve("doubling", instances=tuple(InstanceSpec(name=f"model_0_{n}") for n in range(2))) as model:
+    async with serve(
+        "doubling", instances=tuple(InstanceSpec(name=f"model_0_{n}") for n in range(2))
+    ) as model:
         answered = []
 
         async def client(number):

@@ -1,0 +1,64 @@
+"""Real servers, real workers, real clients: what survives, and what it costs.
+
+The storms last a few seconds as part of the suite, TRITIUM_SURVIVAL_SECONDS where that is set, and a minute with `-m soak`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.survival.repository import Gates, Repository
+from tests.survival.server import ServerProcess, served
+
+HERE = Path(__file__).parent
+
+Serve = Callable[..., AbstractAsyncContextManager[ServerProcess]]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the full-length forms to those who ask for them by their mark."""
+    if "soak" in str(config.getoption("markexpr")):
+        return
+    long = [item for item in items if HERE in item.path.parents and item.get_closest_marker("soak")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+
+
+@pytest.fixture(params=["short", pytest.param("full", marks=pytest.mark.soak)])
+def storm(request: pytest.FixtureRequest) -> dict[str, float]:
+    """How long a storm lasts and how often it strikes, in seconds."""
+    if request.param == "full":
+        return {"lasts": 60.0, "strikes_every": 1.0}
+    return {"lasts": float(os.environ.get("TRITIUM_SURVIVAL_SECONDS", "5")), "strikes_every": 0.7}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    """An empty model repository, to be filled by the test."""
+    return Repository(tmp_path / "models")
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Gates:
+    """What steers the gated models of the repository."""
+    return Gates(tmp_path / "gates")
+
+
+@pytest.fixture
+def tritium_server(tmp_path: Path, repository: Repository) -> Serve:
+    """Open a server over the test's repository: see `tests.survival.server.served`."""
+    numbers = itertools.count(1)
+
+    def opened(*flags: str, environ: dict[str, str] | None = None, **options: Any) -> Any:
+        files = tmp_path / f"server-{next(numbers)}"
+        return served(repository.path, *flags, files=files, environ=environ or {}, **options)
+
+    return opened
