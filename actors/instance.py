@@ -81,8 +81,8 @@ class Launcher(Protocol):
     def backend_path(self, spec: ModelSpec) -> str:
         """Return the backend class as `module:Class`."""
 
-    def limits(self, spec: ModelSpec) -> dict[str, int]:
-        """Return what the worker must impose on itself: `open_files` (0: as inherited) and `nice`."""
+    def limits(self) -> dict[str, int]:
+        """Return what a worker must impose on itself: how many `open_files` it may have."""
 
 
 async def run(
@@ -151,7 +151,7 @@ class InstanceActor:
             worker.load(
                 self._launcher.backend_path(self._state.spec),
                 model_fields(self._state.spec, self._instance.spec),
-                self._launcher.limits(self._state.spec),
+                self._launcher.limits(),
             )
             await self._receive(launched, worker)
 
@@ -355,6 +355,8 @@ class InstanceActor:
             if batch.id not in executing_ids
             for request in batch.requests
         ]
+        for request in waiting:
+            request.attempts -= 1  # it was counted when it was sent, and the model never saw it
         hunting = instance.hunting
         worker.outstanding.clear()
         instance.last_reason = str(reason)

@@ -114,9 +114,9 @@ class WorkerLauncher:
         """Return the backend class as `module:Class`."""
         return self._backends[spec.backend].target
 
-    def limits(self, spec: ModelSpec) -> dict[str, int]:
-        """Return a worker's own limits: open files, and niceness from the configuration's `optimization.priority`."""
-        return {"open_files": _OPEN_FILES, "nice": int(spec.settings.get("nice", "0"))}
+    def limits(self) -> dict[str, int]:
+        """Return what a worker must impose on itself."""
+        return {"open_files": _OPEN_FILES}
 
     async def launch(self, spec: ModelSpec, instance: InstanceSpec) -> Launched:
         """Start a worker. See `actors.instance.Launcher`."""

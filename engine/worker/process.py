@@ -45,14 +45,10 @@ def _orphaned() -> None:
 
 
 def _prepare(body: Mapping[str, Any], free_names: Callable[[], None]) -> None:
-    limits = body["limits"]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core of a framework takes seconds to write
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits["open_files"]
-    if wanted and wanted < soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, min(wanted, hard)))
-    if limits["nice"]:
-        os.nice(limits["nice"])
+    wanted = min(body["limits"]["open_files"], soft)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, min(wanted, hard)))
     _volunteer_for_the_oom_killer()
     free_names()
 

@@ -78,7 +78,7 @@ class FakeModel:
         self.cancelled.append(request)
 
     def respond(
-        self, request: InferRequest, outputs: Sequence[Tensor], **parameters: bool | int | float | str
+        self, request: InferRequest, outputs: Sequence[Tensor], **parameters: bool | float | str
     ) -> InferResponse:
         response = InferResponse(
             model_name=self.spec.name,
@@ -141,7 +141,11 @@ class FakeModels:
         if name and name not in self.by_name:
             raise InvalidArgument(f"requested model '{name}' is not available")
         return [
-            {"name": model.spec.name, "version": str(model.spec.version), "inference_count": len(model.submitted)}
+            {
+                "name": model.spec.name,
+                "version": str(model.spec.version),
+                "inference_count": len(model.submitted),
+            }
             for model in self.by_name.values()
             if name in {"", model.spec.name}
         ]
@@ -206,7 +210,9 @@ class FakeServer:
         self.health = FakeHealth()
         self.health.models = self.models
         self.server = Server(
-            identity=ServerIdentity(name="tritium", version="0.1.0", extensions=("classification", "statistics")),
+            identity=ServerIdentity(
+                name="tritium", version="0.1.0", extensions=("classification", "statistics")
+            ),
             models=self.models,
             repository=self.repository,
             health=self.health,
@@ -237,7 +243,8 @@ def default_models() -> list[FakeModel]:
             identity,
         ),
         FakeModel(
-            make_spec("zeros", inputs=[number], outputs=[("Y", DataType.UINT8, (-1,))], max_batch_size=0), zeros
+            make_spec("zeros", inputs=[number], outputs=[("Y", DataType.UINT8, (-1,))], max_batch_size=0),
+            zeros,
         ),
         FakeModel(make_spec("held", inputs=[number], outputs=[("Y", DataType.INT64, (1,))]), hold),
         FakeModel(make_spec("full", inputs=[number], outputs=[("Y", DataType.INT64, (1,))]), fail),

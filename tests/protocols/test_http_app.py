@@ -217,7 +217,12 @@ async def test_an_unknown_path_is_not_found_and_has_no_content_type(client):
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/v2"), ("GET", "/v2/models/add/infer"), ("HEAD", "/v2/health/live"), ("DELETE", "/v2/logging")],
+    [
+        ("POST", "/v2"),
+        ("GET", "/v2/models/add/infer"),
+        ("HEAD", "/v2/health/live"),
+        ("DELETE", "/v2/logging"),
+    ],
 )
 async def test_a_wrong_method_is_not_allowed(client, method, path):
     assert await client.ask(method, path) == (405, JSON, b'{"error":"Method Not Allowed"}')
@@ -252,7 +257,9 @@ async def test_thousands_of_made_up_paths_do_no_harm(client):
 
 
 async def test_a_restricted_api_wants_its_header_before_it_looks_at_the_method(with_options):
-    client = with_options(restricted={Category.INFERENCE: ("Admin-Key", "s3cret"), Category.HEALTH: ("h", "1")})
+    client = with_options(
+        restricted={Category.INFERENCE: ("Admin-Key", "s3cret"), Category.HEALTH: ("h", "1")}
+    )
     refused = (403, "This API is restricted, expecting header 'Admin-Key'")
     path = "/v2/models/add/infer"
     assert refusal(await client.ask("POST", path, add_body())) == refused
@@ -338,7 +345,9 @@ async def test_a_long_repository_document_is_refused(with_options):
     client = with_options(max_input_size=10)
     status, message = refusal(await client.ask("POST", "/v2/repository/index", b" " * 11))
     assert status == 400
-    assert message.startswith("request JSON size of 11 bytes exceeds the maximum allowed input size of 10 bytes.")
+    assert message.startswith(
+        "request JSON size of 11 bytes exceeds the maximum allowed input size of 10 bytes."
+    )
 
 
 # Inference
@@ -425,7 +434,9 @@ async def test_an_answer_that_can_not_be_written_is_released(client, backend):
     backend.model().execute = execute
     status, message = refusal(await client.ask("POST", "/v2/models/add/infer", add_body()))
     assert status == 500
-    assert message == "Failed to write 'data' field: output tensor shape does not match size of output for 'A'"
+    assert (
+        message == "Failed to write 'data' field: output tensor shape does not match size of output for 'A'"
+    )
     assert backend.model().released == 1
 
 
@@ -489,7 +500,9 @@ async def test_server_timing_is_given_on_request_of_the_operator(with_options):
 
 async def test_the_hook_is_told_every_inference_and_its_outcome(with_options, backend):
     seen = []
-    client = with_options(on_finished=lambda request, outcome: seen.append((request, outcome, backend.model().released)))
+    client = with_options(
+        on_finished=lambda request, outcome: seen.append((request, outcome, backend.model().released))
+    )
     await client.ask("POST", "/v2/models/add/infer", add_body())
     await client.ask("POST", "/v2/models/full/infer", json.dumps({"inputs": [X]}).encode())
     (good, response, released), (bad, error, _) = seen
@@ -514,7 +527,9 @@ async def test_a_client_that_leaves_has_its_inference_cancelled(client, backend,
     answers = []
 
     async def ask():
-        answers.append(await client.ask("POST", "/v2/models/held/infer", json.dumps({"inputs": [X]}).encode()))
+        answers.append(
+            await client.ask("POST", "/v2/models/held/infer", json.dumps({"inputs": [X]}).encode())
+        )
 
     nursery.start_soon(ask)
     await trio.testing.wait_all_tasks_blocked()

@@ -1,9 +1,12 @@
 """The native listener over real loopback sockets. Time is virtual where it matters."""
 
+# ruff: noqa: ASYNC110  # the kernel does part of the work, and has no event to wait for
+
 from __future__ import annotations
 
 import errno
 import json
+import math
 import socket
 from contextlib import asynccontextmanager
 
@@ -43,7 +46,7 @@ class Served:
         """Let the listener work until `condition(statistics)` holds."""
         with trio.fail_after(5):
             while not condition(self.listener.statistics()):
-                await trio.sleep(0)
+                await trio.lowlevel.checkpoint()
 
 
 class Client:
@@ -95,24 +98,33 @@ def backend():
 
 
 @pytest.fixture
-def serve(backend):
+def serve(request, backend):
+    patience = math.inf if "autojump_clock" in request.fixturenames else 20
+
     @asynccontextmanager
     async def serve(app=None, *, limits=None):
-        listener = HttpListener(app or V2App(backend.server), limits=limits)
-        spawned = []
-        with socket.create_server(("127.0.0.1", 0)) as sock:
-            async with trio.open_nursery() as nursery:
-
-                def spawn(name, run):
-                    spawned.append(name)
-                    nursery.start_soon(run, name=name)
-
-                await nursery.start(listener.serve, sock, spawn)
-                yield Served(listener, sock, spawned)
-                nursery.cancel_scope.cancel()
-        listener.close()
+        with trio.fail_after(patience):
+            async with serve_on_loopback(app or V2App(backend.server), limits) as served:
+                yield served
 
     return serve
+
+
+@asynccontextmanager
+async def serve_on_loopback(app, limits):
+    listener = HttpListener(app, limits=limits)
+    spawned = []
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        async with trio.open_nursery() as nursery:
+
+            def spawn(name, run):
+                spawned.append(name)
+                nursery.start_soon(run, name=name)
+
+            await nursery.start(listener.serve, sock, spawn)
+            yield Served(listener, sock, spawned)
+            nursery.cancel_scope.cancel()
+    listener.close()
 
 
 def impatient(**limits):
@@ -154,7 +166,7 @@ async def test_a_request_may_come_one_byte_at_a_time(serve):
     async with serve() as served, served.connect() as client:
         for byte in infer("zeros", 3):
             await client.send(bytes([byte]))
-            await trio.sleep(0)
+            await trio.lowlevel.checkpoint()
         status, fields, body = await client.response()
         assert status == 200
         assert body[int(fields["Inference-Header-Content-Length"]) :] == bytes(3)
@@ -202,21 +214,25 @@ async def test_a_head_request_gets_no_body(serve):
         assert head.endswith(b"\r\n\r\n")
 
 
-async def test_a_large_body_arrives_whole(serve, backend):
-    count = 3_000_000
-    head = json.dumps(
-        {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, count], "parameters": {"binary_data_size": count * 4}}]}
-    ).encode()
+async def test_a_large_body_arrives_whole_and_comes_back(serve):
+    count = 1_000_000
+    tensor = {
+        "name": "X",
+        "datatype": "FP32",
+        "shape": [1, count],
+        "parameters": {"binary_data_size": count * 4},
+    }
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    data = b"\1\2\3\4" * count
     async with serve() as served, served.connect() as client:
         await client.send(
-            b"POST /v2/models/scores/infer HTTP/1.1\r\nInference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
-            % (len(head), len(head) + count * 4)
-            + head
+            b"POST /v2/models/scores/infer HTTP/1.1\r\nInference-Header-Content-Length: %d\r\n"
+            b"Content-Length: %d\r\n\r\n" % (len(head), len(head) + len(data)) + head
         )
-        await client.send(b"\1\2\3\4" * count)
-        assert (await client.response())[0] == 200
-    (request,) = backend.model("scores").submitted
-    assert bytes(request.inputs[0].data) == b"\1\2\3\4" * count
+        await client.send(data)
+        status, fields, body = await client.response()
+        assert status == 200
+        assert body[int(fields["Inference-Header-Content-Length"]) :] == data
 
 
 async def test_a_chunked_body_arrives_whole(serve):
@@ -297,9 +313,7 @@ async def test_an_application_that_crashes_is_answered_500_and_its_exception_goe
     async def app(scope, receive, send):
         raise ValueError("a bug")
 
-    with pytest.Raises(pytest.RaisesExc(ValueError, match="a bug"), allow_unwrapped=True) if False else (
-        pytest.raises(BaseExceptionGroup)
-    ) as caught:
+    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
         async with serve(app) as served, served.connect() as client:
             await client.send(HEALTH)
             status, fields, body = await client.response()
@@ -334,7 +348,9 @@ async def test_a_standard_answer_in_parts_is_chunked(serve):
     async with serve(app) as served:
         async with served.connect() as client:
             await client.send(HEALTH + HEALTH)
-            expected = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+            expected = (
+                b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+            )
             assert await client.receive(2 * len(expected)) == expected * 2
         async with served.connect() as client:
             await client.send(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
@@ -348,9 +364,9 @@ async def test_an_answer_of_known_length_may_come_in_parts(serve):
         await send({"type": "http.response.body", "body": b"cd"})
 
     async with serve(app) as served, served.connect() as client:
-        await client.send(HEALTH)
-        assert await client.receive(45) == b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nabcd"[:45] or True
-        assert client.pending == b""
+        await client.send(HEALTH + HEALTH)
+        for _ in range(2):
+            assert await client.response() == (200, {"Content-Length": "4"}, b"abcd")
 
 
 async def test_an_application_can_wait_for_its_client_to_leave(serve):
@@ -442,7 +458,10 @@ async def test_a_reader_that_leaves_amid_a_large_answer_frees_everything(serve, 
 
 
 async def test_a_reader_that_reads_nothing_is_given_up(serve, backend, autojump_clock):
-    async with serve(limits=impatient(grace=60.0, minimum_rate=2.0**20)) as served, served.connect(SO_RCVBUF=65536) as client:
+    async with (
+        serve(limits=impatient(grace=60.0, minimum_rate=2.0**20)) as served,
+        served.connect(SO_RCVBUF=65536) as client,
+    ):
         await client.send(infer("zeros", BIG))
         await served.until(lambda s: s.phases.get(Phase.WRITING))
         started = trio.current_time()
@@ -527,7 +546,10 @@ async def test_a_slow_body_that_keeps_the_pace_is_waited_for(serve, autojump_clo
 
 
 async def test_a_long_inference_has_no_deadline_of_the_connection_s(serve, backend, autojump_clock):
-    async with serve(limits=impatient(idle_timeout=10.0, head_timeout=10.0, grace=10.0)) as served, served.connect() as client:
+    async with (
+        serve(limits=impatient(idle_timeout=10.0, head_timeout=10.0, grace=10.0)) as served,
+        served.connect() as client,
+    ):
         await client.send(infer())
         await served.until(lambda s: s.phases.get(Phase.ANSWERING))
         await trio.sleep(10_000)
@@ -620,7 +642,9 @@ class Flaky:
         return self._sock.accept()
 
 
-@pytest.mark.parametrize(("code", "pause"), [(errno.EMFILE, 0.1), (errno.ENFILE, 0.1), (errno.ECONNABORTED, 0.0)])
+@pytest.mark.parametrize(
+    ("code", "pause"), [(errno.EMFILE, 0.1), (errno.ENFILE, 0.1), (errno.ECONNABORTED, 0.0)]
+)
 async def test_a_failing_accept_is_tried_again(backend, autojump_clock, code, pause):
     listener = HttpListener(V2App(backend.server))
     with socket.create_server(("127.0.0.1", 0)) as sock:
@@ -659,14 +683,14 @@ async def test_a_listener_that_is_served_again_keeps_its_connections(backend, nu
             client = await trio.open_tcp_stream(*sock.getsockname())
             await client.send_all(infer())
             while not backend.model("held").submitted:
-                await trio.sleep(0)
+                await trio.lowlevel.checkpoint()
             first_life.cancel_scope.cancel()
         async with trio.open_nursery() as second_life:
             await second_life.start(listener.serve, sock, spawn)
             await client.aclose()
             with trio.fail_after(5):
                 while listener.statistics().phases:
-                    await trio.sleep(0)
+                    await trio.lowlevel.checkpoint()
             second_life.cancel_scope.cancel()
     listener.close()
     assert len(backend.model("held").cancelled) == 1
@@ -678,11 +702,10 @@ async def test_a_spawn_that_fails_leaves_no_connection_behind(backend):
     def spawn(name, run):
         raise RuntimeError("not running")
 
-    with socket.create_server(("127.0.0.1", 0)) as sock, pytest.raises(BaseExceptionGroup) as caught:
+    with socket.create_server(("127.0.0.1", 0)) as sock, pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
         async with trio.open_nursery() as nursery:
             await nursery.start(listener.serve, sock, spawn)
-            client = await trio.open_tcp_stream(*sock.getsockname())
-            with pytest.raises((trio.BrokenResourceError, trio.Cancelled)):
+            async with await trio.open_tcp_stream(*sock.getsockname()) as client:
                 await client.receive_some()
     assert caught.group_contains(RuntimeError)
     assert listener.statistics().phases == {}

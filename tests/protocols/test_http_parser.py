@@ -284,8 +284,23 @@ def test_garbage_is_parsed_or_refused_and_nothing_else(pieces):
 
 
 fragments = st.sampled_from(
-    [b"GET / HTTP/1.1", b"POST / HTTP/1.1", b"\r\n", b"Content-Length: 5", b"Transfer-Encoding: chunked", b"5", b"0"]
-    + [b"hello", b"Upgrade: h2c", b"Connection: upgrade", b"Expect: 100-continue", b" ", b":", b";x", b"Connection: close"]
+    [
+        b"GET / HTTP/1.1",
+        b"POST / HTTP/1.1",
+        b"\r\n",
+        b"Content-Length: 5",
+        b"Transfer-Encoding: chunked",
+        b"5",
+        b"0",
+        b"hello",
+        b"Upgrade: h2c",
+        b"Connection: upgrade",
+        b"Expect: 100-continue",
+        b" ",
+        b":",
+        b";x",
+        b"Connection: close",
+    ]
 )
 
 

@@ -19,9 +19,9 @@ from tests.protocols.fakes import KeptPort, make_spec, tensor
 SPEC = make_spec("m", labels=("cat", "dog"))
 
 
-def response(*outputs, id="", **parameters):
+def response(*outputs, request_id="", **parameters):
     return InferResponse(
-        model_name="m", model_version=3, id=id, outputs=outputs, parameters=parameters or None
+        model_name="m", model_version=3, id=request_id, outputs=outputs, parameters=parameters or None
     )
 
 
@@ -46,7 +46,7 @@ def test_json_outputs_are_flat_arrays():
 
 def test_binary_outputs_follow_the_json_text_in_order():
     a, b = np.arange(4, dtype=np.float32), np.arange(2, dtype=np.int64)
-    body = encode(response(tensor("S", a), tensor("D", b), id="r1"), BINARY_OUTPUTS, SPEC)
+    body = encode(response(tensor("S", a), tensor("D", b), request_id="r1"), BINARY_OUTPUTS, SPEC)
     whole = joined(body)
     assert whole[body.json_size :] == a.tobytes() + b.tobytes()
     assert json.loads(whole[: body.json_size]) == {
@@ -95,7 +95,9 @@ def test_fp32_is_widened_to_double():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_numbers_that_are_none_are_written_as_bare_words(dtype):
-    body = encode(response(tensor("S", np.array([np.nan, np.inf, -np.inf, 1], dtype=dtype))), JSON_OUTPUTS, SPEC)
+    body = encode(
+        response(tensor("S", np.array([np.nan, np.inf, -np.inf, 1], dtype=dtype))), JSON_OUTPUTS, SPEC
+    )
     assert joined(body).endswith(b'"data":[NaN,Infinity,-Infinity,1.0]}]}')
 
 
@@ -136,7 +138,7 @@ def test_an_id_that_is_not_utf_8_comes_back_as_it_was():
     request, _ = InferDecoder().decode(
         body, None, SPEC, requested_version=-1, reply=KeptPort(), accepted_at=0.0
     )
-    assert b'"id":"\xff"' in joined(encode(response(id=request.id), JSON_OUTPUTS, SPEC))
+    assert b'"id":"\xff"' in joined(encode(response(request_id=request.id), JSON_OUTPUTS, SPEC))
 
 
 @pytest.mark.parametrize("datatype", [DataType.FP16, DataType.BF16])
@@ -188,7 +190,11 @@ def test_integers_are_written_plainly_and_no_more_classes_than_there_are():
 
 
 def test_unsigned_elements_sort_as_what_they_are():
-    assert classes([[0, 2**64 - 1, 1]], 3, dtype=np.uint64)["data"] == [f"{2**64 - 1}:1:dog", "1:2", "0:0:cat"]
+    assert classes([[0, 2**64 - 1, 1]], 3, dtype=np.uint64)["data"] == [
+        f"{2**64 - 1}:1:dog",
+        "1:2",
+        "0:0:cat",
+    ]
 
 
 def test_nan_is_the_last_of_all():
@@ -214,7 +220,9 @@ def test_classes_can_be_binary():
 def test_some_datatypes_have_no_classes(datatype):
     with pytest.raises(InvalidArgument) as caught:
         encode(response(Tensor("S", datatype, (1, 1), b"\0\0")), named(S=(False, 1)), SPEC)
-    assert caught.value.message == f"class result not available for output due to unsupported type '{datatype}'"
+    assert (
+        caught.value.message == f"class result not available for output due to unsupported type '{datatype}'"
+    )
 
 
 def test_too_many_elements_have_no_classes():

@@ -130,7 +130,8 @@ def test_half_a_surrogate_pair_far_behind_the_start_can_still_be_encoded():
 
 
 @pytest.mark.parametrize(
-    ("value", "written"), [(math.nan, b"NaN"), (math.inf, b"Infinity"), (-math.inf, b"-Infinity"), (1.5, b"1.5")]
+    ("value", "written"),
+    [(math.nan, b"NaN"), (math.inf, b"Infinity"), (-math.inf, b"-Infinity"), (1.5, b"1.5")],
 )
 def test_floats_are_written_with_the_bare_words(value, written):
     assert dump(number(value)) == written

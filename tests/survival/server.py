@@ -124,13 +124,19 @@ class ServerProcess:
             sample.value
             for family in text_string_to_metric_families(text)
             for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
+            if sample.name in {name, f"{name}_total"} and labels.items() <= sample.labels.items()
         )
 
     async def until_metric(self, value: float, name: str, **labels: str) -> None:
         """Wait until a metric has this value."""
         with trio.fail_after(PATIENCE):
             while await self.metric(name, **labels) != value:
+                await trio.sleep(0.01)
+
+    async def until_metric_above(self, value: float, name: str, **labels: str) -> None:
+        """Wait until a metric is over this value."""
+        with trio.fail_after(PATIENCE):
+            while await self.metric(name, **labels) <= value:
                 await trio.sleep(0.01)
 
     # -- its life

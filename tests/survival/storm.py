@@ -68,8 +68,11 @@ class Storm:
         self.stopping = False
         self.tallies: dict[str, Tally] = {}
 
-    async def client(self, model: str) -> None:
-        """Ask `model` for sums, one after the other, and check each answer."""
+    async def client(self, model: str, *, reconnect: bool = True) -> None:
+        """Ask `model` for sums, one after the other, and check each answer.
+
+        A request without an answer is counted as lost; where not to `reconnect`, Lost or OSError is then raised.
+        """
         tally = self.tallies.setdefault(model, Tally())
         number = next(self._clients)
         connection = await self._server.connect()
@@ -81,6 +84,8 @@ class Storm:
                     await self._ask(connection, model, tally, number, turn)
                 except Lost as error:
                     tally.lost.append(f"client {number}, request {turn}: {error}")
+                    if not reconnect:
+                        raise
                     connection.close()
                     connection = await self._server.connect()
         finally:
