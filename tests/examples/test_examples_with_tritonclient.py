@@ -1,0 +1,231 @@
+"""Every example model, through tritonclient as it comes from PyPI, against a real server; answers as the models give them."""
+
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # gevent's and geventhttpclient's, while they are imported
+    import tritonclient.http as triton
+    from tritonclient.utils import InferenceServerException
+
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "examples" / "models"
+NAMES = sorted(each.name for each in MODELS.iterdir() if each.is_dir())
+DIGIT = np.array(
+    json.loads((ROOT / "examples" / "clients" / "digit.json").read_text())["inputs"][0]["data"], np.float32
+).reshape(-1, 64)[:1]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """`tritium serve` over the examples; its address."""
+    log = tmp_path_factory.mktemp("examples") / "log"
+    command = [sys.executable, "-m", "engine", "serve", f"--model-repository={MODELS}", "--log-format=json"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0"],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+        )
+    try:
+        address = _address(process, log)
+        _wait_ready(process, address, log)
+        yield address
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _address(process, log):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        for line in log.read_text().splitlines():
+            if '"HTTPService"' in line and '"listener_opened"' in line:
+                return json.loads(line)["address"]
+        time.sleep(0.02)
+    raise AssertionError(log.read_text())
+
+
+def _wait_ready(process, address, log):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://{address}/v2/health/ready") as response:
+                if response.status == 200:
+                    return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.05)
+    raise AssertionError(log.read_text())
+
+
+@pytest.fixture
+def client(server):
+    with triton.InferenceServerClient(server, concurrency=4, network_timeout=120) as opened:
+        yield opened
+
+
+def a_case(name):
+    """Inputs for a model and what the model itself gives for them, run here and directly."""
+    rng = np.random.default_rng(7)
+    if name in {"add_sub", "add_sub_onnx"}:
+        a, b = rng.normal(size=(2, 3, 16)).astype(np.float32)
+        return {"INPUT0": a, "INPUT1": b}, {"OUTPUT0": a + b, "OUTPUT1": a - b}
+    if name == "identity_fp32":
+        values = rng.normal(size=(2, 37)).astype(np.float32)
+        return {"INPUT0": values}, {"OUTPUT0": values}
+    if name == "strings":
+        words = np.array([[b"abc", "größer".encode()], [b"", b"x" * 300]], dtype=object)
+        upper = [[word.decode().upper().encode() for word in row] for row in words]
+        return {"TEXT": words}, {"UPPER": np.array(upper, dtype=object)}
+    images = np.concatenate([DIGIT, rng.integers(0, 17, size=(4, 64)).astype(np.float32)])
+    artifacts = MODELS / name / "1"
+    if name == "digits_onnx":
+        session = onnxruntime.InferenceSession(artifacts / "model.onnx", providers=["CPUExecutionProvider"])
+        return {"IMAGE": images}, {"SCORES": session.run(["SCORES"], {"IMAGE": images})[0]}
+    if name == "digits_torchscript":
+        module = torch.jit.load(artifacts / "model.pt")
+    elif name == "digits_pt2":
+        module = torch.export.load(artifacts / "model.pt2").module()
+    elif name == "digits_pipeline":
+        pixels = np.round(images[0] * (255 / 16)).astype(np.uint8)  # it takes what image files hold
+        session = onnxruntime.InferenceSession(MODELS / "digits_onnx" / "1" / "model.onnx")
+        scores = session.run(["SCORES"], {"IMAGE": pixels[None] * np.float32(16 / 255)})[0][0]
+        label = np.array([str(scores.argmax()).encode()], dtype=object)
+        return {"IMAGE": pixels}, {"LABEL": label, "PROBABILITIES": scores}
+    else:
+        raise AssertionError(f"no case for the example model {name}")
+    with torch.inference_mode():
+        return {"INPUT__0": images}, {"OUTPUT__0": module(torch.from_numpy(images)).numpy()}
+
+
+def asked(inputs, *, binary):
+    tensors = []
+    for name, array in inputs.items():
+        datatype = triton.InferInput(
+            name, array.shape, "BYTES" if array.dtype == object else _NAMES[array.dtype.str]
+        )
+        datatype.set_data_from_numpy(array, binary_data=binary)
+        tensors.append(datatype)
+    return tensors
+
+
+_NAMES = {"<f4": "FP32", "|u1": "UINT8"}
+
+
+def check(result, expected):
+    for name, array in expected.items():
+        found = result.as_numpy(name)
+        assert found.shape == array.shape
+        if array.dtype == object:
+            assert [_bytes(each) for each in found.ravel()] == list(array.ravel())
+        else:
+            np.testing.assert_allclose(found, array, rtol=1e-4, atol=1e-5)
+
+
+def _bytes(element):
+    return element.encode() if isinstance(element, str) else element
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
+def test_answers_equal_the_models_own(client, name, binary):
+    inputs, expected = a_case(name)
+    outputs = [triton.InferRequestedOutput(each, binary_data=binary) for each in expected]
+    check(client.infer(name, asked(inputs, binary=binary), outputs=outputs, request_id="r1"), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_compression_works_both_ways(client, name, coding):
+    inputs, expected = a_case(name)
+    result = client.infer(
+        name,
+        asked(inputs, binary=True),
+        request_compression_algorithm=coding,
+        response_compression_algorithm=coding,
+    )
+    check(result, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_asynchronous_requests_are_answered(client, name):
+    inputs, expected = a_case(name)
+    pending = [client.async_infer(name, asked(inputs, binary=True)) for _ in range(8)]
+    for each in pending:
+        check(each.get_result(timeout=60), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_metadata_config_readiness_and_statistics_are_told(client, name):
+    inputs, expected = a_case(name)
+    client.infer(name, asked(inputs, binary=True))
+    assert client.is_model_ready(name)
+    metadata = client.get_model_metadata(name)
+    assert metadata["name"] == name
+    assert {each["name"] for each in metadata["inputs"]} == set(inputs)
+    assert {each["name"] for each in metadata["outputs"]} == set(expected)
+    config = client.get_model_config(name)
+    assert config["name"] == name
+    (statistics,) = client.get_inference_statistics(name)["model_stats"]
+    assert statistics["inference_stats"]["success"]["count"] >= 1
+    assert statistics["inference_stats"]["fail"]["count"] == 0
+
+
+def test_the_server_is_live_ready_and_lists_its_models(client):
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.get_server_metadata()["name"] == "triton"
+    assert [(each["name"], each["state"]) for each in client.get_model_repository_index()] == [
+        (name, "READY") for name in NAMES
+    ]
+
+
+@pytest.mark.parametrize("name", ["digits_onnx", "digits_torchscript", "digits_pt2"])
+def test_classification_names_the_digit(client, name):
+    inputs, expected = a_case(name)
+    (output,) = expected
+    wanted = triton.InferRequestedOutput(output, class_count=3)
+    best = client.infer(name, asked(inputs, binary=True), outputs=[wanted]).as_numpy(output)[0][0]
+    score, index, label = best.decode().split(":")
+    assert int(index) == expected[output][0].argmax()
+    assert label == index
+    assert float(score) == pytest.approx(float(expected[output][0].max()), abs=1e-4)
+
+
+def test_errors_reach_the_client_with_tritons_texts(client):
+    with pytest.raises(InferenceServerException, match="Request for unknown model: 'nope' is not found"):
+        client.infer("nope", asked(a_case("add_sub")[0], binary=True))
+    inputs, _ = a_case("add_sub")
+    with pytest.raises(
+        InferenceServerException, match="expected 2 inputs but got 1 inputs for model 'add_sub'"
+    ):
+        client.infer("add_sub", asked({"INPUT0": inputs["INPUT0"]}, binary=True))
+
+
+@pytest.mark.parametrize("program", ["digits_tritonclient.py", "add_sub_tritonclient.py", "digits_curl.sh"])
+def test_the_example_clients_print_real_predictions(server, program):
+    path = ROOT / "examples" / "clients" / program
+    command = ["sh", path] if path.suffix == ".sh" else [sys.executable, path]
+    done = subprocess.run([*command, server], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "7" in done.stdout if "digits" in program else done.stdout
