@@ -7,11 +7,13 @@ the suspects and the instances in the model's state.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import trio
 
 from actors.messages.errors import ErrorCode, TritiumError
+from actors.messages.requests import InferRequest
 from actors.model import InstanceState, ModelState
 from actors.scheduling.batching import Dispatch, policy_for
 from actors.scheduling.queueing import RequestQueue
@@ -61,13 +63,12 @@ class Scheduler:
             chosen = self._next_instance()
             if chosen is None or chosen.worker is None:
                 break
-            decision = self._policy.decide(
-                queue.head(self._policy.max_rows), oldest=queue.oldest_enqueued, now=now
-            )
+            candidates = queue.head(self._policy.max_rows)
+            decision = self._policy.decide(candidates, oldest=queue.oldest_enqueued, now=now)
             if not isinstance(decision, Dispatch):
                 wake_at = decision.until
                 break
-            requests = queue.take(_affordable(queue, decision.requests))
+            requests = queue.take(_affordable(candidates[: decision.requests]))
             if requests:
                 state.dispatch(chosen.worker, requests)
                 self._served(chosen)
@@ -82,7 +83,8 @@ class Scheduler:
         """Give instances with suspects the next group, alone, with nothing prefetched behind it."""
         for instance in self._state.instances:
             worker = instance.worker
-            if len(instance.suspects) and worker is not None and worker.idle and worker.has_room:
+            if instance.hunting and worker is not None and worker.idle and worker.has_room:
+                instance.suspects.outcome_ok()  # of a group that could not even be handed over
                 suspects = instance.suspects.next()
                 if suspects:
                     self._state.dispatch(worker, suspects, alone=True)
@@ -105,16 +107,14 @@ class Scheduler:
             self._order.append(instance)
 
 
-def _affordable(queue: RequestQueue, count: int) -> int:
-    """Return how many of the first `count` requests may be copied in one go, at least one."""
-    if count == 1 or queue.nbytes <= BATCH_BYTES:
-        return count
+def _affordable(requests: Sequence[InferRequest]) -> int:
+    """Return how many of the first `requests` may be copied in one go, at least one."""
     total = 0
-    for taken, request in enumerate(queue.head(count)[:count]):
+    for taken, request in enumerate(requests):
         total += request.nbytes
         if total > BATCH_BYTES:
             return max(1, taken)
-    return count
+    return len(requests)
 
 
 def _failure_reason(error: TritiumError) -> FailureReason:

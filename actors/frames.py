@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_FRAME: Final = 64 * 1024
 MAX_DIMS: Final = 64
+MAX_SPILLED: Final = 16 * 1024 * 1024  # of a result: names, shapes, parameters and error texts, never tensors
 
 LOAD: Final = 1
 SEGMENT: Final = 2
@@ -42,8 +43,8 @@ ROOM: Final = 19
 LOG: Final = 20
 SPILLED: Final = 32
 
-_EXECUTE = struct.Struct("<BBHHHIQ")  # kind, inputs, slot, requests, zero, metadata length, batch id
-_INPUT = struct.Struct("<BBHQQ")  # declared index, dims, flags, offset, nbytes
+_EXECUTE = struct.Struct("<BBHHHIQ")  # kind, zero, slot, requests, inputs, metadata length, batch id
+_INPUT = struct.Struct("<HBBQQ")  # declared index, dims, flags, offset, nbytes
 _RESULT = struct.Struct(
     "<BBHHHQQQQ"
 )  # kind, layout, slot, requests, outputs, batch id, three durations in ns
@@ -52,6 +53,8 @@ _ANSWER = struct.Struct("<BBHI")  # status (0 or an error's number), zero, outpu
 _SEGMENT = struct.Struct("<BBHQ")  # kind, side, slot, size
 _ROOM = struct.Struct("<BBHQQ")  # kind, zero, slot, batch id, nbytes
 _SPILLED = struct.Struct("<BBHQQ")  # kind, side, slot, offset, nbytes
+
+_LARGEST_ARRAY: Final = 2**60  # elements; times the size of one, they still fit numpy's 63 bits
 
 _STACKED: Final = 0
 _EACH: Final = 1
@@ -141,7 +144,7 @@ class Execute:
         requests = len(self.rows)
         metadata = b"" if self.metadata is None else json.dumps(self.metadata, separators=(",", ":")).encode()
         parts = [
-            _EXECUTE.pack(EXECUTE, len(self.inputs), self.slot, requests, 0, len(metadata), self.batch_id),
+            _EXECUTE.pack(EXECUTE, 0, self.slot, requests, len(self.inputs), len(metadata), self.batch_id),
             struct.pack(f"<{requests}I", *self.rows),
         ]
         for placed in self.inputs:
@@ -160,7 +163,7 @@ class Execute:
     def decode(cls, frame: Buffer) -> Execute:
         """Return what `encode` packed. Raises FrameError."""
         try:
-            _, inputs, slot, requests, _, metadata_length, batch_id = _EXECUTE.unpack_from(frame)
+            _, _, slot, requests, inputs, metadata_length, batch_id = _EXECUTE.unpack_from(frame)
             at = _EXECUTE.size
             rows = struct.unpack_from(f"<{requests}I", frame, at)
             at += 4 * requests
@@ -180,7 +183,7 @@ class Execute:
                         GatheredInput(index, struct.unpack_from(f"<{dims}q", frame, at), offset, nbytes)
                     )
                     at += 8 * dims
-            metadata = json.loads(bytes(frame[at : at + metadata_length])) if metadata_length else None
+            metadata = _from_json(frame[at : at + metadata_length]) if metadata_length else None
         except (struct.error, ValueError) as error:
             raise FrameError(f"bad execute frame: {error}") from error
         return cls(batch_id, slot, rows, gathered, metadata)
@@ -309,7 +312,7 @@ def _decode_outputs(frame: Buffer, at: int, count: int, requests: int) -> tuple[
             raise FrameError(f"output {name!r} has datatype {number} and {dims} dims")
         shape = struct.unpack_from(f"<{dims}q", frame, at)
         at += 8 * dims
-        if shape and min(shape) < 0:
+        if not _is_array_shape(shape):
             raise FrameError(f"output {name!r} has shape {list(shape)}")
         sizes = None
         if has_sizes:
@@ -342,10 +345,42 @@ def _decode_answer(frame: Buffer, at: int) -> tuple[Answer, int]:
         if code is None:
             raise FrameError(f"an answer has the unknown status {status}")
         return Answer(code=code, message=text.decode(errors="replace")), at
-    parameters = json.loads(text) if text else None
+    parameters = _from_json(text) if text else None
     if parameters is not None and not isinstance(parameters, dict):
         raise FrameError("response parameters are not an object")
+    check_parameters(parameters or {})
     return Answer(placed, parameters), at
+
+
+def _is_array_shape(shape: Sequence[int]) -> bool:
+    """Whether an array can have this shape; its elements are counted without the zeros, as numpy does."""
+    count = 1
+    for dim in shape:
+        if dim < 0:
+            return False
+        count *= dim or 1
+    return count < _LARGEST_ARRAY
+
+
+def check_parameters(parameters: Mapping[str, Parameter]) -> None:
+    """Raise ValueError where response parameters hold what no frontend can write: only finished scalars travel."""
+    for key, value in parameters.items():
+        key.encode()
+        if isinstance(value, str):
+            value.encode()  # a lone surrogate is a UnicodeEncodeError, and so a ValueError
+        elif isinstance(value, int):
+            if not -(2**63) <= value < 2**63:
+                raise ValueError(f"response parameter {key!r} does not fit into 64 bits")
+        elif not isinstance(value, float):
+            raise ValueError(f"response parameter {key!r} is of type {type(value).__name__}")
+
+
+def _from_json(data: Buffer) -> Any:
+    """Return a JSON value. Raises ValueError, for one that nests too deeply as well."""
+    try:
+        return json.loads(bytes(data))
+    except RecursionError:
+        raise ValueError("JSON that nests too deeply") from None
 
 
 def encode_json(kind: int, body: Mapping[str, Any]) -> bytes:
@@ -356,7 +391,7 @@ def encode_json(kind: int, body: Mapping[str, Any]) -> bytes:
 def decode_json(frame: Buffer) -> dict[str, Any]:
     """Return a cold frame's body. Raises FrameError where it is not a JSON object."""
     try:
-        body = json.loads(bytes(frame[1:]))
+        body = _from_json(frame[1:])
     except ValueError as error:
         raise FrameError(f"frame of kind {frame[0]} is no JSON: {error}") from error
     if not isinstance(body, dict):

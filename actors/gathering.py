@@ -10,7 +10,7 @@ from actors.frames import Answer, FrameError, GatheredInput, Placed, Result
 from actors.messages.datatypes import DataType
 from actors.messages.errors import InvalidArgument
 from actors.messages.requests import InferRequest
-from actors.messages.tensors import Tensor, packed_row_bounds
+from actors.messages.tensors import Tensor, element_count, packed_row_bounds
 from actors.specs import InputSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Scatter:
 
     def _cuts(self, placed: Placed, requests: Sequence[InferRequest]) -> list[int]:
         bounds = [0]
-        if placed.sizes is not None:
+        if placed.sizes is not None and placed.datatype is DataType.BYTES:
             for size in placed.sizes:
                 bounds.append(bounds[-1] + size)
             return bounds
@@ -216,7 +216,8 @@ class Scatter:
         lead = 1 if self._spec.batches else 0
         if len(shape) - lead != len(reshape):
             return shape  # the model gave another rank than configured; show what it is
-        return reshaped(shape, reshape, dims, batches=self._spec.batches)
+        client = reshaped(shape, reshape, dims, batches=self._spec.batches)
+        return client if element_count(client) == element_count(shape) else shape
 
 
 def _all_outputs(result: Result) -> Iterable[Placed]:
@@ -228,11 +229,8 @@ def _all_outputs(result: Result) -> Iterable[Placed]:
 def _checked_bytes(data: Buffer, name: str, shape: Sequence[int]) -> bytes:
     """Return a private copy of packed elements, known to be well-formed: a worker may scribble on the original."""
     private = bytes(data)
-    count = 1
-    for dim in shape:
-        count *= dim
     try:
-        packed_row_bounds(private, name, 1, count)
+        packed_row_bounds(private, name, 1, element_count(shape))
     except InvalidArgument as error:
         raise FrameError(f"a worker sent a malformed output: {error.message}") from error
     return private

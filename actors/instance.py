@@ -65,6 +65,10 @@ class Launched(Protocol):
     def abandoned(self) -> bool:
         """Whether it was given up and runs on: a hung thread, which nothing can end."""
 
+    @property
+    def suspended(self) -> bool:
+        """Whether somebody has stopped it by a signal, so that it is not working however long it takes."""
+
     def terminate(self) -> None:
         """Ask it to end, by SIGTERM."""
 
@@ -197,7 +201,7 @@ class InstanceActor:
             now = trio.current_time()
             self._culprit = worker.overdue(now - limit)
             if self._culprit is not None:
-                self._condemn(launched, Hang(limit))
+                self._condemn(launched, Hang(limit, suspended=launched.suspended))
                 return
             await trio.sleep_until(min(worker.oldest_began_at(), now) + limit)
 

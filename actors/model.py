@@ -16,7 +16,7 @@ import trio
 
 from actors.frames import Result
 from actors.gathering import Cut
-from actors.messages.errors import Cancelled, Poisoned, TritiumError, Unavailable
+from actors.messages.errors import Cancelled, DeadlineExceeded, Poisoned, TritiumError, Unavailable
 from actors.messages.requests import InferRequest, InferResponse, Parameter
 from actors.messages.tensors import Tensor
 from actors.scheduling.ordering import ReorderBuffer
@@ -53,6 +53,21 @@ class StatusObserver(Protocol):
 
     def __call__(self, state: ModelState) -> None:
         """`state.status` and `state.reason` are new."""
+
+
+class _Place:
+    """A caller's place in the line for room in the queue."""
+
+    __slots__ = ("called", "refusal")
+
+    def __init__(self) -> None:
+        self.called = trio.Event()  # look again: there may be room, or a refusal
+        self.refusal: TritiumError | None = None
+
+    def refuse(self, error: TritiumError) -> None:
+        """End the wait with `error`."""
+        self.refusal = error
+        self.called.set()
 
 
 class InstanceState:
@@ -101,7 +116,7 @@ class ModelState:
         self._validate = Validator(spec)
         self._on_status = on_status
         self._wall_clock = wall_clock
-        self._waiting: OrderedDict[InferRequest, trio.Event] = OrderedDict()
+        self._waiting: OrderedDict[InferRequest, _Place] = OrderedDict()
         self._ring, self.doorbell = trio.open_memory_channel[None](1)
         self._rung = False
         self._drained = trio.Event()
@@ -136,10 +151,10 @@ class ModelState:
         if instance.started_once:
             instance.restarts += 1
             self.statistics.restarts += 1
-        instance.worker, instance.exhausted, instance.started_once = worker, False, True
-        if self.status is Status.UNAVAILABLE or (
-            self.status is Status.LOADING and all(each.started_once for each in self.instances)
-        ):
+        instance.worker, instance.started_once = worker, True
+        if self.status in (Status.LOADING, Status.UNAVAILABLE) and all(
+            each.started_once for each in self.instances
+        ):  # so not after a failed load, which is final even where a sibling's comes to an end after it
             self.become(Status.READY)
         self.ring()
 
@@ -154,8 +169,9 @@ class ModelState:
         error = Unavailable(f"instance '{instance.spec.name}' keeps dying: {instance.last_reason}")
         for request in instance.suspects.drain():
             self.fail(request, error, FailureReason.OTHER)
-        if self.status is Status.READY and all(each.exhausted for each in self.instances):
-            self.become(Status.UNAVAILABLE, f"Unavailable: all instances keep dying: {instance.last_reason}")
+        if all(each.exhausted for each in self.instances):
+            if self.status is Status.READY:
+                self.become(Status.UNAVAILABLE, f"Unavailable: all instances keep dying: {instance.last_reason}")
             self.fail_queued(Unavailable(f"model '{self.spec.name}' is unavailable: {instance.last_reason}"))
 
     # -- requests in ---------------------------------------------------------------------------------------------
@@ -176,8 +192,6 @@ class ModelState:
             enqueued_at = trio.current_time()
         self.queue.push(request, enqueued_at)
         self.in_flight.add(request)
-        if self._waiting:
-            self._let_in()
         self.ring()
 
     def _check_accepting(self, request: InferRequest) -> None:
@@ -190,38 +204,41 @@ class ModelState:
         )
 
     async def _wait_for_room(self, request: InferRequest) -> None:
-        event = self._waiting[request] = trio.Event()
+        place = self._waiting[request] = _Place()
         try:
             while True:
-                await event.wait()
-                if request.cancelled:
-                    raise Cancelled("")
-                if self.status is Status.UNAVAILABLE:
-                    self._check_accepting(request)
+                with trio.move_on_at(request.deadline):
+                    await place.called.wait()
+                if place.refusal is not None:
+                    raise place.refusal
+                if not place.called.is_set():
+                    raise DeadlineExceeded(
+                        f"{request.prefix}the request's own deadline passed while it waited for room in the queue of model "
+                        f"'{self.spec.name}'"
+                    )
                 if self.queue.admits(request):
                     return
-                event = self._waiting[request] = trio.Event()
-                self._waiting.move_to_end(request, last=False)
+                place.called = trio.Event()
         finally:
-            self._waiting.pop(request, None)
+            del self._waiting[request]
+            self._let_in()  # it runs after us: whether we came in or went away, there may be room for the next
             self._drained.set()  # those who wait look again
 
     def _let_in(self) -> None:
-        """Wake the caller that has waited longest for room in the queue; once in, it wakes the next."""
+        """Have the caller that has waited longest for room in the queue look again; having left, it calls the next."""
         if self._waiting:
-            next(iter(self._waiting.values())).set()
+            next(iter(self._waiting.values())).called.set()
 
     def cancel(self, request: InferRequest) -> None:
         """The client left. See `actors.interfaces.ServedModel.cancel`."""
         request.cancelled = True
-        waiting = self._waiting.get(request)
-        if waiting is not None:
-            waiting.set()
+        place = self._waiting.get(request)
+        if place is not None:
+            place.refuse(Cancelled(""))
         elif request in self.in_flight:
             suspects = (instance.suspects for instance in self.instances)
             if self.queue.remove(request) or any(each.remove(request) for each in suspects):
                 self.fail(request, Cancelled(""), FailureReason.CANCELED)
-                self._let_in()
                 return
             for instance in self.instances:
                 if instance.worker is not None:
@@ -245,12 +262,23 @@ class ModelState:
                 return  # it was woken by receiving it
 
     def dispatch(self, worker: LiveWorker, requests: Sequence[InferRequest], *, alone: bool = False) -> None:
-        """Hand a batch to an instance with room."""
-        if self._ordering is not None:
-            for request in requests:
-                self._ordering.ticket(request)
-        worker.dispatch(requests, now=trio.current_time(), alone=alone)
-        self._let_in()
+        """Hand a batch to an instance with room. Where that fails its requests are answered, and nobody else's."""
+        try:
+            worker.dispatch(requests, now=trio.current_time(), alone=alone)
+        except (OSError, MemoryError) as error:
+            self._fail_batch(requests, f"no memory to run a batch of model '{self.spec.name}': {error}")
+        except BaseException:
+            self._fail_batch(requests, f"a batch of model '{self.spec.name}' could not be handed to its instance")
+            raise
+        else:
+            if self._ordering is not None:
+                for request in requests:
+                    self._ordering.ticket(request)
+            self._let_in()
+
+    def _fail_batch(self, requests: Sequence[InferRequest], why: str) -> None:
+        for request in requests:
+            self.fail(request, Unavailable(request.prefix + why), FailureReason.OTHER)
 
     # -- answers out ---------------------------------------------------------------------------------------------
 
@@ -258,7 +286,10 @@ class ModelState:
         """Answer the requests of a finished batch. `borrowed` outputs take a lease of the slot for each response."""
         now = trio.current_time()
         spec, statistics = self.spec, self.statistics
-        input_ns, infer_ns, output_ns = result.input_ns, result.infer_ns, result.output_ns
+        # A worker's clock is believed as far as it can be true: nothing took longer than the oldest request has existed.
+        limit = int((now - min(request.accepted_at for request in batch.requests)) * 1e9)
+        input_ns, infer_ns = min(result.input_ns, limit), min(result.infer_ns, limit)
+        output_ns = min(result.output_ns, limit)
         compute_ns = input_ns + infer_ns + output_ns
         rows = 0
         for request, outputs, answer in answers:
@@ -304,12 +335,14 @@ class ModelState:
             return
         request.answered = True
         self.in_flight.discard(request)
-        if self._ordering is None:
+        if self._ordering is None or request not in self._ordering:  # one that never ran keeps nobody waiting
             request.reply.put(part, final=True)
         else:
             for member, answer in self._ordering.release(self._ordering.ticket(request), part):
                 member.reply.put(answer, final=True)
-        if not self.in_flight:
+        if self._waiting:
+            self._let_in()  # it may have left the queue by this
+        elif not self.in_flight:
             self._drained.set()
 
     # -- deaths and ends -----------------------------------------------------------------------------------------
@@ -330,27 +363,31 @@ class ModelState:
         self.queue.push_front(aftermath.requeue)
         self.statistics.retried += sum(1 for request in aftermath.requeue if request.attempts)
         self.statistics.retried += sum(map(len, aftermath.suspects))
+        if aftermath.suspects:
+            instance.exhausted = False  # it is the request that is looked for, and the instance goes on
+        elif instance.exhausted:
+            self.instance_exhausted(instance)  # its trial ended as its lives before
         self.ring()
 
     def fail_queued(self, error: TritiumError) -> None:
         """Answer everything that waits with `error`."""
         for request in self.queue.drain():
             self.fail(request, error, FailureReason.OTHER)
-        for waiting in self._waiting.values():
-            waiting.set()
+        for place in self._waiting.values():
+            place.refuse(error)
 
     async def wait_drained(self) -> None:
         """Wait until every accepted request has been answered."""
         while self.in_flight or self._waiting:
-            self._drained = trio.Event()
+            if self._drained.is_set():
+                self._drained = trio.Event()
             await self._drained.wait()
 
     def close(self) -> None:
         """The subtree has ended. What is unanswered now was dropped by a bug or by a deadline: say so to its clients."""
+        self.fail_queued(Unavailable(STOPPING))
         for request in list(self.in_flight):
             self.fail(request, Unavailable(request.prefix + STOPPING), FailureReason.OTHER)
-        for waiting in self._waiting.values():
-            waiting.set()
 
 
 def _parameters(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from array import array
@@ -30,6 +31,7 @@ class Pipe:
         """Send a packet now, or as soon as the worker has read enough; packets keep their order.
 
         Errors are left to the receiving side, which sees the same broken connection: a dying worker's packets are lost.
+        Where it is only this packet that the system refused, the connection is broken off, or the worker would wait for it.
         The descriptors must stay open until the packet has left; `flush` takes copies where it had to wait.
         """
         if self.closed:
@@ -40,6 +42,7 @@ class Pipe:
             except BlockingIOError:
                 pass
             except OSError:
+                self._break_off()
                 return
             else:
                 return
@@ -68,10 +71,20 @@ class Pipe:
                     await trio.lowlevel.wait_writable(self._sock)
                     continue
                 except OSError:
-                    self._drop_backlog()
+                    self._break_off()
                     break
                 self._backlog.popleft()
                 _close_all(descriptors)
+
+    @property
+    def backlog(self) -> int:
+        """How many packets the worker must still read before there is room for another."""
+        return len(self._backlog)
+
+    def _break_off(self) -> None:
+        self._drop_backlog()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def _drop_backlog(self) -> None:
         while self._backlog:

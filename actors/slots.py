@@ -26,12 +26,13 @@ class Slot:
         self._used = False  # since the last trim
         self.segments = [Segment.create(segment_size(0)), Segment.create(segment_size(0))]
         for side in (INPUT, OUTPUT):
-            self._hand_over(side)
+            self._hand_over(side, self.segments[side])
 
-    def _hand_over(self, side: int) -> None:
-        segment = self.segments[side]
-        self._send(self.index, side, segment)
-        segment.close_fd()
+    def _hand_over(self, side: int, segment: Segment) -> None:
+        try:
+            self._send(self.index, side, segment)
+        finally:
+            segment.close_fd()
 
     def lease(self) -> None:
         """Take one more lease."""
@@ -50,8 +51,9 @@ class Slot:
         Only for the holder of the single lease: nobody else may view what is replaced.
         """
         if self.segments[side].size < nbytes:
-            self.segments[side] = Segment.create(segment_size(nbytes))
-            self._hand_over(side)
+            segment = Segment.create(segment_size(nbytes))
+            self._hand_over(side, segment)
+            self.segments[side] = segment
 
     def trim(self) -> None:
         """Give an idle slot's large segments back to the kernel, if it was used since the last call: wait one turn."""

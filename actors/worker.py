@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from actors import frames
 from actors.arena import INPUT, MAX_CANCELLABLE, OUTPUT, ControlPage, Segment
@@ -23,6 +23,8 @@ from actors.specs import InstanceSpec, ModelSpec
 
 SPARE_SLOTS: Final = 2
 """Slots beyond what may execute or be prefetched, so that responses which are being sent don't hold up the next batch."""
+
+LOG_LEVELS: Final = frozenset({"info", "warning", "error", "verbose"})
 
 _LARGEST_OUTPUT: Final = 64 * 1024 * 1024 * 1024
 
@@ -121,33 +123,47 @@ class LiveWorker:
         return not self.outstanding
 
     @property
+    def waiting(self) -> int:
+        """How many of its requests wait behind those that execute."""
+        return sum(len(each.requests) for each in self.outstanding.values() if each.began_at == math.inf)
+
+    @property
     def has_room(self) -> bool:
         """Whether another batch may be dispatched."""
         return len(self.outstanding) < self._capacity and bool(self._free)
 
     def dispatch(self, requests: Sequence[InferRequest], *, now: float, alone: bool = False) -> InFlight:
-        """Gather a batch into a free slot and send it off. Requires `has_room`."""
+        """Gather a batch into a free slot and send it off. Requires `has_room`.
+
+        Raises OSError where the system has no memory or descriptor for a segment; then nothing has happened.
+        """
         slot = self._free.pop()
         slot.lease()
-        gather = Gather(requests, self._spec)
-        slot.make_room(INPUT, gather.nbytes)
-        gather.copy_into(slot.segments[INPUT].view)
-        self._control.clear(slot.index, len(requests))
         begins = now if len(self.outstanding) < self._lanes else math.inf
         batch = InFlight(self._next_id, requests, slot, alone=alone, began_at=begins)
+        try:
+            self._send(batch)
+        except BaseException:
+            slot.release()
+            raise
         self._next_id += 1
-        told = [default_metadata(request, self._spec) for request in requests]
+        self.outstanding[batch.id] = batch
         for request in requests:
             request.attempts += 1
+        return batch
+
+    def _send(self, batch: InFlight) -> None:
+        slot, requests = batch.slot, batch.requests
+        gather = Gather(requests, self._spec)
+        used = gather.nbytes
+        slot.make_room(INPUT, used)
+        gather.copy_into(slot.segments[INPUT].view)
+        self._control.clear(slot.index, len(requests))
+        told = [default_metadata(request, self._spec) for request in requests]
         rows = [request.rows for request in requests]
         packet = frames.Execute(
             batch.id, slot.index, rows, gather.inputs, told if any(told) else None
         ).encode()
-        self.outstanding[batch.id] = batch
-        self._send(packet, slot, gather.nbytes)
-        return batch
-
-    def _send(self, packet: bytes, slot: Slot, used: int) -> None:
         if len(packet) > frames.MAX_FRAME:
             # The inputs are in place already, and a new generation would lose them; so they are moved along.
             old = slot.segments[INPUT]
@@ -231,22 +247,30 @@ class LiveWorker:
 
     def _on_load_failed(self, packet: bytes) -> None:
         body = frames.decode_json(packet)
-        self._events.load_failed(str(body.get("message", "")), str(body.get("traceback", "")))
+        self._events.load_failed(_text(body, "message"), _text(body, "traceback"))
 
     def _on_log(self, packet: bytes) -> None:
         body = frames.decode_json(packet)
-        self._events.logged(str(body.get("level", "info")), str(body.get("message", "")))
+        level = _text(body, "level")
+        if level not in LOG_LEVELS:
+            raise FrameError(f"a worker logs at level {level!r}")
+        self._events.logged(level, _text(body, "message"))
 
     def _on_room(self, packet: bytes) -> None:
         slot, batch_id, nbytes = frames.decode_room(packet)
         batch = self.outstanding.get(batch_id)
         if batch is None or batch.slot.index != slot or nbytes > _LARGEST_OUTPUT:
             raise FrameError(f"a worker asks for {nbytes} bytes in slot {slot} for batch {batch_id}")
-        batch.slot.make_room(OUTPUT, nbytes)
+        if self.pipe.backlog > self._slot_count:  # a worker waits for room, and reads meanwhile
+            raise FrameError("a worker asks for room again and again and never reads the answer")
+        try:
+            batch.slot.make_room(OUTPUT, nbytes)
+        except OSError as error:
+            raise FrameError(f"a worker asks for {nbytes} bytes: {error.strerror}") from error
 
     def _on_spilled(self, packet: bytes) -> None:
         slot, side, offset, nbytes = frames.decode_spilled(packet)
-        if slot >= len(self._slots) or side != OUTPUT or not nbytes:
+        if slot >= len(self._slots) or side != OUTPUT or not 0 < nbytes <= frames.MAX_SPILLED:
             raise FrameError(f"a worker spilled {nbytes} bytes into slot {slot}, side {side}")
         view = self._slots[slot].segments[OUTPUT].view
         if offset + nbytes > len(view):
@@ -255,3 +279,11 @@ class LiveWorker:
         if inner[0] != frames.RESULT:
             raise FrameError(f"a worker spilled a frame of kind {inner[0]}")
         self._on_result(inner)
+
+
+def _text(body: dict[str, Any], key: str) -> str:
+    """Return a string of a cold frame, in characters that any log or document can hold. Raises FrameError."""
+    value = body.get(key, "")
+    if not isinstance(value, str):
+        raise FrameError(f"a worker's {key!r} is of type {type(value).__name__}")
+    return value.encode(errors="replace").decode()

@@ -188,6 +188,15 @@ class ProcessWorker:
         """Never: SIGKILL works."""
         return False
 
+    @property
+    def suspended(self) -> bool:
+        """Whether SIGSTOP or its like has stopped it, by the state in /proc/<pid>/stat."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False  # it has just exited, or /proc is not for us to see
+        return stat.rpartition(")")[2].split()[0] in {"T", "t"}
+
     async def wait(self) -> DeathReason:
         """Wait for the exit, reap, and tell how it ended."""
         if self._process.returncode is None:
@@ -275,3 +284,8 @@ class ThreadWorker:
     def abandoned(self) -> bool:
         """Whether its thread is still running though it has been given up."""
         return self._ended.is_set() and self._thread.is_alive()
+
+    @property
+    def suspended(self) -> bool:
+        """Never: the server would be stopped as well."""
+        return False

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import resource
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -15,6 +13,7 @@ from actors.messages.events import Event
 from engine.cli.startup import startup_table
 from engine.frontends import AddressInUse
 from engine.observability.logs import LogSink, configure_logging, open_sink
+from engine.process import allow_many_files, settle_garbage_collection
 from engine.settings import Settings, SettingsError
 from engine.tree import Log, RunningServer, ServerFailed, open_server
 
@@ -27,7 +26,7 @@ def run(settings: Settings) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 1
     configure_logging(settings.log, sink)
-    _allow_many_files()
+    allow_many_files()
     try:
         status = trio.run(_serve, settings, sink)
     except* (AddressInUse, ServerFailed) as group:
@@ -61,7 +60,7 @@ async def _serve(settings: Settings, sink: LogSink) -> int:
 async def _report_start(running: RunningServer, told: trio.Event, log: Log) -> None:
     await running.wait_loaded()
     await trio.to_thread.run_sync(startup_table, running.router.index(), running.settings.options())
-    _settle_garbage_collection()
+    settle_garbage_collection()
     if running.router.all_ready() or not running.settings.exit_on_error:
         log(Event.SERVER_READY, models=sum(1 for _ in running.router.states()))
         return
@@ -103,22 +102,6 @@ async def _drain(running: RunningServer, signals: AsyncIterator[int], sink: LogS
         sink.close()
         os._exit(1)  # workers are killed by the kernel as their parent goes
     return 1 if running.failures else 0
-
-
-def _settle_garbage_collection() -> None:
-    """Leave what start-up made out of future collections: a full one would stop the loop for tens of milliseconds.
-
-    Requests make few cycles, so collecting more seldom costs little memory.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-
-
-def _allow_many_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -164,7 +164,8 @@ class ModelSubtrees:
             if not state.load_finished.is_set():
                 continue
             depth = len(state.queue)
-            state.statistics.pending = depth + sum(len(each.suspects) for each in state.instances)
+            held = sum(each.worker.waiting for each in state.instances if each.worker is not None)
+            state.statistics.pending = depth + held + sum(len(each.suspects) for each in state.instances)
             yield ModelSample(
                 name=state.spec.name,
                 version=state.spec.version,

@@ -30,6 +30,10 @@ class ReorderBuffer(Generic[Answer]):
         """How many tickets are out: requests whose answer has not been delivered."""
         return len(self._waiting)
 
+    def __contains__(self, request: InferRequest) -> bool:
+        """Whether the request has a ticket: it was dispatched, and its answer has not been delivered."""
+        return request in self._tickets
+
     @property
     def held(self) -> int:
         """How many answers wait for an earlier one."""

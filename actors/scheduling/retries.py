@@ -111,13 +111,23 @@ class Oom(_Death):
 
 @dataclass(frozen=True, slots=True)
 class Hang(_Death):
-    """Killed by Tritium: a batch was not done within `limit` seconds."""
+    """Killed by Tritium: a batch was not done within `limit` seconds.
+
+    `suspended` says that the process was stopped by a signal such as SIGSTOP, which is nothing that a request does.
+    """
 
     kind = "hang"
     limit: float
+    suspended: bool = False
+
+    @property
+    def blames_request(self) -> bool:
+        """Whether the process was running, and so the model at work."""
+        return not self.suspended
 
     def __str__(self) -> str:
-        return f"a hang: not done within {self.limit:g} s"
+        why = "stopped by a signal, and " if self.suspended else ""
+        return f"a hang: {why}not done within {self.limit:g} s"
 
 
 @dataclass(frozen=True, slots=True)

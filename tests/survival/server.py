@@ -179,6 +179,11 @@ class ServerProcess:
                 assert self.status is None, self.stderr
                 await trio.sleep(0.02)
 
+    async def wait_loaded(self) -> None:
+        """Wait until every model is ready or has failed, whether or not that makes the server ready."""
+        await self.wait_ports()
+        await until(lambda: bool(self.logged("server_ready")))
+
     async def wait_ended(self) -> int:
         """Wait until it has exited; return the exit status."""
         await until(lambda: self.status is not None)

@@ -1,0 +1,145 @@
+"""The ASGI application: `hypercorn engine.asgi`, on asyncio, or with `-k trio`.
+
+Configuration comes from `TRITIUM_*` variables, one for each flag of `tritium serve`. The lifespan starts the tree, with its
+metrics port, and drains it at the end; HTTP connections are the ASGI server's. See `engine.hosting`.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251  # hypercorn's default worker is asyncio; this module and no other meets it
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import sniffio
+
+from engine.hosting import Answer, HostedTree, OwnLoop, SameLoop, StartupFailed
+
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class Application:
+    """Serves the models that the environment names, under any ASGI server on trio or asyncio."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._host: _OnTrio | _OnAsyncio | None = None
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one lifespan or one HTTP request."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            if self._host is None:
+                raise RuntimeError("Tritium needs the ASGI lifespan: start the server with it switched on")
+            await self._host.handle(scope, receive, send)
+        else:
+            await receive()
+            await send({"type": f"{scope['type']}.close"})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        tree = HostedTree(self._environ)
+        host = _OnTrio(tree) if sniffio.current_async_library() == "trio" else _OnAsyncio(tree)
+        try:
+            await host.start()
+        except StartupFailed as error:
+            sys.stderr.write(f"error: {error}\n")
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        self._host = host
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await host.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+        tree.end_process()
+
+
+class _OnTrio(SameLoop):
+    """The tree lives in the server's own loop."""
+
+
+class _OnAsyncio:
+    """The tree lives on a thread of its own, and requests cross over."""
+
+    def __init__(self, tree: HostedTree) -> None:
+        self._own = OwnLoop(tree)
+        self._ended = asyncio.Event()
+
+    async def start(self) -> None:
+        """Start the tree; returns when it stands. Raises StartupFailed."""
+        loop = asyncio.get_running_loop()
+        standing: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: BaseException | None) -> None:
+            if standing.done():
+                return
+            if error is None:
+                standing.set_result(None)
+            else:
+                standing.set_exception(error)
+
+        self._own.start(
+            lambda error: loop.call_soon_threadsafe(settle, error),
+            lambda: loop.call_soon_threadsafe(self._ended.set),
+        )
+        await standing
+
+    async def stop(self) -> None:
+        """Drain and end the tree."""
+        self._own.stop()
+        await self._ended.wait()
+
+    async def handle(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request; a client that leaves has its inference cancelled."""
+        body = await _whole_body(receive)
+        if body is None:
+            return
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Answer | None] = loop.create_future()
+
+        def settle(answer: Answer | None) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        crossing = self._own.exchange(scope, body, lambda answer: loop.call_soon_threadsafe(settle, answer))
+        gone = asyncio.ensure_future(
+            _disconnect(receive)
+        )  # there is nothing left to receive but the disconnect
+        try:
+            await asyncio.wait([answered, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not answered.done():
+                crossing.leave()
+            answer = await answered
+        except asyncio.CancelledError:
+            crossing.leave()
+            raise
+        finally:
+            gone.cancel()
+        if answer is not None:
+            status, headers, content = answer
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": content})
+
+
+async def _whole_body(receive: Receive) -> bytes | None:
+    """Return the request's body, or None where the client left before its end."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+app = Application(os.environ)

@@ -1,0 +1,288 @@
+"""The tree under a foreign server: started and stopped by an ASGI lifespan, whichever event loop that runs on.
+
+On trio the tree runs in a system task of the same loop. On asyncio it runs in a trio loop on a thread of its own, and each
+request crosses over and back. Either way the tree is nobody's child but the process's: if it gives up, the process drains
+and ends with a status that is not 0, instead of answering on without it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from multiprocessing import parent_process
+from typing import Any
+
+import outcome
+import trio
+
+from engine.frontends import AddressInUse
+from engine.observability.logs import LogSink, configure_logging, open_sink
+from engine.process import allow_many_files, settle_garbage_collection
+from engine.settings import Settings, SettingsError
+from engine.tree import RunningServer, ServerFailed, open_server
+
+Message = dict[str, Any]
+Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
+
+ONE_PROCESS = (
+    "Tritium was started in more than one worker process. One process serves all models and uses the other cores through "
+    "workers of its own: start hypercorn with --workers 1 (its default)"
+)
+
+
+class StartupFailed(Exception):
+    """The tree does not stand. The message is for the operator."""
+
+
+class HostedTree:
+    """A server tree without an HTTP listener of its own. `run` is to be run once, in a trio loop."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._stop = trio.Event()
+        self._lock: socket.socket | None = None
+        self._sink: LogSink | None = None
+        self.running: RunningServer | None = None
+        self.failure = ""  # why the tree ended, if nobody asked it to
+
+    def prepare(self) -> Settings:
+        """Read the settings and take what only one process may have. Raises StartupFailed."""
+        try:
+            settings = Settings.from_environ(self._environ)
+            self._sink = open_sink(settings.log)
+        except SettingsError as error:
+            raise StartupFailed(f"{error.message} {error.hint}".strip()) from error
+        self._lock = _only_process()
+        configure_logging(settings.log, self._sink)
+        allow_many_files()
+        return settings
+
+    async def run(self, settings: Settings, started: Callable[[], object]) -> None:
+        """Run the tree until `stop`, and call `started` once it stands. Raises StartupFailed where it does not."""
+        try:
+            async with open_server(settings, http=False, environ=self._environ) as running:
+                self.running = running
+                started()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._watch_loading, running)
+                    nursery.start_soon(self._watch_tree, running)
+                    await self._stop.wait()
+                    nursery.cancel_scope.cancel()
+                if not await running.drain():
+                    self.failure = self.failure or "Exit timeout expired. Exiting immediately."
+        except* (AddressInUse, ServerFailed) as group:
+            self.failure = "; ".join(map(str, _leaves(group)))
+        finally:
+            self._close()
+        if self.running is None:
+            raise StartupFailed(self.failure)
+
+    def _close(self) -> None:
+        if self._sink is not None:
+            self._sink.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def stop(self) -> None:
+        """Have `run` drain and return. On the tree's own thread."""
+        self._stop.set()
+
+    async def _watch_loading(self, running: RunningServer) -> None:
+        await running.wait_loaded()
+        settle_garbage_collection()
+        if running.settings.exit_on_error and not running.router.all_ready():
+            self._give_up("creating server: Internal - failed to load all models")
+
+    async def _watch_tree(self, running: RunningServer) -> None:
+        await running.wait_stopped()
+        self._give_up("the supervision tree gave up")
+
+    def _give_up(self, why: str) -> None:
+        """Have the foreign server shut down as if it had been told to; `end_process` then gives the status."""
+        self.failure = why
+        sys.stderr.write(f"error: {why}\n")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def end_process(self) -> None:
+        """At the end of the lifespan: make a failure the process's exit status, which the foreign server can't."""
+        if self.failure:
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def _only_process() -> socket.socket | None:
+    """Take the one place under a server that starts worker processes. Raises StartupFailed where it is taken."""
+    parent = parent_process()
+    if parent is None:
+        return None
+    lock = socket.socket(socket.AF_UNIX)
+    try:
+        lock.bind(f"\0tritium-under-{parent.pid}")
+    except OSError as error:
+        lock.close()
+        raise StartupFailed(ONE_PROCESS) from error
+    return lock
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
+
+
+class SameLoop:
+    """Hosts the tree in the trio loop that the foreign server runs on."""
+
+    def __init__(self, tree: HostedTree) -> None:
+        self._tree = tree
+        self._ended = trio.Event()
+
+    async def start(self) -> None:
+        """Start the tree; returns when it stands. Raises StartupFailed."""
+        settings = self._tree.prepare()
+        standing = trio.Event()
+        results: list[outcome.Outcome[None]] = []
+
+        async def run() -> None:
+            results.append(await outcome.acapture(self._tree.run, settings, standing.set))
+            standing.set()
+            self._ended.set()
+
+        trio.lowlevel.spawn_system_task(run)
+        await standing.wait()
+        if results:
+            results[0].unwrap()
+
+    async def stop(self) -> None:
+        """Drain and end the tree."""
+        self._tree.stop()
+        await self._ended.wait()
+
+    async def handle(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
+        """Answer one HTTP request."""
+        assert self._tree.running is not None
+        await self._tree.running.app(scope, receive, send)
+
+
+class OwnLoop:
+    """Hosts the tree in a trio loop on a thread of its own. Made and used from the foreign server's loop."""
+
+    def __init__(self, tree: HostedTree) -> None:
+        self._tree = tree
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._nursery: trio.Nursery | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, report: Callable[[BaseException | None], object], ended: Callable[[], object]) -> None:
+        """Start the thread. `report` is told, on it, that the tree stands or why not; `ended` that it has ended."""
+        settings = self._tree.prepare()
+
+        async def main() -> None:
+            async with trio.open_nursery() as self._nursery:
+                self._token = trio.lowlevel.current_trio_token()
+                try:
+                    await self._tree.run(settings, lambda: report(None))
+                finally:
+                    self._nursery.cancel_scope.cancel()
+
+        def thread() -> None:
+            try:
+                trio.run(main, strict_exception_groups=False)
+            except StartupFailed as error:
+                report(error)
+            finally:
+                ended()
+
+        self._thread = threading.Thread(target=thread, name="tritium", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Have the tree drain and end. From any thread."""
+        if self._token is not None:
+            try:
+                self._token.run_sync_soon(self._tree.stop)
+            except trio.RunFinishedError:
+                return
+
+    def exchange(self, scope: Message, body: bytes, done: Callable[[Answer | None], object]) -> Crossing:
+        """Have the tree answer a request. `done` is called on its thread, with None where nobody wants the answer."""
+        crossing = Crossing(self, scope, body, done)
+        self.soon(crossing.begin)
+        return crossing
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call `function` on the tree's thread, unless it has ended."""
+        assert self._token is not None
+        try:
+            self._token.run_sync_soon(function)
+        except trio.RunFinishedError:
+            return
+
+    def spawn(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Start a task on the tree's thread, from there."""
+        assert self._nursery is not None
+        self._nursery.start_soon(run)
+
+    async def app(self, scope: Message, receive: Any, send: Any) -> None:
+        """The application, for `Crossing`."""
+        assert self._tree.running is not None
+        await self._tree.running.app(scope, receive, send)
+
+
+class Crossing:
+    """One request that crossed over to the tree's thread. It is the `tritium.disconnect` hook of its request."""
+
+    def __init__(
+        self, loop: OwnLoop, scope: Message, body: bytes, done: Callable[[Answer | None], object]
+    ) -> None:
+        self._loop = loop
+        self._scope = {**scope, "extensions": {"tritium.response": {}, "tritium.disconnect": self}}
+        self._body: bytes | None = body
+        self._done = done
+        self._answer: Answer | None = None
+        self.disconnected = False
+        self.on_disconnect: Callable[[], None] | None = None
+
+    def begin(self) -> None:
+        """On the tree's thread: start answering."""
+        self._loop.spawn(self._run)
+
+    def leave(self) -> None:
+        """From any thread: the client has gone."""
+        self._loop.soon(self._left)
+
+    def _left(self) -> None:
+        self.disconnected = True
+        if self.on_disconnect is not None:
+            self.on_disconnect()
+
+    async def _run(self) -> None:
+        try:
+            await self._loop.app(self._scope, self._receive, self._send)
+        except Exception as error:  # noqa: BLE001  # the outer edge: one request's crash is answered, and no more
+            sys.stderr.write(f"error: a request failed: {error!r}\n")
+            self._answer = (
+                500,
+                [(b"content-type", b"application/json")],
+                b'{"error":"internal server error"}',
+            )
+        finally:
+            self._done(self._answer)
+
+    async def _receive(self) -> Message:
+        body, self._body = self._body, None
+        if body is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def _send(self, message: Message) -> None:
+        body = b"".join(message["body"])
+        if message["release"] is not None:
+            message["release"]()
+        headers = [*message["headers"], (b"content-length", str(len(body)).encode())]
+        self._answer = (message["status"], headers, body)

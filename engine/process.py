@@ -1,0 +1,23 @@
+"""What the server's process needs set, whoever started it."""
+
+from __future__ import annotations
+
+import gc
+import resource
+
+
+def allow_many_files() -> None:
+    """Raise the soft limit on open files to the hard one: connections, workers and arenas all take some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def settle_garbage_collection() -> None:
+    """Leave what start-up made out of future collections: a full one would stop the loop for tens of milliseconds.
+
+    Requests make few cycles, so collecting more seldom costs little memory.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)

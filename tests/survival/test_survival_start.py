@@ -1,0 +1,53 @@
+"""Starts that go wrong: what the operator reads, and the exit status."""
+
+import signal
+import socket
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+async def test_a_model_that_fails_to_load_ends_the_server(tritium_server, repository):
+    repository.python_add_sub()
+    repository.failing()
+    async with tritium_server(ready=False, exit_status=1) as server:
+        assert await server.wait_ended() == 1
+        assert "error: creating server: Internal - failed to load all models\n" in server.stderr
+        (line,) = server.logged("model_unavailable")
+        assert line["model"] == "failing"
+        assert "the weights are not there" in line["reason"]
+
+
+@pytest.mark.parametrize(("strict", "status"), [("true", 400), ("false", 200)])
+async def test_told_not_to_mind_it_serves_the_other_models(tritium_server, repository, strict, status):
+    repository.python_add_sub()
+    repository.failing()
+    flags = ("--exit-on-error=false", f"--strict-readiness={strict}")
+    async with tritium_server(*flags, ready=False) as server:
+        await server.wait_loaded()
+        assert (await server.get("/v2/health/ready")).status == status
+        assert (await server.get("/v2/health/live")).status == 200
+        assert (await server.get("/v2/models/python_add_sub/ready")).status == 200
+        index = await server.index()
+        assert index["failing"]["state"] == "UNAVAILABLE"
+        assert "the weights are not there" in index["failing"]["reason"]
+        assert index["python_add_sub"]["state"] == "READY"
+
+
+@pytest.mark.parametrize("flag", ["--http-port", "--metrics-port"])
+async def test_a_port_that_is_taken_is_named_and_ends_the_server(tritium_server, repository, flag):
+    repository.python_add_sub()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with tritium_server(f"{flag}={port}", ready=False, exit_status=1) as server:
+            assert await server.wait_ended() == 1
+            assert f"error: Socket '127.0.0.1:{port}' already in use \n" in server.stderr
+            assert not server.logged("worker_started")
+
+
+async def test_an_empty_repository_is_served(tritium_server):
+    async with tritium_server() as server:
+        assert await server.index() == {}
+        server.signal(signal.SIGTERM)
+        assert await server.wait_ended() == 0
