@@ -363,7 +363,7 @@ def _is_array_shape(shape: Sequence[int]) -> bool:
 
 
 def check_parameters(parameters: Mapping[str, Parameter]) -> None:
-    """Raise ValueError where response parameters hold what no frontend can write: only finished scalars travel."""
+    """Raise ValueError where response parameters hold what no frontend can write: only scalars travel."""
     for key, value in parameters.items():
         key.encode()
         if isinstance(value, str):
@@ -372,7 +372,9 @@ def check_parameters(parameters: Mapping[str, Parameter]) -> None:
             if not -(2**63) <= value < 2**63:
                 raise ValueError(f"response parameter {key!r} does not fit into 64 bits")
         elif not isinstance(value, float):
-            raise ValueError(f"response parameter {key!r} is of type {type(value).__name__}")
+            raise ValueError(  # noqa: TRY004  # a ValueError is what makes a frame a bad frame
+                f"response parameter {key!r} is of type {type(value).__name__}"
+            )
 
 
 def _from_json(data: Buffer) -> Any:

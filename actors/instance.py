@@ -110,6 +110,7 @@ class InstanceActor:
         self._name = instance.spec.name
         self._log_budget = LineBudget(trio.current_time())
         self._loaded = trio.Event()
+        self._joined = False  # it was given to the scheduler; before that it only ever ran warmup
         self._load_error: str | None = None
         self._idle = trio.Event()
         self._exited = trio.Event()
@@ -121,12 +122,43 @@ class InstanceActor:
         """Launch, load, warm up, serve, bury."""
         self._ctx.publish(kind=self._instance.spec.kind, lanes=self._instance.spec.lanes, phase="starting")
         self._ctx.started()  # the actor stands; the model's readiness is the model's affair
-        launched = await self._launcher.launch(self._state.spec, self._instance.spec)
-        pipe = Pipe(launched.socket)
-        worker = LiveWorker(
-            pipe, self._state.spec, self._instance.spec, self, prefetch=prefetches(self._state.spec)
-        )
-        output = OutputReader(launched.output, self._report_output)
+        try:
+            launched = await self._launcher.launch(self._state.spec, self._instance.spec)
+        except OSError as error:
+            self._never_lived(f"no worker could be started: {error}")
+        else:
+            await self._live_and_be_buried(launched)
+        if self._state.load_finished.is_set() and not self._instance.started_once:
+            self._ctx.publish(phase="failed to load")
+            await self._ctx.stopping.wait()  # the version is given up: trying again is the catalog's decision
+        if not self._ctx.stopping.is_set():
+            raise WorkerDied(self._name, self._verdict or self._reason or ProtocolError("ended"))
+
+    def _never_lived(self, why: str) -> None:
+        self._verdict = StartFailed(why)
+        self._instance.last_reason = str(self._verdict)
+        if self._instance.exhausted:
+            self._state.instance_exhausted(self._instance)
+        self._state.load_failed(f"{ErrorCode.INTERNAL.rendered}: {why}")
+
+    # -- one life ------------------------------------------------------------------------------------------------
+
+    async def _live_and_be_buried(self, launched: Launched) -> None:
+        try:
+            pipe = Pipe(launched.socket)
+            worker = LiveWorker(
+                pipe, self._state.spec, self._instance.spec, self, prefetch=prefetches(self._state.spec)
+            )
+            output = OutputReader(launched.output, self._report_output)
+        except OSError as error:
+            launched.kill()
+            launched.socket.close()
+            if launched.output is not None:
+                os.close(launched.output)
+            with trio.CancelScope(shield=True):
+                await launched.wait()
+            self._never_lived(f"no memory or descriptor for a worker: {error}")
+            return
         self._ctx.publish(pid=launched.pid, phase="loading")
         self._log(Event.WORKER_STARTED, actor=self._ctx.path, pid=launched.pid)
         try:
@@ -134,13 +166,6 @@ class InstanceActor:
         finally:
             with trio.CancelScope(shield=True):
                 await self._bury(launched, worker, output)
-        if self._state.load_finished.is_set() and not self._instance.started_once:
-            self._ctx.publish(phase="failed to load")
-            await self._ctx.stopping.wait()  # the version is given up: trying again is the catalog's decision
-        if not self._ctx.stopping.is_set():
-            raise WorkerDied(self._name, self._verdict or self._reason or ProtocolError("ended"))
-
-    # -- one life ------------------------------------------------------------------------------------------------
 
     async def _live(self, launched: Launched, worker: LiveWorker, output: OutputReader) -> None:
         async with trio.open_nursery() as nursery:
@@ -151,7 +176,7 @@ class InstanceActor:
             nursery.start_soon(self._obey_stop, launched, worker)
             if self._state.spec.execution_timeout:
                 nursery.start_soon(self._watch_hang, launched, worker)
-            nursery.start_soon(self._join, worker)
+            nursery.start_soon(self._join, launched, worker)
             worker.load(
                 self._launcher.backend_path(self._state.spec),
                 model_fields(self._state.spec, self._instance.spec),
@@ -228,15 +253,20 @@ class InstanceActor:
 
     # -- joining -------------------------------------------------------------------------------------------------
 
-    async def _join(self, worker: LiveWorker) -> None:
+    async def _join(self, launched: Launched, worker: LiveWorker) -> None:
         await self._loaded.wait()
         self._ctx.publish(phase="warming up")
         for sample in self._state.spec.warmup:
             for _ in range(sample.count):
                 if not await self._warm(worker, sample):
+                    with trio.move_on_after(STOP_SECONDS):
+                        await self._exited.wait()
+                    launched.kill()
                     return
-        self._ctx.publish(phase="serving")
-        self._state.instance_ready(self._instance, worker)
+        if not self._ctx.stopping.is_set():
+            self._ctx.publish(phase="serving")
+            self._joined = True
+            self._state.instance_ready(self._instance, worker)
 
     async def _warm(self, worker: LiveWorker, sample: WarmupSample) -> bool:
         finished = trio.Event()
@@ -269,6 +299,8 @@ class InstanceActor:
 
     def load_failed(self, message: str, traceback: str) -> None:
         """The model can't be loaded: final for a version that never served, a death like others for one that did."""
+        if self._load_error is not None:
+            return
         self._load_error = message
         self._verdict = StartFailed(message)
         if traceback:
@@ -280,7 +312,9 @@ class InstanceActor:
         state.completed(batch, result, answers, borrowed=borrowed)
         if batch.alone:
             instance.suspects.outcome_ok()
-        self._ctx.progressed()
+        if self._joined:  # a warmup is no progress
+            self._ctx.progressed()
+            instance.exhausted = False
         if instance.worker is not None:
             instance.worker.advance(trio.current_time())
         elif not self._idle.is_set():
@@ -321,6 +355,8 @@ class InstanceActor:
             launched.kill()
             self._reason = await launched.wait()
         self._drain_results(worker)
+        if not self._joined:
+            worker.outstanding.clear()  # warmup: nobody waits for that, and nobody is to run it again
         output.drain()
         reason = self._verdict or self._reason or ProtocolError("ended")
         if self._load_error is None and not instance.started_once:
@@ -330,6 +366,7 @@ class InstanceActor:
         self._settle(worker, reason)
         worker.close()
         output.close()
+        self._ctx.publish(pid=None, phase="dead")
         self._state.statistics.abandoned_threads += launched.abandoned
         clean = self._ctx.stopping.is_set()
         self._log(
@@ -361,7 +398,7 @@ class InstanceActor:
         ]
         for request in waiting:
             request.attempts -= 1  # it was counted when it was sent, and the model never saw it
-        hunting = instance.hunting
+        hunting = bool(instance.suspects.running)
         worker.outstanding.clear()
         instance.last_reason = str(reason)
         if not self._ctx.stopping.is_set():

@@ -109,6 +109,7 @@ class ModelState:
         self.queue = RequestQueue(spec.scheduling, spec.queue_bounds)
         self.statistics = statistics
         self.quarantine = Quarantine(QUARANTINE_SECONDS)
+        self._hung = Quarantine(QUARANTINE_SECONDS)  # what hung once, and may have been unlucky
         self.in_flight: set[InferRequest] = set()
         self.load_finished = trio.Event()  # READY or UNAVAILABLE for the first time
         self.load_seconds = 0.0
@@ -169,9 +170,11 @@ class ModelState:
         error = Unavailable(f"instance '{instance.spec.name}' keeps dying: {instance.last_reason}")
         for request in instance.suspects.drain():
             self.fail(request, error, FailureReason.OTHER)
-        if all(each.exhausted for each in self.instances):
+        if all(each.exhausted and each.worker is None for each in self.instances):
             if self.status is Status.READY:
-                self.become(Status.UNAVAILABLE, f"Unavailable: all instances keep dying: {instance.last_reason}")
+                self.become(
+                    Status.UNAVAILABLE, f"Unavailable: all instances keep dying: {instance.last_reason}"
+                )
             self.fail_queued(Unavailable(f"model '{self.spec.name}' is unavailable: {instance.last_reason}"))
 
     # -- requests in ---------------------------------------------------------------------------------------------
@@ -268,7 +271,9 @@ class ModelState:
         except (OSError, MemoryError) as error:
             self._fail_batch(requests, f"no memory to run a batch of model '{self.spec.name}': {error}")
         except BaseException:
-            self._fail_batch(requests, f"a batch of model '{self.spec.name}' could not be handed to its instance")
+            self._fail_batch(
+                requests, f"a batch of model '{self.spec.name}' could not be handed to its instance"
+            )
             raise
         else:
             if self._ordering is not None:
@@ -356,6 +361,8 @@ class ModelState:
         for request in aftermath.cancelled:
             self.fail(request, Cancelled(""), FailureReason.CANCELED)
         for request, error in aftermath.refuse:
+            if isinstance(error, DeadlineExceeded):
+                self._remember_hang(request, now)
             self.fail(request, error, FailureReason.BACKEND)
         if len(aftermath.suspects) > 1:
             self.statistics.bisected += 1
@@ -368,6 +375,14 @@ class ModelState:
         elif instance.exhausted:
             self.instance_exhausted(instance)  # its trial ended as its lives before
         self.ring()
+
+    def _remember_hang(self, request: InferRequest, now: float) -> None:
+        """A request is not run again after a hang, so its second one is that of a request with the same inputs."""
+        if self._hung.match(request, now):
+            self.statistics.quarantined += 1
+            self.quarantine.add(request, now)
+        else:
+            self._hung.add(request, now)
 
     def fail_queued(self, error: TritiumError) -> None:
         """Answer everything that waits with `error`."""

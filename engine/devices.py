@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 
 _GPU_NODE = re.compile(r"nvidia\d+")
@@ -18,5 +19,6 @@ def gpu_count(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return nodes
-    listed = [each for each in visible.split(",") if each.strip() and not each.strip().startswith("-")]
-    return min(nodes, len(listed))
+    # As the driver does: what follows an invalid entry is not seen.
+    listed = takewhile(lambda each: each and not each.startswith("-"), map(str.strip, visible.split(",")))
+    return min(nodes, sum(1 for _ in listed))

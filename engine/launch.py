@@ -68,6 +68,9 @@ INHERITED_PREFIXES: Final = (
     "ROCR_",
 )
 
+SECRET_SUFFIXES: Final = ("_KEY", "_PASSWORD", "_SECRET", "_TOKEN")
+"""What a variable with such a prefix is called where it is a secret after all, such as `HF_TOKEN`."""
+
 _THREAD_VARIABLES: Final = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -137,7 +140,7 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+        if name in INHERITED or (name.startswith(INHERITED_PREFIXES) and not name.endswith(SECRET_SUFFIXES))
     } | {"PYTHONUNBUFFERED": "1"}
 
 
@@ -151,21 +154,25 @@ def _spawn(ours: socket.socket, theirs: socket.socket, environ: Mapping[str, str
     """Spawner's thread: start the process, its output going to one pipe."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
-        process = subprocess.Popen(
-            [sys.executable, str(WORKER), str(theirs.fileno()), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=write_end,
-            stderr=write_end,
-            pass_fds=(theirs.fileno(),),
-            env=dict(environ),
-            start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
-        )
+        process = _popen(theirs, write_end, environ)
+        return ProcessWorker(process, ours, read_end)
     except BaseException:
         os.close(read_end)
         raise
     finally:
         os.close(write_end)
-    return ProcessWorker(process, ours, read_end)
+
+
+def _popen(theirs: socket.socket, output: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), str(theirs.fileno()), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=(theirs.fileno(),),
+        env=dict(environ),
+        start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
+    )
 
 
 class ProcessWorker:

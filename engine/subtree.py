@@ -103,7 +103,11 @@ class ModelSubtrees:
             ],
             strategy=Strategy.REST_FOR_ONE,
         )
-        await version.run(ctx)
+        try:
+            await version.run(ctx)
+        finally:
+            if ctx.asked:  # it will not come back, so what is unanswered will never run
+                state.close()
 
     def _instance_child(self, state: ModelState, index: int, each: InstanceState) -> ChildSpec:
         return ChildSpec(

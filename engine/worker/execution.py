@@ -124,6 +124,7 @@ class WorkerRequest(BatchRequest):
     def respond(self, outputs: Sequence[Output], parameters: Mapping[str, Parameter] | None = None) -> None:
         """Answer this request. See `BatchRequest.respond`."""
         wanted = self.requested_outputs
+        frames.check_parameters(parameters or {})
         placed = [
             self._batch.put(name, datatype, array) for name, datatype, array in outputs if name in wanted
         ]

@@ -124,16 +124,21 @@ class ThreadedFeed(Feed):
         threading.Thread(target=self._pump, name="frames", daemon=True).start()
 
     def _pump(self) -> None:
-        while self._more:
-            more, job = self._read()
-            if job is not None:
-                self._jobs.put(job)
-                continue
+        try:
+            while self._more:
+                more, job = self._read()
+                if job is not None:
+                    self._jobs.put(job)
+                    continue
+                with self._changed:
+                    self._more = more
+                    self._changed.notify_all()
+        finally:  # by an error as well, such as a segment that can't be mapped: nobody reads on, so the lanes must end
             with self._changed:
-                self._more = more
+                self._more = False
                 self._changed.notify_all()
-        for _ in range(self._lanes):
-            self._jobs.put(None)
+            for _ in range(self._lanes):
+                self._jobs.put(None)
 
     def next(self) -> frames.Execute | None:
         """Return the next batch. See `Feed`."""

@@ -6,6 +6,7 @@ is `engine.worker.feeds`. The same loop serves `tritium.isolation = "thread"`, w
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors import frames
 from actors.arena import OUTPUT, ControlPage, Segment
+from actors.frames import Answer
 from actors.messages.datatypes import BY_PROTOCOL_NAME
 from actors.messages.errors import ErrorCode, TritiumError
 from engine.backends.base import Backend, LoadError, ModelInfo, TensorInfo
@@ -62,13 +64,13 @@ class Serving:
         self._send(frames.encode_json(frames.READY, {"pid": os.getpid()}))
         others = [
             threading.Thread(
-                target=self._execute, args=(backend, model, lane), name=f"lane-{lane}", daemon=True
+                target=self._run_lane, args=(backend, model, lane), name=f"lane-{lane}", daemon=True
             )
             for lane in range(1, self._lanes)
         ]
         for thread in others:
             thread.start()
-        self._execute(backend, model, 0)
+        self._run_lane(backend, model, 0)
         for thread in others:
             thread.join()
         backend.unload()
@@ -111,6 +113,16 @@ class Serving:
             ]
         return ModelInfo(**fields, log=self._log)
 
+    def _run_lane(self, backend: Backend, model: ModelInfo, lane: int) -> None:
+        try:
+            self._execute(backend, model, lane)
+        except BaseException:
+            # `sys.exit` in a model, or a bug of ours. What this lane held would never be answered; so the server is shown a
+            # broken connection, settles everything and starts another worker.
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            raise
+
     def _execute(self, backend: Backend, model: ModelInfo, lane: int) -> None:
         feed, control, clock = self._feed, self._control, time.perf_counter_ns
         while True:
@@ -138,6 +150,11 @@ class Serving:
 
     def _send_result(self, result: frames.Result) -> None:
         packet = result.encode()
+        if len(packet) > frames.MAX_SPILLED:
+            message = f"the answers' parameters and error texts take {len(packet)} bytes, more than {frames.MAX_SPILLED}"
+            result.stacked = None
+            result.answers = [Answer(code=ErrorCode.INTERNAL, message=message)] * result.requests
+            packet = result.encode()
         if len(packet) > frames.MAX_FRAME:
             slot = self._slots[result.slot]
             offset = slot.place(len(packet), result.batch_id, self._ask_for_room)

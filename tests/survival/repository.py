@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from textwrap import dedent
 
-import onnx
 from onnx import TensorProto, helper
 
 WIDTH = 16  # of every FP32 tensor

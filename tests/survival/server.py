@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,19 @@ Node = Mapping[str, Any]
 
 async def until(condition: Callable[[], bool], *, within: float = PATIENCE) -> None:
     """Wait for something that other processes bring about."""
+
+    async def ask() -> bool:
+        return condition()
+
+    await eventually(ask, within=within)
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], *, within: float = PATIENCE) -> None:
+    """The same for what has to be asked for."""
     with trio.fail_after(within):
-        while not condition():
+        while True:
+            if await condition():
+                return
             await trio.sleep(0.01)
 
 
@@ -129,15 +140,19 @@ class ServerProcess:
 
     async def until_metric(self, value: float, name: str, **labels: str) -> None:
         """Wait until a metric has this value."""
-        with trio.fail_after(PATIENCE):
-            while await self.metric(name, **labels) != value:
-                await trio.sleep(0.01)
+
+        async def reached() -> bool:
+            return await self.metric(name, **labels) == value
+
+        await eventually(reached)
 
     async def until_metric_above(self, value: float, name: str, **labels: str) -> None:
         """Wait until a metric is over this value."""
-        with trio.fail_after(PATIENCE):
-            while await self.metric(name, **labels) <= value:
-                await trio.sleep(0.01)
+
+        async def exceeded() -> bool:
+            return await self.metric(name, **labels) > value
+
+        await eventually(exceeded)
 
     # -- its life
 
@@ -164,7 +179,10 @@ class ServerProcess:
         def known() -> bool:
             assert self.status is None, self.stderr
             ports.update(
-                {line["service"]: int(line["address"].rpartition(":")[2]) for line in self.logged("listener_opened")}
+                {
+                    line["service"]: int(line["address"].rpartition(":")[2])
+                    for line in self.logged("listener_opened")
+                }
             )
             return len(ports) == 2
 
@@ -217,6 +235,29 @@ def find(node: Node, path: str) -> Node:
     raise AssertionError(f"nothing at {path}")
 
 
+def start(
+    repository: Path, flags: Sequence[str], files: Path, environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a server whose output goes to `files`."""
+    files.mkdir()
+    command = [
+        *(sys.executable, "-m", "engine", "serve", f"--model-repository={repository}"),
+        *("--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0", "--log-format=json"),
+        *flags,
+    ]
+    # Every TRITIUM_ variable is a flag of the server's, TRITIUM_SURVIVAL_SECONDS an unknown one.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITIUM_")}
+    with open(files / "stdout", "wb") as stdout, open(files / "stderr", "wb") as stderr:
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**inherited, **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        )
+
+
 @asynccontextmanager
 async def served(
     repository: Path,
@@ -231,22 +272,8 @@ async def served(
     Afterwards its exit status is `exit_status` (None: whatever it is), no process that it started lives, and shared memory
     has no name that it had not before.
     """
-    files.mkdir()
     names_before = shared_memory_names()
-    with open(files / "stdout", "wb") as stdout, open(files / "stderr", "wb") as stderr:
-        process = subprocess.Popen(  # noqa: ASYNC220  # starting it takes a moment, and nothing else runs
-            [
-                *(sys.executable, "-m", "engine", "serve", f"--model-repository={repository}"),
-                *("--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0", "--log-format=json"),
-                *flags,
-            ],
-            cwd=ROOT,
-            env={**os.environ, **environ},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-        )
-    server = ServerProcess(process, files)
+    server = ServerProcess(start(repository, flags, files, environ), files)
     try:
         if ready:
             await server.wait_ready()

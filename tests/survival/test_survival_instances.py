@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.survival.repository import WIDTH, instances, parameter
-from tests.survival.server import until
+from tests.survival.server import eventually, until
 from tests.survival.wire import inference
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,11 @@ async def test_two_workers_that_die_while_nobody_asks_are_both_replaced(tritium_
         await server.wait_serving("onnx_add_sub", but_not=tuple(before))
         assert [node["restarts"] for node in await server.instances("onnx_add_sub")] == [1, 1]
         assert (await server.get("/v2/health/ready")).status == 200
-        assert (await server.index())["onnx_add_sub"] == {"name": "onnx_add_sub", "version": "1", "state": "READY"}
+        assert (await server.index())["onnx_add_sub"] == {
+            "name": "onnx_add_sub",
+            "version": "1",
+            "state": "READY",
+        }
         async with await server.connect() as client:
             ones = np.ones((1, WIDTH), np.float32)
             response = await client.infer("onnx_add_sub", inputs={"A": ones, "B": ones})
@@ -49,7 +53,9 @@ async def test_a_request_whose_worker_was_stopped_under_it_runs_again(tritium_se
         assert gates.began() == [1, 1]
 
 
-async def test_a_request_that_takes_too_long_gets_a_504_and_the_next_one_is_served(tritium_server, repository):
+async def test_a_request_that_takes_too_long_gets_a_504_and_the_next_one_is_served(
+    tritium_server, repository
+):
     repository.slow(config=instances(1) + parameter("tritium.execution_timeout", 0.5))
     async with tritium_server() as server, await server.connect() as client:
         response = await client.infer("slow", inputs={"SECONDS": np.array([[3600]], np.float32)})
@@ -64,9 +70,11 @@ async def crash(server, cause, model="crashing"):
     cause.touch()
     for pid in await server.workers(model):
         os.kill(pid, signal.SIGKILL)
-    with trio.fail_after(60):
-        while (await server.index())[model]["state"] != "UNAVAILABLE":
-            await trio.sleep(0.02)
+
+    async def given_up():
+        return (await server.index())[model]["state"] == "UNAVAILABLE"
+
+    await eventually(given_up)
 
 
 async def test_a_model_whose_instances_all_keep_dying_is_unavailable_with_a_reason_and_alone_in_that(

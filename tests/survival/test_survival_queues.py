@@ -72,7 +72,10 @@ async def test_a_full_queue_refuses_at_once_and_serves_those_it_took(asked, gate
 
 
 async def test_without_a_maximum_clients_wait_and_nobody_is_refused(asked, gates):
-    async with asked("dynamic_batching { }" + parameter("tritium.queue.max_requests", 3)) as (server, requests):
+    async with asked("dynamic_batching { }" + parameter("tritium.queue.max_requests", 3)) as (
+        server,
+        requests,
+    ):
         await requests.begin(1)
         async with trio.open_nursery() as nursery:
             for ticket in range(2, 22):
@@ -148,7 +151,10 @@ async def test_without_it_an_early_answer_leaves_early(asked, gates):
 
 async def test_a_client_that_leaves_takes_its_queued_request_along(asked, gates):
     # Without prefetching, so that the second request waits in the queue and not in the worker.
-    async with asked("dynamic_batching { priority_levels: 1 default_priority_level: 1 }") as (server, requests):
+    async with asked("dynamic_batching { priority_levels: 1 default_priority_level: 1 }") as (
+        server,
+        requests,
+    ):
         await requests.begin(1)
         async with await server.connect() as client:
             await client.send(inference("gated", {"TICKET": np.array([[2]], np.int32)}))
@@ -173,5 +179,3 @@ async def test_a_model_sees_that_the_client_of_a_running_request_has_left(asked,
         gates.open()
         await requests.begin(2)
         await until(lambda: requests.served == [2])
-
-

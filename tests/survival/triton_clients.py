@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import tritonclient.http
 import trio
+import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from tests.survival.server import ServerProcess

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import trio
@@ -28,7 +28,9 @@ class Response:
 
     def json(self) -> Any:
         """The body's JSON part."""
-        return json.loads(self.body[: int(self.headers.get("inference-header-content-length", len(self.body)))])
+        return json.loads(
+            self.body[: int(self.headers.get("inference-header-content-length", len(self.body)))]
+        )
 
     @property
     def error(self) -> str:
@@ -65,7 +67,7 @@ class Connection:
             raise
         return cls(trio.SocketStream(sock))
 
-    async def __aenter__(self) -> Connection:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -100,7 +102,9 @@ class Connection:
             while (end := self._buffer.find(b"\r\n\r\n")) < 0:
                 await self._more()
             lines = self._buffer[:end].decode("latin-1").split("\r\n")
-            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+            headers = {
+                name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
+            }
             size = int(headers.get("content-length", 0))
             while len(self._buffer) < end + 4 + size:
                 await self._more()
@@ -137,7 +141,10 @@ class Connection:
 def message(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
     """Return the bytes of a request; `_` in the headers' names stands for `-`."""
     fields = {"host": "localhost", "content-length": str(len(body)), **headers}
-    lines = [f"{method} {path} HTTP/1.1", *(f"{name.replace('_', '-')}: {value}" for name, value in fields.items())]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        *(f"{name.replace('_', '-')}: {value}" for name, value in fields.items()),
+    ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
@@ -161,6 +168,4 @@ def inference(
     asked = {"binary_data_output": True, **(parameters or {})}
     text = json.dumps({"id": request_id, "inputs": described, "parameters": asked}).encode()
     body = text + b"".join(array.tobytes() for array in inputs.values())
-    return message(
-        "POST", f"/v2/models/{model}/infer", body, inference_header_content_length=str(len(text))
-    )
+    return message("POST", f"/v2/models/{model}/infer", body, inference_header_content_length=str(len(text)))

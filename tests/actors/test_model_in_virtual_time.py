@@ -1,0 +1,705 @@
+"""A model's queue, scheduler and answers on a clock that jumps, with workers that finish on cue."""
+
+import numpy as np
+import pytest
+import trio
+
+from actors.frames import Answer
+from actors.messages.errors import ErrorCode, InvalidArgument, Poisoned, TritiumError, Unavailable
+from actors.messages.tensors import Tensor
+from actors.model import STOPPING, Status
+from actors.scheduling.retries import Aftermath
+from actors.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy, TimeoutAction
+from actors.statistics import FailureReason
+from tests.support.model_doubles import Stage
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+DELAY = DynamicBatching(preferred_batch_sizes=(4,), max_queue_delay=0.5)
+
+
+def with_policy(**policy):
+    return DynamicBatching(default_queue_policy=QueuePolicy(**policy))
+
+
+def two_instances():
+    return tuple(InstanceSpec(name=f"model_0_{n}") for n in range(2))
+
+
+@pytest.fixture
+async def stage(nursery):
+    def make(**changes):
+        return Stage(nursery, **changes)
+
+    return make
+
+
+async def busy(stage):
+    """Occupy every worker."""
+    held = [await stage.send() for _ in stage.workers]
+    await stage.settled()
+    assert not any(worker.has_room for worker in stage.workers)
+    return held
+
+
+async def test_a_direct_model_runs_each_request_by_itself(stage):
+    model = stage(capacity=9)
+    for _ in range(3):
+        await model.send()
+    await model.settled()
+    assert model.worker.sizes == [1, 1, 1]
+
+
+async def test_a_part_batch_waits_for_its_oldest_request_and_goes_on_time(stage):
+    model = stage(scheduling=DELAY)
+    await model.send()
+    await trio.sleep(0.3)
+    await model.send()
+    await trio.sleep(1)
+    assert model.worker.sizes == [2]
+    assert model.worker.times[0] - model.start == pytest.approx(0.5)
+
+
+async def test_a_batch_of_preferred_size_goes_at_once(stage):
+    model = stage(scheduling=DELAY)
+    for _ in range(4):
+        await model.send()
+    await model.settled()
+    assert model.worker.sizes == [4]
+    assert model.now == 0
+
+
+async def test_what_queued_while_the_instance_was_busy_goes_as_one_batch(stage):
+    model = stage(scheduling=DynamicBatching())
+    await busy(model)
+    for _ in range(10):
+        await model.send()
+    model.worker.finish()
+    await model.settled()
+    assert model.worker.sizes == [1, 8]
+    model.worker.finish()
+    await model.settled()
+    assert model.worker.sizes == [1, 8, 2]
+
+
+async def test_the_least_recently_served_idle_instance_is_next(stage):
+    model = stage(instances=two_instances(), capacity=2)
+    for _ in range(4):
+        await model.send()
+        await model.settled()
+    assert [len(worker.sent) for worker in model.workers] == [2, 2]
+    model.workers[0].finish()
+    model.workers[0].finish()
+    await model.send()
+    await model.settled()
+    assert len(model.workers[0].sent) == 3  # an idle one before one that would only prefetch
+
+
+async def test_the_more_urgent_level_goes_first(stage):
+    model = stage(scheduling=DynamicBatching(priority_levels=2, default_priority_level=2), max_batch_size=1)
+    await busy(model)
+    late = await model.send()
+    urgent = await model.send(priority=1)
+    for _ in range(3):
+        model.worker.finish()
+        await model.settled()
+    assert model.arrivals[1:] == [urgent.reply, late.reply]
+
+
+async def test_a_queue_full_in_requests_makes_callers_wait_in_line(stage):
+    model = stage(queue_bounds=QueueBounds(requests=2))
+    await busy(model)
+    await model.send()
+    await model.send()
+    waiting = []
+    for _ in range(3):
+        waiting.append(model.sending())
+        await model.settled()
+    assert [request.reply.admitted for request in waiting] == [False] * 3
+    for admitted in range(1, 4):
+        model.worker.finish()
+        await model.settled()
+        assert [request.reply.admitted for request in waiting] == [n < admitted for n in range(3)]
+    assert len(model.state.queue) == 2
+
+
+async def test_a_queue_full_in_bytes_makes_callers_wait(stage):
+    model = stage(queue_bounds=QueueBounds(nbytes=20))
+    await busy(model)
+    await model.send(rows=2)
+    waiting = model.sending()
+    await model.settled()
+    assert not waiting.reply.admitted
+    model.worker.finish()
+    await model.settled()
+    assert waiting.reply.admitted
+
+
+async def test_a_request_larger_than_the_bound_gets_in_when_the_queue_is_empty(stage):
+    model = stage(queue_bounds=QueueBounds(nbytes=4))
+    await busy(model)
+    assert await model.send(rows=8) in model.state.queue
+
+
+async def test_a_small_latecomer_does_not_overtake_those_who_wait(stage):
+    model = stage(queue_bounds=QueueBounds(nbytes=40))
+    await busy(model)
+    await model.send(rows=4)
+    large = model.sending(rows=2)
+    await model.settled()
+    small = model.sending(rows=1)
+    await model.settled()
+    assert (large.reply.admitted, small.reply.admitted) == (False, False)
+    model.worker.finish()
+    await model.settled()
+    assert (large.reply.admitted, small.reply.admitted) == (True, True)
+
+
+async def test_a_level_with_a_maximum_refuses_instead(stage):
+    model = stage(scheduling=with_policy(max_queue_size=1))
+    await busy(model)
+    await model.send()
+    with pytest.raises(Unavailable, match="Exceeds maximum queue size"):
+        await model.send()
+
+
+async def test_a_waiting_caller_who_leaves_lets_the_next_one_in(stage):
+    model = stage(queue_bounds=QueueBounds(requests=1))
+    await busy(model)
+    await model.send()
+    first, second = model.sending(), model.sending()
+    await model.settled()
+    model.worker.finish()
+    await trio.lowlevel.checkpoint()  # the queue has room now, and the first caller is about to be told
+    model.state.cancel(first)
+    await model.settled()
+    assert first.reply.refused.code is ErrorCode.CANCELLED
+    assert second.reply.admitted
+
+
+async def test_a_waiting_task_that_is_cancelled_lets_the_next_one_in(stage):
+    model = stage(queue_bounds=QueueBounds(requests=1))
+    await busy(model)
+    await model.send()
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(model.state.submit, model.request())
+            await model.settled()
+            second = model.sending()
+            await model.settled()
+            model.worker.finish()
+            scope.cancel()
+    await model.settled()
+    assert second.reply.admitted
+    assert not model.state.in_flight - {second} or len(model.state.in_flight) == 2
+
+
+async def test_requests_that_expire_make_room_for_those_who_wait(stage):
+    model = stage(scheduling=with_policy(default_timeout=1.0), queue_bounds=QueueBounds(requests=1))
+    await busy(model)
+    expired = await model.send()
+    waiting = model.sending()
+    await trio.sleep(1.5)
+    assert "Request timeout expired" in expired.reply.error.message
+    assert waiting.reply.admitted
+    assert waiting in model.state.queue
+
+
+async def test_nobody_waits_for_ever_where_the_queue_empties_without_an_instance(stage):
+    model = stage(queue_bounds=QueueBounds(requests=1))
+    model.state.instances[0].worker = None  # it died, and is being restarted
+    queued = await model.send(deadline=trio.current_time() + 1.0)
+    waiting = model.sending()
+    await trio.sleep(2)
+    assert queued.reply.error.code is ErrorCode.DEADLINE_EXCEEDED
+    assert waiting.reply.admitted
+    model.state.instance_ready(model.worker.instance, model.worker)
+    await model.settled()
+    assert model.worker.sizes == [1]
+
+
+async def test_a_deadline_holds_while_waiting_for_room(stage):
+    model = stage(queue_bounds=QueueBounds(requests=1))
+    await busy(model)
+    await model.send()
+    waiting = model.sending(deadline=trio.current_time() + 1.0)
+    with trio.fail_after(1.5):
+        while waiting.reply.refused is None:
+            await trio.sleep(0.1)
+    assert waiting.reply.refused.code is ErrorCode.DEADLINE_EXCEEDED
+    assert "waited for room" in waiting.reply.refused.message
+
+
+async def test_a_timeout_is_on_time_while_every_instance_is_busy(stage):
+    model = stage(scheduling=with_policy(default_timeout=2.0), instances=two_instances())
+    await busy(model)
+    await trio.sleep(0.25)
+    request = await model.send()
+    await trio.sleep(10)
+    assert request.reply.at - model.start == pytest.approx(2.25)
+    assert request.reply.error.code is ErrorCode.UNAVAILABLE
+    assert model.state.statistics.failures[FailureReason.REJECTED] == 1
+
+
+async def test_a_shorter_timeout_of_the_client_counts_where_it_is_allowed(stage):
+    model = stage(scheduling=with_policy(default_timeout=5.0, allow_timeout_override=True))
+    await busy(model)
+    request = await model.send(timeout=1.0)
+    await trio.sleep(10)
+    assert request.reply.at - model.start == pytest.approx(1.0)
+
+
+async def test_a_deadline_of_the_client_is_on_time_too(stage):
+    model = stage()
+    await busy(model)
+    request = await model.send(deadline=trio.current_time() + 3.0)
+    await trio.sleep(10)
+    assert request.reply.at - model.start == pytest.approx(3.0)
+    assert request.reply.error.code is ErrorCode.DEADLINE_EXCEEDED
+
+
+async def test_a_delayed_request_goes_after_the_others_but_goes(stage):
+    model = stage(
+        scheduling=with_policy(default_timeout=1.0, timeout_action=TimeoutAction.DELAY), max_batch_size=1
+    )
+    await busy(model)
+    delayed = await model.send()
+    await trio.sleep(1.5)
+    fresh = await model.send()
+    for _ in range(3):
+        model.worker.finish()
+        await model.settled()
+    assert model.arrivals[1:] == [fresh.reply, delayed.reply]
+    assert delayed.reply.answered
+
+
+async def test_a_queued_request_that_is_cancelled_leaves_at_once(stage):
+    model = stage()
+    await busy(model)
+    request = await model.send()
+    model.state.cancel(request)
+    assert request.reply.error.code is ErrorCode.CANCELLED
+    assert not len(model.state.queue)
+    assert model.state.statistics.failures[FailureReason.CANCELED] == 1
+    model.state.cancel(request)
+    assert len(request.reply.parts) == 1
+
+
+async def test_a_running_request_that_is_cancelled_is_flagged_and_still_answered_once(stage):
+    model = stage()
+    (running,) = await busy(model)
+    model.state.cancel(running)
+    assert model.worker.cancelled == [running]
+    assert not running.reply.parts
+    model.worker.finish()
+    assert len(running.reply.parts) == 1
+
+
+async def test_a_request_flagged_cancelled_before_it_is_queued_never_runs(stage):
+    model = stage()
+    await busy(model)
+    request = model.request()
+    model.state.cancel(request)
+    await model.state.submit(request)
+    model.worker.finish()
+    await model.settled()
+    assert request.reply.error.code is ErrorCode.CANCELLED
+    assert model.worker.sizes == [1]
+
+
+async def test_a_suspect_that_is_cancelled_leaves_and_its_companions_stay(stage):
+    model = stage(ready=False)
+    pair = (model.request(), model.request())
+    model.state.in_flight |= set(pair)
+    model.worker.instance.suspects.push_split([pair])
+    model.state.cancel(pair[0])
+    assert pair[0].reply.error.code is ErrorCode.CANCELLED
+    model.state.instance_ready(model.worker.instance, model.worker)
+    await model.settled()
+    assert model.worker.sent[0][1:] == ([pair[1]], True)
+
+
+async def test_ordered_answers_leave_in_the_order_of_dispatch(stage):
+    model = stage(scheduling=DynamicBatching(preserve_ordering=True), instances=two_instances(), max_batch_size=1)
+    first, second = await busy(model)
+    third = await model.send()
+    model.workers[1].finish()
+    assert not model.arrivals
+    await model.settled()
+    model.workers[1].finish()
+    assert not model.arrivals
+    model.workers[0].finish()
+    assert model.arrivals == [first.reply, second.reply, third.reply]
+
+
+async def test_an_error_keeps_its_place_among_ordered_answers(stage):
+    model = stage(scheduling=DynamicBatching(preserve_ordering=True), instances=two_instances(), max_batch_size=1)
+    first, second = await busy(model)
+    model.workers[1].finish(answers=[Answer(code=ErrorCode.INTERNAL, message="no")])
+    model.workers[0].finish()
+    assert model.arrivals == [first.reply, second.reply]
+    assert second.reply.error.message == "no"
+
+
+async def test_ordering_does_not_hold_up_the_error_of_a_request_that_never_ran(stage):
+    model = stage(
+        scheduling=DynamicBatching(preserve_ordering=True, default_queue_policy=QueuePolicy(default_timeout=1.0))
+    )
+    (running,) = await busy(model)
+    expired = await model.send()
+    cancelled = await model.send()
+    model.state.cancel(cancelled)
+    assert cancelled.reply.parts
+    await trio.sleep(2)
+    assert expired.reply.at - model.start == pytest.approx(1.0)
+    fresh = await model.send()
+    model.worker.finish()
+    await model.settled()
+    model.worker.finish()
+    assert model.arrivals == [cancelled.reply, expired.reply, running.reply, fresh.reply]
+
+
+async def test_an_ordered_request_that_came_back_and_expires_leaves_no_gap(stage):
+    model = stage(scheduling=DynamicBatching(preserve_ordering=True), instances=two_instances(), max_batch_size=1)
+    first = await model.send(deadline=trio.current_time() + 1.0)
+    second = await model.send()
+    await model.settled()
+    model.workers[0].instance.worker = None
+    model.workers[0].outstanding.clear()
+    first.attempts -= 1  # the model never saw it
+    model.state.settle(model.workers[0].instance, Aftermath(requeue=(first,)))
+    model.workers[1].capacity = 1
+    await trio.sleep(2)
+    assert first.reply.error.code is ErrorCode.DEADLINE_EXCEEDED
+    model.workers[1].finish()
+    assert model.arrivals == [first.reply, second.reply]
+
+
+async def test_ordered_outputs_do_not_hold_slots(stage):
+    model = stage(scheduling=DynamicBatching(preserve_ordering=True))
+    (request,) = await busy(model)
+    batch = model.worker.finish(borrowed=True)
+    assert batch.slot.leases == 0
+    assert not request.reply.parts[0].leased
+    assert isinstance(request.reply.parts[0].outputs[0].data, bytes)
+
+
+async def test_borrowed_outputs_hold_the_slot_until_each_response_is_released(stage):
+    model = stage(scheduling=DynamicBatching())
+    await busy(model)
+    requests = [await model.send() for _ in range(3)]
+    model.worker.finish()
+    await model.settled()
+    batch = model.worker.finish(borrowed=True)
+    assert batch.slot.leases == 3
+    for request in requests:
+        request.reply.parts[0].release()
+    assert batch.slot.leases == 0
+
+
+async def test_one_requests_error_does_not_reach_its_batchmates(stage):
+    model = stage(scheduling=DynamicBatching())
+    await busy(model)
+    requests = [await model.send() for _ in range(3)]
+    model.worker.finish()
+    await model.settled()
+    model.worker.finish(answers=[None, Answer(code=ErrorCode.INVALID_ARG, message="odd"), Answer()])
+    assert [request.reply.answered for request in requests] == [True, False, True]
+    statistics = model.state.statistics
+    assert (statistics.success_count, statistics.failures[FailureReason.BACKEND]) == (3, 1)
+    assert (statistics.execution_count, statistics.inference_count) == (2, 3)
+
+
+async def test_a_workers_clock_is_believed_as_far_as_it_can_be_true(stage):
+    model = stage()
+    await busy(model)
+    await trio.sleep(1)
+    batch = next(iter(model.worker.outstanding.values()))
+    cuts = [(request, [], None) for request in batch.requests]
+    from actors.frames import Result
+
+    lies = (2**64 - 1,) * 3
+    model.state.completed(batch, Result(batch.id, 0, 1, lies), cuts, borrowed=False)
+    assert model.state.statistics.compute_infer_ns <= 1_000_000_001
+
+
+async def test_a_second_answer_goes_nowhere_and_is_counted(stage):
+    model = stage()
+    (request,) = await busy(model)
+    batch = next(iter(model.worker.outstanding.values()))
+    model.worker.finish()
+    cuts = [(request, [], None)]
+    from actors.frames import Result
+
+    model.state.completed(batch, Result(batch.id, 0, 1, (0, 0, 0)), cuts, borrowed=True)
+    assert len(request.reply.parts) == 1
+    assert model.state.statistics.reply_violations == 1
+    assert batch.slot.leases == 0
+
+
+async def test_a_batch_that_finds_no_memory_is_refused_and_the_next_one_runs(stage):
+    model = stage()
+    model.worker.fail_next = OSError(12, "Cannot allocate memory")
+    request = await model.send()
+    await model.settled()
+    assert request.reply.error.code is ErrorCode.UNAVAILABLE
+    assert "Cannot allocate memory" in request.reply.error.message
+    fresh = await model.send()
+    await model.settled()
+    model.worker.finish()
+    assert fresh.reply.answered
+
+
+async def test_a_suspect_that_finds_no_memory_ends_the_hunt(stage):
+    model = stage(ready=False)
+    suspect = model.request()
+    model.state.in_flight.add(suspect)
+    model.worker.instance.suspects.push_split([(suspect,)])
+    model.worker.fail_next = OSError(12, "Cannot allocate memory")
+    model.state.instance_ready(model.worker.instance, model.worker)
+    await model.settled()
+    assert suspect.reply.error is not None
+    fresh = await model.send()
+    await model.settled()
+    assert [requests for _, requests, _ in model.worker.sent] == [[fresh]]
+
+
+async def test_a_bug_while_dispatching_answers_the_batch_before_the_scheduler_crashes(stage):
+    model = stage(ready=False)
+    model.state.instance_ready(model.worker.instance, model.worker)
+    model.worker.fail_next = KeyError("a bug")
+    request = model.request()
+    model.state.in_flight.add(request)
+    with pytest.raises(KeyError):
+        model.state.dispatch(model.worker, [request])
+    assert len(request.reply.parts) == 1
+
+
+async def test_hunted_suspects_run_alone_while_siblings_take_fresh_traffic(stage):
+    model = stage(instances=two_instances(), capacity=2)
+    hunter, sibling = model.workers
+    suspects = [model.request(), model.request()]
+    model.state.in_flight |= set(suspects)
+    model.state.settle(hunter.instance, Aftermath(suspects=tuple((each,) for each in suspects)))
+    for _ in range(2):
+        await model.send()
+    await model.settled()
+    assert [(requests, alone) for _, requests, alone in hunter.sent] == [([suspects[0]], True)]
+    assert sibling.sizes == [1, 1]
+    hunter.finish()
+    await model.settled()
+    assert hunter.sent[1][1:] == ([suspects[1]], True)
+    hunter.finish()
+    await model.send()
+    await model.settled()
+    assert len(hunter.sent) == 3
+    assert model.state.statistics.bisected == 1
+
+
+async def test_an_exhausted_instance_gives_up_its_suspects_with_a_reason(stage):
+    model = stage(ready=False, instances=two_instances())
+    model.state.instance_ready(model.workers[0].instance, model.workers[0])
+    suspect = model.request()
+    model.state.in_flight.add(suspect)
+    instance = model.state.instances[1]
+    instance.suspects.push_split([(suspect,)])
+    instance.last_reason = "signal 11"
+    model.state.instance_exhausted(instance)
+    assert "instance 'model_0_1' keeps dying: signal 11" in suspect.reply.error.message
+    assert not instance.hunting
+
+
+def die(model, worker):
+    worker.instance.worker = None
+    worker.outstanding.clear()
+    model.state.settle(worker.instance, Aftermath())
+
+
+async def test_a_model_whose_instances_are_all_exhausted_is_unavailable_until_one_is_back(stage):
+    model = stage(instances=two_instances(), queue_bounds=QueueBounds(requests=1))
+    for worker in model.workers:
+        die(model, worker)
+        worker.instance.last_reason = "signal 11"
+    queued = await model.send()
+    waiting = model.sending()
+    await model.settled()
+    model.state.instance_exhausted(model.state.instances[0])
+    assert model.state.degraded
+    assert model.state.status is Status.READY
+    model.state.instance_exhausted(model.state.instances[1])
+    await model.settled()
+    assert model.state.status is Status.UNAVAILABLE
+    assert model.state.reason == "Unavailable: all instances keep dying: signal 11"
+    assert queued.reply.error.code is waiting.reply.refused.code is ErrorCode.UNAVAILABLE
+    with pytest.raises(Unavailable, match="is not at ready state"):
+        await model.send()
+    model.state.instance_ready(model.state.instances[0], model.workers[0])
+    assert model.state.status is Status.READY
+    request = await model.send()
+    await model.settled()
+    model.workers[0].finish()
+    assert request.reply.answered
+
+
+async def test_an_instance_whose_trial_fails_is_exhausted_again(stage):
+    model = stage()
+    die(model, model.worker)
+    model.state.instance_exhausted(model.state.instances[0])
+    model.state.instance_ready(model.worker.instance, model.worker)
+    assert model.state.status is Status.READY
+    die(model, model.worker)
+    assert model.state.status is Status.UNAVAILABLE
+
+
+async def test_a_sibling_on_trial_keeps_the_model_ready(stage):
+    model = stage(instances=two_instances())
+    for worker in model.workers:
+        die(model, worker)
+        model.state.instance_exhausted(worker.instance)
+    model.state.instance_ready(model.workers[0].instance, model.workers[0])
+    die(model, model.workers[1])
+    assert model.state.status is Status.READY
+
+
+async def test_a_version_is_ready_when_all_its_instances_are(stage):
+    model = stage(ready=False, instances=two_instances())
+    model.state.instance_ready(model.workers[0].instance, model.workers[0])
+    assert model.state.status is Status.LOADING
+    with pytest.raises(Unavailable, match="is not at ready state"):
+        await model.send()
+    await trio.sleep(2)
+    model.state.instance_ready(model.workers[1].instance, model.workers[1])
+    assert model.state.status is Status.READY
+    assert model.state.load_seconds == pytest.approx(2)
+    assert model.changes == [(Status.READY, "")]
+
+
+async def test_a_failed_load_is_final_even_where_a_siblings_comes_to_an_end_after_it(stage):
+    model = stage(ready=False, instances=two_instances())
+    model.state.load_failed("Internal: no")
+    model.state.instance_ready(model.workers[1].instance, model.workers[1])
+    assert model.state.status is Status.UNAVAILABLE
+    assert model.state.reason == "Internal: no"
+
+
+async def test_standing_changes_only_as_its_table_says(stage):
+    model = stage()
+    model.state.become(Status.READY)
+    assert model.changes == [(Status.READY, "")]
+    with pytest.raises(ValueError, match="can't go from READY to LOADING"):
+        model.state.become(Status.LOADING)
+
+
+async def test_draining_answers_everything_and_takes_nothing_new(stage):
+    model = stage(queue_bounds=QueueBounds(requests=1))
+    (running,) = await busy(model)
+    queued = await model.send()
+    waiting = model.sending()
+    await model.settled()
+    model.state.become(Status.UNLOADING)
+    with pytest.raises(Unavailable, match=STOPPING):
+        await model.send()
+
+    async def work():
+        for _ in range(3):
+            await trio.sleep(1)
+            model.worker.finish()
+
+    model.nursery.start_soon(work)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(model.state.wait_drained)
+        nursery.start_soon(model.state.wait_drained)
+    assert model.now == pytest.approx(3)
+    assert all(request.reply.answered for request in (running, queued, waiting))
+
+
+async def test_a_drain_that_takes_too_long_refuses_those_who_still_wait(stage):
+    model = stage(queue_bounds=QueueBounds(requests=1))
+    await busy(model)
+    queued = await model.send()
+    waiting = model.sending()
+    await model.settled()
+    model.state.become(Status.UNLOADING)
+    model.state.fail_queued(Unavailable(STOPPING))
+    await model.settled()
+    assert queued.reply.error.message == waiting.reply.refused.message == STOPPING
+    assert not waiting.reply.admitted
+
+
+async def test_closing_answers_whatever_is_left(stage):
+    model = stage(queue_bounds=QueueBounds(requests=1))
+    (running,) = await busy(model)
+    queued = await model.send()
+    waiting = model.sending()
+    await model.settled()
+    model.state.close()
+    model.state.close()
+    await model.settled()
+    assert len(running.reply.parts) == len(queued.reply.parts) == 1
+    assert waiting.reply.refused.message == STOPPING
+    assert not model.state.in_flight
+
+
+async def test_a_request_that_contradicts_the_model_is_refused_before_the_queue(stage):
+    model = stage()
+    request = model.request()
+    request.inputs = [Tensor.from_numpy("INPUT", np.zeros((1, 3), np.float32))]
+    with pytest.raises(InvalidArgument):
+        await model.state.submit(request)
+    assert not model.state.in_flight
+
+
+async def test_a_quarantined_request_is_refused_for_a_while(stage):
+    model = stage()
+    poison = model.request()
+    poison.inputs = [Tensor.from_numpy("INPUT", np.full((1, 2), 666, np.float32))]
+    model.state.in_flight.add(poison)
+    model.state.settle(
+        model.worker.instance, Aftermath(refuse=((poison, Poisoned("it kills")),), quarantine=(poison,))
+    )
+    again = model.request()
+    again.inputs = poison.inputs
+    with pytest.raises(Poisoned, match="quarantined"):
+        await model.state.submit(again)
+    assert model.state.statistics.quarantined == 2
+    await trio.sleep(601)
+    await model.state.submit(again)
+
+
+async def test_a_retried_answer_says_how_often_it_was_tried(stage):
+    model = stage()
+    (request,) = await busy(model)
+    model.worker.outstanding.clear()
+    model.state.settle(model.worker.instance, Aftermath(requeue=(request,)))
+    await model.settled()
+    model.worker.finish(answers=[Answer((), {"k": 1})])
+    assert request.reply.parts[0].parameters == {"k": 1, "attempts": 2}
+    assert model.state.statistics.retried == 1
+
+
+async def test_a_batch_larger_than_one_turn_can_copy_is_cut(stage, monkeypatch):
+    monkeypatch.setattr("actors.batcher.BATCH_BYTES", 100)
+    model = stage(scheduling=DynamicBatching(), max_batch_size=64)
+    await busy(model)
+    for _ in range(5):
+        await model.send(rows=5)  # 40 bytes each
+    for _ in range(4):
+        model.worker.finish()
+        await model.settled()
+    assert model.worker.sizes == [1, 2, 2, 1]
+
+
+async def test_a_crashed_scheduler_leaves_everything_for_the_next(stage):
+    from actors.batcher import run as run_scheduler
+    from tests.support.model_doubles import Context
+
+    model = stage(ready=False)
+    with trio.CancelScope() as first:
+        model.state.instance_ready(model.worker.instance, model.worker)
+        first.cancel()
+        await run_scheduler(Context(), model.state)
+    request = await model.send()
+    await model.settled()
+    model.worker.finish()
+    assert request.reply.answered
+    assert not isinstance(request.reply.parts[0], TritiumError)

@@ -1,0 +1,193 @@
+"""The ASGI application under both kinds of server, without one: the test is the server."""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251  # hypercorn's default worker runs on it
+import os
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+
+from engine.asgi import Application
+from engine.hosting import ONE_PROCESS
+
+ROOT = Path(__file__).parents[2]
+
+# The engine's thread asks trio for plain exceptions.
+pytestmark = pytest.mark.filterwarnings("ignore::trio.TrioDeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def restore_logging():
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return {
+        "TRITIUM_MODEL_REPOSITORY": str(tmp_path),
+        "TRITIUM_ALLOW_METRICS": "false",
+        "TRITIUM_LOG_INFO": "false",
+    }
+
+
+class Lifespan:
+    """The server's end of an application's lifespan, on trio or asyncio alike: it never waits by itself."""
+
+    def __init__(self, app, event):
+        self.app = app
+        self.sent = []
+        self._event = event  # trio.Event or asyncio.Event
+        self.started = event()
+        self._stop = event()
+        self._received = 0
+
+    async def receive(self):
+        self._received += 1
+        if self._received == 1:
+            return {"type": "lifespan.startup"}
+        await self._stop.wait()
+        return {"type": "lifespan.shutdown"}
+
+    async def send(self, message):
+        self.sent.append(message)
+        self.started.set()
+
+    async def run(self):
+        await self.app({"type": "lifespan"}, self.receive, self.send)
+        self.started.set()
+
+    def stop(self):
+        self._stop.set()
+
+
+async def get(app, path, *, receive=None):
+    sent = []
+    messages = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def empty_body():
+        if messages:
+            return messages.pop()
+        if trio.lowlevel.in_trio_run():
+            await trio.sleep_forever()
+        return await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "headers": []}
+    await app(scope, receive or empty_body, send)
+    if not sent:
+        return None
+    start, body = sent
+    return start["status"], body["body"]
+
+
+@asynccontextmanager
+async def on_trio(app):
+    lifespan = Lifespan(app, trio.Event)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lifespan.run)
+        await lifespan.started.wait()
+        yield lifespan
+        lifespan.stop()
+
+
+@asynccontextmanager
+async def on_asyncio(app):
+    lifespan = Lifespan(app, asyncio.Event)
+    task = asyncio.create_task(lifespan.run())
+    await lifespan.started.wait()
+    yield lifespan
+    lifespan.stop()
+    await task
+
+
+def run_on(loop, test):
+    """Run `test(server)` on trio or asyncio, `server` being what makes an application live."""
+    if loop == "trio":
+        trio.run(test, on_trio)
+    else:
+        asyncio.run(test(on_asyncio))
+
+
+both_loops = pytest.mark.parametrize("loop", ["trio", "asyncio"])
+
+
+def types(lifespan):
+    return [message["type"] for message in lifespan.sent]
+
+
+@both_loops
+def test_the_engine_lives_from_startup_to_shutdown(environ, loop):
+    async def test(server):
+        app = Application(environ)
+        async with server(app) as lifespan:
+            assert types(lifespan) == ["lifespan.startup.complete"]
+            assert await get(app, "/v2/health/live") == (200, b"")
+            status, body = await get(app, "/v2/nothing")
+            assert (status, body) == (404, b'{"error":"Not Found"}')
+            status, tree = await get(app, "/v2/tritium/tree")
+            assert b'"catalog"' in tree
+        assert types(lifespan) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+    run_on(loop, test)
+
+
+@both_loops
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"TRITIUM_MODEL_REPOSITRY": "x"}, "unknown environment variable TRITIUM_MODEL_REPOSITRY"),
+        ({"TRITIUM_MODEL_REPOSITORY": "/nowhere/at/all"}, "repository path is not a valid directory"),
+    ],
+)
+def test_a_server_that_can_not_start_says_why(environ, loop, change, message):
+    async def test(server):
+        app = Application(environ | change)
+        async with server(app) as lifespan:
+            (sent,) = lifespan.sent
+            assert sent["type"] == "lifespan.startup.failed"
+            assert message in sent["message"]
+
+    run_on(loop, test)
+
+
+async def test_a_server_without_a_lifespan_is_told_so(environ):
+    with pytest.raises(RuntimeError, match="needs the ASGI lifespan"):
+        await get(Application(environ), "/v2")
+
+
+async def test_websockets_are_turned_away(environ):
+    sent = []
+
+    async def receive():
+        return {"type": "websocket.connect"}
+
+    async def send(message):
+        sent.append(message)
+
+    await Application(environ)({"type": "websocket"}, receive, send)
+    assert sent == [{"type": "websocket.close"}]
+
+
+@pytest.mark.slow
+def test_more_than_one_worker_is_refused_with_advice(environ):
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("TRITIUM_")}
+    refused = subprocess.run(
+        [sys.executable, "-m", "hypercorn", "-w", "2", "-b", "127.0.0.1:0", "engine.asgi"],
+        cwd=ROOT,
+        env=inherited | environ,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert refused.returncode != 0
+    assert ONE_PROCESS in refused.stderr

@@ -1,0 +1,224 @@
+"""Stand-ins for what surrounds a model's state: reply ports, workers that finish on cue, a model's specification."""
+
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from actors.batcher import run as run_scheduler
+from actors.frames import Result
+from actors.messages.datatypes import DataType
+from actors.messages.errors import TritiumError
+from actors.messages.requests import InferRequest, InferResponse
+from actors.messages.tensors import Tensor
+from actors.model import ModelState
+from actors.specs import Direct, InputSpec, InstanceSpec, ModelSpec, OutputSpec
+from actors.statistics import ModelStatistics
+from actors.worker import InFlight
+
+
+def make_spec(**changes):
+    name = changes.get("name", "model")
+    defaults = {
+        "name": name,
+        "version": 1,
+        "platform": "fake",
+        "backend": "fake",
+        "max_batch_size": 8,
+        "inputs": (InputSpec(name="INPUT", datatype=DataType.FP32, dims=(2,)),),
+        "outputs": (OutputSpec(name="OUTPUT", datatype=DataType.FP32, dims=(2,)),),
+        "scheduling": Direct(),
+        "instances": (InstanceSpec(name=f"{name}_0_0"),),
+        "model_directory": Path("/models"),
+        "version_directory": Path("/models/1"),
+        "artifact": "",
+        "config_json": b"{}",
+    }
+    return ModelSpec(**{**defaults, **changes})
+
+
+class Port:
+    """A reply port that remembers when what came."""
+
+    def __init__(self, arrivals=None):
+        self.parts = []
+        self.arrivals = [] if arrivals is None else arrivals
+        self.at = None
+        self._done = trio.Event()
+
+    def put(self, part, *, final):
+        self.parts.append(part)
+        self.arrivals.append(self)
+        self.at = trio.current_time()
+        if final:
+            self._done.set()
+
+    async def wait(self):
+        await self._done.wait()
+        return self.parts[-1]
+
+    @property
+    def error(self):
+        """The error it got, or None."""
+        return next((part for part in self.parts if isinstance(part, TritiumError)), None)
+
+    @property
+    def answered(self):
+        return any(isinstance(part, InferResponse) for part in self.parts)
+
+
+def make_request(rows=1, *, arrivals=None, **options):
+    array = np.zeros((rows, 2), np.float32)
+    return InferRequest(
+        model_name="model",
+        inputs=[Tensor.from_numpy("INPUT", array)],
+        reply=Port(arrivals),
+        accepted_at=trio.current_time(),
+        **options,
+    )
+
+
+class FakeSlot:
+    """A slot that counts its leases."""
+
+    def __init__(self):
+        self.leases = 0
+
+    def lease(self):
+        self.leases += 1
+
+    def release(self):
+        self.leases -= 1
+
+
+class FakeWorker:
+    """What `ModelState` and the scheduler see of a `LiveWorker`: batches stay until a test says what becomes of them."""
+
+    def __init__(self, state, instance, *, capacity=1):
+        self.state = state
+        self.instance = instance
+        self.capacity = capacity
+        self.outstanding = {}
+        self.sent = []  # (time, requests, alone), in order
+        self.cancelled = []
+        self.fail_next = None  # an exception for the next dispatch
+
+    @property
+    def idle(self):
+        return not self.outstanding
+
+    @property
+    def has_room(self):
+        return len(self.outstanding) < self.capacity
+
+    @property
+    def waiting(self):
+        return 0
+
+    def dispatch(self, requests, *, now, alone=False):
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
+        assert self.has_room
+        assert not any(request.answered for request in requests)
+        batch = InFlight(len(self.sent), list(requests), FakeSlot(), alone=alone, began_at=now)
+        self.outstanding[batch.id] = batch
+        self.sent.append((now, list(requests), alone))
+        for request in requests:
+            request.attempts += 1
+        return batch
+
+    def cancel(self, request):
+        self.cancelled.append(request)
+
+    def finish(self, *, answers=None, borrowed=False):
+        """The oldest batch is done."""
+        batch = self.outstanding.pop(next(iter(self.outstanding)))
+        given = answers or [None] * len(batch.requests)
+        cuts = [
+            (request, list(request.inputs), answer)
+            for request, answer in zip(batch.requests, given, strict=True)
+        ]
+        result = Result(batch.id, 0, len(cuts), (1, 2, 3))
+        self.state.completed(batch, result, cuts, borrowed=borrowed)
+        if batch.alone:
+            self.instance.suspects.outcome_ok()
+        self.state.ring()
+        return batch
+
+    @property
+    def sizes(self):
+        """How many requests each batch had."""
+        return [len(requests) for _, requests, _ in self.sent]
+
+    @property
+    def times(self):
+        """When each batch was sent."""
+        return [at for at, _, _ in self.sent]
+
+
+class Context:
+    """As much of a `ChildContext` as the scheduler touches."""
+
+    def started(self, value=None):
+        pass
+
+    def publish(self, **info):
+        pass
+
+
+class Stage:
+    """A model version in virtual time: its state, its scheduler, and a fake worker for each instance."""
+
+    def __init__(self, nursery, *, capacity=1, ready=True, **changes):
+        self.nursery = nursery
+        self.start = trio.current_time()
+        self.changes = []
+        self.state = ModelState(
+            make_spec(**changes),
+            statistics=ModelStatistics(),
+            on_status=lambda state: self.changes.append((state.status, state.reason)),
+            wall_clock=lambda: 0,
+        )
+        self.arrivals = []
+        self.workers = [FakeWorker(self.state, each, capacity=capacity) for each in self.state.instances]
+        if ready:
+            for worker in self.workers:
+                self.state.instance_ready(worker.instance, worker)
+        nursery.start_soon(run_scheduler, Context(), self.state)
+
+    @property
+    def worker(self):
+        return self.workers[0]
+
+    @property
+    def now(self):
+        """Seconds since the beginning."""
+        return trio.current_time() - self.start
+
+    def request(self, rows=1, **options):
+        return make_request(rows, arrivals=self.arrivals, **options)
+
+    async def send(self, rows=1, **options):
+        request = self.request(rows, **options)
+        await self.state.submit(request)
+        return request
+
+    def sending(self, rows=1, **options):
+        """Submit in a task of its own; what `submit` raises is put into `refused`."""
+        request = self.request(rows, **options)
+        request.reply.refused = None
+        request.reply.admitted = False
+
+        async def submit():
+            try:
+                await self.state.submit(request)
+                request.reply.admitted = True
+            except TritiumError as error:
+                request.reply.refused = error
+
+        self.nursery.start_soon(submit)
+        return request
+
+    async def settled(self):
+        await trio.testing.wait_all_tasks_blocked()
