@@ -7,6 +7,7 @@ metrics port, and drains it at the end; HTTP connections are the ASGI server's. 
 from __future__ import annotations
 
 import asyncio  # noqa: TID251  # hypercorn's default worker is asyncio; this module and no other meets it
+import contextlib
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -83,8 +84,8 @@ class _OnAsyncio:
                 standing.set_exception(error)
 
         self._own.start(
-            lambda error: loop.call_soon_threadsafe(settle, error),
-            lambda: loop.call_soon_threadsafe(self._ended.set),
+            lambda error: _tell(loop, settle, error),
+            lambda: _tell(loop, self._ended.set),
         )
         await standing
 
@@ -105,12 +106,13 @@ class _OnAsyncio:
             if not answered.done():
                 answered.set_result(answer)
 
-        crossing = self._own.exchange(scope, body, lambda answer: loop.call_soon_threadsafe(settle, answer))
+        crossing = self._own.exchange(scope, body, lambda answer: _tell(loop, settle, answer))
         gone = asyncio.ensure_future(
             _disconnect(receive)
         )  # there is nothing left to receive but the disconnect
         try:
-            await asyncio.wait([answered, gone], return_when=asyncio.FIRST_COMPLETED)
+            either: list[asyncio.Future[Any]] = [answered, gone]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not answered.done():
                 crossing.leave()
             answer = await answered
@@ -123,6 +125,12 @@ class _OnAsyncio:
             status, headers, content = answer
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": content})
+
+
+def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
+    """Call `function` on `loop` from the tree's thread, unless the server closed its loop without waiting for us."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *arguments)
 
 
 async def _whole_body(receive: Receive) -> bytes | None:

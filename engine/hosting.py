@@ -7,14 +7,14 @@ and ends with a status that is not 0, instead of answering on without it.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from multiprocessing import parent_process
-from typing import Any
+from typing import IO, Any
 
 import outcome
 import trio
@@ -44,7 +44,7 @@ class HostedTree:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._stop = trio.Event()
-        self._lock: socket.socket | None = None
+        self._lock: IO[bytes] | None = None
         self._sink: LogSink | None = None
         self.running: RunningServer | None = None
         self.failure = ""  # why the tree ended, if nobody asked it to
@@ -102,10 +102,14 @@ class HostedTree:
         self._give_up("the supervision tree gave up")
 
     def _give_up(self, why: str) -> None:
-        """Have the foreign server shut down as if it had been told to; `end_process` then gives the status."""
+        """Have the foreign server shut down as if it had been told to; `end_process` then gives the status.
+
+        The process to tell is the one that handles signals: where there is a master, hypercorn's workers do not.
+        """
         self.failure = why
         sys.stderr.write(f"error: {why}\n")
-        os.kill(os.getpid(), signal.SIGTERM)
+        master = parent_process()
+        os.kill(os.getpid() if master is None or master.pid is None else master.pid, signal.SIGTERM)
 
     def end_process(self) -> None:
         """At the end of the lifespan: make a failure the process's exit status, which the foreign server can't."""
@@ -114,14 +118,17 @@ class HostedTree:
             os._exit(1)
 
 
-def _only_process() -> socket.socket | None:
-    """Take the one place under a server that starts worker processes. Raises StartupFailed where it is taken."""
-    parent = parent_process()
-    if parent is None:
+def _only_process() -> IO[bytes] | None:
+    """Take the one place under a server that starts worker processes. Raises StartupFailed where it is taken.
+
+    The place is a lock on a file that exists once for each such server and goes with it.
+    """
+    master = parent_process()
+    if master is None:
         return None
-    lock = socket.socket(socket.AF_UNIX)
+    lock = open(f"/proc/{master.pid}/environ", "rb")  # noqa: SIM115  # held until the tree has ended
     try:
-        lock.bind(f"\0tritium-under-{parent.pid}")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
         raise StartupFailed(ONE_PROCESS) from error
@@ -187,14 +194,17 @@ class OwnLoop:
                 self._token = trio.lowlevel.current_trio_token()
                 try:
                     await self._tree.run(settings, lambda: report(None))
+                except StartupFailed as error:
+                    report(error)
                 finally:
                     self._nursery.cancel_scope.cancel()
 
         def thread() -> None:
             try:
-                trio.run(main, strict_exception_groups=False)
-            except StartupFailed as error:
-                report(error)
+                trio.run(main)
+            except BaseException as error:
+                report(error)  # heard only by somebody who still waits for the start
+                raise
             finally:
                 ended()
 

@@ -57,7 +57,7 @@ class ModelSubtrees:
         """Return the state of a version about to be loaded."""
         return ModelState(
             spec,
-            statistics=new_statistics(self._metrics),
+            statistics=new_statistics(self._metrics, spec.first_response_buckets),
             on_status=self._on_status,
             wall_clock=milliseconds_since_epoch,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from engine.cli.text import aligned, printable
 from engine.config.backends import discover
 from engine.config.load import LoadedConfig, load_model_config
 from engine.config.problems import Problem
+from engine.devices import gpu_count
 from engine.repository.layout import DUPLICATE_REASON, scan
 
 
@@ -54,6 +56,7 @@ def check(argv: Sequence[str]) -> int:
         return 1
     report = inspect(
         options.repositories,
+        gpus=gpu_count(os.environ),
         config_name=options.model_config_name,
         auto_complete=not options.disable_auto_complete_config,
     )
@@ -78,14 +81,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def inspect(repositories: Sequence[Path], *, config_name: str = "", auto_complete: bool = True) -> Report:
-    """Read every model of the repositories, as a server would at its start."""
+def inspect(
+    repositories: Sequence[Path], *, gpus: int, config_name: str = "", auto_complete: bool = True
+) -> Report:
+    """Read every model of the repositories, as a server on a machine with so many GPUs would at its start."""
     found = scan(repositories)
     backends = discover()
     findings = [Finding(name=name, reason=DUPLICATE_REASON) for name in found.duplicates]
     for name, directory in found.models.items():
         config = load_model_config(
-            directory.path, backends=backends, config_name=config_name, auto_complete=auto_complete
+            directory.path,
+            backends=backends,
+            gpus=gpus,
+            config_name=config_name,
+            auto_complete=auto_complete,
         )
         findings.append(Finding(name=name, config=config))
     return Report(findings=tuple(sorted(findings, key=lambda f: f.name)), problems=tuple(found.problems))

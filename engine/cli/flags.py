@@ -242,7 +242,8 @@ _HONOURED: Final = (
         group=Group.HTTP,
         default="67108864",
         metavar="BYTES",
-        help="The largest request body, also after decompression.",
+        help="The largest JSON part of a request, JSON tensor, raw-binary body, and body once decompressed;"
+        " tensors in binary form are not limited by it.",
     ),
     Flag(
         name="http-header-forward-pattern",

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import http.client
 import json
+import re
 import sys
 import time
 import urllib.error
@@ -32,6 +33,7 @@ _STYLES: Final = {
     "exhausted": "bold red",
     "stopped": "dim",
 }
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110's token
 _MOST_BYTES: Final = 64 * 1024 * 1024
 
 Node = Mapping[str, Any]
@@ -44,9 +46,9 @@ class TreeUnavailable(Exception):
 def tree(argv: Sequence[str]) -> int:
     """Fetch and show the tree; return the process's exit status."""
     options = _parser().parse_args(argv)
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({})
-    )  # an operator's own server needs no proxy
+    # An operator's own server needs no proxy.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener.addheaders += options.header
     try:
         if options.watch is not None:
             return _watch(opener, options.url, options.watch)
@@ -76,6 +78,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--url", default="http://127.0.0.1:8000", help="the server's HTTP address [%(default)s]"
     )
+    parser.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        type=_header,
+        metavar="'NAME: VALUE'",
+        help="send this header too, such as the one that --http-restricted-api asks for; repeatable",
+    )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="print the server's answer as JSON")
     shown.add_argument(
@@ -89,6 +99,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
+        raise argparse.ArgumentTypeError(f"expected 'NAME: VALUE', got {text!r}")
+    return name, value.strip()
+
+
 def fetch(opener: urllib.request.OpenerDirector, url: str) -> Node:
     """Return the tree document of the server at `url`. Raises TreeUnavailable."""
     base = url if "://" in url else f"http://{url}"
@@ -100,7 +117,8 @@ def fetch(opener: urllib.request.OpenerDirector, url: str) -> Node:
     except urllib.error.HTTPError as error:
         with error:
             raise TreeUnavailable(
-                f"the server at {base} answered {error.code} to {_PATH}: is it Tritium, with its management API allowed?"
+                f"the server at {base} answered {error.code} to {_PATH}: is it Tritium, and if its API 'statistics' is"
+                " restricted, did it get the --header?"
             ) from error
     except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
         reason = getattr(error, "reason", error)

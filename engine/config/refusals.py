@@ -98,6 +98,11 @@ def _ragged(config: ModelConfig) -> Iterator[str]:
                 yield f"input[{at}].allow_ragged_batch"
 
 
+def _operators(config: ModelConfig) -> Iterator[str]:
+    if config.backend != "onnxruntime" and config.model_operations.op_library_filename:
+        yield "model_operations.op_library_filename"
+
+
 def _groups(field: str) -> Keys:
     def keys(config: ModelConfig) -> Iterator[str]:
         for at, group in enumerate(config.instance_group):
@@ -128,10 +133,15 @@ _REFUSALS: Final = (
     _Refusal("batch_input", _not_empty("batch_input")),
     _Refusal("batch_output", _not_empty("batch_output")),
     _Refusal("runtime", _not_empty("runtime"), "'backend' alone chooses what runs the model"),
-    _Refusal("model_operations.op_library_filename", _not_empty("model_operations", "op_library_filename")),
+    _Refusal(
+        "model_operations.op_library_filename",
+        _operators,
+        "libraries of custom operators are for ONNX models",
+    ),
     _Refusal(
         "optimization.execution_accelerators",
         _not_empty("optimization", "execution_accelerators", "gpu_execution_accelerator"),
+        "instances of KIND_GPU use CUDA without it, and its options are parameters of the model",
     ),
     _Refusal(
         "optimization.execution_accelerators",
@@ -164,5 +174,4 @@ _HINTS: Final = (
         _not_empty("optimization", "gather_kernel_buffer_threshold"),
         "batches are gathered in host memory",
     ),
-    _Hint(_not_empty("model_metrics", "metric_control"), "latency histograms are not published"),
 )

@@ -25,6 +25,7 @@ from actors.specs import (
 from engine.config.backends import BackendTraits
 from engine.config.jsonform import config_json
 from engine.config.settings import TritiumSettings
+from engine.config.validate import FIRST_RESPONSE_HISTOGRAM
 from protocols.kserve.proto.model_config_pb2 import (
     ModelConfig,
     ModelDynamicBatching,
@@ -83,6 +84,7 @@ def translate(
         settings=dict(settings or {}),
         warmup=warmup,
         metric_tags=dict(sorted(config.metric_tags.items())),
+        first_response_buckets=_first_response_buckets(config),
         decoupled=config.model_transaction_policy.decoupled,
         isolation=tritium.isolation,
         retry=tritium.retry,
@@ -143,6 +145,14 @@ def _output(tensor: ModelOutput, labels: tuple[str, ...]) -> OutputSpec:
 
 def _reshape(tensor: ModelInput | ModelOutput) -> tuple[int, ...] | None:
     return tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
+
+
+def _first_response_buckets(config: ModelConfig) -> tuple[float, ...]:
+    chosen: tuple[float, ...] = ()
+    for control in config.model_metrics.metric_control:
+        if control.metric_identifier.family == FIRST_RESPONSE_HISTOGRAM:  # the last one counts
+            chosen = tuple(control.histogram_options.buckets)
+    return chosen
 
 
 def _scheduling(config: ModelConfig) -> Direct | DynamicBatching:

@@ -6,7 +6,8 @@ Every rule that is broken is told, not only the first; the first becomes the rea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from math import prod
+from itertools import pairwise
+from math import isfinite, prod
 from typing import Final
 
 from actors.messages.errors import ErrorCode
@@ -35,7 +36,7 @@ WARMUP_PREFIX: Final = "[request id: <id_unknown>] "
 
 _KINDS: Final = frozenset(ModelInstanceGroup.Kind.values())
 _TENSORRT: Final = "tensorrt_plan"
-_FIRST_RESPONSE_HISTOGRAM: Final = "nv_inference_first_response_histogram_ms"
+FIRST_RESPONSE_HISTOGRAM: Final = "nv_inference_first_response_histogram_ms"
 _LOWEST_COMPUTE_CAPABILITY: Final = "6"
 _WARMUP_LARGEST_BATCH: Final = 65_536  # each is a request in memory
 
@@ -165,17 +166,25 @@ def _metrics(config: ModelConfig) -> Iterator[Problem]:
             yield Problem(message="metric control must specify 'metric_identifier'", key=key)
         elif not control.metric_identifier.family:
             yield Problem(message="metric identifier must specify non-empty 'family'", key=key)
-        elif control.metric_identifier.family != _FIRST_RESPONSE_HISTOGRAM:
+        elif control.metric_identifier.family != FIRST_RESPONSE_HISTOGRAM:
             yield Problem(
                 severity=Severity.WARNING,
                 message=f"metric family '{control.metric_identifier.family}' can not be customised",
                 key=key,
-                hint=f"only {_FIRST_RESPONSE_HISTOGRAM} can",
+                hint=f"only {FIRST_RESPONSE_HISTOGRAM} can",
             )
         if not control.HasField("histogram_options"):
             yield Problem(message="metric control must specify 'histogram_options'", key=key)
         elif not control.histogram_options.buckets:
             yield Problem(message="histogram options must specify non-empty 'buckets'", key=key)
+        elif control.metric_identifier.family == FIRST_RESPONSE_HISTOGRAM:
+            buckets = control.histogram_options.buckets
+            if not all(map(isfinite, buckets)) or any(low >= high for low, high in pairwise(buckets)):
+                yield Problem(
+                    message=f"histogram options must specify finite, ascending 'buckets' for {config.name}",
+                    key=f"{key}.histogram_options.buckets",
+                    hint="upper bounds in milliseconds; the one of +Inf is added",
+                )
 
 
 def _tensors(config: ModelConfig) -> Iterator[Problem]:

@@ -18,7 +18,13 @@ from typing import Any, Final
 
 import trio
 
-from actors.statistics import FailureReason, Histogram, LatencySummaries, ModelStatistics
+from actors.statistics import (
+    DEFAULT_HISTOGRAM_BOUNDS,
+    FailureReason,
+    Histogram,
+    LatencySummaries,
+    ModelStatistics,
+)
 from engine.observability.loop_lag import LoopLag
 from engine.observability.sources import MetricsSource, ModelSample
 from engine.observability.system import MachineSampler, ProcessSample, sample_process
@@ -200,11 +206,18 @@ _SUMMARIES: Final = (
 )
 
 
-def new_statistics(settings: MetricsSettings) -> ModelStatistics:
-    """Return a model's statistics, observing what the settings ask for and no more."""
+def new_statistics(
+    settings: MetricsSettings, first_response_buckets: Sequence[float] = ()
+) -> ModelStatistics:
+    """Return a model's statistics, observing what the settings ask for and no more.
+
+    `first_response_buckets` are the histogram's upper bounds in milliseconds, where the model has bounds of its own.
+    """
     return ModelStatistics(
         summaries=LatencySummaries(settings.summary_quantiles) if settings.summary_latencies else None,
-        first_response=Histogram() if settings.histogram_latencies else None,
+        first_response=Histogram(first_response_buckets or DEFAULT_HISTOGRAM_BOUNDS)
+        if settings.histogram_latencies
+        else None,
     )
 
 
@@ -401,7 +414,8 @@ def _single(name: str, kind: str, explanation: str, value: Number) -> str:
 def _histogram_lines(histogram: Histogram, labels: Mapping[str, str]) -> Iterator[_Line]:
     plain = written(labels)
     below = 0
-    bounds = [f"{bound:g}" for bound in histogram.bounds] + ["+Inf"]
+    # All digits, or two bounds could read alike; without the `.0` that Triton's have not.
+    bounds = [repr(float(bound)).removesuffix(".0") for bound in histogram.bounds] + ["+Inf"]
     for bound, count in zip(bounds, histogram.counts, strict=True):
         below += count
         yield _Line("_bucket", written({**labels, "le": bound}), below)

@@ -179,6 +179,14 @@ def test_check_warns_of_a_model_inside_the_server_process(repository, capsys):
     assert "a crash of it takes the server down" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("gpus", "ok"), [(0, False), (2, True)])
+def test_check_sees_the_gpus_that_a_server_here_would_see(repository, gpus, ok, monkeypatch, capsys):
+    monkeypatch.setattr("engine.cli.check.gpu_count", lambda environ: gpus)
+    on_gpu = GOOD + "instance_group { kind: KIND_GPU }\n"
+    assert main(["check", repository(add=on_gpu)]) == (0 if ok else 1)
+    assert ("has kind KIND_GPU but no GPUs are available" in capsys.readouterr().out) is not ok
+
+
 def test_check_refuses_a_repository_that_is_not_there(tmp_path, capsys):
     assert main(["check", str(tmp_path / "nowhere")]) == 1
     assert "not a directory" in capsys.readouterr().err
@@ -232,6 +240,8 @@ def server():
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             status, body = answers.get(self.path, (404, b""))
+            if any(self.headers.get(name) != value for name, value in answers.get("opened by", {}).items()):
+                status, body = 403, b""
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -300,6 +310,22 @@ def test_tree_says_so_where_something_else_answers(server, capsys, answer, messa
     server[1]["/v2/tritium/tree"] = answer
     assert main(["tree", "--url", server[0]]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_tree_opens_a_restricted_api_with_its_headers(server, capsys):
+    server[1]["opened by"] = {"admin-key": "s3cret: yes", "x-tenant": "a"}
+    assert main(["tree", "--url", server[0]]) == 1
+    assert "answered 403" in capsys.readouterr().err
+    headers = ["--header", "admin-key: s3cret: yes", "--header=X-Tenant:a"]
+    assert main(["tree", "--json", "--url", server[0], *headers]) == 0
+    assert json.loads(capsys.readouterr().out) == NODE
+
+
+@pytest.mark.parametrize("header", ["admin-key", ": value", "admin key: x", "a: b\r\nc: d", "a: ü"])
+def test_tree_refuses_what_is_no_header(header, capsys):
+    with pytest.raises(SystemExit):
+        main(["tree", "--header", header])
+    assert "expected 'NAME: VALUE'" in capsys.readouterr().err
 
 
 def test_tree_reads_no_files(capsys):

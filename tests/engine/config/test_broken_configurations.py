@@ -24,6 +24,10 @@ def plus(text):
 
 DIM_TEXT = "dimension must be integer >= 1, or -1 to indicate a variable-size dimension"
 RESHAPE_TEXT = "reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension"
+FIRST_RESPONSE = (
+    'model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" }'
+    " histogram_options { %s } } }"
+)
 SIZE = "has different size for dims and reshape"
 GROUP = "instance group G of model m"
 
@@ -74,6 +78,15 @@ BROKEN = [
     ("a histogram without buckets",
      plus('model_metrics { metric_control { metric_identifier { family: "x" } histogram_options { } } }'),
      "histogram options must specify non-empty 'buckets'", "model_metrics.metric_control[0]", (6, 17)),
+    ("a histogram whose buckets do not ascend", plus(FIRST_RESPONSE % "buckets: [ 1, 5, 5 ]"),
+     "histogram options must specify finite, ascending 'buckets' for m",
+     "model_metrics.metric_control[0].histogram_options.buckets", (6, 127)),
+    ("a histogram with the bucket that is always there", plus(FIRST_RESPONSE % "buckets: [ 1, inf ]"),
+     "histogram options must specify finite, ascending 'buckets' for m",
+     "model_metrics.metric_control[0].histogram_options.buckets", (6, 127)),
+    ("a histogram with a bucket of nothing", plus(FIRST_RESPONSE % "buckets: nan"),
+     "histogram options must specify finite, ascending 'buckets' for m",
+     "model_metrics.metric_control[0].histogram_options.buckets", (6, 127)),
     ("an input without name", with_input("data_type: TYPE_FP32 dims: 4"),
      "model input must specify 'name' for m", "input[0]", (4, 1)),
     ("an output without name", with_output("data_type: TYPE_FP32 dims: 4"),
@@ -170,8 +183,11 @@ UNSUPPORTED = [
     (plus('batch_input { target_name: "N" data_type: TYPE_FP32 source_input: "A" }'), "batch_input", (6, 1)),
     (plus('batch_output { target_name: "S" source_input: "A" }'), "batch_output", (6, 1)),
     (plus('runtime: "libmine.so"'), "runtime", (6, 1)),
-    (plus('model_operations { op_library_filename: "ops.so" }'), "model_operations.op_library_filename", (6, 20)),
+    (plus('model_operations { op_library_filename: "ops.so" }').replace("onnxruntime", "python"),
+     "model_operations.op_library_filename", (6, 20)),
     (plus('optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }'),
+     "optimization.execution_accelerators", (6, 41)),
+    (plus('optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" } } }'),
      "optimization.execution_accelerators", (6, 41)),
     (with_input('name: "A" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true'), "allow_ragged_batch", (4, 51)),
     (plus("instance_group { passive: true }"), "instance_group.passive", (6, 18)),
