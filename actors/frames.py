@@ -36,11 +36,13 @@ LOAD: Final = 1
 SEGMENT: Final = 2
 EXECUTE: Final = 3
 STOP: Final = 4
+PROBE: Final = 5
 READY: Final = 16
 LOAD_FAILED: Final = 17
 RESULT: Final = 18
 ROOM: Final = 19
 LOG: Final = 20
+PROBED: Final = 22
 SPILLED: Final = 32
 
 _EXECUTE = struct.Struct("<BBHHHIQ")  # kind, zero, slot, requests, inputs, metadata length, batch id
@@ -438,3 +440,15 @@ def _unpack(layout: struct.Struct, frame: Buffer) -> tuple[int, ...]:
     if len(frame) != layout.size:
         raise FrameError(f"frame of kind {frame[0]} has {len(frame)} bytes, not {layout.size}")
     return layout.unpack(frame)
+
+
+def encode_probed(*, ready: bool) -> bytes:
+    """Worker: what the model says of its own readiness; the answer to a `PROBE` frame."""
+    return bytes((PROBED, ready))
+
+
+def decode_probed(frame: Buffer) -> bool:
+    """Return whether the model says it is ready."""
+    if len(frame) != 2 or frame[1] > 1:
+        raise FrameError(f"a readiness answer of {len(frame)} bytes")
+    return bool(frame[1])

@@ -92,11 +92,11 @@ class Health(Protocol):
     def live(self) -> bool:
         """Whether the server initialised."""
 
-    def ready(self) -> bool:
+    async def ready(self) -> bool:
         """Whether it serves, by the strict or lenient rule of contract repository.md section 8."""
 
-    def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether this model version serves; raises like `Models.resolve`."""
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether this model version serves and its instances say so themselves; raises like `Models.resolve`."""
 
 
 class Introspection(Protocol):

@@ -28,6 +28,7 @@ from actors.validation import Validator
 from actors.worker import InFlight, LiveWorker
 
 QUARANTINE_SECONDS: Final = 600.0
+PROBE_SECONDS: Final = 5.0  # contract, python_backend.md section 1.2
 STOPPING: Final = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
 
@@ -176,6 +177,13 @@ class ModelState:
                     Status.UNAVAILABLE, f"Unavailable: all instances keep dying: {instance.last_reason}"
                 )
             self.fail_queued(Unavailable(f"model '{self.spec.name}' is unavailable: {instance.last_reason}"))
+
+    async def says_ready(self) -> bool:
+        """Whether it serves and each live instance's own check, if it has one, agrees within `PROBE_SECONDS`."""
+        if self.status is not Status.READY:
+            return False
+        verdicts = [await _ask(each.worker) for each in self.instances if each.worker is not None]
+        return all(verdicts)
 
     # -- requests in ---------------------------------------------------------------------------------------------
 
@@ -411,3 +419,18 @@ def _parameters(
     if request.attempts <= 1:
         return given
     return {**(given or {}), "attempts": request.attempts}
+
+
+async def _ask(worker: LiveWorker) -> bool:
+    """Return what one instance says of its readiness; silence for too long is a no."""
+    answered = trio.Event()
+    said: list[bool] = []
+
+    def tell(ready: bool) -> None:  # a callback
+        said.append(ready)
+        answered.set()
+
+    worker.probe(tell)
+    with trio.move_on_after(PROBE_SECONDS):
+        await answered.wait()
+    return bool(said) and said[0]

@@ -129,7 +129,9 @@ class ModelSpec:
     settings: Mapping[str, str] = field(default_factory=dict)  # merged backend settings from the command line
     warmup: tuple[WarmupSample, ...] = ()
     metric_tags: Mapping[str, str] = field(default_factory=dict)
-    first_response_buckets: tuple[float, ...] = ()  # the histogram's bounds in milliseconds; empty: the default ones
+    first_response_buckets: tuple[
+        float, ...
+    ] = ()  # the histogram's bounds in milliseconds; empty: the default ones
     decoupled: bool = False
     isolation: Literal["process", "thread"] = "process"
     retry: Retry = Retry.ALWAYS

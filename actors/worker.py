@@ -82,11 +82,15 @@ class LiveWorker:
         self._next_id = 1
         control = Segment.create(ControlPage.size_for(self._slot_count, self._cancellable), "tritium-control")
         self._control = ControlPage(control, instance.lanes, self._cancellable)
+        self._asks = False  # the backend has a readiness check of its own
+        self._last_said = True
+        self._curious: list[Callable[[bool], None]] = []
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
         self._handlers: dict[int, Callable[[bytes], None]] = {
             frames.RESULT: self._on_result,
-            frames.READY: lambda packet: events.ready(),
+            frames.READY: self._on_ready,
+            frames.PROBED: self._on_probed,
             frames.LOAD_FAILED: self._on_load_failed,
             frames.ROOM: self._on_room,
             frames.LOG: self._on_log,
@@ -196,6 +200,18 @@ class LiveWorker:
                     self._control.cancel(batch.slot.index, index)
                     return
 
+    def probe(self, tell: Callable[[bool], None]) -> None:
+        """Have `tell` called with what the model says of its own readiness: now, or once it has been asked.
+
+        Those who ask while it is being asked share the answer. A busy model is not interrupted: its last word stands.
+        """
+        if not self._asks or self.outstanding:
+            tell(self._last_said)
+            return
+        self._curious.append(tell)
+        if len(self._curious) == 1:
+            self.pipe.send_nowait(bytes((frames.PROBE,)))
+
     def stop(self) -> None:
         """Ask the worker to finish what it has and exit."""
         self.pipe.send_nowait(bytes((frames.STOP,)))
@@ -207,6 +223,7 @@ class LiveWorker:
     def close(self) -> None:
         """The worker is gone: close the connection and let go of the segments, but for those that responses still view."""
         self.pipe.close()
+        self._answer_the_curious(said=False)
         self.outstanding.clear()
         self._slots.clear()
         self._free.clear()
@@ -244,6 +261,19 @@ class LiveWorker:
         if not self.pipe.closed:
             self._free.append(slot)
             self._events.slot_freed()
+
+    def _on_ready(self, packet: bytes) -> None:
+        self._asks = bool(frames.decode_json(packet).get("asks"))
+        self._events.ready()
+
+    def _on_probed(self, packet: bytes) -> None:
+        self._last_said = frames.decode_probed(packet)
+        self._answer_the_curious(said=self._last_said)
+
+    def _answer_the_curious(self, *, said: bool) -> None:
+        curious, self._curious = self._curious, []
+        for tell in curious:
+            tell(said)
 
     def _on_load_failed(self, packet: bytes) -> None:
         body = frames.decode_json(packet)

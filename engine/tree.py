@@ -89,13 +89,20 @@ class Readiness:
         """The loop turns, or nobody would answer."""
         return True
 
-    def ready(self) -> bool:
-        """Whether everything was loaded, and in strict mode, whether all of it serves."""
-        return self._catalog.finished.is_set() and (not self._strict or self._router.all_ready())
+    async def ready(self) -> bool:
+        """Whether everything was loaded, and in strict mode, whether all of it serves and says so itself."""
+        if not self._catalog.finished.is_set():
+            return False
+        if not self._strict:
+            return True
+        ready = self._router.all_ready()
+        for state in self._router.states():
+            ready = ready and (state.status is not Status.READY or await state.says_ready())
+        return ready
 
-    def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a version serves; raises like `Models.resolve`."""
-        return self._router.resolve(name, version).status is Status.READY
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a version serves and says so itself; raises like `Models.resolve`."""
+        return await self._router.resolve(name, version).says_ready()
 
 
 class RepositoryView:

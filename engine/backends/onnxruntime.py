@@ -8,7 +8,9 @@ values; an execution then is a dictionary of arrays and one call. Three ways lea
   the batch's output memory. Binding costs about 10 µs more than `run` and saves a copy; the two break even near 256 KiB.
 - *values*: BF16, which numpy cannot express, travels as bit patterns in `OrtValue`s.
 
-A batch that fails as a whole is run again request by request, so that only the request at fault gets the error.
+A batch that fails as a whole is run again request by request, so that only the request at fault gets the error. A kernel
+that fails on a CUDA device takes the process's CUDA context with it, and nothing would ever succeed there again: such a worker
+ends, to be started anew.
 """
 
 from __future__ import annotations
@@ -53,6 +55,13 @@ _DATATYPES = {
     "tensor(bfloat16)": DataType.BF16,
 }
 _ORT_ERROR = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+# CUDA's errors that stay, by number and by name, in the two forms in which ONNX Runtime tells of them.
+_LOST = re.compile(
+    r"CUDA failure (?:214|700|702|709|710|71[4-9])\b|CUDA error cudaError(?:ECCUncorrectable|IllegalAddress|LaunchTimeout"
+    r"|ContextIsDestroyed|Assert|HardwareStackError|IllegalInstruction|MisalignedAddress|InvalidAddressSpace|InvalidPc"
+    r"|LaunchFailure)\b"
+)
+_CUDA = "CUDAExecutionProvider"
 _CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
 
 
@@ -89,9 +98,22 @@ class OnnxRuntimeBackend(Backend):
         options = _session_options(onnxruntime, model)
         providers = _providers(onnxruntime, model)
         try:
-            self._session = onnxruntime.InferenceSession(path, options, providers=providers)
+            for library in model.config.get("model_operations", {}).get("op_library_filename", ()):
+                options.register_custom_ops_library(_inside(model, library))
+            # It must not fall back to providers that nobody asked for.
+            self._session = onnxruntime.InferenceSession(
+                path, options, providers=providers, enable_fallback=0
+            )
+        except LoadError:
+            raise
         except Exception as error:  # ONNX Runtime's exceptions share no base class
             raise LoadError(f"unable to load model '{model.name}', {_describe(error)}") from error
+        if model.kind == "GPU" and _CUDA not in self._session.get_providers():
+            # It leaves a provider out whose libraries can't be loaded, and says so in its log only.
+            raise LoadError(
+                f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but ONNX Runtime"
+                " could not start its CUDA provider; are CUDA and cuDNN installed, in the versions it was built for?"
+            )
         self._run_options = _run_options(onnxruntime, model)
         self._value = onnxruntime.OrtValue
         self._batches = model.max_batch_size > 0
@@ -160,6 +182,8 @@ class OnnxRuntimeBackend(Backend):
                     return self._run_bound(feeds, outputs, rows, allocate)
             return self._run(feeds, outputs)
         except Exception as error:  # ONNX Runtime's exceptions share no base class
+            if loses_device(str(error)):
+                raise SystemExit(f"the CUDA device is lost to this process: {error}") from error
             raise Internal(_describe(error)) from error
 
     def _run(self, feeds: Mapping[str, Array], outputs: Sequence[_Port]) -> list[Output]:
@@ -229,6 +253,11 @@ def _decoded(name: str, array: Array) -> Array:
     return texts.reshape(array.shape)
 
 
+def loses_device(text: str) -> bool:
+    """Whether an error of ONNX Runtime tells of a failure after which CUDA is of no more use to the process."""
+    return _LOST.search(text) is not None
+
+
 def _describe(error: Exception) -> str:
     """Return an ONNX Runtime error the way Triton's clients know it: `onnx runtime error <n>: <text>`."""
     match = _ORT_ERROR.search(str(error))
@@ -288,8 +317,6 @@ def _session_options(onnxruntime: Any, model: ModelInfo) -> Any:
     for key, value in model.parameters.items():
         if key.startswith("session."):
             options.add_session_config_entry(key, value)
-    for library in model.config.get("model_operations", {}).get("op_library_filename", ()):
-        options.register_custom_ops_library(_inside(model, library))
     return options
 
 
@@ -317,31 +344,18 @@ def _inside(model: ModelInfo, filename: str) -> str:
 
 
 def _providers(onnxruntime: Any, model: ModelInfo) -> list[Any]:
-    accelerators = model.config.get("optimization", {}).get("execution_accelerators", {})
-    cuda: dict[str, str] = {key: model.parameters[key] for key in _CUDA_KEYS if key in model.parameters}
-    if model.kind == "GPU":
-        for accelerator in accelerators.get("gpu_execution_accelerator", ()):
-            if accelerator["name"] != "cuda":
-                raise _no_accelerator(model, accelerator["name"])
-            cuda.update(accelerator.get("parameters", {}))
-        available = onnxruntime.get_available_providers()
-        if "CUDAExecutionProvider" not in available:
-            raise LoadError(
-                f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but the"
-                f" installed onnxruntime has no CUDA provider (it has {', '.join(available)});"
-                " install onnxruntime-gpu or use KIND_CPU"
-            )
-        cuda["device_id"] = str(model.device_id)
-        return [("CUDAExecutionProvider", cuda), "CPUExecutionProvider"]
-    for accelerator in accelerators.get("cpu_execution_accelerator", ()):
-        raise _no_accelerator(model, accelerator["name"])
-    return ["CPUExecutionProvider"]
-
-
-def _no_accelerator(model: ModelInfo, name: str) -> LoadError:
-    return LoadError(
-        f"unable to load model '{model.name}', execution accelerator '{name}' is not supported by this version"
-    )
+    if model.kind != "GPU":
+        return ["CPUExecutionProvider"]
+    onnxruntime.preload_dlls()  # CUDA and cuDNN may be pip packages, where the loader does not look
+    available = onnxruntime.get_available_providers()
+    if _CUDA not in available:
+        raise LoadError(
+            f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but the"
+            f" installed onnxruntime has no CUDA provider (it has {', '.join(available)});"
+            " install onnxruntime-gpu or use KIND_CPU"
+        )
+    cuda = {key: model.parameters[key] for key in _CUDA_KEYS if key in model.parameters}
+    return [(_CUDA, {**cuda, "device_id": str(model.device_id)}), "CPUExecutionProvider"]
 
 
 def _run_options(onnxruntime: Any, model: ModelInfo) -> Any:

@@ -3,10 +3,11 @@
 Theory of operation. Whatever was loaded becomes a `Program`: a callable that takes the configured inputs in their order, and
 the path of every output in what it returns. An execution wraps the batch's memory as tensors without a copy, calls the
 program and copies its results out once. On a CUDA device each lane has a stream of its own, and tensors pass through pinned
-memory on it.
+memory on it; what lies on another device than the instance's is fetched with an ordinary, blocking copy.
 
 A batch that fails as a whole is run again request by request, so that only the request at fault gets the error, unless the
-program had written into its inputs by then.
+program had written into its inputs by then. A kernel that fails takes the process's CUDA context with it, and nothing would ever
+succeed there again: such a worker ends, to be started anew.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from engine.backends.base import Backend, LoadError
 from engine.backends.torch_loading import (
     DEFAULT_ARTIFACTS,
     amp_dtype,
+    check_device,
     device_of,
     flag,
     load_program,
@@ -88,6 +90,9 @@ class PyTorchBackend(Backend):
             raise LoadError(
                 f"unable to load model '{model.name}', {type(error).__name__}: {error}"
             ) from error
+        if self._device.type == "cuda":
+            # Lanes' streams do not wait for this thread's, on which weights may still be on their way.
+            torch.cuda.synchronize(self._device)
 
     def unload(self) -> None:
         """Drop the model and what it holds on a device."""
@@ -151,23 +156,27 @@ class PyTorchBackend(Backend):
                 ]
                 if stream is not None:
                     stream.synchronize()
+                del results  # before the memory cache is emptied, where that is asked for
             return [(tensor.name, tensor.datatype, _as_numpy(result)) for tensor, result in fetched]
         except TritiumError:
             raise
         except Exception as error:  # whatever the model's code raises
+            check_device(self._torch, self._device, error)
             raise Internal(f"PyTorch execute failure: {error}") from error
-        finally:
-            if self._cleans_cache:
-                self._torch.cuda.empty_cache()
 
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[Any]:
         """Set the modes of one execution; yield the lane's CUDA stream, or None on the CPU."""
         torch = self._torch
         with contextlib.ExitStack() as stack:
+            if self._cleans_cache:
+                stack.callback(torch.cuda.empty_cache)
             stack.enter_context(self._gradless())
             if self._amp is not None:
-                stack.enter_context(torch.autocast(self._device.type, dtype=self._amp))
+                # Its cache of weights is the process's, and would hand one lane what another's stream is still computing.
+                stack.enter_context(
+                    torch.autocast(self._device.type, dtype=self._amp, cache_enabled=False)
+                )
             if not self._optimized:
                 stack.enter_context(torch.jit.optimized_execution(False))
             if self._device.type == "cuda":
@@ -188,7 +197,7 @@ class PyTorchBackend(Backend):
         return argument
 
     def _fetched(self, tensor: TensorInfo, result: Any) -> Any:
-        """Return a result in CPU memory, on its way there while the lane's stream has not been synchronised."""
+        """Return a result in CPU memory; one of the instance's GPU arrives once the lane's stream is synchronised."""
         torch = self._torch
         if tensor.datatype is DataType.BYTES:
             if not isinstance(result, list) or not all(isinstance(text, str) for text in result):
@@ -211,8 +220,8 @@ class PyTorchBackend(Backend):
         if tensor.datatype is DataType.BF16:
             result = result.contiguous().view(torch.int16)
         result = result.detach().contiguous()
-        if result.device.type == "cpu":
-            return result
+        if result.device.type == "cpu" or result.device != self._device:
+            return result.cpu()  # as it is, or copied before the call returns: no stream of ours leads there
         host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
         return host.copy_(result, non_blocking=True)
 

@@ -80,7 +80,23 @@ def device_of(torch: Any, model: ModelInfo) -> Any:
             f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but the installed"
             " torch finds no CUDA device; use KIND_CPU"
         )
+    count = torch.cuda.device_count()
+    if model.device_id >= count:
+        raise LoadError(
+            f"unable to load model '{model.name}', instance '{model.instance_name}' is for GPU {model.device_id} but the"
+            f" installed torch sees {count}"
+        )
     return torch.device("cuda", model.device_id)
+
+
+def check_device(torch: Any, device: Any, failure: Exception) -> None:
+    """Raise SystemExit where `failure` has left a CUDA device unusable for this process. Waits for the device."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except Exception as error:
+        raise SystemExit(f"{device} is lost to this process: {failure}") from error
 
 
 def set_process_options(torch: Any, model: ModelInfo) -> None:

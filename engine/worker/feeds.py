@@ -45,10 +45,18 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
 class Feed(ABC):
     """Batches for the lanes, in the order in which the server sent them."""
 
-    def __init__(self, sock: socket.socket, slots: Sequence[Slot], on_disconnect: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        slots: Sequence[Slot],
+        *,
+        on_disconnect: Callable[[], None],
+        on_probe: Callable[[], None],
+    ) -> None:
         self._sock = sock
         self._slots = slots
         self._on_disconnect = on_disconnect
+        self._on_probe = on_probe
 
     @abstractmethod
     def next(self) -> frames.Execute | None:
@@ -77,6 +85,9 @@ class Feed(ABC):
             segment.close_fd()
             self._slots[slot].replace(side, segment)
             return True, None
+        if kind == frames.PROBE:
+            self._on_probe()
+            return True, None
         if kind == frames.STOP:
             return False, None
         raise frames.FrameError(f"the server sent a frame of kind {kind}, which is none of its own")
@@ -85,8 +96,15 @@ class Feed(ABC):
 class DirectFeed(Feed):
     """The one lane reads for itself."""
 
-    def __init__(self, sock: socket.socket, slots: Sequence[Slot], on_disconnect: Callable[[], None]) -> None:
-        super().__init__(sock, slots, on_disconnect)
+    def __init__(
+        self,
+        sock: socket.socket,
+        slots: Sequence[Slot],
+        *,
+        on_disconnect: Callable[[], None],
+        on_probe: Callable[[], None],
+    ) -> None:
+        super().__init__(sock, slots, on_disconnect=on_disconnect, on_probe=on_probe)
         self._early: deque[frames.Execute] = deque()  # read while waiting for a segment
         self._more = True
 
@@ -114,9 +132,15 @@ class ThreadedFeed(Feed):
     """A reader thread owns `recv`; lanes wait for what concerns them."""
 
     def __init__(
-        self, sock: socket.socket, slots: Sequence[Slot], on_disconnect: Callable[[], None], lanes: int
+        self,
+        sock: socket.socket,
+        slots: Sequence[Slot],
+        lanes: int,
+        *,
+        on_disconnect: Callable[[], None],
+        on_probe: Callable[[], None],
     ) -> None:
-        super().__init__(sock, slots, on_disconnect)
+        super().__init__(sock, slots, on_disconnect=on_disconnect, on_probe=on_probe)
         self._lanes = lanes
         self._jobs: queue.SimpleQueue[frames.Execute | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -153,9 +177,14 @@ class ThreadedFeed(Feed):
 
 
 def make_feed(
-    sock: socket.socket, slots: Sequence[Slot], lanes: int, on_disconnect: Callable[[], None]
+    sock: socket.socket,
+    slots: Sequence[Slot],
+    lanes: int,
+    *,
+    on_disconnect: Callable[[], None],
+    on_probe: Callable[[], None],
 ) -> Feed:
-    """Return the feed for so many lanes."""
+    """Return the feed for so many lanes. `on_probe` answers the server's question after the model's readiness."""
     if lanes == 1:
-        return DirectFeed(sock, slots, on_disconnect)
-    return ThreadedFeed(sock, slots, on_disconnect, lanes)
+        return DirectFeed(sock, slots, on_disconnect=on_disconnect, on_probe=on_probe)
+    return ThreadedFeed(sock, slots, lanes, on_disconnect=on_disconnect, on_probe=on_probe)

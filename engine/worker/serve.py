@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
 import socket
 import threading
 import time
@@ -60,8 +59,14 @@ class Serving:
         except Exception as error:  # noqa: BLE001  # any failure of the user's code or files is the load's reason
             self._send(frames.encode_json(frames.LOAD_FAILED, _describe(error)))
             return
-        self._feed = make_feed(self._sock, self._slots, self._lanes, self._on_disconnect)
-        self._send(frames.encode_json(frames.READY, {"pid": os.getpid()}))
+        self._feed = make_feed(
+            self._sock,
+            self._slots,
+            self._lanes,
+            on_disconnect=self._on_disconnect,
+            on_probe=lambda: self._send(frames.encode_probed(ready=_says_ready(backend))),
+        )
+        self._send(frames.encode_json(frames.READY, {"asks": type(backend).ready is not Backend.ready}))
         others = [
             threading.Thread(
                 target=self._run_lane, args=(backend, model, lane), name=f"lane-{lane}", daemon=True
@@ -179,6 +184,14 @@ class Serving:
             self._sock.send(packet)
         except OSError:
             self._on_disconnect()
+
+
+def _says_ready(backend: Backend) -> bool:
+    try:
+        return bool(backend.ready())
+    except Exception:  # noqa: BLE001  # a check that can't be made is no yes
+        traceback.print_exc()
+        return False
 
 
 def _describe(error: BaseException) -> dict[str, Any]:

@@ -260,7 +260,7 @@ class V2App:
         health = self._server.health
         if health.exiting:
             return _EXITING
-        return _YES if health.ready() else _NO
+        return _YES if await health.ready() else _NO
 
     def _require_running(self) -> None:
         health = self._server.health
@@ -269,7 +269,7 @@ class V2App:
 
     async def _model_ready(self, route: Route, _scope: Scope, _receive: Receive) -> _Answer:
         self._require_running()
-        if self._server.health.model_ready(route.model, route.version):
+        if await self._server.health.model_ready(route.model, route.version):
             return _YES
         return _error(400, "Model version not ready")
 

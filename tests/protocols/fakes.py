@@ -187,10 +187,10 @@ class FakeHealth:
     def live(self) -> bool:
         return self.is_live
 
-    def ready(self) -> bool:
+    async def ready(self) -> bool:
         return self.is_ready
 
-    def model_ready(self, name: str, version: str = "") -> bool:
+    async def model_ready(self, name: str, version: str = "") -> bool:
         if self.models is not None:
             self.models.resolve(name, version)
         return self.is_model_ready

@@ -174,3 +174,12 @@ class Strings(Backend):
         for at, word in np.ndenumerate(words):
             reversed_words[at] = word[::-1]
         batch.respond([("OUTPUT", DataType.BYTES, reversed_words)])
+
+
+class Moody(Doubling):
+    """Ready while a file exists."""
+
+    name = "moody"
+
+    def ready(self):
+        return os.path.exists(self.model.parameters["mood"])

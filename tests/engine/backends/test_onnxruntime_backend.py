@@ -301,17 +301,6 @@ X, Y = ("X", FP32, [4]), ("Y", FP32, [4])
             {"config": {"model_operations": {"op_library_filename": ["../../ops.so"]}}},
             "model 'model': no operator library '../../ops.so' in the model directory",
         ),
-        (
-            [X],
-            {
-                "config": {
-                    "optimization": {
-                        "execution_accelerators": {"cpu_execution_accelerator": [{"name": "openvino"}]}
-                    }
-                }
-            },
-            "unable to load model 'model', execution accelerator 'openvino' is not supported by this version",
-        ),
     ],
 )
 def test_what_can_not_be_loaded_says_why(onnx_model, inputs, options, reason):

@@ -271,6 +271,15 @@ def test_a_name_is_required_where_nothing_is_completed(load):
     ]
 
 
+def test_metrics_that_can_not_be_customised_are_a_warning(load):
+    metric = 'metric_control { metric_identifier { family: "nv_inference_count" } histogram_options { buckets: [ 2, 1 ] } }'
+    loaded = load(plus(f"model_metrics {{ {metric} }}"))
+    assert [problem.message for problem in loaded.warnings] == [
+        "metric family 'nv_inference_count' can not be customised"
+    ]
+    assert loaded.specs[0].first_response_buckets == ()
+
+
 @pytest.mark.parametrize(
     "optimization",
     [

@@ -2,6 +2,8 @@
 
 import math
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import trio
@@ -9,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.statistics import FailureReason, Histogram, ModelStatistics
+from actors.router import Router
+from actors.specs import Direct, ModelSpec
+from actors.statistics import FailureReason, ModelStatistics
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
 from engine.observability.loop_lag import LoopLag, measure_loop_lag
@@ -17,7 +21,23 @@ from engine.observability.metrics import Exposition, MetricsApp, new_statistics,
 from engine.observability.sources import ModelSample
 from engine.observability.system import MachineSampler, ProcessSample, cpu_utilization, sample_process
 from engine.settings import MetricsSettings
+from engine.subtree import ModelSubtrees
 
+SPEC = ModelSpec(
+    name="add",
+    version=2,
+    platform="python",
+    backend="python",
+    max_batch_size=0,
+    inputs=(),
+    outputs=(),
+    scheduling=Direct(),
+    instances=(),
+    model_directory=Path(),
+    version_directory=Path(),
+    artifact="model.py",
+    config_json=b"{}",
+)
 PROCESS = ProcessSample(cpu_seconds=1.5, resident_bytes=4096, open_descriptors=7, most_descriptors=1024)
 
 
@@ -384,7 +404,20 @@ async def test_other_protocols_are_a_bug_of_the_listener():
 
 
 def test_a_custom_histogram_is_written_with_its_own_bounds():
-    statistics = ModelStatistics(first_response=Histogram((0.5, 2.5)))
+    statistics = new_statistics(MetricsSettings(histogram_latencies=True), (0.5, 20.0, 1234567.5))
     text = exposition(sample(statistics)).text()
-    assert 'le="0.5"' in text
-    assert 'le="2.5"' in text
+    assert re.findall(r'histogram_ms_bucket\{le="(.*?)"', text) == ["0.5", "20", "1234567.5", "+Inf"]
+
+
+@pytest.mark.parametrize(("wanted", "bounds"), [(True, (5.0, 50.0)), (False, None)])
+def test_a_models_own_buckets_are_used_where_histograms_are_on(wanted, bounds):
+    subtrees = ModelSubtrees(
+        Supervisor(),
+        Router(),
+        None,
+        log=lambda event, **keys: None,
+        metrics=MetricsSettings(histogram_latencies=wanted),
+        stop_within=1.0,
+    )
+    histogram = subtrees.make_state(replace(SPEC, first_response_buckets=(5.0, 50.0))).statistics.first_response
+    assert (histogram and histogram.bounds) == bounds

@@ -152,6 +152,7 @@ def serve() -> Serve:
             "dies_after_sending": "DiesAfterSending",
             "impure": "Impure",
             "strings": "Strings",
+            "moody": "Moody",
         }
         traits = {
             name: BackendTraits(name=name, target=f"worker_backends:{cls}") for name, cls in classes.items()

@@ -200,6 +200,28 @@ async def test_a_backend_can_run_on_a_thread_of_the_server(serve):
             await model.infer(669.0)
 
 
+async def test_a_backend_with_a_readiness_check_is_asked(serve, tmp_path):
+    mood = tmp_path / "mood"
+    async with serve("moody", parameters={"mood": str(mood)}) as model:
+        assert not await model.state.says_ready()
+        mood.touch()
+        assert await model.state.says_ready()
+        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]  # traffic does not depend on it
+
+
+async def test_many_who_ask_share_one_answer(serve, tmp_path):
+    async with serve("moody", parameters={"mood": str(tmp_path)}) as model:
+        said = []
+
+        async def ask():
+            said.append(await model.state.says_ready())
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(ask)
+        assert said == [True] * 20
+
+
 async def test_stopping_leaves_no_process_descriptor_or_memory_behind(serve):
     me = psutil.Process()
     async with serve("doubling"):
