@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import sys
 from typing import Final
 
 INPUT: Final = 0
@@ -27,6 +28,8 @@ PAGE: Final = mmap.PAGESIZE
 MAX_LANES: Final = 64
 MAX_CANCELLABLE: Final = 4096  # requests per slot whose cancel flag has room; later ones run to their end
 
+# Python's mappings keep a descriptor of their own where they can't be told not to.
+_UNTRACKED: Final = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 _F_ADD_SEALS: Final = 1033
 _SEALS: Final = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 _ALIGNMENT: Final = 64  # tensors start on cache lines
@@ -53,7 +56,7 @@ class Segment:
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
         self.size = size
-        self._map = mmap.mmap(fd, size)
+        self._map = mmap.mmap(fd, size, **_UNTRACKED)
         self.view = memoryview(self._map)
 
     @classmethod

@@ -83,7 +83,7 @@ class Scheduler:
         """Give instances with suspects the next group, alone, with nothing prefetched behind it."""
         for instance in self._state.instances:
             worker = instance.worker
-            if instance.hunting and worker is not None and worker.idle and worker.has_room:
+            while instance.hunting and worker is not None and worker.idle and worker.has_room:
                 instance.suspects.outcome_ok()  # of a group that could not even be handed over
                 suspects = instance.suspects.next()
                 if suspects:

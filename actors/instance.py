@@ -412,7 +412,8 @@ class InstanceActor:
             instance=self._name,
             culprit=executing.index(self._culprit) if self._culprit in executing else None,
         )
-        if hunting or aftermath.suspects:
+        # Nor is being stopped from outside: that worker could not have made progress.
+        if hunting or aftermath.suspects or (isinstance(reason, Hang) and reason.suspended):
             self._ctx.progressed()
         state.settle(instance, aftermath)
         if self._load_error is not None:

@@ -197,11 +197,9 @@ class ModelState:
                 f"{request.prefix}this request is quarantined: it killed workers of model '{self.spec.name}' before; "
                 f"the same inputs are refused for {QUARANTINE_SECONDS:.0f} s after that"
             )
-        enqueued_at = request.accepted_at
         if self._waiting or not self.queue.admits(request):
             await self._wait_for_room(request)
-            enqueued_at = trio.current_time()
-        self.queue.push(request, enqueued_at)
+        self.queue.push(request, trio.current_time())
         self.in_flight.add(request)
         self.ring()
 

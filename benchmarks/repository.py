@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from engine.devices import gpu_count
 
 HERE: Final = Path(__file__).parent
 EXAMPLES: Final = HERE.parent / "examples" / "models"
@@ -26,12 +29,14 @@ instance_group [ {{ kind: KIND_CPU count: 1 }} ]
 """
 
 _IDENTITY: Final = """\
-backend: "onnxruntime"
+backend: "{backend}"
 max_batch_size: 0
-input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
-output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
-instance_group [ { kind: KIND_CPU count: 1 } ]
+input [ {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+output [ {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+instance_group [ {{ kind: {kind} count: 1 }} ]
 """
+
+NO_GPU: Final = "no GPU"
 
 
 class Unavailable(Exception):
@@ -77,14 +82,46 @@ def _write_python_add_sub(model: Path, version: Path) -> None:
 
 
 def _write_onnx_identity(model: Path, version: Path) -> None:
-    (model / "config.pbtxt").write_text(_IDENTITY)
+    (model / "config.pbtxt").write_text(_IDENTITY.format(backend="onnxruntime", kind="KIND_CPU"))
     _save_onnx(version / "model.onnx", model.name, [("Identity", ["INPUT0"], "OUTPUT0")], ["size"])
 
 
+def _torch_for_gpu() -> Any:
+    """Return torch. Raises Unavailable where it could not load a model onto a GPU."""
+    if not gpu_count(os.environ):
+        raise Unavailable(NO_GPU)
+    try:
+        import torch
+    except ImportError as error:
+        raise Unavailable("torch is needed to run this model: pip install 'tritium[torch]'") from error
+    if not torch.cuda.is_available():
+        raise Unavailable("the installed torch finds no CUDA device")
+    return torch
+
+
+def _write_torch_identity_gpu(model: Path, version: Path) -> None:
+    torch = _torch_for_gpu()
+    (model / "config.pbtxt").write_text(_IDENTITY.format(backend="pytorch", kind="KIND_GPU"))
+    torch.jit.trace(torch.nn.Identity(), torch.zeros(1)).save(version / "model.pt")
+
+
+def _write_digits_gpu(model: Path, version: Path) -> None:
+    _torch_for_gpu()
+    name = model.name.removesuffix("_gpu")
+    _copy(name, model, version)
+    config = model / "config.pbtxt"
+    text = config.read_text().replace("KIND_CPU", "KIND_GPU")
+    config.write_text(text.replace(f'name: "{name}"', f'name: "{model.name}"'))
+
+
 def _copy_example(model: Path, version: Path) -> None:
-    source = EXAMPLES / model.name
+    _copy(model.name, model, version)
+
+
+def _copy(example: str, model: Path, version: Path) -> None:
+    source = EXAMPLES / example
     if not any(path.is_file() for path in source.glob("[1-9]*/*")):
-        raise Unavailable(f"examples/models/{model.name} holds no model")
+        raise Unavailable(f"examples/models/{example} holds no model")
     version.rmdir()
     shutil.copytree(source, model, dirs_exist_ok=True)
 
@@ -94,6 +131,8 @@ WRITERS: Final[Mapping[str, Callable[[Path, Path], None]]] = {
     "python_add_sub": _write_python_add_sub,
     "onnx_identity": _write_onnx_identity,
     "digits_onnx": _copy_example,
+    "torch_identity_gpu": _write_torch_identity_gpu,
+    "digits_torchscript_gpu": _write_digits_gpu,
 }
 
 

@@ -125,6 +125,7 @@ class Skipped:
     what: str
     subject: str
     reason: str
+    expected: bool = False  # the machine has not what it takes: no fault of anybody's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

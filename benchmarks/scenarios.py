@@ -32,6 +32,7 @@ class Scenario:
     concurrencies: tuple[int, ...]
     inputs: Callable[[], Tensors] | None
     expected: Callable[[Tensors], Tensors] | None
+    on_gpu: bool = False  # left out where there is none
     transfer: int = 0  # at concurrency 1, compare with two copies and a loopback trip of so many bytes
 
 
@@ -109,6 +110,27 @@ SCENARIOS: Final = (
         inputs=_ramp(16 * MIB),
         expected=_same,
         transfer=16 * MIB,
+    ),
+    Scenario(
+        name="gpu-identity-16mib",
+        title="TorchScript identity on a GPU, 16 MiB each way",
+        model="torch_identity_gpu",
+        encoding="binary",
+        concurrencies=(1,),
+        inputs=_ramp(16 * MIB),
+        expected=_same,
+        on_gpu=True,
+        transfer=16 * MIB,
+    ),
+    Scenario(
+        name="gpu-digits",
+        title="TorchScript digits classifier on a GPU, binary",
+        model="digits_torchscript_gpu",
+        encoding="binary",
+        concurrencies=(1, 16),
+        inputs=None,
+        expected=None,
+        on_gpu=True,
     ),
 )
 

@@ -94,7 +94,8 @@ class Session:
         plan = self._asked.plan
         for each in plan.scenarios:
             if each.model in left_out:
-                self._skipped.append(Skipped(each.name, "all", left_out[each.model]))
+                reason = left_out[each.model]
+                self._skipped.append(Skipped(each.name, "all", reason, expected=reason == repository.NO_GPU))
         scenarios = [each for each in plan.scenarios if each.model not in left_out]
         return Plan(scenarios=scenarios, clients=plan.clients, seconds=plan.seconds, rounds=plan.rounds)
 

@@ -112,6 +112,7 @@ class WorkerLauncher:
         self._backends = backends
         self._environ = scrubbed(environ)
         self._spawner = Spawner()
+        self._oom_kills = OomKills()
 
     def backend_path(self, spec: ModelSpec) -> str:
         """Return the backend class as `module:Class`."""
@@ -129,7 +130,9 @@ class WorkerLauncher:
                 return ThreadWorker(ours, theirs, name=instance.name)
             environ = {**self._environ, **_thread_environ(spec, instance, self._environ)}
             with theirs:
-                return await self._spawner.run(functools.partial(_spawn, ours, theirs, environ))
+                return await self._spawner.run(
+                    functools.partial(_spawn, ours, theirs, environ, self._oom_kills)
+                )
         except BaseException:
             ours.close()
             raise
@@ -150,12 +153,14 @@ def _thread_environ(spec: ModelSpec, instance: InstanceSpec, environ: Mapping[st
     return {name: str(threads * instance.lanes) for name in _THREAD_VARIABLES if name not in environ}
 
 
-def _spawn(ours: socket.socket, theirs: socket.socket, environ: Mapping[str, str]) -> ProcessWorker:
+def _spawn(
+    ours: socket.socket, theirs: socket.socket, environ: Mapping[str, str], oom_kills: OomKills
+) -> ProcessWorker:
     """Spawner's thread: start the process, its output going to one pipe."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
         process = _popen(theirs, write_end, environ)
-        return ProcessWorker(process, ours, read_end)
+        return ProcessWorker(process, ours, read_end, oom_kills)
     except BaseException:
         os.close(read_end)
         raise
@@ -178,10 +183,12 @@ def _popen(theirs: socket.socket, output: int, environ: Mapping[str, str]) -> su
 class ProcessWorker:
     """A worker in a process of its own. Implements `actors.instance.Launched`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, output: int) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], sock: socket.socket, output: int, oom_kills: OomKills
+    ) -> None:
         self._process = process
+        self._oom_kills = oom_kills
         self._pidfd = os.pidfd_open(process.pid)
-        self._oom_kills = _oom_kills()
         self.socket = sock
         self.output: int | None = output
 
@@ -214,7 +221,7 @@ class ProcessWorker:
         code = self._process.returncode
         if code >= 0:
             return Exit(code)
-        if -code == signal.SIGKILL and _oom_kills() > self._oom_kills:
+        if -code == signal.SIGKILL and self._oom_kills.one_more():
             return Oom()
         return Signal(-code)
 
@@ -234,13 +241,25 @@ class ProcessWorker:
                 return  # exited, not yet reaped
 
 
-def _oom_kills() -> int:
-    """Return how many processes of our control group the kernel has killed for memory; 0 where that is not told."""
-    try:
-        fields = dict(line.split() for line in _CGROUP_EVENTS.read_text().splitlines())
-        return int(fields.get("oom_kill", 0))
-    except (OSError, ValueError):
-        return 0
+class OomKills:
+    """How many processes of our control group the kernel has killed for memory, each told of once."""
+
+    def __init__(self) -> None:
+        self._told = self._count()
+
+    def one_more(self) -> bool:
+        """Whether the kernel has killed one that was not told of yet; the next SIGKILL is another one's."""
+        if self._count() <= self._told:
+            return False
+        self._told += 1
+        return True
+
+    def _count(self) -> int:
+        try:
+            fields = dict(line.split() for line in _CGROUP_EVENTS.read_text().splitlines())
+            return int(fields.get("oom_kill", 0))
+        except (OSError, ValueError):
+            return 0  # no such control group: an OOM kill looks like any other SIGKILL
 
 
 class ThreadWorker:

@@ -116,6 +116,7 @@ class OnnxRuntimeBackend(Backend):
             )
         self._run_options = _run_options(onnxruntime, model)
         self._value = onnxruntime.OrtValue
+        self._log = model.log
         self._batches = model.max_batch_size > 0
         self._inputs = {port.name: port for port in _check_inputs(self._session, model)}
         self._outputs = _check_outputs(self._session, model)
@@ -183,7 +184,8 @@ class OnnxRuntimeBackend(Backend):
             return self._run(feeds, outputs)
         except Exception as error:  # ONNX Runtime's exceptions share no base class
             if loses_device(str(error)):
-                raise SystemExit(f"the CUDA device is lost to this process: {error}") from error
+                self._log("error", f"the CUDA device is lost to this process: {error}")
+                raise SystemExit(1) from error
             raise Internal(_describe(error)) from error
 
     def _run(self, feeds: Mapping[str, Array], outputs: Sequence[_Port]) -> list[Output]:

@@ -69,6 +69,7 @@ class PyTorchBackend(Backend):
         import torch
 
         self._torch = torch
+        self._log = model.log
         self._dtypes = {datatype: getattr(torch, name) for datatype, name in _TORCH_NAMES.items()}
         self._positions = {tensor.name: position for position, tensor in enumerate(model.inputs)}
         self._bfloat16 = {tensor.name for tensor in model.inputs if tensor.datatype is DataType.BF16}
@@ -161,7 +162,7 @@ class PyTorchBackend(Backend):
         except TritiumError:
             raise
         except Exception as error:  # whatever the model's code raises
-            check_device(self._torch, self._device, error)
+            check_device(self._torch, self._device, error, self._log)
             raise Internal(f"PyTorch execute failure: {error}") from error
 
     @contextlib.contextmanager
@@ -174,9 +175,7 @@ class PyTorchBackend(Backend):
             stack.enter_context(self._gradless())
             if self._amp is not None:
                 # Its cache of weights is the process's, and would hand one lane what another's stream is still computing.
-                stack.enter_context(
-                    torch.autocast(self._device.type, dtype=self._amp, cache_enabled=False)
-                )
+                stack.enter_context(torch.autocast(self._device.type, dtype=self._amp, cache_enabled=False))
             if not self._optimized:
                 stack.enter_context(torch.jit.optimized_execution(False))
             if self._device.type == "cuda":

@@ -89,14 +89,15 @@ def device_of(torch: Any, model: ModelInfo) -> Any:
     return torch.device("cuda", model.device_id)
 
 
-def check_device(torch: Any, device: Any, failure: Exception) -> None:
+def check_device(torch: Any, device: Any, failure: Exception, log: Callable[[str, str], None]) -> None:
     """Raise SystemExit where `failure` has left a CUDA device unusable for this process. Waits for the device."""
     if device.type != "cuda":
         return
     try:
         torch.cuda.synchronize(device)
     except Exception as error:
-        raise SystemExit(f"{device} is lost to this process: {failure}") from error
+        log("error", f"{device} is lost to this process: {failure}")
+        raise SystemExit(1) from error
 
 
 def set_process_options(torch: Any, model: ModelInfo) -> None:

@@ -22,7 +22,12 @@ FIXED = [each for each in DataType if each not in (DataType.BYTES, DataType.BOOL
 
 def request(spec, *tensors, rows=1, **options):
     made = InferRequest(
-        model_name="model", inputs=list(tensors), requested_outputs=spec.output_names, reply=None, accepted_at=0.0, **options
+        model_name="model",
+        inputs=list(tensors),
+        requested_outputs=spec.output_names,
+        reply=None,
+        accepted_at=0.0,
+        **options,
     )
     made.rows = rows
     return made
@@ -38,7 +43,9 @@ def gathered(requests, spec):
 
 def seen(placed, datatype, segment):
     """The input as a backend sees it."""
-    return Tensor("x", datatype, placed.shape, segment.view[placed.offset : placed.offset + placed.nbytes]).as_numpy()
+    return Tensor(
+        "x", datatype, placed.shape, segment.view[placed.offset : placed.offset + placed.nbytes]
+    ).as_numpy()
 
 
 @given(st.data())
@@ -119,7 +126,11 @@ def test_ragged_inputs_keep_a_shape_for_each_request():
     gather, segment = gathered([request(spec, Tensor.from_numpy("INPUT", array)) for array in arrays], spec)
     (placed,) = gather.inputs
     assert placed.shape is None
-    assert [(tuple(shape), nbytes) for shape, nbytes in placed.parts] == [((1, 2), 8), ((1, 5), 20), ((1, 0), 0)]
+    assert [(tuple(shape), nbytes) for shape, nbytes in placed.parts] == [
+        ((1, 2), 8),
+        ((1, 5), 20),
+        ((1, 0), 0),
+    ]
     assert bytes(segment.view[placed.offset : placed.offset + 28]) == b"".join(a.tobytes() for a in arrays)
 
 
@@ -214,7 +225,13 @@ def test_a_request_gets_the_outputs_it_asked_for():
     one.requested_outputs = ["B"]
     cuts = Scatter(Result(1, 0, 2, (0, 0, 0), placed), memoryview(bytes(128)), spec).answers([one, both])
     assert [[tensor.name for tensor in tensors] for _, tensors, _ in cuts] == [["B"], ["A", "B"]]
-    alone = Result(1, 0, 1, (0, 0, 0), [Placed("A", DataType.FP32, (1, 1), 0, 4), Placed("B", DataType.FP32, (1, 1), 64, 4)])
+    alone = Result(
+        1,
+        0,
+        1,
+        (0, 0, 0),
+        [Placed("A", DataType.FP32, (1, 1), 0, 4), Placed("B", DataType.FP32, (1, 1), 64, 4)],
+    )
     ((_, tensors, _),) = Scatter(alone, memoryview(bytes(128)), spec).answers([one])
     assert [tensor.name for tensor in tensors] == ["B"]
 
@@ -223,9 +240,9 @@ def test_answers_given_one_by_one_stay_apart():
     spec = make_spec()
     error = Answer(code=ErrorCode.INVALID_ARG, message="no")
     good = Answer([Placed("OUTPUT", DataType.FP32, (1, 2), 0, 8)], {"k": 1})
-    cuts = Scatter(Result(1, 0, 2, (0, 0, 0), answers=[good, error]), memoryview(struct.pack("<2f", 1, 2)), spec).answers(
-        [request(spec), request(spec)]
-    )
+    cuts = Scatter(
+        Result(1, 0, 2, (0, 0, 0), answers=[good, error]), memoryview(struct.pack("<2f", 1, 2)), spec
+    ).answers([request(spec), request(spec)])
     assert cuts[0][1][0].as_numpy().tolist() == [[1.0, 2.0]]
     assert [answer for _, _, answer in cuts] == [good, error]
 
@@ -256,7 +273,9 @@ def test_answers_given_one_by_one_stay_apart():
 def test_a_result_that_does_not_fit_is_refused_before_anybody_is_answered(placed):
     spec = make_spec(outputs=(OutputSpec(name="OUTPUT", datatype=placed.datatype, dims=(-1,)),))
     with pytest.raises(FrameError):
-        Scatter(Result(1, 0, 2, (0, 0, 0), [placed]), memoryview(bytes(64)), spec).answers([request(spec), request(spec)])
+        Scatter(Result(1, 0, 2, (0, 0, 0), [placed]), memoryview(bytes(64)), spec).answers(
+            [request(spec), request(spec)]
+        )
 
 
 def test_a_worker_is_told_only_what_differs_from_the_default():

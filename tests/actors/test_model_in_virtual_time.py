@@ -224,9 +224,7 @@ async def test_a_deadline_holds_while_waiting_for_room(stage, autojump_clock):
     await busy(model)
     await model.send()
     waiting = model.sending(deadline=trio.current_time() + 1.0)
-    with trio.fail_after(1.5):
-        while waiting.reply.refused is None:
-            await trio.sleep(0.1)
+    await trio.sleep(1.5)
     assert waiting.reply.refused.code is ErrorCode.DEADLINE_EXCEEDED
     assert "waited for room" in waiting.reply.refused.message
 
@@ -321,7 +319,9 @@ async def test_a_suspect_that_is_cancelled_leaves_and_its_companions_stay(stage,
 
 
 async def test_ordered_answers_leave_in_the_order_of_dispatch(stage, autojump_clock):
-    model = stage(scheduling=DynamicBatching(preserve_ordering=True), instances=two_instances(), max_batch_size=1)
+    model = stage(
+        scheduling=DynamicBatching(preserve_ordering=True), instances=two_instances(), max_batch_size=1
+    )
     first, second = await busy(model)
     third = await model.send()
     model.workers[1].finish()
@@ -334,7 +334,9 @@ async def test_ordered_answers_leave_in_the_order_of_dispatch(stage, autojump_cl
 
 
 async def test_an_error_keeps_its_place_among_ordered_answers(stage, autojump_clock):
-    model = stage(scheduling=DynamicBatching(preserve_ordering=True), instances=two_instances(), max_batch_size=1)
+    model = stage(
+        scheduling=DynamicBatching(preserve_ordering=True), instances=two_instances(), max_batch_size=1
+    )
     first, second = await busy(model)
     model.workers[1].finish(answers=[Answer(code=ErrorCode.INTERNAL, message="no")])
     model.workers[0].finish()
@@ -344,7 +346,9 @@ async def test_an_error_keeps_its_place_among_ordered_answers(stage, autojump_cl
 
 async def test_ordering_does_not_hold_up_the_error_of_a_request_that_never_ran(stage, autojump_clock):
     model = stage(
-        scheduling=DynamicBatching(preserve_ordering=True, default_queue_policy=QueuePolicy(default_timeout=1.0))
+        scheduling=DynamicBatching(
+            preserve_ordering=True, default_queue_policy=QueuePolicy(default_timeout=1.0)
+        )
     )
     (running,) = await busy(model)
     expired = await model.send()
@@ -361,7 +365,9 @@ async def test_ordering_does_not_hold_up_the_error_of_a_request_that_never_ran(s
 
 
 async def test_an_ordered_request_that_came_back_and_expires_leaves_no_gap(stage, autojump_clock):
-    model = stage(scheduling=DynamicBatching(preserve_ordering=True), instances=two_instances(), max_batch_size=1)
+    model = stage(
+        scheduling=DynamicBatching(preserve_ordering=True), instances=two_instances(), max_batch_size=1
+    )
     first = await model.send(deadline=trio.current_time() + 1.0)
     second = await model.send()
     await model.settled()
@@ -512,7 +518,9 @@ def die(model, worker):
     model.state.settle(worker.instance, Aftermath())
 
 
-async def test_a_model_whose_instances_are_all_exhausted_is_unavailable_until_one_is_back(stage, autojump_clock):
+async def test_a_model_whose_instances_are_all_exhausted_is_unavailable_until_one_is_back(
+    stage, autojump_clock
+):
     model = stage(instances=two_instances(), queue_bounds=QueueBounds(requests=1))
     for worker in model.workers:
         die(model, worker)

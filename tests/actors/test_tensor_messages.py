@@ -138,7 +138,9 @@ def test_a_length_that_claims_gigabytes_is_refused_at_once():
         unpack_bytes(b"\xff\xff\xff\xffab", "x", 1)
 
 
-@pytest.mark.parametrize(("count", "text"), [(1, "holds 2 elements, its shape 1"), (3, "holds 2 elements, its shape 3")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(1, "holds 2 elements, its shape 1"), (3, "holds 2 elements, its shape 3")]
+)
 def test_too_many_or_too_few_packed_elements_are_refused(count, text):
     with pytest.raises(InvalidArgument, match=text):
         unpack_bytes(pack_bytes([b"a", b"b"]), "x", count)

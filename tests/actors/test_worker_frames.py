@@ -98,7 +98,9 @@ def test_a_batch_may_have_more_inputs_than_a_byte_can_count():
 
 @pytest.mark.parametrize("code", ErrorCode)
 def test_every_error_code_travels(code):
-    decoded = Result.decode(Result(1, 2, 1, (0, 0, 0), answers=[Answer(code=code, message="why \ud800")]).encode())
+    decoded = Result.decode(
+        Result(1, 2, 1, (0, 0, 0), answers=[Answer(code=code, message="why \ud800")]).encode()
+    )
     assert decoded.answers[0].code is code
     assert decoded.answers[0].message == "why ?"
 
@@ -122,7 +124,9 @@ def seeds():
         Execute(7, 1, [1, 1], [GatheredInput(0, (2, 2), 0, 16)], [{"id": "a"}, {}]).encode(),
         Execute(7, 1, [1, 1], [GatheredInput(0, None, 0, 20, parts)], None).encode(),
         Result(7, 1, 2, (1, 2, 3), stacked=[placed, words]).encode(),
-        Result(7, 1, 2, (1, 2, 3), answers=[Answer([placed], {"a": 1.5}), Answer(code=ErrorCode.INTERNAL)]).encode(),
+        Result(
+            7, 1, 2, (1, 2, 3), answers=[Answer([placed], {"a": 1.5}), Answer(code=ErrorCode.INTERNAL)]
+        ).encode(),
         frames.encode_json(frames.LOG, {"level": "info", "message": "hello"}),
         frames.encode_segment(1, 1, 65536),
         frames.encode_room(1, 7, 4096),
@@ -143,7 +147,9 @@ def spoilt(rng):
             case 2:
                 frame[at:at] = rng.randbytes(rng.randint(1, 12))
             case 3:
-                frame[at : at + 8] = rng.choice([b"\xff" * 8, bytes(8), b"\x7f" + b"\xff" * 7, bytes(7) + b"\x80"])
+                frame[at : at + 8] = rng.choice(
+                    [b"\xff" * 8, bytes(8), b"\x7f" + b"\xff" * 7, bytes(7) + b"\x80"]
+                )
             case _:
                 frame = bytearray(rng.randbytes(rng.randint(1, 200)))
         if not frame:
@@ -209,7 +215,17 @@ def result_with_parameters(text):
         b'{"k":9223372036854775808}',
         b'{"k":-9223372036854775809}',
     ],
-    ids=["deep", "list", "null", "nested list", "nested object", "surrogate", "surrogate key", "too big", "too small"],
+    ids=[
+        "deep",
+        "list",
+        "null",
+        "nested list",
+        "nested object",
+        "surrogate",
+        "surrogate key",
+        "too big",
+        "too small",
+    ],
 )
 def test_response_parameters_that_no_frontend_can_write_are_refused(text):
     with pytest.raises(FrameError):

@@ -3,6 +3,8 @@
 import pytest
 
 from benchmarks import repository
+from engine.config.backends import discover
+from engine.config.load import load_model_config
 
 onnx = pytest.importorskip("onnx")
 
@@ -36,3 +38,24 @@ def test_an_example_is_copied_whole(tmp_path, monkeypatch):
     assert repository.write(tmp_path / "models", {"digits_onnx": "digits_onnx"}) == {}
     assert (tmp_path / "models" / "digits_onnx" / "1" / "model.onnx").read_bytes() == b"x"
     assert (tmp_path / "models" / "digits_onnx" / "config.pbtxt").is_file()
+
+
+GPU_MODELS = {"torch_identity_gpu": "torch_identity_gpu", "digits_torchscript_gpu": "digits_torchscript_gpu"}
+
+
+def test_models_for_a_gpu_are_left_out_where_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(repository, "gpu_count", lambda environ: 0)
+    assert repository.write(tmp_path, GPU_MODELS) == dict.fromkeys(GPU_MODELS, "no GPU")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_for_a_gpu_are_for_gpus_only(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(repository, "gpu_count", lambda environ: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert repository.write(tmp_path, GPU_MODELS) == {}
+    for name in GPU_MODELS:
+        loaded = load_model_config(tmp_path / name, backends=discover(), gpus=1)
+        assert loaded.problems == ()
+        assert [each.kind for each in loaded.specs[0].instances] == ["GPU"]
+        assert (loaded.specs[0].version_directory / "model.pt").is_file()

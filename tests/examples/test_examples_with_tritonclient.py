@@ -1,5 +1,6 @@
 """Every example model, through tritonclient as it comes from PyPI, against a real server; answers as the models give them."""
 
+import http.client
 import json
 import subprocess
 import sys
@@ -220,6 +221,28 @@ def test_errors_reach_the_client_with_tritons_texts(client):
         InferenceServerException, match="expected 2 inputs but got 1 inputs for model 'add_sub'"
     ):
         client.infer("add_sub", asked({"INPUT0": inputs["INPUT0"]}, binary=True))
+
+
+def test_a_reader_that_stalls_with_16_mib_holds_up_nobody_who_wants_its_slot(server, client):
+    values = np.arange(4 * 1024 * 1024, dtype=np.float32).reshape(1, -1)
+    body, json_size = triton.InferenceServerClient.generate_request_body(
+        asked({"INPUT0": values}, binary=True),
+        outputs=[triton.InferRequestedOutput("OUTPUT0", binary_data=True)],
+    )
+    host, port = server.split(":")
+    stalled = []
+    for _ in range(6):  # more than the instance has slots
+        connection = http.client.HTTPConnection(host, int(port), timeout=120)
+        headers = {"Inference-Header-Content-Length": str(json_size)}
+        connection.request("POST", "/v2/models/identity_fp32/infer", body, headers)
+        stalled.append(connection)
+    for _ in range(10):
+        check(client.infer("identity_fp32", asked({"INPUT0": values}, binary=True)), {"OUTPUT0": values})
+    for connection in stalled:
+        answer = connection.getresponse()
+        content = answer.read()
+        assert content[int(answer.getheader("Inference-Header-Content-Length")) :] == values.tobytes()
+        connection.close()
 
 
 @pytest.mark.parametrize("program", ["digits_tritonclient.py", "add_sub_tritonclient.py", "digits_curl.sh"])

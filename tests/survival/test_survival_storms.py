@@ -157,7 +157,8 @@ async def test_a_python_model_loses_what_was_in_flight_to_a_typed_error_and_noth
 
 
 async def test_a_model_whose_workers_are_stopped_hangs_nobody(tritium_server, repository, storm):
-    repository.onnx_add_sub(config=instances(2) + parameter("tritium.execution_timeout", 1))
+    # Four, so that not everything always waits in a worker that was stopped a moment ago: each holds requests for a second.
+    repository.onnx_add_sub(config=instances(4) + parameter("tritium.execution_timeout", 1))
     repository.python_add_sub()
     async with tritium_server() as server:
         striker = Striker(server, "onnx_add_sub", signal.SIGSTOP)

@@ -1,5 +1,9 @@
 """ONNX models: what is computed equals what ONNX Runtime computes alone, and what can't be loaded says why."""
 
+import ctypes
+import shutil
+import subprocess
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -10,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from actors.messages.datatypes import DataType
 from actors.messages.errors import ErrorCode
 from engine.backends.base import LoadError, TensorInfo
-from engine.backends.onnxruntime import OnnxRuntimeBackend
+from engine.backends.onnxruntime import OnnxRuntimeBackend, loses_device
 from engine.backends.testing import LocalBatch, LocalRequest, model_info, run
 
 FP32 = DataType.FP32
@@ -371,3 +375,55 @@ def test_a_non_tensor_output_is_refused_only_if_it_is_configured(onnx_model):
     load(directory, [X], [Y], max_batch_size=4)
     with pytest.raises(LoadError, match=r"output 'S' is of type seq\(tensor\(float\)\) and not a tensor"):
         load(directory, [X], [Y, ("S", FP32, [4])], max_batch_size=4)
+
+
+@pytest.fixture
+def operators(onnx_model, version_directory):
+    """Compile C into `ops.so` in the directory of a model Y = relu(X)."""
+    onnx_model.save([("Relu", ["X"], ["Y"])], [("X", "FLOAT", ["n", 4])], [("Y", "FLOAT", ["n", 4])])
+
+    def compiled(source):
+        library = version_directory.parent / "ops.so"
+        command = ["gcc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
+        subprocess.run(command, input=source, text=True, check=True, timeout=60)
+        return library
+
+    return compiled
+
+
+OPERATORS = {"max_batch_size": 4, "config": {"model_operations": {"op_library_filename": ["ops.so"]}}}
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="compiling a library of operators needs gcc")
+def test_a_library_of_operators_registers_them_with_the_session(operators, version_directory):
+    # ONNX Runtime calls this with the session's options and its API; NULL is success.
+    library = operators("int calls; void *RegisterCustomOps(void *o, void *a) { calls += o && a; return 0; }")
+    backend, model = load(version_directory, [X], [Y], **OPERATORS)
+    assert ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "calls").value == 1
+    [answer] = run(backend, model, [LocalRequest({"X": -np.ones((1, 4), "f4")})])
+    assert answer.outputs["Y"].tolist() == [[0, 0, 0, 0]]
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="compiling a library of operators needs gcc")
+def test_a_library_without_operators_is_refused(operators, version_directory):
+    operators("int nothing;")
+    with pytest.raises(
+        LoadError, match=r"^unable to load model 'model', onnx runtime error.*RegisterCustomOps"
+    ):
+        load(version_directory, [X], [Y], **OPERATORS)
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        ("CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; expr=…", True),
+        ("CUDA failure 719: unspecified launch failure ; GPU=1", True),
+        ("Status Message: CUDA error cudaErrorAssert:device-side assert triggered", True),
+        ("CUDA failure 2: out of memory ; GPU=0", False),
+        ("CUDA failure 712: part or all of the requested memory range is already mapped", False),
+        ("CUDA error cudaErrorMemoryAllocation:out of memory", False),
+        ("Got invalid dimensions for input: X", False),
+    ],
+)
+def test_errors_that_cost_the_process_its_device_are_told_from_others(text, lost):
+    assert loses_device(text) is lost

@@ -17,6 +17,7 @@ from actors.messages.errors import ErrorCode
 from engine.backends.base import LoadError, TensorInfo
 from engine.backends.pytorch import PyTorchBackend
 from engine.backends.testing import LocalRequest, model_info, run
+from engine.backends.torch_loading import check_device, device_of
 
 FP32 = DataType.FP32
 RNG = np.random.default_rng(0)
@@ -429,6 +430,57 @@ def test_what_can_not_be_loaded_says_why(script, inputs, outputs, options, reaso
     with pytest.raises(LoadError) as caught:
         load(script(Pair()), inputs, outputs, **options)
     assert str(caught.value) == reason
+
+
+class FakeCuda:
+    """Stands for `torch` and `torch.cuda` with one device, which may be lost."""
+
+    def __init__(self, *, lost=False):
+        self.cuda = self
+        self.device = torch.device
+        self._lost = lost
+
+    def is_available(self):
+        return True
+
+    def device_count(self):
+        return 1
+
+    def synchronize(self, device):
+        if self._lost:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_an_instance_has_the_gpu_of_its_group():
+    info = model_info(inputs=[], outputs=[], kind="GPU", device_id=0)
+    assert device_of(FakeCuda(), info) == torch.device("cuda:0")
+
+
+def test_a_gpu_that_torch_does_not_see_is_refused():
+    info = model_info(inputs=[], outputs=[], kind="GPU", device_id=1)
+    with pytest.raises(LoadError) as caught:
+        device_of(FakeCuda(), info)
+    assert str(caught.value) == (
+        "unable to load model 'model', instance 'model_0_0' is for GPU 1 but the installed torch sees 1"
+    )
+
+
+def test_a_failure_that_costs_the_device_ends_the_worker():
+    logged = []
+    with pytest.raises(SystemExit):
+        check_device(
+            FakeCuda(lost=True),
+            torch.device("cuda:0"),
+            RuntimeError("out of range"),
+            lambda *line: logged.append(line),
+        )
+    assert logged == [("error", "cuda:0 is lost to this process: out of range")]
+
+
+@pytest.mark.parametrize(("lost", "device"), [(False, "cuda:0"), (True, "cpu")])
+def test_any_other_failure_does_not(lost, device):
+    failure = RuntimeError("out of range")
+    check_device(FakeCuda(lost=lost), torch.device(device), failure, lambda *line: pytest.fail(str(line)))
 
 
 def test_a_missing_or_broken_file_is_refused(version_directory):

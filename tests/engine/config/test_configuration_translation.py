@@ -27,14 +27,13 @@ PYTHON = 'backend: "python" ' + IO
 PYTORCH = 'backend: "pytorch" max_batch_size: 4 ' + IO
 
 
-FIRST_RESPONSE = (
-    'model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" }'
-    " histogram_options { buckets: %s } } } "
-)
-
-
 def parameter(key, value):
     return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }} '
+
+
+def buckets(numbers):
+    family = 'family: "nv_inference_first_response_histogram_ms"'
+    return f"metric_control {{ metric_identifier {{ {family} }} histogram_options {{ buckets: {numbers} }} }}"
 
 
 # (id, configuration, what of the specification to look at, its value)
@@ -85,7 +84,7 @@ VALID = [
     ("a format", 'backend: "python" input { name: "I" data_type: TYPE_UINT8 format: FORMAT_NCHW dims: [ 3, 2, 2 ] } '
      'output { name: "S" data_type: TYPE_FP32 dims: 1 }', lambda spec: spec.inputs[0].dims, (3, 2, 2)),
     ("metric tags", ONNX + 'metric_tags { key: "team" value: "vision" }', lambda spec: spec.metric_tags, {"team": "vision"}),
-    ("buckets of the first response's histogram", ONNX + FIRST_RESPONSE % "9" + FIRST_RESPONSE % "[ 0.5, 20 ]",
+    ("buckets of the first response's histogram", ONNX + f"model_metrics {{ {buckets('9')} {buckets('[ 0.5, 20 ]')} }}",
      lambda spec: spec.first_response_buckets, (0.5, 20.0)),
     ("no buckets", ONNX, lambda spec: spec.first_response_buckets, ()),
     ("operator libraries", ONNX + 'model_operations { op_library_filename: "ops.so" }',

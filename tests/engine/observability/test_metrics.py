@@ -410,7 +410,7 @@ def test_a_custom_histogram_is_written_with_its_own_bounds():
 
 
 @pytest.mark.parametrize(("wanted", "bounds"), [(True, (5.0, 50.0)), (False, None)])
-def test_a_models_own_buckets_are_used_where_histograms_are_on(wanted, bounds):
+async def test_a_models_own_buckets_are_used_where_histograms_are_on(wanted, bounds):
     subtrees = ModelSubtrees(
         Supervisor(),
         Router(),
@@ -419,5 +419,7 @@ def test_a_models_own_buckets_are_used_where_histograms_are_on(wanted, bounds):
         metrics=MetricsSettings(histogram_latencies=wanted),
         stop_within=1.0,
     )
-    histogram = subtrees.make_state(replace(SPEC, first_response_buckets=(5.0, 50.0))).statistics.first_response
+    histogram = subtrees.make_state(
+        replace(SPEC, first_response_buckets=(5.0, 50.0))
+    ).statistics.first_response
     assert (histogram and histogram.bounds) == bounds

@@ -198,7 +198,9 @@ async def test_under_kills_no_request_is_lost_wrong_or_answered_twice(serve):
                 await until(lambda goal=goal: len(answered) >= goal)
                 os.kill(model.pid(kill % 2), signal.SIGKILL)
                 pid = model.pid(kill % 2)
-                await until(lambda pid=pid, kill=kill: model.info(kill % 2).get("pid") not in (None, pid), within=30)
+                await until(
+                    lambda pid=pid, kill=kill: model.info(kill % 2).get("pid") not in (None, pid), within=30
+                )
         assert len(answered) == 8 * 150
         assert model.state.statistics.reply_violations == 0
         assert sum(model.state.statistics.deaths.values()) == 6

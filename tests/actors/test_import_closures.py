@@ -1,0 +1,161 @@
+"""Who imports what, asked of fresh interpreters: the worker's closure, the pure modules, the server's own."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.worker.__main__ import CLOSURE, OUR_NAMES
+
+ROOT = Path(__file__).parents[2]
+
+PURE = [
+    "actors.messages.datatypes",
+    "actors.messages.errors",
+    "actors.messages.events",
+    "actors.messages.requests",
+    "actors.messages.tensors",
+    "actors.specs",
+    "actors.interfaces",
+    "actors.frames",
+    "actors.arena",
+    "actors.gathering",
+    "actors.slots",
+    "actors.statistics",
+    "actors.validation",
+    "actors.scheduling.batching",
+    "actors.scheduling.ordering",
+    "actors.scheduling.queueing",
+    "actors.scheduling.retries",
+    "actors.supervision.spec",
+    "actors.supervision.restart",
+    "engine.backends.base",
+    "protocols.kserve.requests",
+    "protocols.kserve.responses",
+    "protocols.status",
+]
+FRAMEWORKS = {"torch", "onnxruntime", "tensorrt", "cupy", "openvino", "tensorflow", "pandas", "sklearn"}
+
+
+def fresh(code, *, cwd=ROOT):
+    """Run `code` in a fresh interpreter and return what it prints, in words."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def loaded_by(*modules):
+    """Names in `sys.modules` after importing `modules`."""
+    imports = "\n".join(f"import {module}" for module in modules)
+    return set(fresh(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{imports}\nprint(*sys.modules)"))
+
+
+@pytest.mark.slow
+def test_the_workers_closure_is_the_one_that_is_written_down():
+    loaded = loaded_by(*CLOSURE)
+    ours = {name for name in loaded if name.partition(".")[0] in OUR_NAMES}
+    packages = {module.rsplit(".", depth)[0] for module in CLOSURE for depth in (1, 2)}
+    assert ours - packages == set(CLOSURE)
+    foreign = {name.partition(".")[0] for name in loaded} & {
+        "trio",
+        "structlog",
+        "google",
+        "orjson",
+        "httptools",
+        "outcome",
+        "asyncio",
+        *FRAMEWORKS,
+    }
+    assert not foreign
+
+
+@pytest.mark.parametrize("module", CLOSURE)
+def test_the_workers_closure_is_written_in_python_3_9(module):
+    path = ROOT / (module.replace(".", "/") + ".py")
+    tree = ast.parse(path.read_text(), feature_version=(3, 9))
+    assert any(
+        isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body
+    )  # so that annotations cost nothing and may be newer
+    for node in ast.walk(tree):
+        assert not isinstance(node, ast.Match)
+        if isinstance(node, ast.Call):
+            assert not {"strict", "slots", "kw_only"} & {keyword.arg for keyword in node.keywords}, (
+                ast.unparse(node)
+            )
+
+
+@pytest.mark.slow
+def test_our_names_are_free_for_the_users_model(tmp_path):
+    for name in OUR_NAMES:
+        (tmp_path / f"{name}.py").write_text("mine = True\n")
+    code = f"""
+import runpy, sys
+root = {str(ROOT)!r}
+sys.path.insert(0, root)
+entry = runpy.run_path(root + "/engine/worker/__main__.py")
+import engine.worker.process as process
+from actors.messages.tensors import Tensor
+kept = Tensor
+entry["free_names"](root)
+sys.path.insert(0, {str(tmp_path)!r})
+import engine, actors, protocols, chaos
+assert engine.mine and actors.mine and protocols.mine and chaos.mine
+from actors.messages.tensors import Tensor as missing
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "ModuleNotFoundError: No module named 'actors.messages'" in done.stderr
+
+
+@pytest.mark.slow
+def test_what_the_worker_holds_goes_on_working_after_that():
+    code = f"""
+import runpy, sys
+root = {str(ROOT)!r}
+sys.path.insert(0, root)
+entry = runpy.run_path(root + "/engine/worker/__main__.py")
+import numpy as np
+from actors import frames
+from actors.messages.tensors import Tensor
+from engine.worker.execution import WorkerBatch
+entry["free_names"](root)
+assert not [name for name in sys.modules if name.partition(".")[0] in entry["OUR_NAMES"]]
+assert root not in sys.path
+assert Tensor.from_numpy("x", np.zeros(3, "f4")).as_numpy().shape == (3,)
+frames.Result.decode(frames.Result(1, 0, 0, (0, 0, 0), []).encode())
+print("fine")
+"""
+    assert fresh(code) == ["fine"]
+
+
+@pytest.mark.slow
+def test_no_pure_module_loads_a_loop_or_a_log():
+    loaded = loaded_by(*PURE)
+    assert not {"trio", "asyncio", "structlog"} & loaded
+
+
+@pytest.mark.slow
+def test_the_servers_own_modules_import_no_framework():
+    folders = ("actors", "protocols", "engine/config", "engine/repository", "engine/observability")
+    modules = [
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.name not in ("__init__.py", "generate.py")
+    ]
+    modules += [
+        "engine.tree",
+        "engine.run",
+        "engine.subtree",
+        "engine.launch",
+        "engine.frontends",
+        "engine.__main__",
+    ]
+    loaded = loaded_by(*modules)
+    assert "trio" in loaded
+    assert not FRAMEWORKS & {name.partition(".")[0] for name in loaded}
