@@ -35,6 +35,7 @@ def test_ports_are_free_and_different():
 
 def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path):
     (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "__init__.py").touch()  # or an installed one would be found in its place
     (tmp_path / "engine" / "__main__.py").write_text("raise SystemExit('no such model')")
     with pytest.raises(NotStarted, match=r"ended with 1 before it was ready:\nno such model"):
         with subjects.server("broken", tmp_path, tmp_path, tmp_path):

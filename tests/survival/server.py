@@ -285,6 +285,9 @@ async def served(
         assert exit_status in (None, status), server.stderr
         await until(lambda: not any(alive(each) for each in started))
         await until(lambda: not shared_memory_names() - names_before)
+    except BaseException:
+        print(f"the server's last words:\n{server.stdout[-8000:]}\n{server.stderr[-8000:]}")
+        raise
     finally:
         server.kill_all()
 
