@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 import trio
 
+from actors.alarm import NEAR, Alarm
 from actors.messages.errors import ErrorCode, TritiumError
 from actors.messages.requests import InferRequest
 from actors.model import InstanceState, ModelState
@@ -30,13 +31,26 @@ async def run(ctx: ChildContext, state: ModelState) -> None:
     scheduler = Scheduler(state)
     ctx.started()
     ctx.publish(scheduler=type(state.spec.scheduling).__name__.lower())
+    alarm = Alarm(state.ring)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(alarm.run)
+            await _take_turns(scheduler, state, alarm)
+    finally:
+        alarm.close()
+
+
+async def _take_turns(scheduler: Scheduler, state: ModelState, alarm: Alarm) -> NoReturn:
     while True:
-        wake_at = scheduler.turn(trio.current_time())
+        now = trio.current_time()
+        wake_at = scheduler.turn(now)
         if wake_at == math.inf:
             await state.doorbell.receive()
-        else:
-            with trio.move_on_at(wake_at):
-                await state.doorbell.receive()
+            continue
+        if 0 < wake_at - now < NEAR:
+            alarm.set(wake_at - now)
+        with trio.move_on_at(wake_at):
+            await state.doorbell.receive()
 
 
 class Scheduler:

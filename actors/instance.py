@@ -197,6 +197,9 @@ class InstanceActor:
                     in_a_row = 0
                 elif packet:
                     worker.on_packet(packet)
+                    if worker.idle:  # it has nothing more to say, most likely: spare asking
+                        await pipe.wait_readable()
+                        in_a_row = 0
                 else:
                     break
                 if in_a_row > PACKETS_IN_A_ROW:

@@ -1,0 +1,53 @@
+"""Wake-ups within a millisecond.
+
+trio sleeps in `epoll_wait`, whose timeouts are whole milliseconds, rounded up: a queue delay of 200 µs would take over one
+millisecond. A timerfd is precise, and the loop waits for it as for any other descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+NEAR: Final = 0.005
+"""Seconds below which trio's own timers are too coarse."""
+
+_CLOCK_MONOTONIC: Final = 1
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+_ITIMERSPEC: Final = ctypes.c_long * 4  # interval, then first expiry, each in seconds and nanoseconds
+
+
+class Alarm:
+    """Calls `ring` a little after the time it was last set to. `run` is a task of its owner, who closes it."""
+
+    def __init__(self, ring: Callable[[], object]) -> None:
+        """Raise OSError where the process has no descriptor left."""
+        self._ring = ring
+        self._fd: int = _LIBC.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "no timer to be had")
+
+    def set(self, delay: float) -> None:
+        """Ring in `delay` seconds, and not at the time set before."""
+        timer = _ITIMERSPEC(0, 0, *divmod(max(1, int(delay * 1e9)), 1_000_000_000))
+        _LIBC.timerfd_settime(self._fd, 0, timer, None)
+
+    async def run(self) -> None:
+        """Ring, again and again."""
+        while True:
+            await trio.lowlevel.wait_readable(self._fd)
+            with contextlib.suppress(BlockingIOError):  # it was set anew in the meantime
+                os.read(self._fd, 8)
+                self._ring()
+
+    def close(self) -> None:
+        """Give the timer back."""
+        trio.lowlevel.notify_closing(self._fd)
+        os.close(self._fd)
