@@ -21,7 +21,7 @@ import trio
 
 from engine.frontends import AddressInUse
 from engine.observability.logs import LogSink, configure_logging, open_sink
-from engine.process import allow_many_files, settle_garbage_collection
+from engine.process import allow_many_files, leaves, settle_garbage_collection
 from engine.settings import Settings, SettingsError
 from engine.tree import RunningServer, ServerFailed, open_server
 
@@ -75,7 +75,7 @@ class HostedTree:
                 if not await running.drain():
                     self.failure = self.failure or "Exit timeout expired. Exiting immediately."
         except* (AddressInUse, ServerFailed) as group:
-            self.failure = "; ".join(map(str, _leaves(group)))
+            self.failure = "; ".join(map(str, leaves(group)))
         finally:
             self._close()
         if self.running is None:
@@ -133,13 +133,6 @@ def _only_process() -> IO[bytes] | None:
         lock.close()
         raise StartupFailed(ONE_PROCESS) from error
     return lock
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
 
 
 class SameLoop:

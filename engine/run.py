@@ -13,7 +13,7 @@ from actors.messages.events import Event
 from engine.cli.startup import startup_table
 from engine.frontends import AddressInUse
 from engine.observability.logs import LogSink, configure_logging, open_sink
-from engine.process import allow_many_files, settle_garbage_collection
+from engine.process import allow_many_files, leaves, settle_garbage_collection
 from engine.settings import Settings, SettingsError
 from engine.tree import Log, RunningServer, ServerFailed, open_server
 
@@ -30,7 +30,7 @@ def run(settings: Settings) -> int:
     try:
         status = trio.run(_serve, settings, sink)
     except* (AddressInUse, ServerFailed) as group:
-        for failure in _leaves(group):
+        for failure in leaves(group):
             sys.stderr.write(f"error: {failure}\n")
         status = 1
     finally:
@@ -102,10 +102,3 @@ async def _drain(running: RunningServer, signals: AsyncIterator[int], sink: LogS
         sink.close()
         os._exit(1)  # workers are killed by the kernel as their parent goes
     return 1 if running.failures else 0
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
