@@ -454,6 +454,11 @@ def prefetches(spec: ModelSpec) -> bool:
     )
 
 
+def threads_for(spec: ModelSpec) -> int:
+    """Return how many CPU threads one execution may use: as configured, or its share of the cores."""
+    return spec.threads or max(1, (os.cpu_count() or 1) // max(1, sum(each.lanes for each in spec.instances)))
+
+
 def model_fields(spec: ModelSpec, instance: InstanceSpec) -> dict[str, object]:
     """Return the fields of `engine.backends.base.ModelInfo`, as JSON values."""
     return {
@@ -472,8 +477,7 @@ def model_fields(spec: ModelSpec, instance: InstanceSpec) -> dict[str, object]:
         "kind": instance.kind,
         "device_id": instance.device_id,
         "lanes": instance.lanes,
-        "threads": spec.threads
-        or max(1, (os.cpu_count() or 1) // max(1, sum(i.lanes for i in spec.instances))),
+        "threads": threads_for(spec),
     }
 
 

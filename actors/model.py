@@ -182,8 +182,21 @@ class ModelState:
         """Whether it serves and each live instance's own check, if it has one, agrees within `PROBE_SECONDS`."""
         if self.status is not Status.READY:
             return False
-        verdicts = [await _ask(each.worker) for each in self.instances if each.worker is not None]
-        return all(verdicts)
+        workers = [each.worker for each in self.instances if each.worker is not None]
+        said: list[bool] = []
+        all_answered = trio.Event()
+
+        def tell(ready: bool) -> None:
+            said.append(ready)
+            if len(said) == len(workers):
+                all_answered.set()
+
+        for worker in workers:
+            worker.probe(tell)
+        if len(said) < len(workers):
+            with trio.move_on_after(PROBE_SECONDS):
+                await all_answered.wait()
+        return len(said) == len(workers) and all(said)
 
     # -- requests in ---------------------------------------------------------------------------------------------
 
@@ -417,18 +430,3 @@ def _parameters(
     if request.attempts <= 1:
         return given
     return {**(given or {}), "attempts": request.attempts}
-
-
-async def _ask(worker: LiveWorker) -> bool:
-    """Return what one instance says of its readiness; silence for too long is a no."""
-    answered = trio.Event()
-    said: list[bool] = []
-
-    def tell(ready: bool) -> None:  # a callback
-        said.append(ready)
-        answered.set()
-
-    worker.probe(tell)
-    with trio.move_on_after(PROBE_SECONDS):
-        await answered.wait()
-    return bool(said) and said[0]

@@ -27,7 +27,7 @@ class Application:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._host: _OnTrio | _OnAsyncio | None = None
+        self._host: SameLoop | _OnAsyncio | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one lifespan or one HTTP request."""
@@ -44,7 +44,7 @@ class Application:
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         tree = HostedTree(self._environ)
-        host = _OnTrio(tree) if sniffio.current_async_library() == "trio" else _OnAsyncio(tree)
+        host = SameLoop(tree) if sniffio.current_async_library() == "trio" else _OnAsyncio(tree)
         try:
             await host.start()
         except StartupFailed as error:
@@ -57,10 +57,6 @@ class Application:
         await host.stop()
         await send({"type": "lifespan.shutdown.complete"})
         tree.end_process()
-
-
-class _OnTrio(SameLoop):
-    """The tree lives in the server's own loop."""
 
 
 class _OnAsyncio:

@@ -206,11 +206,7 @@ class OwnLoop:
 
     def stop(self) -> None:
         """Have the tree drain and end. From any thread."""
-        if self._token is not None:
-            try:
-                self._token.run_sync_soon(self._tree.stop)
-            except trio.RunFinishedError:
-                return
+        self.soon(self._tree.stop)
 
     def exchange(self, scope: Message, body: bytes, done: Callable[[Answer | None], object]) -> Crossing:
         """Have the tree answer a request. `done` is called on its thread, with None where nobody wants the answer."""

@@ -23,7 +23,7 @@ from typing import Final, Literal, TypeVar, cast
 import outcome
 import trio
 
-from actors.instance import Launched
+from actors.instance import Launched, threads_for
 from actors.scheduling.retries import DeathReason, Exit, Oom, Signal
 from actors.specs import InstanceSpec, ModelSpec
 from engine.config.backends import BackendTraits
@@ -148,8 +148,7 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _thread_environ(spec: ModelSpec, instance: InstanceSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    lanes = max(1, sum(each.lanes for each in spec.instances))
-    threads = spec.threads or max(1, (os.cpu_count() or 1) // lanes)
+    threads = threads_for(spec)
     return {name: str(threads * instance.lanes) for name in _THREAD_VARIABLES if name not in environ}
 
 

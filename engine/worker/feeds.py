@@ -42,8 +42,8 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     return packet, descriptors.tolist()
 
 
-class Feed(ABC):
-    """Batches for the lanes, in the order in which the server sent them."""
+class Incoming:
+    """What the server sends, packet by packet: batches come out, everything else is dealt with here."""
 
     def __init__(
         self,
@@ -53,20 +53,13 @@ class Feed(ABC):
         on_disconnect: Callable[[], None],
         on_probe: Callable[[], None],
     ) -> None:
+        """`on_probe` answers the server's question after the model's readiness."""
         self._sock = sock
         self._slots = slots
         self._on_disconnect = on_disconnect
         self._on_probe = on_probe
 
-    @abstractmethod
-    def next(self) -> frames.Execute | None:
-        """Wait for a batch; None when the server said stop, or went away."""
-
-    @abstractmethod
-    def wait_grown(self, slot: Slot, nbytes: int) -> None:
-        """Wait until the slot's output segment holds `nbytes`, which the server was asked for."""
-
-    def _read(self) -> tuple[bool, frames.Execute | None]:
+    def read(self) -> tuple[bool, frames.Execute | None]:
         """Handle one packet: whether there will be more, and the batch that it was, if it was one."""
         packet, descriptors = receive(self._sock)
         if not packet:
@@ -93,18 +86,23 @@ class Feed(ABC):
         raise frames.FrameError(f"the server sent a frame of kind {kind}, which is none of its own")
 
 
+class Feed(ABC):
+    """Batches for the lanes, in the order in which the server sent them."""
+
+    @abstractmethod
+    def next(self) -> frames.Execute | None:
+        """Wait for a batch; None when the server said stop, or went away."""
+
+    @abstractmethod
+    def wait_grown(self, slot: Slot, nbytes: int) -> None:
+        """Wait until the slot's output segment holds `nbytes`, which the server was asked for."""
+
+
 class DirectFeed(Feed):
     """The one lane reads for itself."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        slots: Sequence[Slot],
-        *,
-        on_disconnect: Callable[[], None],
-        on_probe: Callable[[], None],
-    ) -> None:
-        super().__init__(sock, slots, on_disconnect=on_disconnect, on_probe=on_probe)
+    def __init__(self, incoming: Incoming) -> None:
+        self._incoming = incoming
         self._early: deque[frames.Execute] = deque()  # read while waiting for a segment
         self._more = True
 
@@ -113,7 +111,7 @@ class DirectFeed(Feed):
         while not self._early:
             if not self._more:
                 return None
-            self._more, job = self._read()
+            self._more, job = self._incoming.read()
             if job is not None:
                 return job
         return self._early.popleft()
@@ -123,7 +121,7 @@ class DirectFeed(Feed):
         while slot.segments[OUTPUT].size < nbytes:
             if not self._more:
                 raise RuntimeError("the server went away while a result was being written")
-            self._more, job = self._read()
+            self._more, job = self._incoming.read()
             if job is not None:
                 self._early.append(job)
 
@@ -131,16 +129,8 @@ class DirectFeed(Feed):
 class ThreadedFeed(Feed):
     """A reader thread owns `recv`; lanes wait for what concerns them."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        slots: Sequence[Slot],
-        lanes: int,
-        *,
-        on_disconnect: Callable[[], None],
-        on_probe: Callable[[], None],
-    ) -> None:
-        super().__init__(sock, slots, on_disconnect=on_disconnect, on_probe=on_probe)
+    def __init__(self, incoming: Incoming, lanes: int) -> None:
+        self._incoming = incoming
         self._lanes = lanes
         self._jobs: queue.SimpleQueue[frames.Execute | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -150,7 +140,7 @@ class ThreadedFeed(Feed):
     def _pump(self) -> None:
         try:
             while self._more:
-                more, job = self._read()
+                more, job = self._incoming.read()
                 if job is not None:
                     self._jobs.put(job)
                     continue
@@ -176,15 +166,6 @@ class ThreadedFeed(Feed):
             raise RuntimeError("the server went away while a result was being written")
 
 
-def make_feed(
-    sock: socket.socket,
-    slots: Sequence[Slot],
-    lanes: int,
-    *,
-    on_disconnect: Callable[[], None],
-    on_probe: Callable[[], None],
-) -> Feed:
-    """Return the feed for so many lanes. `on_probe` answers the server's question after the model's readiness."""
-    if lanes == 1:
-        return DirectFeed(sock, slots, on_disconnect=on_disconnect, on_probe=on_probe)
-    return ThreadedFeed(sock, slots, lanes, on_disconnect=on_disconnect, on_probe=on_probe)
+def make_feed(incoming: Incoming, lanes: int) -> Feed:
+    """Return the feed for so many lanes."""
+    return DirectFeed(incoming) if lanes == 1 else ThreadedFeed(incoming, lanes)

@@ -22,7 +22,7 @@ from actors.messages.datatypes import BY_PROTOCOL_NAME
 from actors.messages.errors import ErrorCode, TritiumError
 from engine.backends.base import Backend, LoadError, ModelInfo, TensorInfo
 from engine.worker.execution import Slot, WorkerBatch
-from engine.worker.feeds import make_feed, receive
+from engine.worker.feeds import Incoming, make_feed, receive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,13 +59,13 @@ class Serving:
         except Exception as error:  # noqa: BLE001  # any failure of the user's code or files is the load's reason
             self._send(frames.encode_json(frames.LOAD_FAILED, _describe(error)))
             return
-        self._feed = make_feed(
+        incoming = Incoming(
             self._sock,
             self._slots,
-            self._lanes,
             on_disconnect=self._on_disconnect,
             on_probe=lambda: self._send(frames.encode_probed(ready=_says_ready(backend))),
         )
+        self._feed = make_feed(incoming, self._lanes)
         self._send(frames.encode_json(frames.READY, {"asks": type(backend).ready is not Backend.ready}))
         others = [
             threading.Thread(
