@@ -218,6 +218,18 @@ class Backend(ABC):
     default_artifact = ""  # file name in the version directory
     platforms: Sequence[str] = ()  # platform names that select this backend
 
+    @classmethod
+    def complete_config(cls, model: ModelInfo) -> Mapping[str, Any] | None:
+        """Return `model.config` with what the model tells of itself filled in, or None where there is nothing to add.
+
+        Optional. Called before the model is loaded, where auto-completion is on, in a process of its own that is thrown
+        away afterwards; there is no device and no other model. `model.config` may be edited in place; `model.inputs` and
+        `model.outputs` are empty, for they may be what is missing. Of the answer, these fields are taken over:
+        `max_batch_size`, `input`, `output`, `dynamic_batching` or `sequence_batching` where no scheduler is configured,
+        and `model_transaction_policy`. Raises LoadError with what keeps the model from being loaded.
+        """
+        return None
+
     @abstractmethod
     def load(self, model: ModelInfo) -> None:
         """Load the model. Raises LoadError with a reason for the operator; anything else counts as a bug in it."""

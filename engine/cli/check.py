@@ -1,237 +1,229 @@
-"""`tritium check`: validate model repositories without starting anything."""
+"""`tritium check`: validate models without starting anything, and show their completed configurations."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-from actors.specs import Direct, InstanceSpec, ModelSpec
-from engine.cli.text import aligned, printable
+from engine.cli.findings import Finding, Report, as_json, as_lines, drawn, plain
 from engine.config.backends import discover
-from engine.config.load import LoadedConfig, load_model_config
-from engine.config.problems import Problem
+from engine.config.load import load_model_config
+from engine.config.problems import did_you_mean
 from engine.devices import gpu_count
-from engine.repository.layout import DUPLICATE_REASON, scan
+from engine.repository.layout import DUPLICATE_REASON, ModelDirectory, scan
+from engine.settings import Settings, SettingsError
 
+_DESCRIPTION: Final = """\
+Read models as a server would, and say what would become of them: what is wrong, where it
+stands and what would have worked; else the configuration that the model would run with,
+everything filled in. Nothing is started, no port is opened and no framework is loaded, so
+that it works on a laptop and in CI. A PATH is a repository, or the directory of one model.
+"""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What is known about one model: its configuration, or why there is none to speak of."""
+_EPILOG: Final = """\
+Beside each value of a configuration stands where it came from:
+  config.pbtxt:3:5                  line and column of the file that was read
+  directory name, file 1/model.onnx, follows from 'backend'
+                                    what gave the name or the backend away
+  model file (onnx), model file (pt2)
+                                    the model's own inputs and outputs
+  model.py auto_complete_config     the Python model, which was run for it in a process of
+                                    its own (not with --no-model-code)
+  --backend-config default-max-batch-size
+                                    a flag
+  default                           nobody said anything else
+Each configuration that is printed is a valid config.pbtxt, comments and all.
 
-    name: str
-    config: LoadedConfig | None = None
-    reason: str = ""
+What is valid, but not served by this version of Tritium is told apart from mistakes.
 
-    @property
-    def ok(self) -> bool:
-        """Whether the model would be loaded."""
-        return self.config is not None and self.config.ok
+Model files are read as far as that can be done without their frameworks: they must be there and
+be readable, ONNX files must agree with the configuration, and model.py must compile. What only
+running a model would show is not seen: modules that model.py imports and that are missing, its
+initialize, operators that ONNX Runtime does not know, an ONNX file's external data, weights,
+memory and drivers, and whatever other backends than onnxruntime, pytorch and python read.
 
+exit status: 0 where every model would load; 1 where one would not, for whatever reason;
+2 for a command line that makes no sense.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What was found in the repositories."""
+examples:
+  tritium check ./models
+  tritium check ./models/resnet
+  tritium check ./models --model resnet --model bert --json
+  tritium check ./models --no-model-code --backend-config=onnxruntime,default-max-batch-size=16
+"""
 
-    findings: tuple[Finding, ...]
-    problems: tuple[Problem, ...]  # of the repositories themselves
-
-    @property
-    def ok(self) -> bool:
-        """Whether all of it would be served."""
-        return all(finding.ok for finding in self.findings) and not any(p.is_error for p in self.problems)
+_URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_VERSION: Final = re.compile(r"[1-9][0-9]*")
 
 
 def check(argv: Sequence[str]) -> int:
     """Validate and report; return the process's exit status: 1 where anything would not load."""
     options = _parser().parse_args(argv)
-    missing = [path for path in options.repositories if not path.is_dir()]
+    missing = [path for path in options.paths if not os.path.isdir(path)]
     if missing:
         sys.stderr.write("".join(f"{path}: not a directory\n" for path in missing))
         return 1
-    report = inspect(
-        options.repositories,
-        gpus=gpu_count(os.environ),
-        config_name=options.model_config_name,
-        auto_complete=not options.disable_auto_complete_config,
-    )
+    try:
+        settings = _settings(options)
+    except SettingsError as error:
+        sys.stderr.write(f"{error.message}\n" + (f"{error.hint}\n" if error.hint else ""))
+        return 1
+    try:
+        report = inspect(
+            options.paths,
+            settings,
+            gpus=gpu_count(os.environ),
+            only=options.model,
+            run_model_code=not options.no_model_code,
+        )
+    except NoSuchModel as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     if options.json:
         sys.stdout.write(json.dumps(as_json(report), indent=2) + "\n")
+    elif sys.stdout.isatty():
+        drawn(as_lines(report))
     else:
-        sys.stdout.write(as_text(report))
+        sys.stdout.write(plain(as_lines(report)))
     return 0 if report.ok else 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tritium check",
-        description="Validate model repositories offline. No model is loaded, no port is opened.",
-        epilog="Exits with status 1 where a model would not load. example: tritium check ./models",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("repositories", metavar="REPO", nargs="+", type=Path, help="a model repository")
+    parser.add_argument("paths", metavar="PATH", nargs="+", type=_path, help="a repository, or one model")
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="check only this model of the repositories; repeatable",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--model-config-name", default="", metavar="NAME", help="as for serve")
-    parser.add_argument("--disable-auto-complete-config", action="store_true", help="as for serve")
+    parser.add_argument(
+        "--no-model-code",
+        action="store_true",
+        help="do not run models' auto_complete_config; what was skipped is told",
+    )
+    shared = parser.add_argument_group("as for tritium serve")
+    shared.add_argument(
+        "--model-config-name",
+        metavar="NAME",
+        help="prefer configs/NAME.pbtxt of each model to its config.pbtxt",
+    )
+    shared.add_argument(
+        "--disable-auto-complete-config",
+        action="store_true",
+        help="take configurations as they are written; do not ask the models",
+    )
+    shared.add_argument(
+        "--strict-model-config", metavar="BOOL", help="true is --disable-auto-complete-config"
+    )
+    shared.add_argument(
+        "--backend-config",
+        action="append",
+        default=[],
+        metavar="[BACKEND,]SETTING=VALUE",
+        help="a setting for one backend, or for all of them; repeatable",
+    )
     return parser
 
 
+def _path(text: str) -> Path:
+    if _URI.match(text):
+        raise argparse.ArgumentTypeError(
+            f"{text} is no directory of this machine, and check reads local directories only: copy the models, or give the"
+            " path of a mounted copy"
+        )
+    return Path(text)
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    """Return what a server would make of the flags that are its own. Raises SettingsError."""
+    words = ["--model-repository=."]
+    if options.model_config_name is not None:
+        words.append(f"--model-config-name={options.model_config_name}")
+    if options.disable_auto_complete_config:
+        words.append("--disable-auto-complete-config")
+    if options.strict_model_config is not None:
+        words.append(f"--strict-model-config={options.strict_model_config}")
+    words += [f"--backend-config={pair}" for pair in options.backend_config]
+    return Settings.from_argv(words)
+
+
+class NoSuchModel(Exception):
+    """A model was asked for by name, and is not there."""
+
+
 def inspect(
-    repositories: Sequence[Path], *, gpus: int, config_name: str = "", auto_complete: bool = True
+    paths: Sequence[Path],
+    settings: Settings,
+    *,
+    gpus: int,
+    only: Sequence[str] = (),
+    run_model_code: bool = True,
 ) -> Report:
-    """Read every model of the repositories, as a server on a machine with so many GPUs would at its start."""
-    found = scan(repositories)
+    """Read the models as a server on a machine with so many GPUs would at its start. Raises NoSuchModel."""
+    alone = [path for path in paths if is_model(path)]
+    found = scan([path for path in paths if path not in alone])
+    models = dict(found.models)
+    for path in alone:
+        whole = path.resolve()
+        models[whole.name] = ModelDirectory(name=whole.name, path=whole, repository=whole.parent)
+    for name in only:
+        if name not in models and name not in found.duplicates:
+            hint = did_you_mean(name, [*models, *found.duplicates])
+            raise NoSuchModel(f"there is no model '{name}'{f': {hint}' if hint else ''}")
+    wanted = frozenset(only or [*models, *found.duplicates])
     backends = discover()
-    findings = [Finding(name=name, reason=DUPLICATE_REASON) for name in found.duplicates]
-    for name, directory in found.models.items():
-        config = load_model_config(
-            directory.path,
-            backends=backends,
-            gpus=gpus,
-            config_name=config_name,
-            auto_complete=auto_complete,
-        )
-        findings.append(Finding(name=name, config=config))
-    return Report(findings=tuple(sorted(findings, key=lambda f: f.name)), problems=tuple(found.problems))
-
-
-def advice(spec: ModelSpec) -> Iterator[str]:
-    """Yield what an operator should know about a configuration that is valid."""
-    if spec.isolation == "thread":
-        yield (
-            'tritium.isolation is "thread": the model runs in the server process, and a crash of it takes the server down;'
-            ' "process" contains it'
-        )
-    if spec.execution_timeout == 0:
-        yield (
-            "tritium.execution_timeout is off: hangs are not contained; set it to the seconds that a batch may take"
-        )
-
-
-# -- as text
-
-
-def as_text(report: Report) -> str:
-    """Return the report for a reader."""
-    parts = [f"{printable(str(problem))}\n" for problem in report.problems]
-    parts.extend(_finding_text(finding) for finding in report.findings)
-    good = sum(finding.ok for finding in report.findings)
-    total = len(report.findings)
-    if not total:
-        parts.append("no models found\n")
-    else:
-        parts.append(f"\n{good} of {total} model{'s' if total != 1 else ''} would load\n")
-    return "".join(parts)
-
-
-def _finding_text(finding: Finding) -> str:
-    name = printable(finding.name)
-    if finding.config is None:
-        return f"✗ {name}\n    error: {printable(finding.reason)}\n"
-    config = finding.config
-    lines = [f"{'✓' if finding.ok else '✗'} {name}{_versions(config.versions)}\n"]
-    lines.extend(f"    {printable(str(problem))}\n" for problem in config.problems)
-    if config.specs:
-        spec = config.specs[-1]
-        lines.extend(f"    warning: {words}\n" for words in advice(spec))
-        lines.extend(f"    {line}\n" for line in aligned(list(_settings(spec))).splitlines())
-    return "".join(lines)
-
-
-def _versions(versions: Sequence[int]) -> str:
-    if not versions:
-        return ""
-    return f"  version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
-
-
-def _settings(spec: ModelSpec) -> Iterator[tuple[str, str]]:
-    yield "backend", spec.backend if spec.platform == spec.backend else f"{spec.backend} ({spec.platform})"
-    yield "file", spec.artifact
-    yield "batching", _batching(spec)
-    yield "instances", _instances(spec.instances)
-    yield "isolation", f"{spec.isolation}, retry {spec.retry.value}"
-    yield "execution timeout", f"{spec.execution_timeout:g} s" if spec.execution_timeout else "off"
-    for io in spec.inputs:
-        optional = ", optional" if io.optional else ""
-        yield "input", f"{io.name} {io.datatype} {list(io.dims)}{optional}"
-    for out in spec.outputs:
-        yield "output", f"{out.name} {out.datatype} {list(out.dims)}"
-    for key, value in sorted(spec.parameters.items()):
-        yield "parameter", f"{key} = {value}"
-
-
-def _batching(spec: ModelSpec) -> str:
-    if not spec.batches:
-        return "none"
-    if isinstance(spec.scheduling, Direct):
-        return f"up to {spec.max_batch_size} rows in one request"
-    delay = spec.scheduling.max_queue_delay
-    return f"dynamic, up to {spec.max_batch_size} rows" + (
-        f", waiting {delay * 1e3:g} ms for more" if delay else ""
+    findings = [Finding(name=name, reason=DUPLICATE_REASON) for name in found.duplicates if name in wanted]
+    for name, directory in models.items():
+        if name in wanted:
+            config = load_model_config(
+                directory.path,
+                backends=backends,
+                gpus=gpus,
+                backend_settings=settings.backend_settings,
+                config_name=settings.model_config_name,
+                auto_complete=not settings.disable_auto_complete_config,
+                run_model_code=run_model_code,
+                verify_files=True,
+            )
+            findings.append(Finding(name=name, config=config))
+    return Report(
+        findings=tuple(sorted(findings, key=lambda finding: finding.name)),
+        problems=() if only else tuple(found.problems),
     )
 
 
-def _instances(instances: Sequence[InstanceSpec]) -> str:
-    return ", ".join(
-        f"{instance.name} ({_device(instance)}{f', {instance.lanes} lanes' if instance.lanes > 1 else ''})"
-        for instance in instances
-    )
+def is_model(directory: Path) -> bool:
+    """Whether this is the directory of one model, and not of many.
+
+    A model has a configuration, or version directories with files in them. Of a repository whose models are called by
+    numbers, those directories have configurations or versions of their own.
+    """
+    try:
+        if (directory / "config.pbtxt").exists():
+            return True
+        versions = [path for path in directory.iterdir() if _VERSION.fullmatch(path.name) and path.is_dir()]
+        return any(_holds_a_version(path) for path in versions)
+    except OSError:
+        return False
 
 
-def _device(instance: InstanceSpec) -> str:
-    return f"gpu:{instance.device_id}" if instance.kind == "GPU" else instance.kind.lower()
-
-
-# -- as JSON
-
-
-def as_json(report: Report) -> Mapping[str, Any]:
-    """Return the report for a program."""
-    return {
-        "ok": report.ok,
-        "problems": [_problem_json(problem) for problem in report.problems],
-        "models": [_finding_json(finding) for finding in report.findings],
-    }
-
-
-def _finding_json(finding: Finding) -> Mapping[str, Any]:
-    config = finding.config
-    if config is None:
-        return {"name": finding.name, "ok": False, "reason": finding.reason, "versions": [], "problems": []}
-    entry: dict[str, Any] = {
-        "name": finding.name,
-        "ok": config.ok,
-        "reason": config.reason,
-        "path": str(config.path),
-        "versions": list(config.versions),
-        "problems": [_problem_json(problem) for problem in config.problems],
-    }
-    if config.specs:
-        spec = config.specs[-1]
-        entry["advice"] = list(advice(spec))
-        entry["backend"] = spec.backend
-        entry["instances"] = [
-            {"name": i.name, "kind": i.kind, "device": i.device_id, "lanes": i.lanes} for i in spec.instances
-        ]
-        entry["isolation"] = spec.isolation
-        entry["retry"] = spec.retry.value
-        entry["execution_timeout"] = spec.execution_timeout
-        entry["config"] = json.loads(spec.config_json)
-    return entry
-
-
-def _problem_json(problem: Problem) -> Mapping[str, Any]:
-    return {
-        "severity": problem.severity.value,
-        "message": problem.message,
-        "path": None if problem.path is None else str(problem.path),
-        "line": problem.line,
-        "column": problem.column,
-        "key": problem.key,
-        "hint": problem.hint,
-    }
+def _holds_a_version(directory: Path) -> bool:
+    entries = list(directory.iterdir())
+    names = {entry.name for entry in entries}
+    nested = any(_VERSION.fullmatch(entry.name) and entry.is_dir() for entry in entries)
+    return bool(entries) and not nested and "config.pbtxt" not in names

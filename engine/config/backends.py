@@ -8,6 +8,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Final
 
+from engine.backends.base import Backend
+
 GROUP: Final = "tritium.backends"
 
 # Our own, for a checkout that is run without being installed.
@@ -27,6 +29,7 @@ class BackendTraits:
     concurrent: bool = True
     default_artifact: str = ""
     platforms: tuple[str, ...] = ()
+    completes: bool = False  # whether it has a `complete_config` of its own
     target: str = ""  # `module:Class`, as in the entry point
     unavailable: str = ""  # why the class can't be imported; empty where it can
 
@@ -39,8 +42,14 @@ def traits_of(backend: Any, *, name: str, target: str = "") -> BackendTraits:
         concurrent=bool(backend.concurrent),
         default_artifact=str(backend.default_artifact),
         platforms=tuple(backend.platforms),
+        completes=_completes(backend),
         target=target,
     )
+
+
+def _completes(backend: Any) -> bool:
+    hook = getattr(getattr(backend, "complete_config", None), "__func__", None)
+    return hook is not None and hook is not Backend.complete_config.__func__  # type: ignore[attr-defined]  # of a classmethod
 
 
 def discover() -> Mapping[str, BackendTraits]:

@@ -1,18 +1,20 @@
 """What a configuration leaves out: names, backend, version policy, batching sizes, instance groups.
 
 Contract: model_config.md sections 1 (normalisation), 5 (instance groups) and 7 (backend and platform). Inputs and
-outputs are not completed here: that takes the model file, which only a worker opens.
+outputs come from the model itself (section 7.1, `engine.config.inspection`), which is asked in between: after the backend
+is known, and before what follows from the batch size is filled in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from engine.config.backends import BackendTraits
 from engine.config.problems import Problem
+from engine.config.provenance import DEFAULT, Provenance, Source
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 ENSEMBLE: Final = "ensemble"
@@ -45,15 +47,20 @@ _RULES: Final = (
 )
 
 
+Fill = Callable[[ModelConfig, Provenance], list[Problem]]
+"""Completes a configuration, whose backend is known, in place from the model itself; see `engine.config.inspection.model`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
     """A configuration with everything filled in that can be.
 
-    `uncounted` holds the positions of instance groups whose count nobody wrote.
+    `uncounted` holds the positions of instance groups whose count nobody wrote; `provenance` knows where all values are from.
     """
 
     config: ModelConfig
     uncounted: frozenset[int]
+    provenance: Provenance
     problems: tuple[Problem, ...] = ()
 
 
@@ -64,34 +71,47 @@ def complete(
     backends: Mapping[str, BackendTraits],
     gpus: int = 0,
     auto_complete: bool = True,
+    name: str = "",
+    source: Source | None = None,
+    fill: Fill | None = None,
 ) -> Completed:
-    """Return a completed copy of `written`. Without `auto_complete` only the normalisation is applied."""
+    """Return a completed copy of `written`, which is from `source`. Without `auto_complete` only the normalisation is applied.
+
+    `name` is the model's where its directory is called otherwise. Where the backend can't be found, `fill` is not asked.
+    """
     config = ModelConfig()
     config.CopyFrom(written)
+    provenance = Provenance(config, source or Source(name="config.pbtxt"))
     problems: list[Problem] = []
     if auto_complete:
         if not config.name:
-            config.name = model_directory.name
-        problems = infer_backend(config, _first_version_entries(model_directory), backends)
+            config.name = name or model_directory.name
+            provenance.note(config, "directory name")
+        origin, problems = infer_backend(config, *_first_version(model_directory), backends)
+        provenance.note(config, origin)
+        if fill is not None and not problems:
+            problems = fill(config, provenance)
     uncounted = frozenset(at for at, group in enumerate(config.instance_group) if group.count < 1)
     if not config.instance_group:
         uncounted = frozenset((0,))
     normalise(config, gpus=gpus)
-    return Completed(config=config, uncounted=uncounted, problems=tuple(problems))
+    provenance.note(config, DEFAULT)
+    return Completed(config=config, uncounted=uncounted, provenance=provenance, problems=tuple(problems))
 
 
 def infer_backend(
-    config: ModelConfig, entries: frozenset[str], backends: Mapping[str, BackendTraits]
-) -> list[Problem]:
+    config: ModelConfig, directory: str, entries: frozenset[str], backends: Mapping[str, BackendTraits]
+) -> tuple[str, list[Problem]]:
     """Fill `backend`, `platform` and `default_model_filename` in place, in the contract's order of evaluation.
 
-    `entries` are the names in the model's first version directory. Returns what kept the backend from being found.
+    `entries` are the names in the model's first version directory, called `directory`. Returns what gave the values away, and
+    what kept the backend from being found.
     """
     if config.platform == ENSEMBLE:
-        return []
+        return "", []
     if config.backend:
         _fill_known(config)
-        return []
+        return "follows from 'backend'", []
     probing = not config.platform and not config.default_model_filename
     for rule in _RULES:
         discovered = probing and rule.filename in entries
@@ -99,20 +119,21 @@ def infer_backend(
             rule.needs_no_platform and config.platform
         )
         if discovered or by_name or config.platform in rule.platforms:
+            given = "platform" if config.platform else "default_model_filename"
             _apply(config, rule, discovered=discovered)
-            return []
+            return f"file {directory}/{rule.filename}" if discovered else f"follows from '{given}'", []
     for traits in backends.values():
         if config.platform and config.platform in traits.platforms:
             config.backend = traits.name
-            return []
+            return "follows from 'platform'", []
     if not probing:
-        return []
+        return "", []
     _, dot, suffix = config.name.partition(".")
     if not dot or not suffix:
-        return [_undetermined(config.name)]
+        return "", [_undetermined(config.name)]
     config.backend = suffix
     config.default_model_filename = f"model.{suffix}"
-    return []
+    return "follows from 'name'", []
 
 
 def _apply(config: ModelConfig, rule: _Rule, *, discovered: bool) -> None:
@@ -161,13 +182,15 @@ def _undetermined(name: str) -> Problem:
     )
 
 
-def _first_version_entries(model_directory: Path) -> frozenset[str]:
-    """Return the names inside the lexicographically first subdirectory; empty where there is none."""
+def _first_version(model_directory: Path) -> tuple[str, frozenset[str]]:
+    """Return the name of the lexicographically first subdirectory and the names inside it; nothing where there is none."""
     try:
         directories = sorted(entry for entry in model_directory.iterdir() if entry.is_dir())
-        return frozenset(entry.name for entry in directories[0].iterdir()) if directories else frozenset()
+        if directories:
+            return directories[0].name, frozenset(entry.name for entry in directories[0].iterdir())
     except OSError:  # what can't be listed can't be probed; whoever opens it says why
-        return frozenset()
+        pass
+    return "", frozenset()
 
 
 def normalise(config: ModelConfig, *, gpus: int = 0) -> None:

@@ -1,11 +1,12 @@
-"""The files that a configuration names beside the model: labels and warmup data. Read once, when the model is loaded.
+"""The files that a configuration names beside the model: labels, warmup data, initial states. Read once, at loading.
 
 Names are resolved inside the model directory and never followed out of it (DESIGN section 9).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,11 +17,20 @@ from actors.messages.errors import ErrorCode, InvalidArgument
 from actors.messages.tensors import Tensor, element_count, unpack_bytes
 from actors.specs import WarmupSample
 from engine.config.problems import Problem
-from engine.config.validate import WARMUP_PREFIX
-from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelWarmup
+from engine.config.rules.warmup import WARMUP_PREFIX, sample_problems
+from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelSequenceBatching, ModelWarmup
 
-_LARGEST_WARMUP_TENSOR: Final = 1 << 30  # bytes; a larger one is a mistyped dimension
+_LARGEST_TENSOR: Final = 1 << 30  # bytes; a larger one is a mistyped dimension
 _LARGEST_LABEL_FILE: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What the files beside a model hold, and what is wrong with them."""
+
+    labels: Mapping[str, tuple[str, ...]]  # by output
+    warmup: tuple[WarmupSample, ...]
+    problems: tuple[Problem, ...] = ()
 
 
 class FileProblem(Exception):
@@ -41,6 +51,81 @@ def inside(directory: Path, name: str) -> Path | None:
     return path if path.is_relative_to(root) else None
 
 
+def read_files(config: ModelConfig, model_directory: Path) -> Files:
+    """Read every file that the completed `config` names, which may have any number of broken rules.
+
+    What is left out where a rule is broken or a file can't be used is no loss: such a model is not started.
+    """
+    labels, problems = read_labels(config, model_directory)
+    warmup, unusable = build_warmup(config, model_directory)
+    return Files(
+        labels=labels,
+        warmup=warmup,
+        problems=(*check_initial_states(config, model_directory), *problems, *unusable),
+    )
+
+
+def check_initial_states(config: ModelConfig, model_directory: Path) -> Iterator[Problem]:
+    """Check the data file of every sequence state that begins with one, as far as the rules about it are kept."""
+    for at, state in enumerate(config.sequence_batching.state):
+        if len(state.initial_state) != 1:
+            continue
+        initial = state.initial_state[0]
+        if initial.WhichOneof("state_data") != "data_file" or any(dim < 0 for dim in initial.dims):
+            continue
+        try:
+            _initial_state_file(state.input_name, initial, model_directory)
+        except FileProblem as error:
+            key = f"sequence_batching.state[{at}].initial_state[0].data_file"
+            yield _at(
+                error.problem, key, "data files are named relative to the model's directory initial_state/"
+            )
+
+
+def _initial_state_file(
+    state: str, initial: ModelSequenceBatching.InitialState, model_directory: Path
+) -> None:
+    datatype = BY_NUMBER.get(initial.data_type)
+    if datatype is None:
+        return
+    name = initial.data_file
+    path = inside(model_directory / "initial_state", name)
+    if path is None:
+        raise FileProblem(
+            Problem(
+                message=(
+                    f"initial state data file '{name}' for state '{state}' is outside the model's initial_state"
+                    " directory"
+                ),
+                code=ErrorCode.UNSUPPORTED,
+            )
+        )
+    elements = element_count(initial.dims)
+    expected = elements * (datatype.size or 4)  # BYTES: at least the length of each element
+    limit = _LARGEST_TENSOR if datatype is DataType.BYTES else min(expected, _LARGEST_TENSOR)
+    data = _content(path, limit, f"initial state data file '{name}' for state '{state}'")
+    if len(data) < expected:
+        # The missing space is Triton's, and clients match on it.
+        raise FileProblem(
+            Problem(
+                message=(
+                    f"initial_state setting expects {expected} bytes, but the data provided from"
+                    f" {name}only has {len(data)} bytes."
+                )
+            )
+        )
+    if datatype is DataType.BYTES:
+        _elements(data, state, elements, f"initial state data file '{name}'")
+
+
+def _elements(data: bytes, name: str, elements: int, what: str) -> None:
+    """Check that a file holds `elements` strings."""
+    try:
+        unpack_bytes(data, name, elements)
+    except InvalidArgument as error:
+        raise FileProblem(Problem(message=f"{what}: {error.message}")) from error
+
+
 def read_labels(
     config: ModelConfig, model_directory: Path
 ) -> tuple[Mapping[str, tuple[str, ...]], list[Problem]]:
@@ -52,7 +137,8 @@ def read_labels(
             try:
                 labels[output.name] = _label_file(config, output.name, output.label_filename, model_directory)
             except FileProblem as error:
-                problems.append(_at(error.problem, f"output[{at}].label_filename"))
+                hint = "label files are named relative to the model's directory, beside config.pbtxt"
+                problems.append(_at(error.problem, f"output[{at}].label_filename", hint))
     return labels, problems
 
 
@@ -99,13 +185,13 @@ def build_warmup(
 ) -> tuple[tuple[WarmupSample, ...], list[Problem]]:
     """Return the samples as tensors (contract, scheduling.md section 10), in the configuration's order.
 
-    `config` has passed `validate`. A sample is `batch_size` requests of one item, all with the same data.
+    A sample is `batch_size` requests of one item, all with the same data; one that breaks a rule is left out.
     """
     samples: list[WarmupSample] = []
     problems: list[Problem] = []
     declared = {tensor.name for tensor in config.input}
     for at, sample in enumerate(config.model_warmup):
-        if not sample.batch_size:
+        if not sample.batch_size or any(sample_problems(config, sample, "")):
             continue
         tensors: list[Tensor] = []
         for name, source in sorted(sample.inputs.items()):
@@ -113,7 +199,8 @@ def build_warmup(
             try:
                 tensors.append(_warmup_tensor(name, source, model_directory, batched=batched))
             except FileProblem as error:
-                problems.append(_at(error.problem, f'model_warmup[{at}].inputs["{name}"]'))
+                hint = "data files are named relative to the model's directory warmup/"
+                problems.append(_at(error.problem, f'model_warmup[{at}].inputs["{name}"]', hint))
         samples.append(
             WarmupSample(
                 name=sample.name, requests=(tuple(tensors),) * sample.batch_size, count=sample.count or 1
@@ -125,10 +212,8 @@ def build_warmup(
 def _warmup_tensor(name: str, source: ModelWarmup.Input, model_directory: Path, *, batched: bool) -> Tensor:
     datatype = BY_NUMBER[source.data_type]
     elements = element_count(source.dims)
-    if elements * max(datatype.size, 4) > _LARGEST_WARMUP_TENSOR:
-        raise FileProblem(
-            Problem(message=f"warmup input '{name}' is larger than {_LARGEST_WARMUP_TENSOR} bytes")
-        )
+    if elements * max(datatype.size, 4) > _LARGEST_TENSOR:
+        raise FileProblem(Problem(message=f"warmup input '{name}' is larger than {_LARGEST_TENSOR} bytes"))
     match source.WhichOneof("input_data_type"):
         case "input_data_file":
             data = _warmup_file(name, source.input_data_file, model_directory, datatype, elements)
@@ -168,7 +253,7 @@ def _warmup_file(
             )
         )
     expected = elements * datatype.size
-    limit = _LARGEST_WARMUP_TENSOR if datatype is DataType.BYTES else expected
+    limit = _LARGEST_TENSOR if datatype is DataType.BYTES else expected
     data = _content(path, limit, f"warmup data file '{file_name}'")
     if len(data) < expected:
         # The missing space is Triton's, and clients match on it.
@@ -181,12 +266,9 @@ def _warmup_file(
             )
         )
     if datatype is DataType.BYTES:
-        try:
-            unpack_bytes(data, name, elements)
-        except InvalidArgument as error:
-            raise FileProblem(Problem(message=f"warmup data file '{file_name}': {error.message}")) from error
+        _elements(data, name, elements, f"warmup data file '{file_name}'")
     return data
 
 
-def _at(problem: Problem, key: str) -> Problem:
-    return Problem(message=problem.message, code=problem.code, hint=problem.hint, key=key)
+def _at(problem: Problem, key: str, hint: str) -> Problem:
+    return replace(problem, key=key, hint=problem.hint or hint)

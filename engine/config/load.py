@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
+from actors.messages.errors import ErrorCode
 from actors.specs import ModelSpec
 from engine.config import parse
+from engine.config.agents import verify_agents
 from engine.config.backends import BackendTraits
 from engine.config.complete import Completed, complete
-from engine.config.files import build_warmup, inside, read_labels
+from engine.config.files import Files, inside, read_files
+from engine.config.inspection.model import Inspection, leads_out
+from engine.config.inspection.verify import verify
 from engine.config.outline import outline
-from engine.config.problems import Problem
+from engine.config.override import parse_override
+from engine.config.partial import certain
+from engine.config.problems import Problem, Severity
+from engine.config.provenance import Source
 from engine.config.refusals import ignored_hints, is_ensemble, refusals
 from engine.config.settings import TritiumSettings, read_settings
 from engine.config.translate import artifact, translate
@@ -21,21 +30,47 @@ from engine.config.validate import validate
 from engine.repository.layout import VersionDirectory, select_versions, version_directories
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
+# Backends that can't do without knowing what goes in and out; others may have models that take and give nothing.
+_NEED_TENSORS = frozenset(("onnxruntime", "pytorch"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionConfig:
+    """The completed configuration of one version; `version` is 0 for a model that has none yet."""
+
+    version: int
+    completed: Completed
+
+    @property
+    def config(self) -> ModelConfig:
+        """The configuration itself, not to be changed."""
+        return self.completed.config
+
+    @property
+    def origins(self) -> Mapping[str, str]:
+        """Where each value came from, by its key: `config.pbtxt:3:5`, `model file (onnx)`, `default`, ..."""
+        return self.completed.provenance.origins()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedConfig:
     """What became of a model's configuration.
 
     `specs` has one entry a version, ascending, and none where there is an error; `versions` are those that the policy
-    chose either way. Errors stand before warnings in `problems`. `readable` is false where the file can't be parsed,
-    for which the contract has an answer of its own (repository.md section 5).
+    chose either way, and `configs` their completed configurations, also where they are wrong. Errors stand before
+    warnings in `problems`. `readable` is false where the file can't be parsed, for which the contract has an answer of
+    its own (repository.md section 5).
     """
 
     name: str
     path: Path  # the configuration file, whether or not there is one
     versions: tuple[int, ...] = ()
     specs: tuple[ModelSpec, ...] = ()
+    configs: tuple[VersionConfig, ...] = ()
     problems: tuple[Problem, ...] = ()
+    unserved: tuple[
+        Problem, ...
+    ] = ()  # the errors among `problems` that are ours: valid, and not served by this version
     readable: bool = True
 
     @property
@@ -58,6 +93,23 @@ class LoadedConfig:
         """The `<Prefix>: <message>` of the first error; empty where there is none."""
         return next((problem.reason for problem in self.errors), "")
 
+    @property
+    def reasons(self) -> Mapping[int, str]:
+        """The `<Prefix>: <message>` of the first error of each version that has one; see `versions`.
+
+        A version that is not in it has nothing wrong with it, and is not started because of the others.
+        """
+        first = {
+            version: next((problem.reason for problem in self.errors if problem.concerns(version)), "")
+            for version in self.versions
+        }
+        return {version: reason for version, reason in first.items() if reason}
+
+    @property
+    def origins(self) -> Mapping[str, str]:
+        """Where each value of the newest version's configuration came from; see `VersionConfig.origins`."""
+        return self.configs[-1].origins if self.configs else {}
+
 
 def load_model_config(
     model_directory: Path,
@@ -67,95 +119,225 @@ def load_model_config(
     backend_settings: Mapping[str, Mapping[str, str]] | None = None,
     config_name: str = "",
     auto_complete: bool = True,
+    override: str | None = None,
+    namespace: str = "",
+    content: Mapping[int, str] | None = None,
+    model_name: str = "",
+    run_model_code: bool = True,
+    verify_files: bool = False,
 ) -> LoadedConfig:
     """Read, complete, validate and translate the configuration of the model in `model_directory`.
 
     `gpus` is how many there are; `backend_settings` holds the command line's settings by backend, those for every
-    backend under ""; `config_name` chooses `configs/<name>.pbtxt`. Never raises for a mistake of the model's owner.
-    Reads files: not for the event loop.
+    backend under ""; `config_name` chooses `configs/<name>.pbtxt`. `override`, the JSON configuration of a load request,
+    stands in the file's place. `namespace` and `content`, a digest by version, are passed on to the specifications.
+    `model_name` is the model's where its directory is called otherwise, as a copy of a remote one may be.
+
+    Each version is completed from its own file. Python models are run for that, each in a process of its own, unless
+    `run_model_code` is false. With `verify_files` the model files are held against it as well (see
+    `engine.config.inspection.verify`), which a server leaves to the backends. Never raises for a mistake of the model's owner. Reads files and may wait for processes: not
+    for the event loop. Safe to call on several threads at once.
     """
-    model_directory = model_directory.absolute()  # workers have a directory of their own
+    model_directory = model_directory.absolute()  # specifications outlive the working directory
+    name = model_name or model_directory.name
     path = parse.config_path(model_directory, config_name)
     available, problems = version_directories(model_directory)
     numbers = [directory.number for directory in available]
-    parsed = _read(path, model_directory.parent, auto_complete=auto_complete)
+    if override is None:
+        parsed = _read(path, model_directory.parent, auto_complete=auto_complete)
+        source = Source(name=str(path.relative_to(model_directory)), text=parsed.text)
+    else:
+        parsed = parse_override(override, model_directory)
+        source = Source(name="override")
+    file = path if os.path.lexists(path) else model_directory
+    named = (
+        Path("override") if override is not None else file
+    )  # where problems without a place of their own are
     if parsed.config is None:
+        also = _wrong_besides(
+            parsed, model_directory, name, path, backends=backends, gpus=gpus, auto_complete=auto_complete
+        )
+        versions = select_versions(ModelVersionPolicy(), numbers)
         return LoadedConfig(
-            name=model_directory.name,
+            name=name,
             path=path,
-            versions=select_versions(ModelVersionPolicy(), numbers),
-            problems=parsed.problems,
+            versions=versions,
+            problems=_arranged([*parsed.problems, *also], named, parsed.blanked, versions),
             readable=False,
         )
-    completed = complete(
-        parsed.config, model_directory, backends=backends, gpus=gpus, auto_complete=auto_complete
-    )
-    config = completed.config
-    found = [
-        *problems,
-        *parsed.problems,
-        *check(completed, model_directory, path, backends=backends, gpus=gpus),
-    ]
-    versions = select_versions(config.version_policy, numbers)
+    written = parsed.config
+
+    def completed(fill: Inspection | None = None) -> Completed:
+        return complete(
+            written,
+            model_directory,
+            backends=backends,
+            gpus=gpus,
+            auto_complete=auto_complete,
+            name=name,
+            source=source,
+            fill=fill,
+        )
+
+    base = completed()
+    versions = select_versions(base.config.version_policy, numbers)
     chosen = [directory for directory in available if directory.number in versions]
-    traits = backends.get(config.backend, BackendTraits(name=config.backend))
-    tritium, mistakes = read_settings(
-        {key: parameter.string_value for key, parameter in config.parameters.items()}, traits
-    )
+    traits = backends.get(base.config.backend, BackendTraits(name=base.config.backend))
+    settings = _merged(backend_settings or {}, base.config.backend)
+    drafts = [base] * len(chosen)
+    agents = verify_agents(base.config, model_directory)
+    if (
+        auto_complete and not base.problems and not agents
+    ):  # of files that are vouched for, the right ones only
+        inspections = [
+            Inspection(
+                model_directory=model_directory,
+                version=directory,
+                backends=backends,
+                settings=settings,
+                gpus=gpus,
+                run_model_code=run_model_code,
+            )
+            for directory in chosen
+        ]
+        drafts = [completed(each) if each.applies(base.config) else base for each in inspections]
+    found = [*problems, *parsed.problems]
+    files: dict[bytes, Files] = {}
+    distinct = _distinct(drafts or [base], versions)
+    for draft, alike in distinct:
+        files[_identity(draft)] = read_files(draft.config, model_directory)
+        own = check(draft, name, path, backends=backends, gpus=gpus, auto_complete=auto_complete)
+        found += _blamed([*own, *files[_identity(draft)].problems], alike)
+    tritium, mistakes = _settings(base.config, traits)
     found += mistakes
-    found += _versions(config, chosen, artifact(config, traits), model_directory)
+    found += _versions(base.config, chosen, artifact(base.config, traits), model_directory)
+    unserved = [
+        problem for draft, alike in distinct for problem in _blamed(refusals(draft.config, found), alike)
+    ]
+    found += [*agents, *unserved]
+    if verify_files and not agents and not is_ensemble(base.config):
+        for directory, draft in zip(chosen, drafts, strict=True):
+            if not any(problem.is_error for problem in draft.problems):  # else what is wrong is told already
+                wrong = verify(draft.config, directory, model_directory.parent, traits)
+                found += _blamed(wrong, (directory.number,))
+    unserved += [problem for problem in agents if problem.code is ErrorCode.UNSUPPORTED]
     specs: tuple[ModelSpec, ...] = ()
     if not any(problem.is_error for problem in found):
-        specs, unusable = _specs(
-            completed,
-            chosen,
-            model_directory,
-            traits,
-            tritium,
-            _merged(backend_settings or {}, config.backend),
+        specs = _specs(
+            list(zip(chosen, drafts, strict=True)), files, model_directory, traits, tritium, settings
         )
-        found += unusable
-    if any(problem.is_error for problem in found):
-        specs = ()
+    digests = content or {}
     return LoadedConfig(
-        name=model_directory.name,
+        name=name,
         path=path,
         versions=versions,
-        specs=specs,
-        problems=_arranged(found, path, parsed.text),
+        specs=tuple(
+            dataclasses.replace(spec, namespace=namespace, content=digests.get(spec.version, ""))
+            for spec in specs
+        ),
+        configs=tuple(
+            VersionConfig(version=version, completed=draft)
+            for version, draft in zip([*versions] or [0], drafts or [base], strict=True)
+        ),
+        problems=_arranged(found, named, source.text, versions),
+        unserved=_arranged(unserved, named, source.text, versions),
     )
+
+
+def _distinct(drafts: list[Completed], versions: Sequence[int]) -> list[tuple[Completed, tuple[int, ...]]]:
+    """Return one draft of each configuration, with its versions: most often, all have the same."""
+    distinct: dict[bytes, tuple[Completed, tuple[int, ...]]] = {}
+    for draft, version in zip_longest(drafts, versions):
+        first, alike = distinct.get(_identity(draft), (draft, ()))
+        distinct[_identity(draft)] = (first, alike if version is None else (*alike, version))
+    return list(distinct.values())
+
+
+def _blamed(problems: Iterable[Problem], versions: tuple[int, ...]) -> Iterator[Problem]:
+    return (dataclasses.replace(problem, versions=versions) for problem in problems)
+
+
+def _shared(problems: Iterable[Problem], versions: Sequence[int]) -> Iterator[Problem]:
+    """Yield each problem once, with the versions that have it; none are named where all do."""
+    having: dict[Problem, set[int]] = {}
+    for problem in problems:
+        alike = dataclasses.replace(problem, versions=())
+        having.setdefault(alike, set()).update(problem.versions or versions)
+    for problem, those in having.items():
+        some = those < set(versions)
+        yield dataclasses.replace(problem, versions=tuple(sorted(those)) if some else ())
+
+
+def _identity(draft: Completed) -> bytes:
+    """Return what tells one completed configuration from another."""
+    return repr(draft.problems).encode() + draft.config.SerializeToString(deterministic=True)
+
+
+def _settings(config: ModelConfig, traits: BackendTraits) -> tuple[TritiumSettings, tuple[Problem, ...]]:
+    parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
+    return read_settings(parameters, traits, config.version_policy)
+
+
+def _wrong_besides(
+    parsed: parse.Parsed,
+    model_directory: Path,
+    name: str,
+    path: Path,
+    *,
+    backends: Mapping[str, BackendTraits],
+    gpus: int,
+    auto_complete: bool,
+) -> list[Problem]:
+    """Return the rules that the readable part of a configuration breaks, whatever the rest of it should have been."""
+    if parsed.partial is None:
+        return []
+    partial = complete(
+        parsed.partial, model_directory, backends=backends, gpus=gpus, auto_complete=auto_complete, name=name
+    )
+    config = partial.config
+    found = check(partial, name, path, backends=backends, gpus=gpus, auto_complete=auto_complete)
+    found += read_files(config, model_directory).problems
+    found += _settings(config, backends.get(config.backend, BackendTraits(name=config.backend)))[1]
+    found += verify_agents(config, model_directory)
+    return certain([*found, *refusals(config, found)], parsed.spoilt)
 
 
 def check(
     completed: Completed,
-    model_directory: Path,
+    name: str,
     path: Path,
     *,
     backends: Mapping[str, BackendTraits],
     gpus: int = 0,
+    auto_complete: bool = True,
 ) -> list[Problem]:
     """Return everything that is wrong with a completed configuration but for versions and `tritium.*` settings.
 
-    What this version does not do stands first: of an ensemble, nothing else is worth saying.
+    `name` is what the model must be called. What is valid, and only not served by this version, is told by `refusals`.
     """
     config = completed.config
-    problems = _name(config, model_directory)
-    problems += refusals(config)
-    if is_ensemble(config):
-        return problems
-    undetermined = bool(completed.problems)
+    problems = _name(config, name)
+    undetermined = not config.backend and bool(completed.problems)
     problems += completed.problems
     for problem in validate(config, backends=backends, gpus=gpus):
         if undetermined and problem.key == "platform":
             continue  # the same mistake in other words
         problems.append(problem)
-    problems += _missing_tensors(config, path)
+    if not auto_complete and not is_ensemble(config):
+        problems += _missing_tensors(config, path)
     problems += ignored_hints(config)
     return problems
 
 
 def _read(path: Path, repository: Path, *, auto_complete: bool) -> parse.Parsed:
-    if path.exists() or path.is_symlink():
+    try:
+        path.lstat()
+        present = True
+    except (FileNotFoundError, NotADirectoryError):
+        present = False
+    except OSError as error:  # nobody may look into the directory, for one
+        return parse.Parsed(config=None, problems=(parse.unreadable(path, error.strerror or str(error)),))
+    if present:
         if inside(repository, str(path)) is None:
             leads_out = parse.unreadable(path, "it is a link out of the model repository")
             return parse.Parsed(config=None, problems=(leads_out,))
@@ -163,45 +345,42 @@ def _read(path: Path, repository: Path, *, auto_complete: bool) -> parse.Parsed:
     if auto_complete:
         return parse.Parsed(config=ModelConfig())
     missing = parse.unreadable(path, "there is no such file", hint="auto-completion is off")
-    return parse.Parsed(config=None, problems=(missing,))
+    return parse.Parsed(config=None, problems=(dataclasses.replace(missing, path=path.parent),))
 
 
-def _name(config: ModelConfig, model_directory: Path) -> list[Problem]:
-    if not config.name or config.name == model_directory.name:
+def _name(config: ModelConfig, name: str) -> list[Problem]:
+    if not config.name or config.name == name:
         return []
     return [
         Problem(
             message=(
-                f"unexpected directory name '{model_directory.name}' for model '{config.name}',"
+                f"unexpected directory name '{name}' for model '{config.name}',"
                 " directory name must equal model name"
             ),
             key="name",
+            hint=f"leave 'name' out, or write name: \"{name}\"",
         )
     ]
 
 
 def _missing_tensors(config: ModelConfig, path: Path) -> list[Problem]:
-    """Inputs and outputs are not read from model files yet, so they must be written down."""
-    problems: list[Problem] = []
-    for side, tensors in (("input", config.input), ("output", config.output)):
-        if not tensors:
-            problems.append(
-                Problem(
-                    message=(
-                        f"model '{config.name}' has no '{side}' in {path},"
-                        " and this version does not complete it from the model file"
-                    ),
-                    hint=f'add: {side} [ {{ name: "…" data_type: TYPE_FP32 dims: [ … ] }} ]',
-                )
-            )
-    return problems
+    """Tell what nothing completes where auto-completion is off; where it is on, it has told why it could not."""
+    if config.backend not in _NEED_TENSORS:
+        return []
+    given = {"input": config.input or config.batch_input, "output": config.output}
+    return [
+        Problem(
+            message=f"model '{config.name}' has no '{side}' in {path}, and auto-completion is off",
+            hint=f'add: {side} [ {{ name: "…" data_type: TYPE_FP32 dims: [ … ] }} ]',
+        )
+        for side, tensors in given.items()
+        if not tensors
+    ]
 
 
 def _versions(
     config: ModelConfig, chosen: list[VersionDirectory], file_name: str, model_directory: Path
 ) -> list[Problem]:
-    if is_ensemble(config):
-        return []
     if not chosen:
         return [
             Problem(
@@ -210,42 +389,60 @@ def _versions(
                     f" '{config.name or model_directory.name}'"
                 ),
                 key="version_policy",
-                hint="put the model file into a numbered directory, such as 1/",
+                hint=(
+                    "an ensemble needs a numbered directory too, such as 1/, which may be empty"
+                    if is_ensemble(config)
+                    else "put the model file into a numbered directory, such as 1/"
+                ),
             )
         ]
-    repository = model_directory.parent
-    problems: list[Problem] = []
+    if is_ensemble(config):  # it has no file
+        return []
+    return [*_closed(chosen), *_led_out(config, chosen, file_name, model_directory)]
+
+
+def _closed(chosen: list[VersionDirectory]) -> Iterator[Problem]:
+    """Warn of directories that can't be listed, so that no model file is found; one that is named may load all the same."""
     for directory in chosen:
-        path = directory.path / file_name
-        named_out = inside(directory.path.resolve(), file_name) is None and not path.is_symlink()
-        if named_out or inside(repository, str(path)) is None:
-            problems.append(
-                Problem(
-                    message=(
-                        f"model file '{file_name}' of model '{config.name}', version {directory.number},"
-                        " is outside the model repository"
-                    ),
-                    key="default_model_filename",
-                )
+        try:
+            os.listdir(directory.path)
+        except OSError as error:
+            yield Problem(
+                severity=Severity.WARNING,
+                message=f"version directory can't be listed: {error.strerror or error}",
+                path=directory.path,
+                versions=(directory.number,),
             )
-    return problems
+
+
+def _led_out(
+    config: ModelConfig, chosen: list[VersionDirectory], file_name: str, model_directory: Path
+) -> list[Problem]:
+    return [
+        Problem(
+            message=(
+                f"model file '{file_name}' of model '{config.name}', version {directory.number},"
+                " is outside the model repository"
+            ),
+            key="default_model_filename",
+            versions=(directory.number,),
+        )
+        for directory in chosen
+        if leads_out(directory.path, file_name, model_directory.parent)
+    ]
 
 
 def _specs(
-    completed: Completed,
-    chosen: list[VersionDirectory],
+    drafts: list[tuple[VersionDirectory, Completed]],
+    files: Mapping[bytes, Files],
     model_directory: Path,
     traits: BackendTraits,
     tritium: TritiumSettings,
     settings: Mapping[str, str],
-) -> tuple[tuple[ModelSpec, ...], list[Problem]]:
-    config = completed.config
-    labels, problems = read_labels(config, model_directory)
-    warmup, more = build_warmup(config, model_directory)
-    problems += more
-    specs = tuple(
+) -> tuple[ModelSpec, ...]:
+    return tuple(
         translate(
-            config,
+            completed.config,
             version=directory.number,
             version_directory=directory.path,
             model_directory=model_directory,
@@ -253,12 +450,11 @@ def _specs(
             tritium=tritium,
             uncounted=completed.uncounted,
             settings=settings,
-            labels=labels,
-            warmup=warmup,
+            labels=files[_identity(completed)].labels,
+            warmup=files[_identity(completed)].warmup,
         )
-        for directory in chosen
+        for directory, completed in drafts
     )
-    return specs, problems
 
 
 def _merged(backend_settings: Mapping[str, Mapping[str, str]], backend: str) -> Mapping[str, str]:
@@ -266,13 +462,13 @@ def _merged(backend_settings: Mapping[str, Mapping[str, str]], backend: str) -> 
     return {**backend_settings.get("", {}), **backend_settings.get(backend, {})}
 
 
-def _arranged(problems: list[Problem], path: Path, text: str) -> tuple[Problem, ...]:
+def _arranged(problems: list[Problem], path: Path, text: str, versions: Sequence[int]) -> tuple[Problem, ...]:
     """Return errors before warnings, each with the file and, where its field is written there, the place."""
     if not problems:
         return ()
     found = outline(text)
     placed = []
-    for problem in problems:
+    for problem in _shared(problems, versions):
         if problem.path is None and problem.key:
             line, column = found.find(problem.key) or (0, 0)
             placed.append(dataclasses.replace(problem, path=path, line=line, column=column))

@@ -1,54 +1,75 @@
-"""Where everything stands in a `config.pbtxt`, and which names in it the schema does not know.
+"""Where everything stands in a `config.pbtxt`, and every token in it that the schema has no place for.
 
 protobuf's own parser decides what a file means, but it stops at the first mistake and forgets positions. This walk
-over the same tokens, guided by the schema, is made only once something is to be reported. It never fails: where it
-loses track of the structure it stops, and protobuf's error stands alone.
+over the same tokens, guided by the schema, goes on: it notes a mistake, steps over the field that has it, and continues.
+It never fails. Where brackets don't match it stops, and says so, because what follows can't be told apart.
+
+Every mistake has a *span*, the smallest whole field around it. `without_spoilt` blanks those spans, and what is left of
+the file is then a configuration whose other rules can be checked in the same pass.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, Final, NoReturn, TypeAlias
 
-from google.protobuf import text_format
+from google.protobuf import text_encoding, text_format
+from google.protobuf.descriptor import FieldDescriptor
 
-from engine.config.problems import did_you_mean
+from engine.config.wording import (
+    QUOTES,
+    TYPE_BYTES,
+    entry_hint,
+    field_suggestion,
+    is_entry,
+    is_map,
+    remedy,
+    scalar_value,
+    shown,
+    takes,
+)
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
-_DEEPEST: Final = 32  # the schema's own depth is 7
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_]\w*\Z")
+_CLOSING: Final = {"{": "}", "<": ">", "[": "]"}
+_BRACKETS: Final = re.compile(r"[{}<>\[\]]")
+_MOST_FAULTS: Final = 100  # more are no help to anybody
 
-# What other tools call the datatypes.
-_DATATYPE_ALIASES: Final = {
-    "FLOAT16": "TYPE_FP16",
-    "HALF": "TYPE_FP16",
-    "FLOAT": "TYPE_FP32",
-    "FLOAT32": "TYPE_FP32",
-    "DOUBLE": "TYPE_FP64",
-    "FLOAT64": "TYPE_FP64",
-    "BFLOAT16": "TYPE_BF16",
-    "LONG": "TYPE_INT64",
-    "INT": "TYPE_INT32",
-    "BOOLEAN": "TYPE_BOOL",
-    "STR": "TYPE_STRING",
-}
+Place: TypeAlias = tuple[int, int]  # line and column, from 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A field or enum value that the schema does not have, at (line, column) from 1."""
+    """A token that the schema has no place for. `meant` is the key of the field that its author may have had in mind."""
 
     line: int
     column: int
     key: str
-    token: str
     message: str
-    hint: str
-    is_value: bool  # an enum value; else a field
+    hint: str = ""
+    meant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoilt:
+    """A field with a fault of its own, from its name up to the next field: `start` to `end`, which is not included."""
+
+    key: str
+    start: Place
+    end: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """A token that is read as another one."""
+
+    key: str
+    place: Place
+    token: str
 
 
 @dataclass(slots=True)
@@ -57,18 +78,21 @@ class Outline:
 
     records: list[tuple[str, int, int]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    spoilt: list[Spoilt] = field(default_factory=list)
+    bytes_for_string: list[Spelling] = field(default_factory=list)  # each TYPE_BYTES
+    repeated_entries: list[tuple[str, Place]] = field(default_factory=list)  # map keys that were there before
+    lost: bool = False  # the walk stopped before the end of the file
+    _first: dict[str, Place] = field(default_factory=dict, init=False, repr=False)  # once somebody asks
 
-    def find(self, key: str) -> tuple[int, int] | None:
+    def find(self, key: str) -> Place | None:
         """Return where `key` or the nearest field around it stands; None where nothing of it is in the file."""
-        first: dict[str, tuple[int, int]] = {}
-        for name, line, column in self.records:
-            first.setdefault(name, (line, column))
-            if name.endswith("]"):  # a list is where its first element is
-                first.setdefault(name[: name.rindex("[")], (line, column))
-        for name in _outwards(key):
-            if name in first:
-                return first[name]
-        return None
+        first = self._first
+        if not first:
+            for name, line, column in self.records:
+                first.setdefault(name, (line, column))
+                if name.endswith("]"):  # a list is where its first element is
+                    first.setdefault(name[: name.rindex("[")], (line, column))
+        return next((first[name] for name in _outwards(key) if name in first), None)
 
     def key_at(self, line: int, column: int) -> str:
         """Return the key that begins at or last before a position."""
@@ -79,165 +103,437 @@ class Outline:
 def outline(text: str) -> Outline:
     """Walk `text`, a configuration in protobuf text format."""
     result = Outline()
-    with contextlib.suppress(_LostTrack, text_format.ParseError):
-        _Walk(text, result).message(ModelConfig.DESCRIPTOR, "", "", depth=0)
+    try:
+        _Walk(text, result).message(ModelConfig.DESCRIPTOR, "", opened=(0, 0), end="")
+    except _Lost:
+        result.lost = True
+    result.faults.sort(key=lambda fault: (fault.line, fault.column))
     return result
 
 
-def blank(text: str, faults: list[Fault], replacement: str) -> str:
-    """Return `text` with each fault's token replaced by a shorter one, padded so that no position moves."""
+def without_spoilt(text: str, spoilt: Iterable[Spoilt]) -> str:
+    """Return `text` with the given fields blanked, so that no position moves."""
     lines = text.split("\n")
-    for fault in faults:
-        line = lines[fault.line - 1]
-        start, end = fault.column - 1, fault.column - 1 + len(fault.token)
-        lines[fault.line - 1] = line[:start] + replacement.ljust(len(fault.token)) + line[end:]
+    for span in spoilt:
+        (first, start), (last, end) = span.start, span.end
+        for number in range(first, min(last, len(lines)) + 1):
+            line = lines[number - 1]
+            left = start - 1 if number == first else 0
+            right = min(end - 1, len(line)) if number == last else len(line)
+            lines[number - 1] = line[:left] + " " * (right - left) + line[right:]
     return "\n".join(lines)
 
 
-class _LostTrack(Exception):
-    """The tokens do not have the structure of text format here."""
+def respelt(text: str, spellings: Iterable[Spelling], replacement: str) -> str:
+    """Return `text` with each token replaced by a shorter one, padded so that no position moves."""
+    lines = text.split("\n")
+    for spelling in spellings:
+        number, column = spelling.place
+        line = lines[number - 1]
+        start, end = column - 1, column - 1 + len(spelling.token)
+        lines[number - 1] = line[:start] + replacement.ljust(len(spelling.token)) + line[end:]
+    return "\n".join(lines)
+
+
+class _Lost(Exception):
+    """Brackets don't match from here on."""
+
+
+@dataclass(slots=True)
+class _Given:
+    """What one message holds so far."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    present: dict[str, int] = field(
+        default_factory=dict
+    )  # singular fields that may not come again: their line
+    chosen: dict[str, str] = field(default_factory=dict)  # by oneof
+
+
+class _Tokens:
+    """protobuf's tokens, each with its place, and the one behind it.
+
+    The tokenizer tells without effort only where the token before its own stands, so it is kept one ahead.
+    """
+
+    def __init__(self, text: str) -> None:
+        lines = text.split("\n")
+        self._ahead: Any = text_format.Tokenizer(lines)
+        self._end = len(lines), len(lines[-1]) + 1
+        self.token = ""
+        self.place: Place = (1, 1)
+        self.advance()
+
+    @property
+    def behind(self) -> str:
+        """The token after this one; empty at the end of the text."""
+        return str(self._ahead.token)
+
+    def advance(self) -> None:
+        """Go to the next token; at the end of the text it is empty."""
+        self.token = self._ahead.token
+        self.place = self._end
+        if self.token:
+            self._ahead.NextToken()
+            passed = self._ahead.ParseErrorPreviousToken("")
+            self.place = passed.GetLine(), passed.GetColumn()
+
+    def accept(self, token: str) -> bool:
+        """Step over `token`, if it comes now."""
+        if self.token != token:
+            return False
+        self.advance()
+        return True
 
 
 class _Walk:
-    """One pass over the tokens; `descriptor` is None inside a message that the schema does not know."""
+    """One pass over the tokens."""
 
     def __init__(self, text: str, result: Outline) -> None:
-        self._tokens: Any = text_format.Tokenizer(text.split("\n"))  # its stub is wrong about ParseError
+        self._tokens = _Tokens(text)
         self._result = result
         self._map_keys: dict[str, str] = {}  # by the entry's indexed key, while inside it
+        self._entries: set[str] = set()
+        self._latest = ""  # key of the last field
+        self._unspanned = False  # a fault was noted, and the field around it is not over
 
-    def message(self, descriptor: Any, prefix: str, end: str, *, depth: int) -> None:
+    # -- messages and fields ------------------------------------------------------------------------------------
+
+    def message(self, descriptor: Any, prefix: str, *, opened: Place, end: str) -> None:
         """Walk fields up to the token `end`, which is left to the caller."""
-        if depth > _DEEPEST:
-            raise _LostTrack
         tokens = self._tokens
-        seen: dict[str, int] = {}
-        while not tokens.AtEnd() and tokens.token != end:
-            name = tokens.token
-            if not _IDENTIFIER.match(name):
-                raise _LostTrack
-            line, column = self._here()
-            declared = None if descriptor is None else descriptor.fields_by_name.get(name)
-            if descriptor is not None and declared is None:
-                self._unknown_field(descriptor, prefix, name, line, column)
-            tokens.NextToken()
-            tokens.TryConsume(":")
-            for at in self._values():
-                if at > 0:  # the first element of a list is where the field is
-                    line, column = self._here()
-                key = _key_of(declared, prefix + name, seen.get(name, 0))
-                seen[name] = seen.get(name, 0) + 1
-                self._result.records.append((key, line, column))
-                self._value(declared, key, depth)
-            if not tokens.TryConsume(","):
-                tokens.TryConsume(";")
+        given = _Given()
+        while tokens.token != end:
+            if not tokens.token:
+                bracket = next(opening for opening, closing in _CLOSING.items() if closing == end)
+                self._lose(prefix[:-1], f"'{bracket}' is never closed", f"add '{end}'", place=opened)
+            if _IDENTIFIER.match(tokens.token):
+                self._field(descriptor, prefix, given)
+            else:
+                self._no_field(descriptor, prefix, end)
 
-    def _values(self) -> Iterator[int]:
+    def _no_field(self, descriptor: Any, prefix: str, end: str) -> None:
+        """Something stands where a field's name should."""
+        tokens = self._tokens
+        start, token, outer = tokens.place, tokens.token, self._unspanned
+        if token in _CLOSING.values():
+            if end:
+                self._lose(prefix[:-1], f"'{token}' does not close what is open here", f"'{end}' does")
+            self._note("", f"'{token}' closes nothing", "remove it")
+            tokens.advance()
+        elif token in (",", ";"):
+            self._note(prefix[:-1], f"'{token}' follows nothing", "remove it")
+            tokens.advance()
+        else:
+            hint = entry_hint(descriptor, token) if is_entry(descriptor) else "a field is written name: value"
+            self._note(prefix[:-1], f"a field's name is expected, not {shown(token)}", hint)
+            if is_entry(descriptor):  # the whole entry is written in another way
+                self._skip_to(end)
+                return
+            if token in _CLOSING:
+                self._skip_balanced()
+            else:
+                self._skip_scalar()
+            if tokens.token == ":":
+                self._skip_value()
+        self._result.spoilt.append(Spoilt(self._latest, start, tokens.place))
+        self._unspanned = outer
+
+    def _field(self, descriptor: Any, prefix: str, given: _Given) -> None:
+        tokens = self._tokens
+        outer, self._unspanned = self._unspanned, False
+        start, name = self._tokens.place, tokens.token
+        declared = descriptor.fields_by_name.get(name)
+        tokens.advance()
+        key = prefix + name
+        if declared is None:
+            self._unknown_field(descriptor, prefix, name, start)
+            self._skip_value()
+        else:
+            key = self._known_field(declared, prefix, start, given)
+        self._latest = key
+        if not tokens.accept(","):
+            tokens.accept(";")
+        if self._unspanned:
+            self._result.spoilt.append(Spoilt(key, start, self._tokens.place))
+        self._unspanned = outer
+
+    def _known_field(self, declared: Any, prefix: str, start: Place, given: _Given) -> str:
+        tokens = self._tokens
+        name = declared.name
+        key = _key_of(declared, prefix + name, given.counts.get(name, 0))
+        self._once(declared, key, start, given)
+        colon = tokens.accept(":")
+        if not colon and declared.message_type is None and tokens.token not in ("{", "<"):
+            self._note(
+                key,
+                f"':' is missing after '{name}'",
+                f"write {name}: {'[ … ]' if tokens.token == '[' else shown(tokens.token)}",
+            )
+        read = self._scalar if declared.message_type is None else self._message_value
+        place, is_set = start, False
+        for at in self._values(declared, key):
+            if at > 0:  # the first element of a list is where the field is
+                place = self._tokens.place
+            element = _key_of(declared, prefix + name, given.counts.get(name, 0))
+            given.counts[name] = given.counts.get(name, 0) + 1
+            self._result.records.append((element, *place))
+            is_set = read(declared, element)
+        if not declared.is_repeated and (is_set or declared.has_presence):
+            given.present.setdefault(name, start[0])
+            if declared.containing_oneof is not None:
+                given.chosen.setdefault(declared.containing_oneof.name, name)
+        return key
+
+    def _once(self, declared: Any, key: str, start: Place, given: _Given) -> None:
+        """Note a singular field that has a value already, and a second member of a oneof."""
+        name, oneof = declared.name, declared.containing_oneof
+        other = given.chosen.get(oneof.name, name) if oneof is not None else name
+        if other != name:
+            line = given.present[other]
+            self._note(
+                key,
+                f"'{name}' excludes '{other}', which is given on line {line}",
+                "keep one of them",
+                place=start,
+            )
+        elif name in given.present:
+            self._note(
+                key,
+                f"'{name}' takes one value, and has one on line {given.present[name]}",
+                "keep one of them",
+                place=start,
+            )
+
+    def _values(self, declared: Any, key: str) -> Iterator[int]:
         """Stop at each value, giving its position: one value, or those of a `[ … ]` list."""
         tokens = self._tokens
-        if not tokens.TryConsume("["):
+        opened = self._tokens.place
+        if tokens.token != "[":
             yield 0
             return
-        position = 0
-        while not tokens.TryConsume("]"):
-            if tokens.AtEnd():
-                raise _LostTrack
+        if not declared.is_repeated:
+            self._wrong(declared, key, "a list", opened)
+            self._skip_balanced()
+            return
+        tokens.advance()
+        if tokens.accept("]"):
+            return
+        for position in count():
             yield position
-            position += 1
-            tokens.TryConsume(",")
+            if tokens.accept("]"):
+                return
+            if not tokens.token or tokens.token in ("}", ">", ";"):
+                self._lose(key, "'[' is never closed", "add ']'", place=opened)
+            if not tokens.accept(","):
+                self._note(
+                    key, f"',' is missing before {shown(tokens.token)}", "separate the elements of a list"
+                )
+            elif tokens.token == "]":
+                self._note(key, "',' is followed by no element", "remove it")
+                tokens.advance()
+                return
 
-    def _value(self, declared: Any, key: str, depth: int) -> None:
+    def _message_value(self, declared: Any, key: str) -> bool:
         tokens = self._tokens
         if tokens.token not in ("{", "<"):
-            self._scalar(declared, key)
-            return
-        end = "}" if tokens.token == "{" else ">"
-        tokens.NextToken()
-        start = len(self._result.records)
-        self.message(None if declared is None else declared.message_type, key + ".", end, depth=depth + 1)
-        if not tokens.TryConsume(end):
-            raise _LostTrack
-        if declared is not None and _is_map(declared):
-            self._name_entry(declared, key, start)
+            self._no_message(declared, key)
+            return True
+        opened, end = self._tokens.place, _CLOSING[tokens.token]
+        tokens.advance()
+        noted = len(self._result.records) - 1, len(self._result.faults), len(self._result.spoilt)
+        self.message(declared.message_type, key + ".", opened=opened, end=end)
+        tokens.advance()
+        if is_map(declared):
+            self._name_entry(key, *noted)
+        return True
 
-    def _scalar(self, declared: Any, key: str) -> None:
+    def _no_message(self, declared: Any, key: str) -> None:
+        """A message's field has another value, or none."""
+        tokens = self._tokens
+        token, place = tokens.token, self._tokens.place
+        if self._is_absent():
+            self._note(key, f"'{declared.name}' has no value", f"write {declared.name} {{ }}")
+        else:
+            self._wrong(declared, key, "a list" if token == "[" else token, place)
+            self._skip_value()
+
+    def _is_absent(self) -> bool:
+        """Whether what comes is no value: a closing bracket, a separator, the end, or the next field's name."""
         tokens = self._tokens
         token = tokens.token
-        if token and token[0] in "\"'":
-            while tokens.token and tokens.token[0] in "\"'":  # adjacent strings are one
-                tokens.NextToken()
-            self._note_map_key(declared, key, token[1:-1])
-            return
-        if not token or token in "{}<>[]:;,":
-            raise _LostTrack
-        enum = None if declared is None else declared.enum_type
-        if enum is not None and _IDENTIFIER.match(token) and token not in enum.values_by_name:
-            self._unknown_value(enum, key, token)
-        self._note_map_key(declared, key, token)
-        tokens.NextToken()
+        if not token or token in "}>]:;,":
+            return True
+        return bool(_IDENTIFIER.match(token)) and tokens.behind in (":", "{", "[", "<")
 
-    def _note_map_key(self, declared: Any, key: str, text: str) -> None:
-        if (
-            declared is not None
-            and declared.name == "key"
-            and declared.containing_type.GetOptions().map_entry
-        ):
-            self._map_keys[key.removesuffix(".key")] = text
+    def _name_entry(self, key: str, record: int, fault: int, spoilt: int) -> None:
+        """Rename what a map entry noted from `parameters[0]` to `parameters["its key"]`."""
+        written = self._map_keys.pop(key, None)
+        if written is None and len(self._result.faults) > fault:
+            return  # it has no key that could name it
+        named = f'{key[: key.rindex("[")]}["{written or ""}"]'
 
-    def _name_entry(self, declared: Any, key: str, start: int) -> None:
-        """Rename what a map entry recorded from `parameters[0]` to `parameters["its key"]`."""
-        records = self._result.records
-        entry_key = self._map_keys.pop(key, None)
-        if entry_key is None:
-            return
-        named = f'{key[: key.rindex("[")]}["{entry_key}"]'
-        for at in range(start - 1, len(records)):
-            name, line, column = records[at]
-            records[at] = (named + name.removeprefix(key).removeprefix(".value"), line, column)
+        def renamed(name: str) -> str:
+            return named + name.removeprefix(key).removeprefix(".value") if name.startswith(key) else name
 
-    def _unknown_field(self, descriptor: Any, prefix: str, name: str, line: int, column: int) -> None:
-        known = descriptor.fields_by_name
-        snake = re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower()
-        if snake in known:
-            hint = f"did you mean '{snake}'?"
+        result = self._result
+        if named in self._entries:
+            result.repeated_entries.append((named, result.records[record][1:]))
+        self._entries.add(named)
+        for at in range(record, len(result.records)):
+            name, line, column = result.records[at]
+            result.records[at] = (renamed(name), line, column)
+        for at in range(fault, len(result.faults)):
+            result.faults[at] = replace(result.faults[at], key=renamed(result.faults[at].key))
+        for at in range(spoilt, len(result.spoilt)):
+            result.spoilt[at] = replace(result.spoilt[at], key=renamed(result.spoilt[at].key))
+
+    # -- scalars ------------------------------------------------------------------------------------------------
+
+    def _scalar(self, declared: Any, key: str) -> bool:
+        """Check and step over one value; return whether it differs from the field's default."""
+        tokens = self._tokens
+        token, place = tokens.token, self._tokens.place
+        if token in _CLOSING:
+            self._wrong(declared, key, "a list" if token == "[" else "{ … }", place)
+            self._skip_balanced()
+            return True
+        if self._is_absent():
+            self._note(key, f"'{declared.name}' has no value", f"it takes {takes(declared)}")
+            return False
+        if is_entry(declared.containing_type) and declared.name == "key":
+            self._map_keys[key.removesuffix(".key")] = token[1:-1] if token[0] in QUOTES else token
+        if declared.type == FieldDescriptor.TYPE_STRING and token[0] in QUOTES:
+            return self._string(declared, key)
+        value = scalar_value(declared, token)
+        if value is None:
+            self._wrong(declared, key, token if token[0] in QUOTES else self._word(), place)
+        elif token == TYPE_BYTES:
+            self._result.bytes_for_string.append(Spelling(key, place, token))
+        if value is not None:
+            tokens.advance()
+        elif token[0] in QUOTES:
+            self._skip_scalar()
+        return value is None or bool(value)
+
+    def _string(self, declared: Any, key: str) -> bool:
+        """Check and step over a string: adjacent ones are one."""
+        tokens = self._tokens
+        place, name = self._tokens.place, declared.name
+        content = b""
+        try:
+            while tokens.token[:1] in QUOTES:
+                token = tokens.token
+                if len(token) < 2 or token[-1] != token[0]:
+                    self._note(key, f"'{name}' has no closing quote", f"add {token[0]}")
+                    if _BRACKETS.search(token):  # they belong to the structure, most likely
+                        raise _Lost
+                else:
+                    content += text_encoding.CUnescape(token[1:-1])
+                tokens.advance()
+            content.decode()
+        except ValueError as error:
+            self._note(key, f"'{name}' is no text: {error}", place=place)
+            self._skip_scalar()
+        return bool(content)
+
+    def _word(self) -> str:
+        """Step over tokens without a space between them, and return them as one: `model.onnx` is three."""
+        tokens = self._tokens
+        word = ""
+        line, column = self._tokens.place
+        while tokens.token and self._tokens.place == (line, column + len(word)):
+            if word and tokens.token in "{}<>[]:;,\"'":
+                break
+            word += tokens.token
+            tokens.advance()
+        return word
+
+    def _wrong(self, declared: Any, key: str, instead: str, place: Place) -> None:
+        """Note that `instead` is no value of the field."""
+        message = f"'{declared.name}' takes {takes(declared)}, not {shown(instead)}"
+        if declared.enum_type is not None and _IDENTIFIER.match(instead):
+            message = f"'{instead}' is no {declared.enum_type.name}"
+        elif instead == "a list" and not declared.is_repeated:
+            message = f"'{declared.name}' takes one value, not a list"
+        self._note(key, message, remedy(declared, instead), place=place)
+
+    def _unknown_field(self, descriptor: Any, prefix: str, name: str, place: Place) -> None:
+        if is_entry(descriptor):
+            owner = prefix[: prefix.rindex("[")].rpartition(".")[2]
+            message, meant, hint = (
+                f"an entry of '{owner}' has no field '{name}'",
+                "",
+                entry_hint(descriptor, name),
+            )
         else:
-            homes = [
-                f.name
-                for f in descriptor.fields
-                if f.message_type and not _is_map(f) and name in f.message_type.fields_by_name
-            ]
-            hint = f"it belongs inside '{homes[0]}'" if homes else did_you_mean(name, known)
-        message = f"'{descriptor.name}' has no field '{name}'"
-        self._result.faults.append(Fault(line, column, prefix + name, name, message, hint, is_value=False))
+            message = f"'{descriptor.name}' has no field '{name}'"
+            meant, hint = field_suggestion(descriptor, name)
+        self._note(prefix + name, message, hint, place=place, meant=prefix + meant if meant else "")
 
-    def _unknown_value(self, enum: Any, key: str, token: str) -> None:
-        known = enum.values_by_name
-        upper = token.upper()
-        bare = upper.removeprefix("TYPE_")
-        suffixed = [value for value in known if value == upper or value.endswith(f"_{upper}")]
-        if enum.name == "DataType" and bare in _DATATYPE_ALIASES:
-            hint = f"did you mean '{_DATATYPE_ALIASES[bare]}'?"
-        elif suffixed:
-            hint = f"did you mean '{suffixed[0]}'?"
-        else:
-            hint = did_you_mean(upper, known) or "one of " + ", ".join(known)
-        line, column = self._here()
-        message = f"'{token}' is no {enum.name}"
-        self._result.faults.append(Fault(line, column, key, token, message, hint, is_value=True))
+    # -- stepping over ------------------------------------------------------------------------------------------
 
-    def _here(self) -> tuple[int, int]:
-        error = self._tokens.ParseError("")  # the tokenizer's only public word on where it stands
-        return error.GetLine(), error.GetColumn()
+    def _skip_value(self) -> None:
+        """Step over the value of a field that is wrong or unknown."""
+        tokens = self._tokens
+        tokens.accept(":")
+        if tokens.token in _CLOSING:
+            self._skip_balanced()
+        elif not self._is_absent():
+            self._skip_scalar()
+
+    def _skip_scalar(self) -> None:
+        tokens = self._tokens
+        if tokens.token and tokens.token[0] not in QUOTES:
+            tokens.advance()
+        while tokens.token[:1] in QUOTES:  # adjacent strings are one
+            tokens.advance()
+
+    def _skip_balanced(self) -> None:
+        """Step over a bracket and everything up to the one that closes it."""
+        opened, end = self._tokens.place, _CLOSING[self._tokens.token]
+        self._tokens.advance()
+        self._skip_to(end, opened)
+        self._tokens.advance()
+
+    def _skip_to(self, end: str, opened: Place | None = None) -> None:
+        """Step up to the token `end`, over everything that is in brackets."""
+        tokens = self._tokens
+        expected = [end]
+        opened = opened or self._tokens.place
+        while tokens.token != expected[-1] or len(expected) > 1:
+            if not tokens.token:
+                self._lose(
+                    "", f"'{expected[-1]}' is missing", "what is open here is never closed", place=opened
+                )
+            elif tokens.token == expected[-1]:
+                expected.pop()
+            elif tokens.token in _CLOSING:
+                expected.append(_CLOSING[tokens.token])
+            elif tokens.token in _CLOSING.values():
+                self._lose("", f"'{tokens.token}' does not close what is open here", f"'{expected[-1]}' does")
+            tokens.advance()
+
+    # -- noting -------------------------------------------------------------------------------------------------
+
+    def _note(
+        self, key: str, message: str, hint: str = "", *, place: Place | None = None, meant: str = ""
+    ) -> None:
+        line, column = place or self._tokens.place
+        self._result.faults.append(
+            Fault(line=line, column=column, key=key, message=message, hint=hint, meant=meant)
+        )
+        self._unspanned = True
+        if len(self._result.faults) == _MOST_FAULTS:
+            self._lose("", "there are more mistakes from here on", "mend those above first")
+
+    def _lose(self, key: str, message: str, hint: str, *, place: Place | None = None) -> NoReturn:
+        self._note(key, message, hint, place=place)
+        raise _Lost
 
 
-def _key_of(declared: Any, name: str, index: int) -> str:
-    indexed = declared is not None and declared.is_repeated and declared.message_type is not None
-    return f"{name}[{index}]" if indexed else name
-
-
-def _is_map(declared: Any) -> bool:
-    message_type = declared.message_type
-    return message_type is not None and bool(message_type.GetOptions().map_entry)
+def _key_of(declared: Any, path: str, count: int) -> str:
+    return f"{path}[{count}]" if declared.is_repeated and declared.message_type is not None else path
 
 
 def _outwards(key: str) -> Iterator[str]:

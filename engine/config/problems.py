@@ -23,7 +23,8 @@ class Problem:
     """One thing that is wrong, where it stands, and what would have worked.
 
     `line` and `column` count from 1; 0 where the problem has no place in the file (something is missing).
-    `key` names the field as `input[0].dims` or `parameters["tritium.retry"]`.
+    `key` names the field as `input[0].dims` or `parameters["tritium.retry"]`. `versions` are those that have it, none
+    where all do.
     """
 
     message: str
@@ -34,13 +35,26 @@ class Problem:
     key: str = ""
     hint: str = ""
     code: ErrorCode = ErrorCode.INVALID_ARG
+    versions: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         place = "" if self.path is None else f"{self.path}:"
         if self.line:
             place += f"{self.line}:{self.column}:"
         hint = f" ({self.hint})" if self.hint else ""
-        return f"{place} {self.severity.value}: {self.message}{hint}".lstrip()
+        return f"{place} {self.severity.value}: {self.brief}{hint}".lstrip()
+
+    @property
+    def brief(self) -> str:
+        """The message as it follows its place: with the versions that it is about, and without the file's name once more."""
+        blamed = ", ".join(map(str, self.versions))
+        whose = f"version{'s' if len(self.versions) > 1 else ''} {blamed}: " if blamed else ""
+        message = self.message if self.path is None else self.message.replace(f" from {self.path}: ", ": ", 1)
+        return whose + message
+
+    def concerns(self, version: int) -> bool:
+        """Whether a version has this problem."""
+        return not self.versions or version in self.versions
 
     @property
     def is_error(self) -> bool:
@@ -51,6 +65,11 @@ class Problem:
     def reason(self) -> str:
         """The `<Prefix>: <message>` form of a version's reason (contract, repository.md section 4)."""
         return f"{self.code.rendered}: {self.message}"
+
+
+def within(key: str, outer: str) -> bool:
+    """Whether the field `key` is the field `outer`, an element of it, or a field inside it."""
+    return key.startswith(outer) and (len(key) == len(outer) or key[len(outer)] in ".[")
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

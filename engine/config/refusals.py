@@ -6,13 +6,13 @@ does not exist here, is a warning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from actors.messages.errors import ErrorCode
 from engine.config.complete import ENSEMBLE
-from engine.config.problems import Problem, Severity
+from engine.config.problems import Problem, Severity, within
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 Keys = Callable[[ModelConfig], Iterator[str]]
@@ -26,6 +26,9 @@ class _Refusal:
     field: str  # as the message names it
     keys: Keys  # where it is set in a configuration
     hint: str = ""
+    whole: bool = (
+        False  # the field is what the whole configuration is about: said only where nothing is wrong in it
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,13 @@ def is_ensemble(config: ModelConfig) -> bool:
     return config.platform == ENSEMBLE or config.HasField("ensemble_scheduling")
 
 
-def refusals(config: ModelConfig) -> list[Problem]:
-    """Return an error for everything `config` asks for that this version does not do."""
+def refusals(config: ModelConfig, found: Iterable[Problem] = ()) -> list[Problem]:
+    """Return an error for everything `config` asks for that this version does not do.
+
+    `found` is what is wrong with the configuration: of a field that is invalid, no more is said than that. So an owner
+    can tell what is wrong (INVALID_ARG) from what is right and only not served yet (UNSUPPORTED).
+    """
+    invalid = {problem.key for problem in found if problem.is_error}
     return [
         Problem(
             message=f"'{refusal.field}' of model '{config.name}' is not supported by this version",
@@ -50,6 +58,7 @@ def refusals(config: ModelConfig) -> list[Problem]:
         )
         for refusal in _REFUSALS
         for key in refusal.keys(config)
+        if not any(refusal.whole or within(wrong, key) for wrong in invalid)
     ]
 
 
@@ -86,11 +95,6 @@ def _not_empty(field: str, *path: str) -> Keys:
     return keys
 
 
-def _ensemble(config: ModelConfig) -> Iterator[str]:
-    if config.platform == ENSEMBLE and not config.HasField("ensemble_scheduling"):
-        yield "platform"
-
-
 def _ragged(config: ModelConfig) -> Iterator[str]:
     if config.backend in _STACKING:
         for at, tensor in enumerate(config.input):
@@ -124,12 +128,10 @@ def _priority(config: ModelConfig) -> Iterator[str]:
 
 
 _REFUSALS: Final = (
-    _Refusal('platform: "ensemble"', _ensemble),
-    _Refusal("ensemble_scheduling", _present("ensemble_scheduling")),
+    _Refusal("ensemble_scheduling", _present("ensemble_scheduling"), whole=True),
     _Refusal("sequence_batching", _present("sequence_batching")),
     _Refusal("model_transaction_policy.decoupled", _not_empty("model_transaction_policy", "decoupled")),
     _Refusal("response_cache.enable", _not_empty("response_cache", "enable")),
-    _Refusal("model_repository_agents", _not_empty("model_repository_agents", "agents")),
     _Refusal("batch_input", _not_empty("batch_input")),
     _Refusal("batch_output", _not_empty("batch_output")),
     _Refusal("runtime", _not_empty("runtime"), "'backend' alone chooses what runs the model"),

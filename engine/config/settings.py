@@ -5,14 +5,17 @@ They are documented in docs/model_configuration.md, and a key that starts with `
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from actors.specs import QueueBounds, Retry
+from actors.scheduling.traffic_plan import InvalidPlan, read_plan
+from actors.specs import Probe, QueueBounds, Residency, Retry, TrafficPlan
 from engine.config.backends import BackendTraits
 from engine.config.problems import Problem, did_you_mean
+from protocols.kserve.proto.model_config_pb2 import ModelVersionPolicy
 
 PREFIX: Final = "tritium."
 
@@ -27,6 +30,13 @@ class TritiumSettings:
     worker: Literal["instance", "model"] | None = None
     queue_bounds: QueueBounds = field(default_factory=QueueBounds)
     threads: int = 0
+    load_timeout: float = 0.0
+    drain_timeout: float = 30.0
+    probe: Probe = Probe.COMPARE
+    probe_interval: float = 0.0
+    essential: bool = True
+    residency: Residency = Residency.ALWAYS
+    traffic: TrafficPlan | None = None
 
 
 class _Invalid(ValueError):
@@ -34,9 +44,12 @@ class _Invalid(ValueError):
 
 
 def read_settings(
-    parameters: Mapping[str, str], traits: BackendTraits
+    parameters: Mapping[str, str], traits: BackendTraits, policy: ModelVersionPolicy | None = None
 ) -> tuple[TritiumSettings, tuple[Problem, ...]]:
-    """Return the settings in a model's `parameters`, defaults where `traits` decides them, and every mistake."""
+    """Return the settings in a model's `parameters`, defaults where `traits` decides them, and every mistake.
+
+    `policy` is the model's completed version policy: a setting may not speak of versions that it leaves out.
+    """
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     for key, text in sorted(parameters.items()):
@@ -50,7 +63,14 @@ def read_settings(
             values[key] = reader(text)
         except _Invalid as error:
             problems.append(_problem(key, f"'{key}' is '{text}', which is no valid value", str(error)))
+        except InvalidPlan as error:
+            problems += [
+                _problem(key, f"'{key}': '{mistake.key or 'the plan'}' {mistake.complaint}", mistake.remedy)
+                for mistake in error.mistakes
+            ]
     problems += _contradictions(values, traits)
+    if policy is not None and "tritium.traffic" in values:
+        problems += _left_out(values["tritium.traffic"], policy)
     bounds = QueueBounds(
         requests=values.get("tritium.queue.max_requests", QueueBounds().requests),
         nbytes=values.get("tritium.queue.max_bytes", QueueBounds().nbytes),
@@ -62,6 +82,13 @@ def read_settings(
         worker=values.get("tritium.worker"),
         queue_bounds=bounds,
         threads=values.get("tritium.threads", 0),
+        load_timeout=values.get("tritium.load_timeout", 0.0),
+        drain_timeout=values.get("tritium.drain_timeout", 30.0),
+        probe=values.get("tritium.probe", Probe.COMPARE),
+        probe_interval=values.get("tritium.probe_interval", 0.0),
+        essential=values.get("tritium.essential", True),
+        residency=values.get("tritium.residency", Residency.ALWAYS),
+        traffic=values.get("tritium.traffic"),
     )
     return settings, tuple(problems)
 
@@ -84,7 +111,42 @@ def _contradictions(values: Mapping[str, Any], traits: BackendTraits) -> list[Pr
                 "use 'instance'",
             )
         )
+    if values.get("tritium.isolation") == "thread" and values.get("tritium.residency") is Residency.ON_DEMAND:
+        found.append(
+            _problem(
+                "tritium.residency",
+                "'tritium.residency' is 'on_demand', but 'tritium.isolation' is 'thread', whose memory is never given back",
+                "use isolation 'process', or residency 'pinned'",
+            )
+        )
     return found
+
+
+def _left_out(plan: TrafficPlan, policy: ModelVersionPolicy) -> list[Problem]:
+    """Tell of versions that a traffic plan needs and the version policy never serves."""
+    key = "tritium.traffic"
+    needed = sorted({version for version, share in plan.weights.items() if share > 0})
+    if plan.mirror is not None:
+        needed = sorted({*needed, plan.mirror.version})
+    match policy.WhichOneof("policy_choice"):
+        case "specific":
+            absent = [version for version in needed if version not in policy.specific.versions]
+            hint = f"add them to 'version_policy': specific {{ versions: [ {', '.join(map(str, needed))} ] }}"
+            return [
+                _problem(key, f"'{key}' names version {version}, which 'version_policy' leaves out", hint)
+                for version in absent
+            ]
+        case "latest" if len(needed) > policy.latest.num_versions:
+            served = policy.latest.num_versions
+            message = (
+                f"'{key}' needs {len(needed)} versions, but 'version_policy' serves the latest {served} only"
+            )
+            versions = ", ".join(map(str, needed))
+            return [
+                _problem(key, message, f"write version_policy {{ specific {{ versions: [ {versions} ] }} }}")
+            ]
+        case _:
+            return []
 
 
 def _problem(key: str, message: str, hint: str) -> Problem:
@@ -123,8 +185,46 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _duration(text: str) -> float:
+    try:
+        return _seconds(text)
+    except _Invalid:
+        raise _Invalid("use seconds, such as '30'; '0' waits for nothing") from None
+
+
 def _retry(text: str) -> Retry:
     return Retry(_choice("always", "never")(text))
+
+
+def _probe(text: str) -> Probe:
+    return Probe(_choice("compare", "required", "off")(text))
+
+
+def _residency(text: str) -> Residency:
+    return Residency(_choice("always", "on_demand", "pinned")(text))
+
+
+def _boolean(text: str) -> bool:
+    return _choice("true", "false")(text) == "true"
+
+
+def _traffic(text: str) -> TrafficPlan:
+    """Read a traffic plan. Raises InvalidPlan where it is JSON but no plan."""
+    try:
+        document = json.loads(text, object_pairs_hook=_unambiguous)
+    except (ValueError, RecursionError) as error:
+        detail = error if isinstance(error, _Invalid) else f"use a JSON object: {error}"
+        raise _Invalid(str(detail)) from error
+    return read_plan(document)
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise _Invalid(f"give '{repeated}' once")
+    return members
 
 
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {
@@ -136,4 +236,11 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "tritium.queue.max_bytes": _integer(1),
     "tritium.threads": _integer(0),
     "tritium.amp": _choice("bf16", "fp16", "off"),
+    "tritium.load_timeout": _seconds,
+    "tritium.drain_timeout": _duration,
+    "tritium.probe": _probe,
+    "tritium.probe_interval": _seconds,
+    "tritium.essential": _boolean,
+    "tritium.residency": _residency,
+    "tritium.traffic": _traffic,
 }

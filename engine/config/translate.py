@@ -24,8 +24,8 @@ from actors.specs import (
 )
 from engine.config.backends import BackendTraits
 from engine.config.jsonform import config_json
+from engine.config.rules.metrics import FIRST_RESPONSE_HISTOGRAM
 from engine.config.settings import TritiumSettings
-from engine.config.validate import FIRST_RESPONSE_HISTOGRAM
 from protocols.kserve.proto.model_config_pb2 import (
     ModelConfig,
     ModelDynamicBatching,
@@ -91,7 +91,20 @@ def translate(
         execution_timeout=tritium.execution_timeout,
         queue_bounds=tritium.queue_bounds,
         threads=tritium.threads,
+        depends_on=depends_on(config),
+        load_timeout=tritium.load_timeout,
+        drain_timeout=tritium.drain_timeout,
+        probe=tritium.probe,
+        probe_interval=tritium.probe_interval,
+        essential=tritium.essential,
+        residency=tritium.residency,
+        traffic=tritium.traffic,
     )
+
+
+def depends_on(config: ModelConfig) -> tuple[str, ...]:
+    """Return the models that an ensemble is composed of, each once, in the order of its steps."""
+    return tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
 def artifact(config: ModelConfig, traits: BackendTraits) -> str:

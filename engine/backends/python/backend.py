@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 from actors.messages.errors import ErrorCode
 from engine.backends.base import Backend, LoadError
 from engine.backends.python import triton_python_backend_utils
+from engine.backends.python.completion import ModelConfig
 from engine.backends.python.exchange import InferenceResponse, ServedRequest
 from engine.backends.python.triton_python_backend_utils import Host, attach
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from engine.backends.base import Batch, ModelInfo
 
@@ -48,6 +49,32 @@ class PythonBackend(Backend):
     default_artifact = "model.py"
 
     _loop: Any = None
+
+    @classmethod
+    def complete_config(cls, model: ModelInfo) -> Mapping[str, Any] | None:
+        """Import the model and call its `auto_complete_config`, where it has one."""
+        _check_file(model)
+        attach(Host(model.version_directory, model.log))
+        sys.modules["triton_python_backend_utils"] = triton_python_backend_utils
+        added = _add_paths(model)
+        try:
+            auto_complete = getattr(_import(model).TritonPythonModel, "auto_complete_config", None)
+            if auto_complete is None:
+                return None
+            completed = auto_complete(ModelConfig(dict(model.config)))
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # whatever the user's code raises is the reason why it does not load
+            raise LoadError(_describe(error, within=model.model_directory)) from error
+        finally:
+            _forget(model)
+            sys.path[:] = [path for path in sys.path if path not in added]
+        if not isinstance(completed, ModelConfig):
+            raise LoadError(
+                f"auto_complete_config function in model '{model.name}' must return a valid pb.ModelConfig object."
+            )
+        return completed.as_dict()
 
     def load(self, model: ModelInfo) -> None:
         """Import the model, make its object and call `initialize`."""
@@ -179,19 +206,10 @@ class PythonBackend(Backend):
 
 def _check(model: ModelInfo) -> str:
     """Return the path of the model's file. Raises LoadError for what can't be honoured."""
-    filename = model.artifact or PythonBackend.default_artifact
-    if not filename.endswith(".py"):
-        raise LoadError(f"Model name must end with '.py'. Model name is \"{filename}\".")
-    path = os.path.join(model.version_directory, filename)
-    if not os.path.isfile(path):
-        raise LoadError(f"Python model file not found in '{path}'")
+    path = _check_file(model)
     if model.config.get("model_transaction_policy", {}).get("decoupled"):
         raise LoadError(
             f"model '{model.name}': decoupled Python models are not supported by this version of Tritium"
-        )
-    if "EXECUTION_ENV_PATH" in model.parameters:
-        raise LoadError(
-            f"model '{model.name}': EXECUTION_ENV_PATH is not supported by this version of Tritium"
         )
     cpu_only = model.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes")
     if cpu_only not in ("yes", "no"):
@@ -201,6 +219,21 @@ def _check(model: ModelInfo) -> str:
             raise LoadError(message)
     if model.settings.get("shm-region-prefix-name") == "":
         raise LoadError("shm-region-prefix-name must at least contain one character.")
+    return path
+
+
+def _check_file(model: ModelInfo) -> str:
+    """Return the path of the model's file. Raises LoadError where it, or the environment it asks for, can't be had."""
+    filename = model.artifact or PythonBackend.default_artifact
+    if not filename.endswith(".py"):
+        raise LoadError(f"Model name must end with '.py'. Model name is \"{filename}\".")
+    path = os.path.join(model.version_directory, filename)
+    if not os.path.isfile(path):
+        raise LoadError(f"Python model file not found in '{path}'")
+    if "EXECUTION_ENV_PATH" in model.parameters:
+        raise LoadError(
+            f"model '{model.name}': EXECUTION_ENV_PATH is not supported by this version of Tritium"
+        )
     return path
 
 
@@ -251,9 +284,14 @@ def _not_a_response(value: object) -> str:
     )
 
 
-def _describe(error: BaseException) -> str:
-    """Return `Type: message` and the frames it came through, innermost first, without this module's own."""
+def _describe(error: BaseException, *, within: str = "") -> str:
+    """Return `Type: message` and the frames it came through, innermost first.
+
+    This module's own are left out, and where `within` names a directory, all others that have no file in it.
+    """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    if within:
+        frames = [frame for frame in frames if frame.filename.startswith(os.path.join(within, ""))]
     lines = [f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames)]
     text = f"{type(error).__name__}: {error}"
     return f"{text}\n\nAt:\n{''.join(lines)}" if lines else text

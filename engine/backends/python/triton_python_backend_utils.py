@@ -1,7 +1,7 @@
 """The module that Python models import as `pb_utils` (contract, python_backend.md).
 
 It is put into `sys.modules` under the name `triton_python_backend_utils` before a model is imported. What this version does not
-offer (BLS, decoupled responses, loading models, custom metrics, completing a configuration) raises `TritonModelException`
+offer (BLS, decoupled responses, loading models, custom metrics) raises `TritonModelException`
 when it is used, and never at import.
 """
 
@@ -12,6 +12,7 @@ import threading
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from engine.backends.python.completion import ModelConfig
 from engine.backends.python.exchange import (
     InferenceRequest,
     InferenceResponse,
@@ -218,10 +219,3 @@ class MetricFamily:
 
     def __init__(self, name: str, description: str, kind: str) -> None:
         unsupported("MetricFamily")
-
-
-class ModelConfig:
-    """The argument of `auto_complete_config`, which this version does not call: refused."""
-
-    def __init__(self, *_: object) -> None:
-        unsupported("auto_complete_config")

@@ -466,7 +466,6 @@ def test_responses_and_requests_check_their_arguments():
         lambda: pb_utils.unload_model("m"),
         lambda: pb_utils.is_model_ready("m"),
         lambda: pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER),
-        lambda: pb_utils.ModelConfig({}),
         lambda: pb_utils.InferenceRequest().exec(),
         lambda: pb_utils.InferenceRequest().async_exec().send(None),
         lambda: pb_utils.InferenceRequest().set_release_flags(

@@ -54,3 +54,13 @@ def load(write_model, backends) -> Callable[..., LoadedConfig]:
         return load_model_config(write_model(name, config, files), backends=backends, **options)
 
     return write_and_load
+
+
+@pytest.fixture
+def errors_of() -> Callable[[LoadedConfig], list[tuple[tuple[int, int], str, str, str]]]:
+    """Return every error of a configuration as its place, key, message and hint."""
+
+    def listed(loaded: LoadedConfig) -> list[tuple[tuple[int, int], str, str, str]]:
+        return [((error.line, error.column), error.key, error.message, error.hint) for error in loaded.errors]
+
+    return listed

@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,11 +28,19 @@ def test_a_broken_configuration_is_readable(load):
     assert load("max_batch_size: -3").readable
 
 
+def test_a_backend_is_looked_for_once_the_configuration_keeps_the_rules(load):
+    loaded = load('backend: "zzz" max_batch_size: -3')
+    assert loaded.reason == "Invalid argument: 'max_batch_size' must be non-negative value for m"
+    assert len(loaded.errors) == 2
+
+
 def test_no_configuration_is_an_empty_one(load):
     loaded = load(None)
     assert loaded.readable
-    assert [problem.key for problem in loaded.errors] == ["", ""]
-    assert "has no 'input' in" in loaded.reason
+    assert loaded.reason == (  # the file in the model's place is empty, too
+        "Invalid argument: autofill failed for model 'm': the ONNX file 'model.onnx' does not tell its inputs and outputs:"
+        " there is no graph in it"
+    )
 
 
 def test_no_configuration_is_an_error_where_completion_is_off(load):
@@ -50,6 +59,16 @@ def test_another_configuration_is_chosen_by_name(load):
 
 def test_a_chosen_configuration_that_is_not_there_is_the_usual_one(load):
     loaded = load(ONNX + " max_batch_size: 8", config_name="small")
+    assert loaded.specs[0].max_batch_size == 8
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_no_name_of_a_configuration_leads_out_of_its_folder(load, tmp_path, absolute):
+    (tmp_path / "other.pbtxt").write_text(ONNX + " max_batch_size: 2")
+    files = {"1/model.onnx": b"", "configs/small.pbtxt": ONNX}
+    name = str(tmp_path / "other") if absolute else "../../../other"
+    loaded = load(ONNX + " max_batch_size: 8", files=files, config_name=name)
+    assert loaded.path.name == "config.pbtxt"
     assert loaded.specs[0].max_batch_size == 8
 
 

@@ -11,12 +11,17 @@ from actors.specs import (
     InputSpec,
     InstanceSpec,
     OutputSpec,
+    Probe,
     QueueBounds,
     QueuePolicy,
+    Residency,
     Retry,
     TimeoutAction,
+    TrafficPlan,
 )
 from engine.config.load import load_model_config
+from engine.config.parse import parse
+from engine.config.translate import depends_on
 
 IO = (
     'input [ { name: "A" data_type: TYPE_FP32 dims: [ 4 ] } ] '
@@ -49,6 +54,19 @@ VALID = [
     ("another file name", ONNX + 'default_model_filename: "a.onnx"', lambda spec: spec.artifact, "a.onnx"),
     ("no batches", IO, lambda spec: (spec.max_batch_size, spec.batches), (0, False)),
     ("batches", ONNX, lambda spec: (spec.max_batch_size, spec.batches), (8, True)),
+    ("the change from one version to the next",
+     ONNX + parameter("tritium.load_timeout", "9") + parameter("tritium.drain_timeout", "4") + parameter("tritium.probe", "off"),
+     lambda spec: (spec.load_timeout, spec.drain_timeout, spec.probe), (9.0, 4.0, Probe.OFF)),
+    ("readiness", ONNX + parameter("tritium.probe_interval", "0.5") + parameter("tritium.essential", "false"),
+     lambda spec: (spec.probe_interval, spec.essential), (0.5, False)),
+    ("residency", ONNX + parameter("tritium.residency", "pinned"), lambda spec: spec.residency, Residency.PINNED),
+    ("traffic",
+     ONNX + "version_policy { all { } } " + parameter("tritium.traffic", '{\\"weights\\": {\\"1\\": 1}}'),
+     lambda spec: spec.traffic, TrafficPlan(weights={1: 1.0})),
+    ("what is not said of all this", ONNX,
+     lambda spec: (spec.load_timeout, spec.drain_timeout, spec.probe, spec.probe_interval, spec.essential, spec.residency,
+                   spec.traffic, spec.depends_on),
+     (0.0, 30.0, Probe.COMPARE, 0.0, True, Residency.ALWAYS, None, ())),
     ("no scheduler", ONNX, lambda spec: spec.scheduling, Direct()),
     ("a dynamic batcher", ONNX + "dynamic_batching { }", lambda spec: spec.scheduling,
      DynamicBatching(preferred_batch_sizes=(8,))),
@@ -306,3 +324,10 @@ class TestWarmup:
         assert (
             loaded.errors[0].message == "warmup sample 'w' for m has batch size 4000000000, more than 65536"
         )
+
+
+def test_an_ensemble_depends_on_the_models_of_its_steps_each_once():
+    steps = "".join(f'step {{ model_name: "{name}" }} ' for name in "baba")
+    config = parse(f"ensemble_scheduling {{ {steps} }}", Path("config.pbtxt")).config
+    assert config is not None
+    assert depends_on(config) == ("b", "a")

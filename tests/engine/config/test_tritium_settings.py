@@ -2,9 +2,10 @@
 
 import pytest
 
-from actors.specs import QueueBounds, Retry
+from actors.specs import Mirror, Probe, QueueBounds, Residency, Retry, Rollback, TrafficPlan
 from engine.config.backends import BackendTraits
 from engine.config.settings import read_settings
+from protocols.kserve.proto.model_config_pb2 import ModelVersionPolicy
 
 PURE = BackendTraits(name="onnxruntime")
 PYTORCH = BackendTraits(name="pytorch")
@@ -19,6 +20,12 @@ def test_defaults_contain_and_never_time_out():
     assert settings.worker is None
     assert settings.queue_bounds == QueueBounds()
     assert settings.threads == 0
+    assert settings.load_timeout == settings.probe_interval == 0.0
+    assert settings.drain_timeout == 30.0
+    assert settings.probe is Probe.COMPARE
+    assert settings.essential
+    assert settings.residency is Residency.ALWAYS
+    assert settings.traffic is None
 
 
 @pytest.mark.parametrize(("traits", "retry"), [(PURE, Retry.ALWAYS), (PYTHON, Retry.NEVER)])
@@ -39,6 +46,30 @@ ACCEPTED = [
     ("tritium.queue.max_requests", "7", "queue_bounds", QueueBounds(requests=7)),
     ("tritium.queue.max_bytes", "1000", "queue_bounds", QueueBounds(nbytes=1000)),
     ("tritium.threads", "3", "threads", 3),
+    ("tritium.load_timeout", "90", "load_timeout", 90.0),
+    ("tritium.drain_timeout", "0", "drain_timeout", 0.0),
+    ("tritium.drain_timeout", "2.5", "drain_timeout", 2.5),
+    ("tritium.probe", "compare", "probe", Probe.COMPARE),
+    ("tritium.probe", "required", "probe", Probe.REQUIRED),
+    ("tritium.probe", "off", "probe", Probe.OFF),
+    ("tritium.probe_interval", "1e1", "probe_interval", 10.0),
+    ("tritium.essential", "true", "essential", True),
+    ("tritium.essential", "false", "essential", False),
+    ("tritium.residency", "always", "residency", Residency.ALWAYS),
+    ("tritium.residency", "on_demand", "residency", Residency.ON_DEMAND),
+    ("tritium.residency", "pinned", "residency", Residency.PINNED),
+    (
+        "tritium.traffic",
+        '{"weights": {"1": 9, "2": 1}, "sticky": {"parameter": "user"}, "mirror": {"version": 3},'
+        ' "rollback": {"max_error_rate": 0.1}}',
+        "traffic",
+        TrafficPlan(
+            weights={1: 9.0, 2: 1.0},
+            sticky_parameter="user",
+            mirror=Mirror(version=3),
+            rollback=Rollback(max_error_rate=0.1),
+        ),
+    ),
 ]
 
 
@@ -69,6 +100,18 @@ REFUSED = [
     ("tritium.threads", "9" * 30, "use a whole number, at least 0"),
     ("tritium.threads", "²", "use a whole number, at least 0"),
     ("tritium.amp", "int8", "use 'bf16' or 'fp16' or 'off'"),
+    ("tritium.load_timeout", "1m", "use seconds, such as '0.5'; '0' is off"),
+    ("tritium.drain_timeout", "-1", "use seconds, such as '30'; '0' waits for nothing"),
+    ("tritium.probe", "on", "use 'compare' or 'required' or 'off'"),
+    ("tritium.probe_interval", "", "use seconds, such as '0.5'; '0' is off"),
+    ("tritium.essential", "yes", "use 'true' or 'false'"),
+    ("tritium.residency", "lazy", "use 'always' or 'on_demand' or 'pinned'"),
+    (
+        "tritium.traffic",
+        "90/10",
+        "use a JSON object: Extra data: line 1 column 3 (char 2)",
+    ),
+    ("tritium.traffic", '{"weights": {"1": 9, "1": 1}}', "give '1' once"),
 ]
 
 
@@ -101,3 +144,57 @@ def test_a_backend_of_one_execution_can_t_share_a_worker():
     assert problem.message == (
         "'tritium.worker' is 'model', but backend 'python' runs one execution at a time in a worker"
     )
+
+
+def test_every_mistake_in_a_traffic_plan_is_told():
+    _, problems = read_settings({"tritium.traffic": '{"weights": {"1": -1}, "mirrors": {}}'}, PURE)
+    assert [(problem.message, problem.hint) for problem in problems] == [
+        ("'tritium.traffic': 'mirrors' is unknown", "did you mean 'mirror'?"),
+        ("'tritium.traffic': 'weights.1' is -1", "use a number of at least 0"),
+    ]
+    assert {problem.key for problem in problems} == {'parameters["tritium.traffic"]'}
+
+
+SPLIT = '{"weights": {"1": 9, "2": 1, "4": 0}, "mirror": {"version": 3}}'
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        ModelVersionPolicy(all=ModelVersionPolicy.All()),
+        ModelVersionPolicy(specific=ModelVersionPolicy.Specific(versions=[3, 2, 1])),
+        ModelVersionPolicy(latest=ModelVersionPolicy.Latest(num_versions=3)),
+        ModelVersionPolicy(),
+    ],
+)
+def test_traffic_goes_to_versions_that_are_served(policy):
+    settings, problems = read_settings({"tritium.traffic": SPLIT}, PURE, policy)
+    assert problems == ()
+    assert settings.traffic is not None
+
+
+def test_traffic_for_versions_that_the_policy_leaves_out_is_refused():
+    policy = ModelVersionPolicy(specific=ModelVersionPolicy.Specific(versions=[2]))
+    _, problems = read_settings({"tritium.traffic": SPLIT}, PURE, policy)
+    assert [problem.message for problem in problems] == [
+        "'tritium.traffic' names version 1, which 'version_policy' leaves out",
+        "'tritium.traffic' names version 3, which 'version_policy' leaves out",
+    ]
+    assert problems[0].hint == "add them to 'version_policy': specific { versions: [ 1, 2, 3 ] }"
+
+
+def test_traffic_for_more_versions_than_are_served_is_refused():
+    policy = ModelVersionPolicy(latest=ModelVersionPolicy.Latest(num_versions=1))
+    _, (problem,) = read_settings({"tritium.traffic": SPLIT}, PURE, policy)
+    assert (
+        problem.message == "'tritium.traffic' needs 3 versions, but 'version_policy' serves the latest 1 only"
+    )
+    assert problem.hint == "write version_policy { specific { versions: [ 1, 2, 3 ] } }"
+
+
+def test_memory_of_the_server_process_can_t_be_given_back_on_demand():
+    settings = {"tritium.isolation": "thread", "tritium.residency": "on_demand"}
+    _, (problem,) = read_settings(settings, PURE)
+    assert problem.key == 'parameters["tritium.residency"]'
+    assert problem.hint == "use isolation 'process', or residency 'pinned'"
+    assert read_settings({**settings, "tritium.residency": "pinned"}, PURE)[1] == ()

@@ -181,7 +181,7 @@ def serve() -> Serve:
                 lambda task_status: root.serve(observer=subtrees.observe, task_status=task_status)
             )
             state = subtrees.make_state(make_spec(backend, **changes))
-            router.add(state)
+            router.load_begun(state.spec.key, state)
             await subtrees.start(state)
             running = Running(state, models, events)
             with trio.fail_after(120):

@@ -159,7 +159,9 @@ async def test_a_failing_warmup_fails_the_load(serve):
     )
     async with serve("doubling", warmup=(sample,)) as model:
         assert model.state.status is Status.UNAVAILABLE
-        assert "failed to run warmup sample 'bad': ValueError: no such luck; " in model.state.reason
+        assert model.state.reason == (
+            "Invalid argument: failed to run warmup sample 'bad': ValueError: no such luck; "
+        )
 
 
 async def test_bytes_tensors_travel_packed_both_ways(serve):

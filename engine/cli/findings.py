@@ -1,0 +1,311 @@
+"""What `tritium check` has found, as text for a terminal or a pipe, and as JSON.
+
+A report is made into lines of styled pieces once; a terminal gets them in colour, a pipe without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+from actors.specs import Direct, InstanceSpec, ModelSpec
+from engine.cli.text import printable
+from engine.config.complete import ENSEMBLE
+from engine.config.jsonform import config_json
+from engine.config.load import LoadedConfig, VersionConfig
+from engine.config.problems import Problem, Severity
+from engine.config.provenance import DEFAULT, Line, text_lines
+
+UNSERVED: Final = "valid, but not served by this version"
+
+_WIDEST: Final = 64  # column of the comments, at most; longer lines push theirs
+_INDENT: Final = "    "
+_IDENTITY: Final = ("name", "platform", "backend", "runtime", "version_policy")
+_SEVERITIES: Final = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
+
+Piece = tuple[str, str]  # text and style
+StyledLine = Sequence[Piece]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What is known about one model: its configuration, or why there is none to speak of."""
+
+    name: str
+    config: LoadedConfig | None = None
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the model would be loaded."""
+        return self.config is not None and self.config.ok
+
+    @property
+    def only_unserved(self) -> bool:
+        """Whether there is nothing that its owner could mend."""
+        return self.config is not None and not self.ok and self.config.unserved == self.config.errors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was found in the repositories."""
+
+    findings: tuple[Finding, ...]
+    problems: tuple[Problem, ...]  # of the repositories themselves
+
+    @property
+    def ok(self) -> bool:
+        """Whether all of it would be served."""
+        return all(finding.ok for finding in self.findings) and not any(p.is_error for p in self.problems)
+
+
+def advice(spec: ModelSpec) -> Iterator[str]:
+    """Yield what an operator should know about a configuration that is valid."""
+    if spec.isolation == "thread":
+        yield (
+            'tritium.isolation is "thread": the model runs in the server process, and a crash of it takes the server down;'
+            ' "process" contains it'
+        )
+    if spec.execution_timeout == 0:
+        yield (
+            "tritium.execution_timeout is off: hangs are not contained; set it to the seconds that a batch may take"
+        )
+
+
+# -- as text
+
+
+def plain(lines: Iterable[StyledLine]) -> str:
+    """Return the lines without their styles."""
+    return "".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines)
+
+
+def drawn(lines: Iterable[StyledLine]) -> None:
+    """Write the lines to the terminal, in colour."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for line in lines:
+        console.print(Text.assemble(*line))
+
+
+def as_lines(report: Report) -> Iterator[StyledLine]:
+    """Yield the report for a reader."""
+    for problem in report.problems:
+        yield from _problem(problem, "")
+    for at, finding in enumerate(report.findings):
+        if at or report.problems:
+            yield []
+        yield from _finding(finding)
+    total = len(report.findings)
+    if not total:
+        yield [("no models found", "")]
+        return
+    good = sum(finding.ok for finding in report.findings)
+    unserved = sum(finding.only_unserved for finding in report.findings)
+    yield []
+    said = f"{good} of {total} model{'s' if total != 1 else ''} would load"
+    if unserved:
+        said += f"; {unserved} {'are' if unserved != 1 else 'is'} {UNSERVED}"
+    yield [(said, "bold")]
+
+
+def _finding(finding: Finding) -> Iterator[StyledLine]:
+    mark = ("✓ ", "bold green") if finding.ok else ("✗ ", "bold red")
+    if finding.only_unserved:
+        mark = ("○ ", "bold yellow")
+    name = (printable(finding.name), "bold")
+    config = finding.config
+    if config is None:
+        yield [mark, name]
+        yield [(_INDENT, ""), ("error", "red"), (f": {printable(finding.reason)}", "")]
+        return
+    yield [mark, name, (_versions(config.versions), "")]
+    unserved = config.unserved
+    for problem in config.problems:
+        if problem not in unserved:
+            yield from _problem(problem, _INDENT)
+    if unserved:
+        yield [(f"{_INDENT}{UNSERVED}:", "yellow")]
+        for problem in unserved:
+            yield from _problem(problem, _INDENT)
+    if config.specs:
+        spec = config.specs[-1]
+        for words in advice(spec):
+            yield [(_INDENT, ""), ("warning", "yellow"), (f": {words}", "")]
+        for label, value in _settings(spec):
+            yield [(f"{_INDENT}{label:<18} {printable(value)}", "")]
+    yield from _configurations(config)
+
+
+def _problem(problem: Problem, indent: str) -> Iterator[StyledLine]:
+    """Yield a problem: its message, and what would have worked on lines of its own where that is more than one."""
+    head, word, rest = str(problem).partition(problem.severity.value)  # the first one: paths come before it
+    if problem.path is not None:
+        at = len(str(problem.path))
+        before, word, rest = str(problem)[at:].partition(problem.severity.value)
+        head = str(problem.path) + before
+    hint = f" ({problem.hint})" if problem.hint else ""
+    broken = "\n" in problem.message or "\n" in problem.hint
+    message = rest.removesuffix(hint) if broken else rest
+    first, *more = message.splitlines() or [""]
+    yield [(indent + printable(head), "dim"), (word, _SEVERITIES[problem.severity]), (printable(first), "")]
+    if broken:
+        more += problem.hint.splitlines()
+    for line in filter(None, map(str.rstrip, more)):
+        yield [(f"{indent}{_INDENT}{printable(line)}", "")]
+
+
+def _versions(versions: Sequence[int]) -> str:
+    if not versions:
+        return ""
+    return f"  version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
+
+
+def _settings(spec: ModelSpec) -> Iterator[tuple[str, str]]:
+    yield "batching", _batching(spec)
+    yield "instances", _instances(spec.instances)
+    yield "isolation", f"{spec.isolation}, retry {spec.retry.value}"
+    yield "execution timeout", f"{spec.execution_timeout:g} s" if spec.execution_timeout else "off"
+
+
+def _batching(spec: ModelSpec) -> str:
+    if not spec.batches:
+        return "none"
+    if isinstance(spec.scheduling, Direct):
+        return f"up to {spec.max_batch_size} rows in one request"
+    delay = spec.scheduling.max_queue_delay
+    return f"dynamic, up to {spec.max_batch_size} rows" + (
+        f", waiting {delay * 1e3:g} ms for more" if delay else ""
+    )
+
+
+def _instances(instances: Sequence[InstanceSpec]) -> str:
+    return ", ".join(
+        f"{instance.name} ({_device(instance)}{f', {instance.lanes} lanes' if instance.lanes > 1 else ''})"
+        for instance in instances
+    )
+
+
+def _device(instance: InstanceSpec) -> str:
+    return f"gpu:{instance.device_id}" if instance.kind == "GPU" else instance.kind.lower()
+
+
+# -- configurations
+
+
+def _shared(configs: Sequence[VersionConfig]) -> Iterator[tuple[tuple[int, ...], VersionConfig]]:
+    """Yield each distinct configuration with the versions that have it, the newest first."""
+    newest_first = sorted(configs, key=lambda each: -each.version)
+    for _, group in groupby(newest_first, key=lambda each: each.config.SerializeToString(deterministic=True)):
+        alike = list(group)
+        yield tuple(sorted(each.version for each in alike)), alike[0]
+
+
+def _configurations(config: LoadedConfig) -> Iterator[StyledLine]:
+    distinct = list(_shared(config.configs))
+    for versions, each in distinct:
+        yield []
+        if len(distinct) > 1:
+            yield [(f"{_INDENT}# as{_versions(versions)}", "bold")]
+        yield from _configuration(each)
+
+
+def _configuration(each: VersionConfig) -> Iterator[StyledLine]:
+    origins = each.origins
+    lines = list(text_lines(each.config))
+    if each.config.max_batch_size == 0 and each.config.platform != ENSEMBLE:
+        lines.insert(_after_identity(lines), Line(text="max_batch_size: 0", key="max_batch_size"))
+    shown = [printable(line.text) for line in lines]
+    width = min(max(map(len, shown), default=0), _WIDEST)
+    for line, text in zip(lines, shown, strict=True):
+        if not line.key:
+            yield [(_INDENT + text, "")]
+            continue
+        origin = origins.get(line.key, DEFAULT)
+        yield [(f"{_INDENT}{text:<{width}}  ", ""), (f"# {printable(origin)}", _style(origin))]
+
+
+def _after_identity(lines: Sequence[Line]) -> int:
+    """Return where `max_batch_size` stands: text format leaves 0 out, but it means something."""
+    for at, line in enumerate(lines):
+        if not line.text.startswith((" ", "}", *_IDENTITY)):
+            return at
+    return len(lines)
+
+
+def _style(origin: str) -> str:
+    if origin == DEFAULT:
+        return "dim"
+    if origin.startswith(("config", "override")):
+        return "cyan"
+    return "green" if origin.startswith("model file") or "auto_complete" in origin else "yellow"
+
+
+# -- as JSON
+
+
+def as_json(report: Report) -> Mapping[str, Any]:
+    """Return the report for a program."""
+    return {
+        "ok": report.ok,
+        "problems": [_problem_json(problem) for problem in report.problems],
+        "models": [_finding_json(finding) for finding in report.findings],
+    }
+
+
+def _finding_json(finding: Finding) -> Mapping[str, Any]:
+    config = finding.config
+    if config is None:
+        return {"name": finding.name, "ok": False, "reason": finding.reason, "versions": [], "problems": []}
+    entry: dict[str, Any] = {
+        "name": finding.name,
+        "ok": config.ok,
+        "unserved": finding.only_unserved,
+        "reason": config.reason,
+        "reasons": {str(version): reason for version, reason in config.reasons.items()},
+        "path": str(config.path),
+        "versions": list(config.versions),
+        "problems": [
+            _problem_json(problem, unserved=problem in config.unserved) for problem in config.problems
+        ],
+        "configurations": [
+            {
+                "versions": [version for version in versions if version],
+                "config": json.loads(config_json(each.config)),
+                "origins": dict(each.origins),
+            }
+            for versions, each in _shared(config.configs)
+        ],
+    }
+    if config.specs:
+        spec = config.specs[-1]
+        entry["advice"] = list(advice(spec))
+        entry["backend"] = spec.backend
+        entry["instances"] = [
+            {"name": i.name, "kind": i.kind, "device": i.device_id, "lanes": i.lanes} for i in spec.instances
+        ]
+        entry["isolation"] = spec.isolation
+        entry["retry"] = spec.retry.value
+        entry["execution_timeout"] = spec.execution_timeout
+        entry["config"] = json.loads(spec.config_json)
+    return entry
+
+
+def _problem_json(problem: Problem, *, unserved: bool = False) -> Mapping[str, Any]:
+    return {
+        "severity": problem.severity.value,
+        "code": problem.code.name,
+        "unserved": unserved,
+        "message": problem.message,
+        "path": None if problem.path is None else str(problem.path),
+        "line": problem.line,
+        "column": problem.column,
+        "key": problem.key,
+        "hint": problem.hint,
+        "versions": list(problem.versions),
+    }

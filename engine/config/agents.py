@@ -1,0 +1,104 @@
+"""Repository agents: whether the files of a model are the ones that its configuration vouches for.
+
+Contract, repository.md section 11. Only the agent `checksum` is known, which is built in: each of its parameters maps
+`MD5:<file>` (or, here, `SHA256:<file>`), the file relative to the model directory, to the digest that it must have.
+Agents that are libraries of their own, or that rewrite the model, are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from actors.messages.errors import ErrorCode
+from engine.config.files import inside
+from engine.config.problems import Problem, did_you_mean
+from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelRepositoryAgents
+
+CHECKSUM: Final = "checksum"
+_ALGORITHMS: Final = {"MD5": 32, "SHA256": 64}  # and how many digits their digests have
+_DIGEST: Final = re.compile(r"[0-9a-fA-F]+\Z")
+
+
+def verify_agents(config: ModelConfig, model_directory: Path) -> list[Problem]:
+    """Run the agents of `config`, and return what they find wrong. Reads every file that they name."""
+    problems: list[Problem] = []
+    for at, agent in enumerate(config.model_repository_agents.agents):
+        key = f"model_repository_agents.agents[{at}]"
+        if agent.name == CHECKSUM:
+            problems += _checksum(agent, key, config.name, model_directory)
+        elif not agent.name:
+            problems.append(
+                Problem(
+                    message=f"repository agent {at} of model '{config.name}' has no name",
+                    key=key,
+                    hint=f'write name: "{CHECKSUM}"',
+                )
+            )
+        else:
+            problems.append(
+                Problem(
+                    message=f"repository agent '{agent.name}' of model '{config.name}' is not supported by this version",
+                    key=f"{key}.name",
+                    hint=did_you_mean(agent.name, (CHECKSUM,)) or f"the only agent is '{CHECKSUM}'",
+                    code=ErrorCode.UNSUPPORTED,
+                )
+            )
+    return problems
+
+
+def _checksum(
+    agent: ModelRepositoryAgents.Agent, key: str, model: str, model_directory: Path
+) -> Iterator[Problem]:
+    for parameter in sorted(agent.parameters):
+        expected = agent.parameters[parameter].strip()
+        where = f'{key}.parameters["{parameter}"]'
+        algorithm, colon, name = parameter.partition(":")
+        if not (colon and name and algorithm in _ALGORITHMS):
+            yield Problem(
+                message=f"repository agent '{CHECKSUM}' of model '{model}' does not know the parameter '{parameter}'",
+                key=where,
+                hint="use 'MD5:<file>' or 'SHA256:<file>', the file relative to the model directory",
+            )
+        elif len(expected) != _ALGORITHMS[algorithm] or not _DIGEST.match(expected):
+            yield Problem(
+                message=f"'{expected}' of model '{model}' is no {algorithm} digest of file '{name}'",
+                key=where,
+                hint=f"use its {_ALGORITHMS[algorithm]} hexadecimal digits",
+            )
+        else:
+            yield from _verify(algorithm, name, expected.lower(), where, model, model_directory)
+
+
+def _verify(
+    algorithm: str, name: str, expected: str, key: str, model: str, model_directory: Path
+) -> Iterator[Problem]:
+    path = inside(model_directory, name)
+    if path is None:
+        yield Problem(
+            message=f"file '{name}', which the checksum agent of model '{model}' reads, is outside model directory",
+            key=key,
+        )
+        return
+    try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+            raise OSError("it is no regular file")
+        with path.open("rb") as file:
+            actual = hashlib.file_digest(
+                file, lambda: hashlib.new(algorithm.lower(), usedforsecurity=False)
+            ).hexdigest()
+    except OSError as error:
+        yield Problem(
+            message=f"failed to read file '{name}' for the checksum agent of model '{model}': {error.strerror or error}",
+            key=key,
+        )
+        return
+    if actual != expected:
+        yield Problem(
+            message=f"file '{name}' of model '{model}' has {algorithm} {actual}, but {expected} is expected",
+            key=key,
+            hint="the file was changed or is not complete; or the digest in the configuration is of another file",
+        )

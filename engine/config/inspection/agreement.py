@@ -1,0 +1,142 @@
+"""Whether a configuration and its model can meet: what a backend refuses at the load, told before (contract, model_config.md 8.1).
+
+Decisions over values, for `tritium check`: a server leaves them to the backend, which knows the model once it is loaded. What an
+ONNX file leaves open (a type, a rank) may become anything, and is no disagreement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from actors.messages.datatypes import BY_NUMBER
+from actors.messages.errors import ErrorCode
+from engine.config.inspection.ports import Port, Ports
+from engine.config.problems import Problem, Severity, did_you_mean
+from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInput, ModelWarmup
+
+_CONTAINERS: Final = ("sequence", "map", "opaque", "sparse_tensor", "optional")
+_TAKE_NOTHING_ELSE: Final = ("onnxruntime", "pytorch")  # a Python model may look for what it does not declare
+
+
+def disagreements(config: ModelConfig, ports: Ports, file: str) -> Iterator[Problem]:
+    """Yield where a completed configuration, of a model without sequences, contradicts the ONNX file called `file`."""
+    defaulted = {port.name for port in ports.defaulted}
+    expected = sum(tensor.name not in defaulted for tensor in config.input)
+    if expected != len(ports.inputs):
+        yield _refused(
+            config,
+            f"configuration expects {expected} inputs, model provides {len(ports.inputs)}",
+            key="input",
+            hint=f"{file} takes {', '.join(port.name for port in ports.inputs) or 'nothing'}",
+        )
+    inputs = {port.name: port for port in (*ports.inputs, *ports.defaulted)}
+    outputs = {port.name: port for port in ports.outputs}
+    for at, tensor in enumerate(config.input):
+        if tensor.optional and config.max_batch_size > 0:
+            yield _refused(
+                config,
+                f"optional input '{tensor.name}' is not supported for models that support batching",
+                key=f"input[{at}].optional",
+            )
+        yield from _tensor(config, "input", at, tensor, inputs, file)
+    for at, given in enumerate(config.output):
+        yield from _tensor(config, "output", at, given, outputs, file)
+
+
+def warmup_misfits(config: ModelConfig, ports: Ports | None) -> Iterator[Problem]:
+    """Yield what samples have that the model does not take; `ports` are an ONNX file's, by which that is certain.
+
+    Names beside those of `input` are a scheduler's controls and states where there are sequences.
+    """
+    known = {} if ports is None else {port.name: port for port in (*ports.inputs, *ports.defaulted)}
+    declared = {tensor.name: tensor for tensor in config.input}
+    if config.HasField("sequence_batching"):
+        return
+    for at, sample in enumerate(config.model_warmup):
+        for name, source in sorted(sample.inputs.items() if sample.batch_size else ()):
+            key = f'model_warmup[{at}].inputs["{name}"]'
+            what = f"warmup sample '{sample.name}' for {config.name}"
+            if name not in declared:
+                yield Problem(
+                    message=f"{what} has an input '{name}', which is no input of the model",
+                    severity=Severity.ERROR if config.backend in _TAKE_NOTHING_ELSE else Severity.WARNING,
+                    key=key,
+                    hint=did_you_mean(name, declared),
+                )
+            else:
+                yield from _misfit(config, what, declared[name], source, known.get(name), key)
+
+
+def _misfit(
+    config: ModelConfig, what: str, tensor: ModelInput, source: ModelWarmup.Input, port: Port | None, key: str
+) -> Iterator[Problem]:
+    if port is None or tensor.HasField("reshape"):
+        severity = Severity.WARNING
+        typed, shape, given = int(tensor.data_type), tuple(tensor.dims), list(source.dims)
+    else:
+        severity = Severity.ERROR
+        typed = port.datatype.number if port.datatype is not None else source.data_type
+        shape = port.shape or ()
+        given = [1] * (config.max_batch_size > 0) + list(source.dims)
+    if source.data_type in BY_NUMBER and typed in BY_NUMBER and typed != source.data_type:
+        spelt, wanted = BY_NUMBER[source.data_type].config_name, BY_NUMBER[typed].config_name
+        yield Problem(
+            message=f"{what} gives input '{tensor.name}' as {spelt}, and the model takes {wanted}",
+            severity=severity,
+            key=f"{key}.data_type",
+        )
+    if not _fits(shape, given) and min(given, default=0) >= 0:
+        yield Problem(
+            message=f"{what} gives input '{tensor.name}' the shape {_spelt(given)}, and the model takes {_spelt(shape)}",
+            severity=severity,
+            key=f"{key}.dims",
+        )
+
+
+def _tensor(
+    config: ModelConfig, side: str, at: int, tensor: Any, ports: Mapping[str, Port], file: str
+) -> Iterator[Problem]:
+    """Compare one configured tensor with the file's, as the backend does with the session's."""
+    name = tensor.name
+    port = ports.get(name)
+    if port is None:
+        allowed = ", ".join(sorted(ports))
+        said = f"unexpected inference {side} '{name}', allowed {side}s are: {allowed}"
+        yield _refused(config, said, key=f"{side}[{at}].name", hint=did_you_mean(name, ports))
+        return
+    if port.spelling in _CONTAINERS:
+        said = f"{side} '{name}' is of type {port.spelling} and not a tensor"
+        yield _refused(config, said, key=f"{side}[{at}].name")
+        return
+    wanted = BY_NUMBER.get(tensor.data_type)
+    untyped = port.datatype is None and port.spelling.startswith("element type")
+    if wanted is not None and wanted is not port.datatype and not untyped:
+        provided = "TYPE_INVALID" if port.datatype is None else port.datatype.config_name
+        said = f"configuration expects datatype {wanted.config_name} for {side} '{name}', model provides {provided}"
+        yield _refused(config, said, key=f"{side}[{at}].data_type", hint=f"{file} has type {port.spelling}")
+    batches = config.max_batch_size > 0
+    configured = [-1] * batches + list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+    if not _fits(port.shape or (), configured):
+        batch = " (the first is the batch dimension, since max_batch_size > 0)" if batches else ""
+        said = (
+            f"{side} '{name}': the model has shape {_spelt(port.shape or ())} but the configuration makes"
+            f" {_spelt(configured)}{batch}"
+        )
+        yield _refused(config, said, key=f"{side}[{at}].dims", hint=f"{file} has that shape")
+
+
+def _refused(config: ModelConfig, message: str, *, key: str, hint: str = "") -> Problem:
+    message = f"unable to load model '{config.name}', {message}"
+    return Problem(message=message, key=key, hint=hint, code=ErrorCode.INTERNAL)
+
+
+def _fits(shape: Sequence[int], given: Sequence[int]) -> bool:
+    """Whether a model whose shape is `shape` takes or gives `given`; () is a scalar, or of any rank."""
+    return not shape or (
+        len(shape) == len(given) and all(own in (-1, other) for own, other in zip(shape, given, strict=True))
+    )
+
+
+def _spelt(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"

@@ -1,0 +1,123 @@
+"""Whether a version's model file can be loaded, as far as that is certain without a framework and without running it.
+
+For `tritium check`. A server lets the backend find out, which is the only one to know for sure.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from actors.messages.errors import ErrorCode
+from engine.config.backends import BUILT_IN, BackendTraits
+from engine.config.inspection.agreement import disagreements, warmup_misfits
+from engine.config.inspection.model import leads_out, missing, onnx_path, torch_path
+from engine.config.inspection.onnx_file import read_onnx
+from engine.config.inspection.ports import Ports, Unloadable, Unreadable
+from engine.config.inspection.torch_file import read_torch
+from engine.config.problems import Problem, Severity
+from engine.config.translate import artifact
+from engine.repository.layout import VersionDirectory
+from protocols.kserve.proto.model_config_pb2 import ModelConfig
+
+_LARGEST_SOURCE: Final = 16 * 1024 * 1024
+
+
+def verify(
+    config: ModelConfig, version: VersionDirectory, repository: Path, traits: BackendTraits
+) -> Iterator[Problem]:
+    """Yield what keeps a version, whose completed configuration is `config`, from loading. Model code is not executed."""
+    file_name = artifact(config, traits)
+    if leads_out(version.path, file_name, repository):
+        return  # whoever checks the versions says so
+    ports: Ports | None = None
+    if traits.target in ("", BUILT_IN.get(traits.name)):  # of other backends nobody knows what they read
+        match traits.name:
+            case "onnxruntime":
+                path = onnx_path(version, file_name)
+                problem = missing(config, path, repository)
+                if problem is not None:
+                    yield problem
+                else:
+                    ports, problem = _onnx(config, path)
+                    yield from [problem] if problem is not None else []
+            case "pytorch":
+                yield from _torch(config, torch_path(version, file_name), repository)
+            case "python":
+                yield from _python(config, version.path / file_name, repository)
+    if ports is not None and _comparable(config):
+        file = str(onnx_path(version, file_name).relative_to(version.path.parent))
+        yield from disagreements(config, ports, file)
+    yield from warmup_misfits(config, ports)
+
+
+def _comparable(config: ModelConfig) -> bool:
+    """Whether `input` and `output` are all that the file's inputs and outputs can be."""
+    return config.max_batch_size >= 0 and not (
+        config.HasField("sequence_batching") or config.batch_input or config.batch_output
+    )
+
+
+def _onnx(config: ModelConfig, path: Path) -> tuple[Ports | None, Problem | None]:
+    try:
+        return read_onnx(path), None
+    except Unloadable as error:
+        return None, _unloadable(config, path, str(error))
+    except Unreadable as error:
+        said = f"'{path.name}' could not be compared with the configuration: {error}"
+        return None, Problem(severity=Severity.WARNING, message=said, path=path)
+
+
+def _torch(config: ModelConfig, path: Path, repository: Path) -> Iterator[Problem]:
+    problem = missing(config, path, repository)
+    if problem is not None:
+        yield problem
+        return
+    try:
+        read_torch(path)
+    except Unloadable as error:
+        yield _unloadable(config, path, str(error))
+    except Unreadable:
+        pass  # of a form that only torch knows
+
+
+def _python(config: ModelConfig, path: Path, repository: Path) -> Iterator[Problem]:
+    if path.suffix != ".py":
+        message = f"Model name must end with '.py'. Model name is \"{path.name}\"."
+        yield Problem(message=message, key="default_model_filename", code=ErrorCode.INTERNAL)
+        return
+    problem = missing(config, path, repository)
+    if problem is not None:
+        yield problem
+        return
+    try:
+        with path.open("rb") as file:
+            source = file.read(_LARGEST_SOURCE + 1)
+    except OSError as error:
+        yield _unloadable(config, path, error.strerror or str(error))
+        return
+    if len(source) > _LARGEST_SOURCE:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the model's style, which is its owner's
+            compile(source, str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        yield Problem(
+            message=(
+                f"unable to load model '{config.name}', '{path.name}' does not compile: {type(error).__name__}: {error.msg}"
+            ),
+            path=path,
+            line=error.lineno or 0,
+            column=error.offset or 0,
+            code=ErrorCode.INTERNAL,
+        )
+    except (ValueError, RecursionError, MemoryError, OverflowError) as error:  # null bytes; nested too deeply
+        yield _unloadable(config, path, f"it does not compile: {type(error).__name__}: {error}")
+
+
+def _unloadable(config: ModelConfig, path: Path, why: str) -> Problem:
+    message = f"unable to load model '{config.name}', the file '{path.name}' can't be read: {why}"
+    return Problem(message=message, path=path, code=ErrorCode.INTERNAL)

@@ -1,0 +1,219 @@
+"""Inputs, outputs, and what is made of them for ragged batches (contract, model_config.md sections 4.1 to 4.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Final
+
+from engine.config.problems import Problem, did_you_mean
+from protocols.kserve.proto.model_config_pb2 import (
+    BatchInput,
+    BatchOutput,
+    DataType,
+    ModelConfig,
+    ModelInput,
+    ModelOutput,
+)
+
+_TENSORRT: Final = "tensorrt_plan"
+_BATCH_INPUT_TYPES: Final = (DataType.TYPE_INT32, DataType.TYPE_FP32)
+
+
+def tensors(config: ModelConfig) -> Iterator[Problem]:
+    """Check `input` and `output`, `batch_input` and `batch_output`."""
+    for at, given in enumerate(config.input):
+        yield from _tensor(config, given, "input", f"input[{at}]")
+        if given.format != ModelInput.FORMAT_NONE and len(given.dims) != 3:
+            yield Problem(
+                message=f"model input NHWC/NCHW require 3 dims for {config.name}",
+                key=f"input[{at}].format",
+                hint=f"it has {len(given.dims)}: write 3, or leave 'format' out",
+            )
+    for at, output in enumerate(config.output):
+        yield from _tensor(config, output, "output", f"output[{at}]")
+    yield from _repeated(config, "input", [given.name for given in config.input])
+    yield from _repeated(config, "output", [output.name for output in config.output])
+    yield from _batch_inputs(config)
+    yield from _batch_outputs(config)
+
+
+def _repeated(config: ModelConfig, side: str, names: list[str]) -> Iterator[Problem]:
+    for at, name in enumerate(names):
+        if name and names[:at].count(name) == 1:  # told at its second place, and once
+            yield Problem(
+                message=f"model {side} '{name}' is specified more than once for {config.name}",
+                key=f"{side}[{at}].name",
+                hint="give it another name",
+            )
+
+
+def _tensor(config: ModelConfig, tensor: ModelInput | ModelOutput, side: str, key: str) -> Iterator[Problem]:
+    def broken(rule: str, field: str, hint: str = "") -> Problem:
+        message = f"model {side} '{tensor.name}' {rule} for {config.name}"
+        return Problem(message=message, key=f"{key}.{field}", hint=hint)
+
+    if not tensor.name:
+        yield Problem(
+            message=f"model {side} must specify 'name' for {config.name}", key=key, hint='add: name: "…"'
+        )
+    if tensor.data_type == DataType.TYPE_INVALID or tensor.data_type not in DataType.values():
+        yield broken("must specify 'data_type'", "data_type", "such as data_type: TYPE_FP32")
+    if not tensor.dims:
+        yield broken("must specify 'dims'", "dims", "such as dims: [ -1 ], without the batch dimension")
+    elif any(dim < 1 and dim != -1 for dim in tensor.dims):
+        yield broken(
+            "dimension must be integer >= 1, or -1 to indicate a variable-size dimension",
+            "dims",
+            "a scalar is dims: [ 1 ] with reshape { }" if 0 in tensor.dims else "write -1",
+        )
+    elif tensor.HasField("reshape"):
+        yield from _reshape(config.max_batch_size, tuple(tensor.dims), tuple(tensor.reshape.shape), broken)
+    if config.platform != _TENSORRT:
+        if tensor.is_shape_tensor:
+            yield broken(
+                "shape tensors are only supported for TensorRT platform", "is_shape_tensor", "leave it out"
+            )
+        if tensor.is_non_linear_format_io:
+            yield broken(
+                "Non-linear IO format is only supported for the TensorRT platform",
+                "is_non_linear_format_io",
+                "leave it out",
+            )
+    elif tensor.is_non_linear_format_io and len(tensor.dims) != 3:
+        yield broken(
+            f"Non-linear IO format {side} requires 3 dims",
+            "is_non_linear_format_io",
+            f"it has {len(tensor.dims)}",
+        )
+
+
+def _reshape(
+    max_batch_size: int,
+    dims: tuple[int, ...],
+    shape: tuple[int, ...],
+    broken: Callable[[str, str, str], Problem],
+) -> Iterator[Problem]:
+    """Check that both shapes hold the same elements, also between any variable-size dimensions."""
+    if not shape and max_batch_size == 0:
+        yield broken(
+            "cannot have empty reshape for non-batching model as scalar tensors are not supported",
+            "reshape",
+            "leave it out",
+        )
+    elif any(dim < 1 and dim != -1 for dim in shape):
+        yield broken(
+            "reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension",
+            "reshape",
+            "the shape of a scalar is empty: reshape { }" if 0 in shape else "write -1",
+        )
+    elif _element_count(dims) != _element_count(shape):
+        yield broken("has different size for dims and reshape", "reshape", _sizes(dims, shape))
+    elif dims.count(-1) != shape.count(-1):
+        yield broken(
+            "has different number of variable-size dimensions for dims and reshape",
+            "reshape",
+            f"'dims' has {dims.count(-1)}, 'reshape' has {shape.count(-1)}",
+        )
+    elif _segments(dims) != _segments(shape):
+        yield broken(
+            "has different size for dims and reshape",
+            "reshape",
+            "what is between variable-size dimensions must hold as many elements on both sides",
+        )
+
+
+def _sizes(dims: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    ours, theirs = ("any number of" if -1 in side else str(prod(side)) for side in (dims, shape))
+    return f"'dims' holds {ours} elements, 'reshape' {theirs}"
+
+
+def _element_count(shape: tuple[int, ...]) -> int:
+    return -1 if -1 in shape else prod(shape)
+
+
+def _segments(shape: tuple[int, ...]) -> list[int]:
+    """Return the element counts before, between and after the variable-size dimensions."""
+    products = [1]
+    for dim in shape:
+        if dim == -1:
+            products.append(1)
+        else:
+            products[-1] *= dim
+    return products
+
+
+def _batch_inputs(config: ModelConfig) -> Iterator[Problem]:
+    for at, made in enumerate(config.batch_input):
+        key = f"batch_input[{at}]"
+        if made.kind in BatchInput.Kind.values():
+            kind = BatchInput.Kind.Name(made.kind)
+            yield from _one_source(config, f"batch input kind '{kind}'", made.source_input, key)
+        else:
+            yield Problem(
+                message=f"unknown batch input kind '{made.kind}' for {config.name}",
+                key=f"{key}.kind",
+                hint="one of " + ", ".join(BatchInput.Kind.keys()),
+            )
+        if made.data_type not in _BATCH_INPUT_TYPES:
+            yield Problem(
+                message=f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {config.name}",
+                key=f"{key}.data_type",
+                hint="write data_type: TYPE_INT32",
+            )
+        yield from _known_sources(config, made.source_input, key)
+
+
+def _batch_outputs(config: ModelConfig) -> Iterator[Problem]:
+    outputs = [output.name for output in config.output]
+    targets: set[str] = set()
+    for at, cut in enumerate(config.batch_output):
+        key = f"batch_output[{at}]"
+        if cut.kind in BatchOutput.Kind.values():
+            kind = BatchOutput.Kind.Name(cut.kind)
+            yield from _one_source(config, f"batch output kind '{kind}'", cut.source_input, key)
+        else:
+            yield Problem(
+                message=f"unknown batch output kind '{cut.kind}' for {config.name}",
+                key=f"{key}.kind",
+                hint="one of " + ", ".join(BatchOutput.Kind.keys()),
+            )
+        for target in cut.target_name:
+            if target not in outputs:
+                yield Problem(
+                    message=f"unknown target output name '{target}' for {config.name}",
+                    key=f"{key}.target_name",
+                    hint=_one_of(target, outputs),
+                )
+            elif target in targets:
+                yield Problem(
+                    message=f"target output name '{target}' can only be specified once for {config.name}",
+                    key=f"{key}.target_name",
+                    hint="keep one of them",
+                )
+            targets.add(target)
+        yield from _known_sources(config, cut.source_input, key)
+
+
+def _one_source(config: ModelConfig, what: str, sources: Sequence[str], key: str) -> Iterator[Problem]:
+    if len(sources) != 1:
+        yield Problem(
+            message=f"{what} expects 1 source input, got {len(sources)} for {config.name}",
+            key=f"{key}.source_input",
+            hint=_one_of("", [tensor.name for tensor in config.input]),
+        )
+
+
+def _known_sources(config: ModelConfig, sources: Sequence[str], key: str) -> Iterator[Problem]:
+    inputs = [tensor.name for tensor in config.input]
+    for source in sources:
+        if source not in inputs:
+            yield Problem(
+                message=f"unknown source input name '{source}' for {config.name}",
+                key=f"{key}.source_input",
+                hint=_one_of(source, inputs),
+            )
+
+
+def _one_of(name: str, known: Sequence[str]) -> str:
+    return did_you_mean(name, known) or f"one of {', '.join(known)}"

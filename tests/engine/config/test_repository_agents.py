@@ -1,0 +1,102 @@
+"""The agent `checksum`, and that there is no other."""
+
+import hashlib
+
+import pytest
+
+from actors.messages.errors import ErrorCode
+
+CONTENT = b"import nothing\n"
+MD5 = hashlib.md5(CONTENT).hexdigest()
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+AGENT = "model_repository_agents.agents[0]"
+
+
+def config(parameters, name="checksum"):
+    entries = "".join(f' parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters.items())
+    return f'backend: "python"\nmodel_repository_agents {{ agents {{ name: "{name}"{entries} }} }}\n'
+
+
+@pytest.fixture
+def check(load):
+    def load_without_code(text):
+        files = {"1/model.py": CONTENT, "weights/a.bin": CONTENT}
+        return load(text, files=files, run_model_code=False)
+
+    return load_without_code
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"MD5:1/model.py": MD5},
+        {"MD5:1/model.py": MD5.upper()},
+        {"SHA256:weights/a.bin": SHA256},
+        {"MD5:1/model.py": MD5, "SHA256:1/model.py": SHA256},
+    ],
+)
+def test_a_model_whose_files_are_as_they_should_be_is_loaded(check, parameters):
+    assert check(config(parameters)).ok
+
+
+# Each: an id, the parameter, its value, the message, the hint.
+REFUSED = [
+    ("another content", "MD5:1/model.py", "0" * 32,
+     f"file '1/model.py' of model 'm' has MD5 {MD5}, but {'0' * 32} is expected",
+     "the file was changed or is not complete; or the digest in the configuration is of another file"),
+    ("no file", "MD5:1/absent.py", MD5,
+     "failed to read file '1/absent.py' for the checksum agent of model 'm': No such file or directory", ""),
+    ("a directory", "MD5:weights", MD5,
+     "failed to read file 'weights' for the checksum agent of model 'm': it is no regular file", ""),
+    ("a file elsewhere", "MD5:../other/model.py", MD5,
+     "file '../other/model.py', which the checksum agent of model 'm' reads, is outside model directory", ""),
+    ("another algorithm", "CRC32:1/model.py", MD5,
+     "repository agent 'checksum' of model 'm' does not know the parameter 'CRC32:1/model.py'",
+     "use 'MD5:<file>' or 'SHA256:<file>', the file relative to the model directory"),
+    ("no algorithm", "1/model.py", MD5,
+     "repository agent 'checksum' of model 'm' does not know the parameter '1/model.py'",
+     "use 'MD5:<file>' or 'SHA256:<file>', the file relative to the model directory"),
+    ("no digest", "SHA256:1/model.py", MD5,
+     f"'{MD5}' of model 'm' is no SHA256 digest of file '1/model.py'", "use its 64 hexadecimal digits"),
+    ("other digits", "MD5:1/model.py", "z" * 32,
+     f"'{'z' * 32}' of model 'm' is no MD5 digest of file '1/model.py'", "use its 32 hexadecimal digits"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "message", "hint"), [pytest.param(*row[1:], id=row[0]) for row in REFUSED]
+)
+def test_what_the_agent_finds_wrong_keeps_the_model_from_loading(check, parameter, value, message, hint):
+    loaded = check(config({parameter: value}))
+    (problem,) = loaded.errors
+    assert (problem.message, problem.hint) == (message, hint)
+    assert problem.key == f'{AGENT}.parameters["{parameter}"]'
+    assert problem.line == 2
+    assert problem.code is ErrorCode.INVALID_ARG
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("checksums", "did you mean 'checksum'?"), ("decrypt", "the only agent is 'checksum'")]
+)
+def test_another_agent_is_not_served(check, name, hint):
+    loaded = check(config({"key": "value"}, name=name))
+    (problem,) = loaded.errors
+    assert problem.message == f"repository agent '{name}' of model 'm' is not supported by this version"
+    assert (problem.code, problem.hint) == (ErrorCode.UNSUPPORTED, hint)
+    assert (problem.line, problem.column) == (2, 36)
+    assert loaded.unserved == loaded.errors
+
+
+def test_an_agent_without_a_name_is_a_mistake(check):
+    (problem,) = check(config({}, name="")).errors
+    assert problem.message == "repository agent 0 of model 'm' has no name"
+    assert problem.code is ErrorCode.INVALID_ARG
+
+
+def test_python_code_that_is_not_what_it_should_be_is_not_run(load, tmp_path):
+    mark = tmp_path / "ran"
+    code = f"open({str(mark)!r}, 'w').close()\nclass TritonPythonModel: pass\n"
+    text = config({"MD5:1/model.py": MD5})
+    assert not load(text, files={"1/model.py": code}).ok
+    assert not mark.exists()
