@@ -6,6 +6,8 @@ and a link is followed only as far as its own repository (DESIGN section 9).
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ DUPLICATE_REASON: Final = "model appears in two or more repositories"
 
 # Directories of a model that are no versions, and say nothing about it.
 _RESERVED: Final = frozenset(("warmup", "initial_state", "configs"))
-_LEADING_NUMBER: Final = re.compile(r"[0-9]+")
+_LEADING_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
 _LARGEST_VERSION: Final = 2**63 - 1
 
 
@@ -57,12 +59,13 @@ def scan(repositories: Sequence[Path]) -> Scan:
     problems: list[Problem] = []
     for repository in dict.fromkeys(path.resolve() for path in repositories):
         try:
-            entries = sorted(repository.iterdir())
+            names = sorted(os.listdir(repository))
+            os.stat(f"{repository}/.")  # with names alone nothing can be done
         except OSError:
             problems.append(not_a_repository(repository))
             continue
-        for path in entries:
-            found = _candidate(path, repository)
+        for name in names:
+            found = _candidate(repository / name, repository)
             if isinstance(found, Problem):
                 problems.append(found)
             elif found is not None and found.name in models:
@@ -74,28 +77,14 @@ def scan(repositories: Sequence[Path]) -> Scan:
     return Scan(models=served, duplicates=tuple(sorted(duplicates)), problems=tuple(problems))
 
 
-def find_model(repositories: Sequence[Path], name: str) -> ModelDirectory | Problem:
-    """Return the directory of the model `name`, which a client may have chosen, or why there is none."""
-    if not name:
-        return Problem(message="Model name cannot be empty. Please enter a valid name to deploy.")
-    if name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
-        return Problem(
-            message=f"invalid model name '{name}', model name must not contain path traversal characters"
-        )
-    found: list[ModelDirectory] = []
-    for repository in dict.fromkeys(path.resolve() for path in repositories):
-        candidate = _candidate(repository / name, repository)
-        if isinstance(candidate, Problem):
-            return candidate
-        if candidate is not None:
-            found.append(candidate)
-    if len(found) > 1:
-        return _duplicate(found[1], found[0])
-    if not found:
-        return Problem(
-            message=f"there is no directory '{name}' in any model repository", code=ErrorCode.NOT_FOUND
-        )
-    return found[0]
+def candidate_names(listing: int | Path) -> tuple[str, ...]:
+    """Return the names of a repository's first-level directories, sorted; `listing` may be an open descriptor.
+
+    A link to a directory is a candidate as well, wherever it leads: whether it is fit to be served is for others to say.
+    Names that are not UTF-8 are none, for no client could ever ask for them. Raises OSError where it can't be listed.
+    """
+    with os.scandir(listing) as entries:
+        return tuple(sorted(entry.name for entry in entries if _sayable(entry.name) and _is_directory(entry)))
 
 
 def not_a_repository(path: Path) -> Problem:
@@ -122,15 +111,21 @@ def version_directories(model_directory: Path) -> tuple[tuple[VersionDirectory, 
         digits = _LEADING_NUMBER.match(path.name)
         if digits is None:
             continue
+        if path.name.startswith(("0", "+", "-")):
+            problems.append(_ignored(path, "a version is a positive number without leading zeros"))
+            continue
         number = int(digits[0]) if len(digits[0]) < 20 else _LARGEST_VERSION + 1
-        if path.name.startswith("0") or number > _LARGEST_VERSION:
-            problems.append(_ignored(path))
-        elif not _resolved_inside(path, root):
-            problems.append(_leads_out(path))
-        else:
-            if path.name != digits[0]:
-                problems.append(_prefixed(path, number, taken=number in found))
-            found.setdefault(number, path)  # sorted: `1` comes before `1abc`
+        if number > _LARGEST_VERSION:
+            problems.append(_ignored(path, f"it is too large, a version is at most {_LARGEST_VERSION}"))
+            continue
+        resolved = _resolved_inside(path, root)
+        if resolved is None:
+            problems.append(leads_out(path))
+            continue
+        if path.name != digits[0]:
+            problems.append(_prefixed(path, number, taken=number in found))
+        # Of a link only the target is used from here on: it may be switched at any time. Sorted: `1` comes before `1abc`.
+        found.setdefault(number, resolved if path.is_symlink() else path)
     return tuple(VersionDirectory(number, found[number]) for number in sorted(found)), tuple(problems)
 
 
@@ -151,29 +146,52 @@ def select_versions(policy: ModelVersionPolicy, available: Iterable[int]) -> tup
 
 
 def _candidate(path: Path, repository: Path) -> ModelDirectory | Problem | None:
-    """Return the model at `path`, None where that is no directory, or the problem of a link that leads out."""
+    """Return the model at `path`, None where that is no directory, or what is wrong with its name or its link."""
     try:
         if not path.is_dir():
             return None
-    except OSError:  # a name too long for the file system, for one
+    except OSError:  # it is a link to what may not be looked at, for one
         return None
-    if not _resolved_inside(path, repository):
-        return _leads_out(path)
+    if not _sayable(path.name):
+        return Problem(message=f"directory name '{shown(path.name)}' is not UTF-8", path=path.parent)
+    if _resolved_inside(path, repository) is None:
+        return leads_out(path)
     return ModelDirectory(name=path.name, path=path, repository=repository)
 
 
-def _resolved_inside(path: Path, root: Path) -> bool:
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except PermissionError:  # of what a link leads to: whoever looks into it will say so
+        return True
+    except OSError as error:  # on a mount that does not answer, nobody knows
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise
+        return False
+
+
+def shown(path: str) -> str:
+    """Return a path as it can be written into a log or an answer: what is not UTF-8 in it as `\\xff`."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def _sayable(name: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def _resolved_inside(path: Path, root: Path) -> Path | None:
     try:
         resolved = path.resolve()
     except (OSError, RuntimeError):  # a loop of links
-        return False
-    return resolved != root and resolved.is_relative_to(root)
+        return None
+    return resolved if resolved != root and resolved.is_relative_to(root) else None
 
 
-def _leads_out(path: Path) -> Problem:
+def leads_out(path: Path, *, name: str = "") -> Problem:
+    """Return the problem of a link that leads out of its repository; `name` is how it is called, if not by its last part."""
     return Problem(
-        message=f"'{path.name}' is a link out of the model repository",
-        path=path,
+        message=f"'{shown(name or path.name)}' is a link out of the model repository",
+        path=Path(shown(str(path))),
         hint="copy the directory into the repository, or make its target a repository of its own",
     )
 
@@ -188,10 +206,10 @@ def _duplicate(one: ModelDirectory, other: ModelDirectory) -> Problem:
     )
 
 
-def _ignored(path: Path) -> Problem:
+def _ignored(path: Path, why: str) -> Problem:
     return Problem(
         severity=Severity.WARNING,
-        message=f"version directory '{path.name}' is ignored: a version is a positive number without leading zeros",
+        message=f"version directory '{path.name}' is ignored: {why}",
         path=path,
     )
 

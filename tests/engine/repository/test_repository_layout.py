@@ -1,15 +1,16 @@
 """What lies in a model repository (contract, repository.md sections 1 and 2)."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actors.messages.errors import ErrorCode
-from engine.config.problems import Problem
 from engine.repository.layout import (
     DUPLICATE_REASON,
     VersionDirectory,
-    find_model,
+    candidate_names,
     scan,
     select_versions,
     version_directories,
@@ -91,46 +92,34 @@ def test_a_link_inside_the_repository_is_followed(repository):
     assert set(scan([root]).models) == {"a", "b"}
 
 
+def test_a_name_that_is_not_utf8_is_told(repository):
+    root = repository("a")
+    os.mkdir(os.fsencode(root) + b"/\xff")
+    found = scan([root])
+    assert set(found.models) == {"a"}
+    assert [str(problem) for problem in found.problems] == [
+        f"{root}: error: directory name '\\xff' is not UTF-8"
+    ]
+
+
+def test_candidates_are_the_directories_of_a_listing(repository, tmp_path):
+    root = repository("b", "a")
+    (root / "file").write_text("")
+    (root / "link").symlink_to(tmp_path)
+    (root / "circle").symlink_to("circle")
+    os.mkdir(os.fsencode(root) + b"/\xff")
+    assert candidate_names(root) == ("a", "b", "link")
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        assert candidate_names(descriptor) == ("a", "b", "link")
+    finally:
+        os.close(descriptor)
+
+
 def test_a_linked_repository_is_followed(repository, tmp_path):
     root = repository("a")
     (tmp_path / "link").symlink_to(root)
     assert set(scan([tmp_path / "link"]).models) == {"a"}
-
-
-class TestFindingOne:
-    """`find_model`, which takes names from clients."""
-
-    def test_a_model_is_found(self, repository):
-        root = repository("a")
-        assert find_model([root], "a") == scan([root]).models["a"]
-
-    @pytest.mark.parametrize("name", ["..", ".", "../repository/a", "a/../a", "/a", "a\\b", "a/", "a\0"])
-    def test_no_name_leaves_the_repository(self, repository, name):
-        found = find_model([repository("a")], name)
-        assert isinstance(found, Problem)
-        assert found.message == (
-            f"invalid model name '{name}', model name must not contain path traversal characters"
-        )
-
-    def test_an_empty_name_is_refused(self, repository):
-        assert find_model([repository()], "").message == (
-            "Model name cannot be empty. Please enter a valid name to deploy."
-        )
-
-    @pytest.mark.parametrize("name", ["absent", "file", "x" * 5000])
-    def test_what_is_no_directory_is_not_found(self, repository, name):
-        root = repository("a")
-        (root / "file").write_text("")
-        assert find_model([root], name).code is ErrorCode.NOT_FOUND
-
-    def test_a_name_in_two_repositories_is_refused(self, repository):
-        roots = [repository("a", name="one"), repository("a", name="two")]
-        assert find_model(roots, "a").message == DUPLICATE_REASON
-
-    def test_a_link_out_is_refused(self, repository, tmp_path):
-        root = repository("a")
-        (root / "b").symlink_to(tmp_path)
-        assert find_model([root], "b").message == "'b' is a link out of the model repository"
 
 
 class TestVersions:
@@ -151,10 +140,23 @@ class TestVersions:
         assert f"'{name}'" in warning.message
 
     def test_a_name_counts_by_the_digits_it_begins_with(self, repository):
-        root = repository("m/1abc", "m/-2")
+        root = repository("m/1abc", "m/abc2")
         found, (warning,) = version_directories(root / "m")
         assert found == (VersionDirectory(1, root / "m/1abc"),)
         assert not warning.is_error
+
+    @pytest.mark.parametrize("name", ["-2", "+2"])
+    def test_a_number_with_a_sign_is_ignored_with_a_warning(self, repository, name):
+        found, (warning,) = version_directories(repository("m/3", f"m/{name}") / "m")
+        assert [directory.number for directory in found] == [3]
+        assert f"'{name}' is ignored: a version is a positive number" in warning.message
+
+    @pytest.mark.parametrize("name", ["9223372036854775808", "9" * 200])
+    def test_a_number_that_is_too_large_is_said_to_be(self, tmp_path, name):
+        (tmp_path / "m" / name).mkdir(parents=True)
+        found, (warning,) = version_directories(tmp_path / "m")
+        assert found == ()
+        assert warning.message.endswith("it is too large, a version is at most 9223372036854775807")
 
     def test_the_plain_number_goes_first(self, repository):
         root = repository("m/1abc", "m/1")
@@ -169,6 +171,13 @@ class TestVersions:
         found, (problem,) = version_directories(root / "m")
         assert [directory.number for directory in found] == [1]
         assert problem.is_error
+
+    def test_a_version_that_is_a_link_is_known_by_what_it_led_to(self, repository):
+        root = repository("m/1", "m/store")
+        (root / "m/2").symlink_to("store")
+        found, problems = version_directories(root / "m")
+        assert found == (VersionDirectory(1, root / "m/1"), VersionDirectory(2, root / "m/store"))
+        assert problems == ()
 
     def test_a_directory_that_is_gone_has_no_versions(self, tmp_path):
         found, (problem,) = version_directories(tmp_path / "gone")

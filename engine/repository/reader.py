@@ -1,0 +1,260 @@
+"""From the repositories to what the catalog is told: fetches a model, reads its configuration, compares by content.
+
+Everything that touches a disk or a network runs on threads; one that hangs is left behind and holds up nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from actors.found import FoundModel
+from actors.operations import Listing, Override, Unreadable
+from actors.router import DUPLICATE_REASON
+from actors.specs import ModelKey
+from engine.config.backends import BackendTraits
+from engine.config.load import load_model_config
+from engine.repository import uploaded
+from engine.repository.copies import Copy, Janitor
+from engine.repository.fingerprint import Digests
+from engine.repository.manifest import verify_manifest
+from engine.repository.source import (
+    Contents,
+    FetchCancelled,
+    Fetched,
+    FetchFailed,
+    FetchProgress,
+    Source,
+    SourceUnavailable,
+)
+
+READS_AT_ONCE: Final = 8  # of each repository, so that one that hangs uses up nobody else's
+LISTING_SECONDS: Final = 20.0  # a repository that can't be listed by then counts as one that can't be read
+
+Report = Callable[[str, Mapping[str, object]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How configurations are read; see `engine.config.load.load_model_config`."""
+
+    backends: Mapping[str, BackendTraits]
+    gpus: int = 0
+    backend_settings: Mapping[str, Mapping[str, str]]
+    config_name: str = ""
+    auto_complete: bool = True
+    namespacing: bool = False
+
+
+class RepositoryReader:
+    """Implements `actors.operations.ModelSource` over local and remote repositories."""
+
+    def __init__(
+        self, sources: Sequence[Source], options: ReadOptions, janitor: Janitor, digests: Digests
+    ) -> None:
+        """`digests` are shared with the local sources, so that no file is read twice."""
+        self.sources = sources
+        self._digests = digests
+        self._options = options
+        self._janitor = janitor
+        self._limiters = {source.uri: trio.CapacityLimiter(READS_AT_ONCE) for source in sources}
+        self._uploads = trio.CapacityLimiter(READS_AT_ONCE)
+
+    async def listing(self) -> Listing:
+        """Return every model of the repositories that can be listed, and why the others can't."""
+        listed, failures = await self._listed(self.sources)
+        keys = sorted({self._key(source, name) for source, names in listed for name in names})
+        return Listing(keys=keys, failures=failures)
+
+    async def read(self, key: ModelKey, override: Override | None, report: Report) -> FoundModel | None:
+        """Return a model as it stands, downloaded where it is not here. See `actors.operations.ModelSource`."""
+        handover = _Handover()
+        files = uploaded.normalised(override.files) if override is not None else {}
+        if files:
+            limiter, read = self._uploads, partial(self._read_files, key, override, files, handover)
+        else:
+            having = await self._having(key)
+            if not having:
+                return None
+            if len(having) > 1:
+                return FoundModel(
+                    key=key,
+                    reason=DUPLICATE_REASON,
+                    duplicate=True,
+                    warnings=("not unique across all model repositories",),
+                )
+            limiter = self._limiters[having[0].uri]
+            read = partial(self._read, key, override, having[0], report, handover)
+        try:
+            found = await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=limiter)
+        except BaseException:
+            if (remove := handover.give_up()) is not None:
+                self._janitor.remove_later(remove)
+            raise
+        if handover.remove is None:
+            return found
+        return replace(found, copy=Copy(handover.remove, self._janitor))
+
+    async def _listed(
+        self, sources: Sequence[Source]
+    ) -> tuple[list[tuple[Source, Sequence[str]]], list[str]]:
+        """Return the model names of each source that can be asked, and why the others can't."""
+        listed: list[tuple[Source, Sequence[str]]] = []
+        failures: list[str] = []
+
+        async def ask(source: Source) -> None:
+            try:
+                with trio.fail_after(LISTING_SECONDS):
+                    names = await trio.to_thread.run_sync(
+                        source.names, abandon_on_cancel=True, limiter=self._limiters[source.uri]
+                    )
+            except SourceUnavailable as error:
+                failures.append(str(error))
+            except trio.TooSlowError:
+                failures.append(f"{source.uri} could not be listed within {LISTING_SECONDS:g} s")
+            else:
+                listed.append((source, names))
+
+        async with trio.open_nursery() as nursery:
+            for source in sources:
+                nursery.start_soon(ask, source)
+        return listed, failures
+
+    def _key(self, source: Source, name: str) -> ModelKey:
+        return ModelKey(name, source.uri if self._options.namespacing else "")
+
+    def _read(
+        self,
+        key: ModelKey,
+        override: Override | None,
+        source: Source,
+        report: Report,
+        handover: _Handover,
+    ) -> FoundModel:
+        try:
+            fetched = _fetch(source, key.name, report, handover)
+        except SourceUnavailable as error:
+            raise Unreadable(str(error)) from error
+        except FetchCancelled as error:
+            raise Unreadable("given up") from error
+        except FetchFailed as error:
+            return _unreadable(key, error)
+        handover.offer(partial(source.release, fetched.path))
+        return self._found(key, fetched, override)
+
+    def _read_files(
+        self,
+        key: ModelKey,
+        override: Override | None,
+        files: Mapping[str, bytes],
+        handover: _Handover,
+    ) -> FoundModel:
+        parent = Path(tempfile.mkdtemp(prefix="tritium-upload-"))
+        handover.offer(partial(shutil.rmtree, parent, ignore_errors=True))
+        try:
+            directory = uploaded.write(parent, key.name, files)
+        except (OSError, UnicodeError) as error:  # a name that no file can have, a disk that is full
+            return _unreadable(key, error)
+        return self._found(key, Fetched(path=directory, contents=None), override)
+
+    async def _having(self, key: ModelKey) -> list[Source]:
+        """Return the sources that have the model. Raises Unreadable where none has and one can't be asked."""
+        listed, failures = await self._listed(
+            [source for source in self.sources if key.namespace in ("", source.uri)]
+        )
+        having = [source for source, names in listed if key.name in names]
+        if failures and not having:
+            raise Unreadable("; ".join(failures))
+        return having
+
+    def _found(self, key: ModelKey, fetched: Fetched, override: Override | None) -> FoundModel:
+        options, contents = self._options, fetched.contents
+        damaged = [] if fetched.verified else verify_manifest(fetched.path, digests=self._digests)
+        if damaged:
+            return FoundModel(
+                key=key,
+                reason=damaged[0].reason,
+                readable=False,
+                content="" if contents is None else contents.digest,
+                errors=[str(problem) for problem in damaged],
+            )
+        loaded = load_model_config(
+            fetched.path,
+            backends=options.backends,
+            gpus=options.gpus,
+            backend_settings=options.backend_settings,
+            config_name=options.config_name,
+            auto_complete=options.auto_complete,
+            override=None if override is None else override.config,
+            namespace=key.namespace,
+            content=None if contents is None else _by_version(contents),
+        )
+        return FoundModel(
+            key=key,
+            specs=loaded.specs,
+            versions=loaded.versions,
+            reason=loaded.reason,
+            reasons=loaded.reasons,
+            readable=loaded.readable,
+            content="" if contents is None else contents.digest,
+            errors=[str(problem) for problem in loaded.errors],
+            warnings=[str(problem) for problem in loaded.warnings],
+        )
+
+
+class _Handover:
+    """What a thread made for a caller who may have left meanwhile: one of the two has it removed, or its user."""
+
+    def __init__(self) -> None:
+        self.given_up = False
+        self.remove: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+
+    def offer(self, remove: Callable[[], None]) -> None:
+        """There is something that `remove` removes. For the thread."""
+        with self._lock:
+            if not self.given_up:
+                self.remove = remove
+                return
+        remove()
+
+    def give_up(self) -> Callable[[], None] | None:
+        """Nobody will use it; return what removes what there is. For the caller, who need not come back."""
+        with self._lock:
+            self.given_up = True
+            return self.remove
+
+
+def _unreadable(key: ModelKey, error: Exception) -> FoundModel:
+    return FoundModel(key=key, reason=f"Internal: {error}", readable=False)
+
+
+def _fetch(source: Source, name: str, report: Report, handover: _Handover) -> Fetched:
+    """Fetch a model; its lane shows how far that has come."""
+    details: dict[str, object] = {}
+
+    def progress(now: FetchProgress) -> None:
+        begun = bool(details)
+        details.update(
+            files=now.files, files_done=now.files_done, bytes=now.nbytes, bytes_done=now.bytes_done
+        )
+        if not begun:
+            trio.from_thread.run_sync(report, "downloading", details)
+
+    return source.fetch(name, progress=progress, cancelled=lambda: handover.given_up)
+
+
+def _by_version(contents: Contents) -> dict[int, str]:
+    return {
+        version: hashlib.sha256(f"{contents.shared} {digest}".encode()).hexdigest()
+        for version, digest in contents.versions.items()
+    }

@@ -1,0 +1,68 @@
+"""The repository as an operator sees it over the network: what runs, what is on its way, what else there is to load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import trio
+
+from actors.catalog import Catalog
+from actors.interfaces import IndexEntry
+from actors.operations import Listing, ModelSource
+from actors.router import UNLOADED, Router
+from actors.specs import ModelKey
+
+LISTING_SECONDS: Final = 5.0
+"""How long a repository may take to be listed; after that the index tells what is known without."""
+
+
+class RepositoryView:
+    """Implements `actors.interfaces.Repository`: the index from router and repositories, changes through the catalog."""
+
+    def __init__(self, router: Router, catalog: Catalog, source: ModelSource) -> None:
+        self._router = router
+        self._catalog = catalog
+        self._source = source
+
+    async def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
+        """Return every version with its state, and the models that were never loaded (contract, repository.md section 4)."""
+        if ready_only:
+            return self._router.index(ready_only=True)
+        listing = Listing(keys=(), failures=("it takes too long",))
+        with trio.move_on_after(LISTING_SECONDS):
+            listing = await self._source.listing()
+        entries = self._router.index()
+        there = {*listing.keys, *self._catalog.busy}
+        if listing.failures:  # nobody knows that something is gone
+            there.update(ModelKey(entry.name, entry.namespace) for entry in entries)
+        return [self._with_progress(entry) for entry in merged(entries, there)]
+
+    def _with_progress(self, entry: IndexEntry) -> IndexEntry:
+        progress = self._catalog.progress(ModelKey(entry.name, entry.namespace))
+        return replace(entry, progress=progress) if progress is not None else entry
+
+    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+        """Load a model."""
+        await self._catalog.load(name, parameters)
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Unload a model."""
+        await self._catalog.unload(name, unload_dependents=unload_dependents)
+
+
+def merged(entries: Iterable[IndexEntry], present: Iterable[ModelKey]) -> list[IndexEntry]:
+    """Add models that nobody loaded by name alone; leave out what was unloaded and is in no repository any more.
+
+    What serves is told of though its directory has gone: Triton hides it, and an operator would look for it in vain.
+    """
+    there = set(present)
+    shown = [
+        entry
+        for entry in entries
+        if entry.reason != UNLOADED or ModelKey(entry.name, entry.namespace) in there
+    ]
+    known = {ModelKey(entry.name, entry.namespace) for entry in shown}
+    shown += [IndexEntry(name=key.name, namespace=key.namespace) for key in there - known]
+    return sorted(shown, key=lambda entry: (entry.name, entry.namespace, entry.version))

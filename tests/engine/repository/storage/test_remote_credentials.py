@@ -1,0 +1,174 @@
+"""Who a source is, for an address: the environment, the credential file, and what is told where neither will do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.messages.errors import InvalidArgument, NotFound
+from engine.repository.remote.credentials import (
+    AzureCredentials,
+    GcsCredentials,
+    S3Credentials,
+    find,
+    prefix_of,
+    region_of,
+)
+from engine.repository.remote.uris import Scheme
+
+S3, GCS, AZURE = Scheme.S3, Scheme.GCS, Scheme.AZURE
+FILE = {
+    "s3": {
+        "": {"key_id": "any", "secret_key": "s"},
+        "s3://bucket": {"key_id": "bucket", "secret_key": "s", "region": "eu-west-1", "session_token": "t"},
+        "s3://bucket/team": {"profile": "team"},
+    },
+    "gs": {"gs://bucket": "/keys/gs.json"},
+    "as": {
+        "as://account": {"account_str": "account", "account_key": "a2V5"},
+        "as://account/open": {},
+        "as://account/identity": {"auth_type": "managed_identity", "client_id": "me"},
+    },
+}
+
+
+def written(tmp_path: Path, content: Any) -> dict[str, str]:
+    path = tmp_path / "credentials.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return {
+        "TRITON_CLOUD_CREDENTIAL_PATH": str(path),
+        "AWS_ACCESS_KEY_ID": "environment",
+        "AWS_SECRET_ACCESS_KEY": "environment",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/environment",
+        "AZURE_STORAGE_KEY": "environment",
+    }
+
+
+def test_a_key_and_its_secret_come_before_a_profile() -> None:
+    environ = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_PROFILE": "p"}
+    assert find("s3://b", S3, environ) == S3Credentials(key_id="id", secret_key="secret")
+    token = environ | {"AWS_SESSION_TOKEN": "t"}
+    assert find("s3://b", S3, token) == S3Credentials(key_id="id", secret_key="secret", session_token="t")
+
+
+def test_half_a_key_is_no_key() -> None:
+    environ = {"AWS_ACCESS_KEY_ID": "id", "AWS_PROFILE": "p"}
+    assert find("s3://b", S3, environ) == S3Credentials(profile="p")
+    assert find("s3://b", S3, {}) == S3Credentials()
+
+
+def test_the_region_is_the_credentials_own_then_the_environments_then_the_profiles() -> None:
+    environ = {"AWS_DEFAULT_REGION": "environment"}
+    assert region_of(S3Credentials(region="own"), environ, "profile") == "own"
+    assert region_of(S3Credentials(), environ, "profile") == "environment"
+    assert region_of(S3Credentials(), {}, "profile") == "profile"
+    assert region_of(S3Credentials(), {}) == "us-east-1"
+
+
+def test_google_takes_the_path_of_a_file() -> None:
+    assert find("gs://b", GCS, {"GOOGLE_APPLICATION_CREDENTIALS": "/k"}) == GcsCredentials(path="/k")
+    assert find("gs://b", GCS, {}) == GcsCredentials()
+
+
+def test_azure_takes_a_key_an_identity_or_nobody() -> None:
+    key = {"AZURE_STORAGE_ACCOUNT": "a", "AZURE_STORAGE_KEY": "k"}
+    assert find("as://a/c", AZURE, key) == AzureCredentials(account="a", key="k", auth_type="key")
+    assert find("as://a/c", AZURE, {}).auth_type == ""  # type: ignore[union-attr]
+    identity = {"AZURE_STORAGE_AUTH_TYPE": "managed_identity", "AZURE_STORAGE_CLIENT_ID": "me"}
+    assert find("as://a/c", AZURE, identity) == AzureCredentials(auth_type="managed_identity", client_id="me")
+
+
+def test_azures_types_are_told_apart() -> None:
+    with pytest.raises(
+        InvalidArgument, match="AZURE_STORAGE_AUTH_TYPE: 'sas' is none of 'key', 'managed_identity'"
+    ):
+        find("as://a/c", AZURE, {"AZURE_STORAGE_AUTH_TYPE": "sas"})
+    with pytest.raises(
+        InvalidArgument, match="AZURE_STORAGE_AUTH_TYPE is 'key', but AZURE_STORAGE_KEY is empty"
+    ):
+        find("as://a/c", AZURE, {"AZURE_STORAGE_AUTH_TYPE": "key"})
+
+
+@pytest.mark.parametrize(
+    ("uri", "scheme", "expected"),
+    [
+        ("s3://other/x", S3, S3Credentials(key_id="any", secret_key="s")),
+        (
+            "s3://bucket/x",
+            S3,
+            S3Credentials(key_id="bucket", secret_key="s", region="eu-west-1", session_token="t"),
+        ),
+        ("s3://bucket/team/x", S3, S3Credentials(profile="team")),
+        ("gs://bucket/x", GCS, GcsCredentials(path="/keys/gs.json")),
+        ("as://account/c", AZURE, AzureCredentials(account="account", key="a2V5", auth_type="key")),
+        ("as://account/open/x", AZURE, AzureCredentials()),
+        ("as://account/identity", AZURE, AzureCredentials(auth_type="managed_identity", client_id="me")),
+    ],
+)
+def test_the_longest_prefix_in_the_file_replaces_the_environment(
+    tmp_path: Path, uri: str, scheme: Scheme, expected: object
+) -> None:
+    assert find(uri, scheme, written(tmp_path, FILE)) == expected
+
+
+def test_an_address_without_a_prefix_in_the_file_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFound) as caught:
+        find("gs://elsewhere/x", GCS, written(tmp_path, FILE))
+    assert caught.value.message == "Cannot match credential for path  gs://elsewhere/x"
+    with pytest.raises(NotFound) as caught:
+        find("as://elsewhere/x?sig=secret", AZURE, written(tmp_path, {"s3": {}}))
+    assert caught.value.message == "Cannot match credential for path  as://elsewhere/x"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "the file of TRITON_CLOUD_CREDENTIAL_PATH is not JSON"),
+        ([], "expected an object of storages"),
+        ({"s3": []}, "expected an object of storages"),
+        ({"s3": {"": "x"}}, "s3: '': expected an object with secret_key, key_id"),
+        ({"s3": {"": {"secret_kye": "x"}}}, r"unknown key 'secret_kye' \(did you mean 'secret_key'\?\)"),
+        ({"s3": {"": {"region": 1}}}, "'region' must be a string"),
+        ({"s3": {"": {"key_id": "x"}}}, "key_id and secret_key go together"),
+    ],
+)
+def test_a_credential_file_that_cannot_be_meant_is_refused(
+    tmp_path: Path, content: Any, message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        find("s3://b", S3, written(tmp_path, content))
+
+
+def test_a_missing_credential_file_and_one_for_google_that_is_no_path_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="can't be read"):
+        find("s3://b", S3, {"TRITON_CLOUD_CREDENTIAL_PATH": str(tmp_path / "none")})
+    with pytest.raises(InvalidArgument, match="expected the path of a JSON file"):
+        find("gs://b", GCS, written(tmp_path, {"gs": {"": {}}}))
+
+
+def test_secrets_are_not_shown() -> None:
+    shown = repr(S3Credentials(key_id="id", secret_key="hush", session_token="hush")) + repr(
+        AzureCredentials(account="a", key="hush")
+    )
+    assert "hush" not in shown
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(
+    st.lists(st.sampled_from(["", "s3://b", "s3://b/", "s3://b/m", "s3://b/model", "s3://c"]), unique=True)
+)
+def test_no_prefix_that_matches_is_longer_than_the_one_that_counts(
+    tmp_path_factory: pytest.TempPathFactory, prefixes: list[str]
+) -> None:
+    environ = written(tmp_path_factory.mktemp("file"), {"s3": {prefix: {} for prefix in prefixes}})
+    matching = [prefix for prefix in prefixes if "s3://b/model/1".startswith(prefix)]
+    if not matching:
+        with pytest.raises(NotFound):
+            prefix_of("s3://b/model/1", S3, environ)
+    else:
+        assert prefix_of("s3://b/model/1", S3, environ) == max(matching, key=len)
