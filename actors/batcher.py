@@ -59,7 +59,6 @@ class Scheduler:
     def __init__(self, state: ModelState) -> None:
         self._state = state
         self._policy = policy_for(state.spec)
-        self._order = list(state.instances)  # the least recently served first
 
     def turn(self, now: float) -> float:
         """Do everything that can be done at `now`, and return when there is more to do if nobody rings before."""
@@ -106,7 +105,7 @@ class Scheduler:
     def _next_instance(self) -> InstanceState | None:
         """Return an instance with room for fresh requests: an idle one before one that would only prefetch."""
         fallback: InstanceState | None = None
-        for instance in self._order:
+        for instance in self._state.rotation:
             worker = instance.worker
             if worker is None or not worker.has_room or instance.hunting:
                 continue
@@ -116,9 +115,10 @@ class Scheduler:
         return fallback
 
     def _served(self, instance: InstanceState) -> None:
-        if len(self._order) > 1:
-            self._order.remove(instance)
-            self._order.append(instance)
+        rotation = self._state.rotation
+        if len(rotation) > 1:
+            rotation.remove(instance)
+            rotation.append(instance)
 
 
 def _affordable(requests: Sequence[InferRequest]) -> int:

@@ -1,114 +1,281 @@
-"""The catalog actor: which model versions should run. It starts their subtrees and knows how each load ended.
+"""The catalog: which models should run, in each control mode, and who asked (contract, repository.md sections 3, 5, 6).
 
-The control mode is `none`: everything in the repository at start, nothing afterwards. A restarted catalog goes on where
-the last one was, because the versions themselves are the router's and the supervisor's.
+Every model has a *lane*, an actor of its own that carries out what is asked of that model, one thing after the other. So
+a load that is slow, fails or never ends holds up its own model and no other, and each caller gets the outcome of what it
+asked. An order to unload does not wait for a load: it takes its place.
+
+Passive state, such as what waits in a lane, outlives the crash of the catalog's actor and of a lane.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Final
 
 import trio
 
-from actors.messages.errors import Unavailable
-from actors.messages.events import Event, Log
-from actors.model import ModelState, Status
-from actors.router import Router
-from actors.specs import ModelSpec
+from actors.found import FoundModel
+from actors.lane import Lane
+from actors.loading import Surroundings
+from actors.messages.errors import InvalidArgument, Unavailable
+from actors.messages.events import Event
+from actors.operations import (
+    NOWHERE,
+    Evict,
+    Gone,
+    Listing,
+    Load,
+    LookAt,
+    ModelSource,
+    Operation,
+    Start,
+    Unload,
+    Wake,
+    check_name,
+    not_polled,
+    read_parameters,
+)
+from actors.router import ambiguous
+from actors.specs import ModelKey
 from actors.supervision.context import ChildContext
+from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
+from actors.supervision.supervisor import Supervisor
 
-POLLING: str = "explicit model load / unload is not allowed if polling is enabled"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundModel:
-    """One model of the repository: its versions, or why it has none. Warnings are for the log."""
-
-    name: str
-    specs: Sequence[ModelSpec] = ()
-    versions: Sequence[int] = ()  # chosen by the version policy, also where there are no specs
-    reason: str = ""
-    warnings: Sequence[str] = ()
+POLLING: Final = "explicit model load / unload is not allowed if polling is enabled"
+INTENSITY: Final = Intensity(5, 60.0)
 
 
-class ModelTree(Protocol):
-    """Starts and ends the subtree of a model version; `engine.tree` knows what one consists of."""
+class ControlMode(Enum):
+    """`--model-control-mode`."""
 
-    def make_state(self, spec: ModelSpec) -> ModelState:
-        """Return the state of a version about to be loaded, known to nobody yet."""
-
-    async def start(self, state: ModelState) -> None:
-        """Start the subtree; returns when its actors stand. The load ends with `state.load_finished`."""
-
-    async def end(self, state: ModelState) -> None:
-        """End the subtree. Idempotent."""
+    NONE = "none"
+    POLL = "poll"
+    EXPLICIT = "explicit"
 
 
 class Catalog:
-    """The catalog's actor; `finished` is set when every model found at start is ready or has failed."""
+    """What should run; see the module. `finished` is set when every model to be loaded at start serves or has failed."""
 
     def __init__(
         self,
-        router: Router,
-        tree: ModelTree,
-        find_models: Callable[[], Awaitable[Sequence[FoundModel]]],
+        around: Surroundings,
+        source: ModelSource,
+        lanes: Supervisor,
         *,
-        log: Log,
-        loads_at_once: int,
-        extra_attempts: int,
+        mode: ControlMode = ControlMode.NONE,
+        startup: Sequence[str] = ("*",),
     ) -> None:
-        self._router = router
-        self._tree = tree
-        self._find_models = find_models
-        self._log = log
-        self._loads_at_once = loads_at_once
-        self._extra_attempts = extra_attempts
+        """`lanes` is the dynamic supervisor of the lanes; `startup` names the models to load first, `*` for all."""
+        self._around = around
+        self._source = source
+        self._supervisor = lanes
+        self._mode = mode
+        self._startup = startup
+        self._lanes: dict[ModelKey, Lane] = {}
+        self._news = trio.Event()  # a lane is to be started, or over
+        self._starts: dict[ModelKey, Operation] = {}
+        self._awaited: dict[ModelKey, ModelKey] = {}  # models that wait for a part of theirs
         self.finished = trio.Event()
+        self.could_not_look: Callable[[ModelKey], object] = lambda _: (
+            None
+        )  # told what must be looked at again
+        self.start_failed = False  # something that should have been loaded at start was not
+
+    # -- the actor ---------------------------------------------------------------------------------------------------
+
+    def spec(self, name: str = "catalog") -> ChildSpec:
+        """Return the actor as a child: tried again for as long as it takes, without its siblings noticing."""
+        return ChildSpec(name, self.run, intensity=INTENSITY, on_exhausted=OnExhausted.RETRY_AT_CAP)
 
     async def run(self, ctx: ChildContext) -> None:
-        """Load everything, then stand by."""
+        """Start lanes as they are needed, and load what is to be loaded first."""
         ctx.started()
-        limiter = trio.CapacityLimiter(self._loads_at_once)
-        if not self.finished.is_set():
-            async with trio.open_nursery() as nursery:
-                for found in await self._find_models():
-                    for warning in found.warnings:
-                        self._log(Event.MODEL_LOADING, level="warning", model=found.name, warning=warning)
-                    if found.reason:
-                        self._router.add_broken(found.name, found.versions, found.reason)
-                        self._log(
-                            Event.MODEL_UNAVAILABLE, level="error", model=found.name, reason=found.reason
-                        )
-                    for spec in found.specs:
-                        nursery.start_soon(self._load, spec, limiter)
-            self.finished.set()
-        await trio.sleep_forever()
+        for lane in self._lanes.values():
+            lane.deployment.resume_retirements()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_lanes)
+            if not self.finished.is_set():
+                await self._start_up()
+                self.finished.set()
+            ctx.publish(mode=self._mode.value, models=len(self._lanes))
 
-    async def _load(self, spec: ModelSpec, limiter: trio.CapacityLimiter) -> None:
-        known = self._router.find(spec.name, spec.version)
-        if known is not None and known.status is not Status.LOADING:
-            return
-        async with limiter:
-            for attempt in range(1 + self._extra_attempts):
-                state = self._tree.make_state(spec)
-                self._router.add(state)
-                self._log(Event.MODEL_LOADING, model=spec.name, version=spec.version, attempt=attempt + 1)
-                await self._tree.start(state)
-                await state.load_finished.wait()
-                if state.status is Status.READY:
-                    return
-                await self._tree.end(state)
+    async def _keep_lanes(self) -> None:
+        present = {child.name for child in self._supervisor.which_children()}
+        for lane in self._lanes.values():
+            lane.standing = lane.name in present
+        while True:
+            self._news = trio.Event()
+            for key, lane in list(self._lanes.items()):
+                with trio.CancelScope(shield=True):  # it takes no time, and is done whole
+                    if lane.over:
+                        del self._lanes[key]  # who asks for the model from now on gets another one
+                        await self._end_lane(lane)
+                    elif not lane.standing:
+                        lane.standing = True
+                        await self._supervisor.start_child(lane.spec())
+            await self._news.wait()
 
-    # -- for actors.interfaces.Repository ------------------------------------------------------------------------
+    async def _end_lane(self, lane: Lane) -> None:
+        if lane.standing:
+            await self._supervisor.terminate_child(lane.name)
+            self._supervisor.delete_child(lane.name)
 
-    async def load(self, name: str, parameters: object) -> None:
-        """Refuse: the control mode is none (contract, http.md section 4)."""
-        del name, parameters
-        raise Unavailable(POLLING)
+    async def _start_up(self) -> None:
+        listing = await self._list()
+        keys = listing.keys
+        self.start_failed = bool(listing.failures)
+        wanted = keys if "*" in self._startup else [key for key in keys if key.name in self._startup]
+        for name in self._startup:
+            if name != "*" and all(key.name != name for key in wanted):
+                self._around.log(Event.MODEL_UNAVAILABLE, level="error", model=name, reason=NOWHERE)
+                self.start_failed = True
+        for key in wanted:
+            if key not in self._starts:
+                operation = self._starts[key] = Start(self._source, self._ensure_parts)
+                self._lane(key).deployment.explicit = True
+                self._add(key, operation)
+        for started in self._starts.values():
+            await started.done.wait()
+            self.start_failed = self.start_failed or started.error is not None
+
+    # -- asked by others -----------------------------------------------------------------------------------------------
+
+    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+        """Load or reload a model; returns when it serves. Raises as contract repository.md section 5 says."""
+        self._require_explicit()
+        check_name(name)
+        override = read_parameters(parameters)
+        key = await self._find(name, made_up=bool(override and override.files))
+        await self._do(key, Load(self._source, self._ensure_parts, override))
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Refuse: the control mode is none (contract, http.md section 4)."""
-        del name, unload_dependents
-        raise Unavailable(POLLING)
+        """Unload a model: it gets no more requests from now on. Unknown ones are unloaded already."""
+        self._require_explicit()
+        keys = [key for key in self._lanes if key.name == name]
+        if len(keys) > 1:
+            raise ambiguous(name, len(keys))
+        parts = frozenset[str]().union(*(self._lanes[key].deployment.depends_on for key in keys))
+        for key in keys:
+            await self._do(key, Unload())
+        for key, lane in list(self._lanes.items()):
+            if name in lane.deployment.depends_on:  # what it is a part of can't be served without it
+                await self._do(key, Unload())
+        if unload_dependents:
+            await self._unload_parts(parts)
+
+    async def wake(self, key: ModelKey) -> None:
+        """Load a model that is loaded on demand. Raises TritiumError where that fails."""
+        await self._do(key, Wake())
+
+    async def evict(self, key: ModelKey) -> bool:
+        """Unload a model that is loaded on demand, for now; returns once its workers have ended."""
+        operation = Evict()
+        await self._do(key, operation)
+        return operation.evicted
+
+    def look_at(self, key: ModelKey) -> None:
+        """Have the model read again, and reloaded if its content has changed. Never waits."""
+        self._add(key, LookAt(self._source, self._ensure_parts, self.could_not_look))
+
+    def gone(self, key: ModelKey) -> None:
+        """The model has left its repository for good. Never waits."""
+        if key in self._lanes:
+            self._add(key, Gone())
+
+    @property
+    def busy(self) -> list[ModelKey]:
+        """The models with which something is being done."""
+        return [key for key, lane in self._lanes.items() if lane.deployment.progress is not None]
+
+    def progress(self, key: ModelKey) -> Mapping[str, object] | None:
+        """Return what is being done with a model: its phase, since how many seconds, at which attempt."""
+        lane = self._lanes.get(key)
+        busy = None if lane is None else lane.deployment.progress
+        if busy is None:
+            return None
+        phase = busy.phase
+        if phase == "loading":
+            loading = [
+                state for state in self._around.router.background(key) if not state.load_finished.is_set()
+            ]
+            phase = loading[-1].phase if loading else phase
+        seconds = round(trio.current_time() - busy.since, 3)
+        return {"phase": phase, "seconds": seconds, "attempt": busy.attempt, **busy.details}
+
+    # -- inside ----------------------------------------------------------------------------------------------------------
+
+    def _require_explicit(self) -> None:
+        if self._mode is not ControlMode.EXPLICIT:
+            raise Unavailable(POLLING)
+
+    async def _list(self) -> Listing:
+        listing = await self._source.listing()
+        for failure in listing.failures:
+            self._around.log(Event.REPOSITORY_UNAVAILABLE, level="error", reason=failure)
+        return listing
+
+    async def _find(self, name: str, *, made_up: bool) -> ModelKey:
+        """Return the key of a model in the repositories. One that is `made_up` of a request's files need not be there."""
+        listing = await self._list()
+        keys = {*listing.keys, *self._lanes} if listing.failures else listing.keys
+        found = [key for key in keys if key.name == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ambiguous(name, len(found))
+        if made_up:
+            return ModelKey(name)
+        self._around.log(Event.MODEL_LOAD_FAILED, level="error", model=name, reason=NOWHERE)
+        raise not_polled(ModelKey(name))
+
+    def _lane(self, key: ModelKey) -> Lane:
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(
+                key, self._around, self._free_name(key.name), on_over=self._tell_news
+            )
+            self._tell_news()
+        return lane
+
+    def _tell_news(self) -> None:
+        self._news.set()
+
+    def _free_name(self, name: str) -> str:
+        taken = {lane.name for lane in self._lanes.values()}
+        candidates = itertools.chain((name,), (f"{name}@{number}" for number in itertools.count(2)))
+        return next(each for each in candidates if each not in taken)
+
+    def _add(self, key: ModelKey, operation: Operation) -> None:
+        self._lane(key).add(operation)
+
+    async def _do(self, key: ModelKey, operation: Operation) -> None:
+        self._add(key, operation)
+        await operation.outcome()
+
+    async def _ensure_parts(self, key: ModelKey, found: FoundModel) -> None:
+        """Load what a model is composed of, unless it is loaded."""
+        for name in sorted({name for spec in found.specs for name in spec.depends_on}):
+            part = await self._find(name, made_up=False)
+            circle = [part]
+            while circle[-1] != key and circle[-1] in self._awaited:
+                circle.append(self._awaited[circle[-1]])
+            if circle[-1] == key:
+                path = " -> ".join(each.name for each in (*circle, part))
+                raise InvalidArgument(f"circular dependency between ensembles: {path}")
+            if not self._around.router.serving(part):
+                self._awaited[key] = part
+                try:
+                    await self._do(part, Load(self._source, self._ensure_parts, explicit=False))
+                finally:
+                    del self._awaited[key]
+
+    async def _unload_parts(self, names: frozenset[str]) -> None:
+        """Unload what nobody asked for by name, and no loaded model is composed of."""
+        needed = frozenset[str]().union(*(lane.deployment.depends_on for lane in self._lanes.values()))
+        for key, lane in list(self._lanes.items()):
+            if key.name in names - needed and not lane.deployment.explicit:
+                parts = lane.deployment.depends_on
+                await self._do(key, Unload())
+                await self._unload_parts(parts)

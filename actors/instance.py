@@ -112,6 +112,7 @@ class InstanceActor:
         self._loaded = trio.Event()
         self._joined = False  # it was given to the scheduler; before that it only ever ran warmup
         self._load_error: str | None = None
+        self._load_code = ErrorCode.INTERNAL
         self._idle = trio.Event()
         self._exited = trio.Event()
         self._reason: DeathReason | None = None  # how the process ended
@@ -120,7 +121,8 @@ class InstanceActor:
 
     async def run(self) -> None:
         """Launch, load, warm up, serve, bury."""
-        self._ctx.publish(kind=self._instance.spec.kind, lanes=self._instance.spec.lanes, phase="starting")
+        self._ctx.publish(kind=self._instance.spec.kind, lanes=self._instance.spec.lanes)
+        self._enter("starting")
         self._ctx.started()  # the actor stands; the model's readiness is the model's affair
         try:
             launched = await self._launcher.launch(self._state.spec, self._instance.spec)
@@ -128,18 +130,23 @@ class InstanceActor:
             self._never_lived(f"no worker could be started: {error}")
         else:
             await self._live_and_be_buried(launched)
-        if self._state.load_finished.is_set() and not self._instance.started_once:
+        if self._instance.settled.is_set() and not self._instance.started_once:
             self._ctx.publish(phase="failed to load")
-            await self._ctx.stopping.wait()  # the version is given up: trying again is the catalog's decision
+            await self._ctx.stopping.wait()  # it is given up: trying again is the catalog's decision
         if not self._ctx.stopping.is_set():
             raise WorkerDied(self._name, self._verdict or self._reason or ProtocolError("ended"))
+
+    def _enter(self, phase: str) -> None:
+        """Tell the tree, and the version where it is loading, what this instance is busy with."""
+        self._ctx.publish(phase=phase)
+        self._state.phase = phase
 
     def _never_lived(self, why: str) -> None:
         self._verdict = StartFailed(why)
         self._instance.last_reason = str(self._verdict)
         if self._instance.exhausted:
             self._state.instance_exhausted(self._instance)
-        self._state.load_failed(f"{ErrorCode.INTERNAL.rendered}: {why}")
+        self._state.load_failed(f"{ErrorCode.INTERNAL.rendered}: {why}", self._instance)
 
     # -- one life ------------------------------------------------------------------------------------------------
 
@@ -159,7 +166,9 @@ class InstanceActor:
                 await launched.wait()
             self._never_lived(f"no memory or descriptor for a worker: {error}")
             return
-        self._ctx.publish(pid=launched.pid, phase="loading")
+        self._ctx.publish(pid=launched.pid)
+        self._enter("loading")
+        self._instance.pid = launched.pid
         self._log(Event.WORKER_STARTED, actor=self._ctx.path, pid=launched.pid)
         try:
             await self._live(launched, worker, output)
@@ -245,7 +254,7 @@ class InstanceActor:
             self._idle = trio.Event()
             await self._idle.wait()
         self._ctx.publish(phase="stopping")
-        if self._loaded.is_set():
+        if self._loaded.is_set() and not self._state.given_up:
             worker.stop()
             with trio.move_on_after(STOP_SECONDS):
                 await self._exited.wait()
@@ -258,7 +267,7 @@ class InstanceActor:
 
     async def _join(self, launched: Launched, worker: LiveWorker) -> None:
         await self._loaded.wait()
-        self._ctx.publish(phase="warming up")
+        self._enter("warming up")
         for sample in self._state.spec.warmup:
             for _ in range(sample.count):
                 if not await self._warm(worker, sample):
@@ -267,7 +276,7 @@ class InstanceActor:
                     launched.kill()
                     return
         if not self._ctx.stopping.is_set():
-            self._ctx.publish(phase="serving")
+            self._enter("serving")
             self._joined = True
             self._state.instance_ready(self._instance, worker)
 
@@ -287,6 +296,7 @@ class InstanceActor:
         worker.dispatch(requests, now=trio.current_time())
         await finished.wait()
         if port.errors:
+            self._load_code = ErrorCode.INVALID_ARG
             failed = "".join(f"{error.message}; " for error in port.errors)
             self.load_failed(f"failed to run warmup sample '{sample.name}': {failed}", "")
             self._verdict = StartFailed(self._load_error or "")
@@ -362,13 +372,14 @@ class InstanceActor:
             worker.outstanding.clear()  # warmup: nobody waits for that, and nobody is to run it again
         output.drain()
         reason = self._verdict or self._reason or ProtocolError("ended")
-        if self._load_error is None and not instance.started_once:
+        if self._load_error is None and not instance.started_once and not self._ctx.stopping.is_set():
             self._load_error = (
                 f"the worker of instance '{self._name}' died of {reason} while it loaded the model"
             )
         self._settle(worker, reason)
         worker.close()
         output.close()
+        instance.pid = None
         self._ctx.publish(pid=None, phase="dead")
         self._state.statistics.abandoned_threads += launched.abandoned
         clean = self._ctx.stopping.is_set()
@@ -420,7 +431,7 @@ class InstanceActor:
             self._ctx.progressed()
         state.settle(instance, aftermath)
         if self._load_error is not None:
-            state.load_failed(f"{ErrorCode.INTERNAL.rendered}: {self._load_error}")
+            state.load_failed(f"{self._load_code.rendered}: {self._load_error}", instance)
 
 
 class _WarmupPort:

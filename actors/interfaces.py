@@ -20,6 +20,10 @@ class ServedModel(Protocol):
     def spec(self) -> ModelSpec:
         """Its configuration."""
 
+    @property
+    def affinity_header(self) -> bytes:
+        """The request header, in lower case, whose value a frontend puts into `InferRequest.affinity`; empty: none."""
+
     async def submit(self, request: InferRequest) -> None:
         """Validate and queue `request`; wait while the queue is full, unless its policy refuses.
 
@@ -58,13 +62,16 @@ class IndexEntry:
     version: int = 0
     state: str = ""
     reason: str = ""
+    namespace: str = ""
+    essential: bool = True  # whether readiness asks after it; not told to clients
+    progress: Mapping[str, object] | None = None  # of a load: phase, seconds, attempt, and what else is known
 
 
 class Repository(Protocol):
     """The repository as an operator sees it."""
 
-    def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
-        """Return every known model version with its state, by name and version."""
+    async def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
+        """Return every known model version with its state, by name and version; one that was never loaded by name alone."""
 
     async def load(self, name: str, parameters: Mapping[str, object]) -> None:
         """Load or reload a model; returns when it serves. Unavailable outside explicit mode."""
@@ -93,10 +100,37 @@ class Health(Protocol):
         """Whether the server initialised."""
 
     async def ready(self) -> bool:
-        """Whether it serves, by the strict or lenient rule of contract repository.md section 8."""
+        """Whether it serves, by the strict or lenient rule of contract repository.md section 8: a cached verdict."""
+
+    async def deep(self) -> DeepReport:
+        """Make an inference through the queue of every essential model, within a bounded time, and report."""
 
     async def model_ready(self, name: str, version: str = "") -> bool:
         """Whether this model version serves and its instances say so themselves; raises like `Models.resolve`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepReport:
+    """What came of exercising the request path: `document` is the JSON body, with a verdict for each part."""
+
+    ready: bool
+    document: Mapping[str, object]
+
+
+class Traffic(Protocol):
+    """How requests that name no version are shared out over a model's versions, at run time."""
+
+    def describe(self, name: str) -> Mapping[str, object]:
+        """Return the plan in force, its origin, and what each version and the mirror did, as JSON values.
+
+        Raises NotFound for an unknown model.
+        """
+
+    def change(self, name: str, document: Mapping[str, object]) -> Mapping[str, object]:
+        """Put a new plan in force until the model is next loaded, and describe it. An empty one ends the split.
+
+        Raises NotFound for an unknown model, InvalidArgument for a plan that makes no sense, naming the key.
+        """
 
 
 class Introspection(Protocol):
@@ -115,3 +149,4 @@ class Server:
     repository: Repository
     health: Health
     introspection: Introspection
+    traffic: Traffic

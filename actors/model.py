@@ -7,6 +7,7 @@ except `submit`, which waits while the queue is full.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -74,10 +75,26 @@ class _Place:
 class InstanceState:
     """What outlives an instance's worker: its standing, its suspects, its counts."""
 
-    __slots__ = ("exhausted", "last_reason", "restarts", "spec", "started_once", "suspects", "worker")
+    __slots__ = (
+        "exhausted",
+        "key",
+        "last_reason",
+        "load_error",
+        "pid",
+        "restarts",
+        "settled",
+        "spec",
+        "started_once",
+        "suspects",
+        "worker",
+    )
 
-    def __init__(self, spec: InstanceSpec) -> None:
+    def __init__(self, spec: InstanceSpec, key: str) -> None:
         self.spec = spec
+        self.key = key  # its name in the supervision tree, which no other instance of the version ever has
+        self.pid: int | None = None  # of its worker, from launch to burial
+        self.settled = trio.Event()  # it has joined for the first time, or could not
+        self.load_error = ""  # why it could not
         self.worker: LiveWorker | None = None  # set while its model is loaded and warm
         self.suspects = SuspectQueue()  # batches that killed this instance, to run alone
         self.exhausted = False
@@ -106,13 +123,20 @@ class ModelState:
         self.spec = spec
         self.status = Status.LOADING
         self.reason = ""
-        self.instances = [InstanceState(instance) for instance in spec.instances]
+        self.phase = "starting"  # what a load is busy with
+        self.subtree = ""  # its name in the supervision tree
+        self.affinity_header = b""  # see `actors.split`: one version has nobody to choose from
+        self._keys = itertools.count()
+        self.instances = [InstanceState(instance, str(next(self._keys))) for instance in spec.instances]
+        self.rotation = list(self.instances)  # the least recently served first
         self.queue = RequestQueue(spec.scheduling, spec.queue_bounds)
         self.statistics = statistics
         self.quarantine = Quarantine(QUARANTINE_SECONDS)
         self._hung = Quarantine(QUARANTINE_SECONDS)  # what hung once, and may have been unlucky
         self.in_flight: set[InferRequest] = set()
         self.load_finished = trio.Event()  # READY or UNAVAILABLE for the first time
+        self.given_up = False  # its workers are not waited for
+        self.ended = trio.Event()  # it was retired, has drained, and its workers are gone
         self.load_seconds = 0.0
         self.since = self._created_at = trio.current_time()
         self._validate = Validator(spec)
@@ -154,16 +178,39 @@ class ModelState:
             instance.restarts += 1
             self.statistics.restarts += 1
         instance.worker, instance.started_once = worker, True
+        instance.settled.set()
         if self.status in (Status.LOADING, Status.UNAVAILABLE) and all(
             each.started_once for each in self.instances
         ):  # so not after a failed load, which is final even where a sibling's comes to an end after it
             self.become(Status.READY)
         self.ring()
 
-    def load_failed(self, reason: str) -> None:
+    def load_failed(self, reason: str, instance: InstanceState | None = None) -> None:
         """An instance could not load the model, or died on the way. Before the version first serves that is final."""
+        if instance is not None and not instance.started_once:
+            instance.load_error = reason
+            instance.settled.set()
         if self.status is Status.LOADING:
             self.become(Status.UNAVAILABLE, reason)
+
+    def add_instances(self, specs: Sequence[InstanceSpec]) -> list[InstanceState]:
+        """Make room for more instances, which the caller starts."""
+        added = [InstanceState(spec, str(next(self._keys))) for spec in specs]
+        self.instances += added
+        self.rotation += added
+        return added
+
+    def remove_instance(self, instance: InstanceState) -> None:
+        """Give an instance no more batches; the caller stops it. What it had to hunt for waits in the queue again."""
+        self.instances.remove(instance)
+        self.rotation.remove(instance)
+        instance.settled.set()
+        self.queue.push_front(instance.suspects.drain())
+        self.ring()
+
+    def respecify(self, spec: ModelSpec) -> None:
+        """Take over a configuration that differs from the present one in its instances only."""
+        self.spec = spec
 
     def instance_exhausted(self, instance: InstanceState) -> None:
         """An instance died too often without progress; it is retried now and then, and nothing waits for it."""
@@ -204,6 +251,8 @@ class ModelState:
         """Validate and queue `request`. See `actors.interfaces.ServedModel.submit`."""
         self._check_accepting(request)
         self._validate(request)
+        if request.synthetic:
+            request.batch_key = object()  # in a batch of its own: its failure must not be a client's
         if self.quarantine and self.quarantine.match(request, trio.current_time()):
             self.statistics.quarantined += 1
             raise Poisoned(
@@ -315,15 +364,18 @@ class ModelState:
         input_ns, infer_ns = min(result.input_ns, limit), min(result.infer_ns, limit)
         output_ns = min(result.output_ns, limit)
         compute_ns = input_ns + infer_ns + output_ns
-        rows = 0
+        rows = clients = 0
         for request, outputs, answer in answers:
-            rows += request.rows
+            if not request.synthetic:
+                clients += 1
+                rows += request.rows
             total_ns = int((now - request.accepted_at) * 1e9)
             if answer is not None and answer.code is not None:
                 self.fail(request, TritiumError.of(answer.code, answer.message), FailureReason.BACKEND)
                 continue
             queue_ns = max(0, total_ns - compute_ns)
-            statistics.succeeded(request.rows, queue_ns, input_ns, infer_ns, output_ns, total_ns)
+            if not request.synthetic:
+                statistics.succeeded(request.rows, queue_ns, input_ns, infer_ns, output_ns, total_ns)
             response = InferResponse(
                 model_name=spec.name,
                 model_version=spec.version,
@@ -335,7 +387,8 @@ class ModelState:
             if borrowed:
                 self._lend(response, batch, outputs)
             self._deliver(request, response)
-        statistics.batch_executed(rows, input_ns, infer_ns, output_ns, self._wall_clock())
+        if clients:
+            statistics.batch_executed(rows, input_ns, infer_ns, output_ns, self._wall_clock())
 
     def _lend(self, response: InferResponse, batch: InFlight, outputs: Sequence[Tensor]) -> None:
         if self._ordering is not None:  # it may wait for an earlier one, which may need this very slot
@@ -347,7 +400,8 @@ class ModelState:
 
     def fail(self, request: InferRequest, error: TritiumError, reason: FailureReason) -> None:
         """Answer an accepted request with an error, and count it."""
-        self.statistics.failed(reason, int((trio.current_time() - request.accepted_at) * 1e9))
+        if not request.synthetic:
+            self.statistics.failed(reason, int((trio.current_time() - request.accepted_at) * 1e9))
         self._deliver(request, error)
 
     def _deliver(self, request: InferRequest, part: InferResponse | TritiumError) -> None:
@@ -385,7 +439,11 @@ class ModelState:
             self.fail(request, error, FailureReason.BACKEND)
         if len(aftermath.suspects) > 1:
             self.statistics.bisected += 1
-        instance.suspects.outcome_died(aftermath.suspects)
+        heir = instance
+        if instance not in self.instances:  # it was dismissed, and will not come back to hunt for them
+            heir = next((each for each in self.instances if each.worker is not None), self.instances[0])
+        instance.suspects.outcome_died(())
+        heir.suspects.push_split(aftermath.suspects)
         self.queue.push_front(aftermath.requeue)
         self.statistics.retried += sum(1 for request in aftermath.requeue if request.attempts)
         self.statistics.retried += sum(map(len, aftermath.suspects))
@@ -409,6 +467,17 @@ class ModelState:
             self.fail(request, error, FailureReason.OTHER)
         for place in self._waiting.values():
             place.refuse(error)
+
+    def give_up(self, why: str) -> None:
+        """Answer whatever is left, and have nobody wait for the workers that are busy with it."""
+        self.given_up = True
+        self.fail_queued(Unavailable(why))
+        for instance in self.instances:
+            instance.suspects.drain()
+            if instance.worker is not None:
+                instance.worker.disown()
+        for request in list(self.in_flight):
+            self.fail(request, Unavailable(request.prefix + why), FailureReason.OTHER)
 
     async def wait_drained(self) -> None:
         """Wait until every accepted request has been answered."""

@@ -1,90 +1,266 @@
 """From a name to the model version that serves: what frontends hold, and what the catalog edits.
 
-Passive. Texts are those of contract http.md section 3.
+Passive. Texts are those of contract http.md section 3. A model is known by its *key*: its name, or where models of several
+repositories may share one, its name and its namespace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from actors.interfaces import IndexEntry
+from actors.interfaces import IndexEntry, ServedModel
 from actors.messages.errors import InvalidArgument, NotFound, Unavailable
 from actors.model import ModelState, Status
+from actors.specs import ModelKey
 
 _VERSION_LIMIT = 2**63
+
+UNLOADED = "unloaded"
+DUPLICATE_REASON = "model appears in two or more repositories"
+
+Fronting = Callable[[Mapping[int, ModelState]], ServedModel | None]
+"""Chooses who answers requests that name no version, from the READY ones; None: the highest version."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """One model. A version is in one of the three maps at least; who `serving` has, the index shows."""
+
+    serving: dict[int, ModelState] = field(
+        default_factory=dict
+    )  # requests go to those of them that are READY
+    background: list[ModelState] = field(default_factory=list)  # loading, or retiring
+    past: dict[int, IndexEntry] = field(default_factory=dict)  # failed to load, or was unloaded
+    broken: str = ""  # why it can't even be configured, where no version tells
+    left: bool = False  # it is in the repository no more: what retires is told of until it has ended
+    fronting: Fronting | None = None
+    dormant: Mapping[int, ServedModel] = field(default_factory=dict)  # answer while nothing is loaded
+
+    @property
+    def ready(self) -> dict[int, ModelState]:
+        """The versions that serve, ascending."""
+        return {
+            number: self.serving[number]
+            for number in sorted(self.serving)
+            if self.serving[number].status is Status.READY
+        }
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing left to tell of it."""
+        return not (self.serving or self.background or self.past or self.broken or self.dormant)
 
 
 class Router:
     """Every model version that was ever asked to run, and those models that never could be."""
 
-    def __init__(self) -> None:
-        self._models: dict[str, dict[int, ModelState]] = {}
-        self._broken: dict[
-            str, tuple[Sequence[int], str]
-        ] = {}  # models that can't be configured: versions, and why
-        self._latest: dict[str, ModelState] = {}  # the highest READY version, kept by `changed`
+    def __init__(self, *, namespacing: bool = False) -> None:
+        self._namespacing = namespacing
+        self._models: dict[ModelKey, _Known] = {}
+        self._named: dict[str, list[ModelKey]] = {}  # keys by the name that requests use
+        self._fronts: dict[str, ServedModel] = {}  # by that name: who answers requests that name no version
+        self._observers: list[Callable[[ModelKey], None]] = []
 
-    def add(self, state: ModelState) -> None:
-        """Know a model version, in place of an earlier one with its number."""
-        self._broken.pop(state.spec.name, None)
-        self._models.setdefault(state.spec.name, {})[state.spec.version] = state
-        self.changed(state)
+    # -- for the catalog -------------------------------------------------------------------------------------------
 
-    def add_broken(self, name: str, versions: Sequence[int], reason: str) -> None:
-        """Know a model that can't even be configured."""
-        self._broken[name] = (versions, reason)
+    def on_change(self, observer: Callable[[ModelKey], None]) -> None:
+        """Have `observer` called whenever something about a model is new. It must not raise."""
+        self._observers.append(observer)
+
+    def load_begun(self, key: ModelKey, state: ModelState) -> None:
+        """A version is loading, beside the one that serves if there is one."""
+        known = self._known(key)
+        known.broken, known.left = "", False
+        known.past.pop(state.spec.version, None)
+        known.background.append(state)
+        self._refresh(key)
+
+    def load_ended(self, key: ModelKey, state: ModelState, reason: str) -> None:
+        """That load came to nothing. `reason` is told where no other version of that number serves."""
+        known = self._known(key)
+        known.background = [each for each in known.background if each is not state]
+        if state.spec.version not in known.serving:
+            known.past[state.spec.version] = _ended(state, reason)
+        self._refresh(key)
+
+    def serve(self, key: ModelKey, states: Mapping[int, ModelState]) -> list[ModelState]:
+        """Send requests to `states` from now on, and to no other version. Returns those that are replaced, to be retired."""
+        known = self._known(key)
+        replaced = [state for state in known.serving.values() if state not in states.values()]
+        known.background = [state for state in known.background if state not in states.values()] + replaced
+        known.serving = dict(sorted(states.items()))
+        known.broken = ""
+        if states:  # what failed before is made up for; what is wanted no more was unloaded
+            known.past = {
+                number: each
+                for number, each in known.past.items()
+                if number not in states and each.reason == UNLOADED
+            }
+        self._refresh(key)
+        return replaced
+
+    def retired(self, key: ModelKey, state: ModelState) -> None:
+        """A replaced version has answered all it had, and its subtree has ended."""
+        known = self._known(key)
+        known.background = [each for each in known.background if each is not state]
+        if state.spec.version not in known.serving and not known.left:
+            known.past.setdefault(state.spec.version, _ended(state, UNLOADED))  # unless there is newer news
+        self._refresh(key)
+
+    def mark_broken(
+        self, key: ModelKey, versions: Sequence[int], reason: str, *, faults: Mapping[int, str] | None = None
+    ) -> None:
+        """A model can't be configured. Versions that serve go on; the others are known by `reason`.
+
+        With `faults`, by version, those without a fault only fell with the others.
+        """
+        known = self._known(key)
+        known.broken = "" if versions or known.serving else reason
+        known.left = False
+        for version in versions:
+            if version not in known.serving:
+                told = reason if faults is None else faults.get(version, UNLOADED)
+                known.past[version] = _entry(key, version, Status.UNAVAILABLE.value, told)
+        self._refresh(key)
+
+    def unloaded(self, key: ModelKey) -> None:
+        """The model was unloaded on purpose, whatever became of it before."""
+        known = self._known(key)
+        known.broken = ""
+        for number in known.past:
+            known.past[number] = _entry(key, number, Status.UNAVAILABLE.value, UNLOADED)
+        self._refresh(key)
+
+    def forget(self, key: ModelKey) -> None:
+        """The model has left the repository: what has ended is told of no more."""
+        known = self._known(key)
+        known.past.clear()
+        known.broken, known.left = "", True
+        self._refresh(key)
 
     def changed(self, state: ModelState) -> None:
         """A version's status is new: see which one answers for the model now."""
-        name = state.spec.name
-        ready = [each for each in self._models[name].values() if each.status is Status.READY]
-        if ready:
-            self._latest[name] = max(ready, key=lambda each: each.spec.version)
+        self._refresh(state.spec.key)
+
+    def set_fronting(self, key: ModelKey, fronting: Fronting | None) -> None:
+        """Have `fronting` choose who answers requests that name no version of the model."""
+        self._known(key).fronting = fronting
+        self._refresh(key)
+
+    def set_dormant(self, key: ModelKey, models: Mapping[int, ServedModel] | None) -> None:
+        """Have `models`, by version, answer while the model is not loaded."""
+        self._known(key).dormant = models or {}
+        self._refresh(key)
+
+    def _known(self, key: ModelKey) -> _Known:
+        known = self._models.get(key)
+        if known is None:
+            known = self._models[key] = _Known()
+            self._named.setdefault(key.name, []).append(key)
+        return known
+
+    def _refresh(self, key: ModelKey) -> None:
+        known = self._models.get(key)
+        if known is None:
+            return
+        if known.is_empty:
+            del self._models[key]
+            self._named[key.name].remove(key)
+            if not self._named[key.name]:
+                del self._named[key.name]
+        keys = self._named.get(key.name, ())
+        front = self._front(self._models[keys[0]]) if len(keys) == 1 else None
+        if front is None:
+            self._fronts.pop(key.name, None)
         else:
-            self._latest.pop(name, None)
+            self._fronts[key.name] = front
+        for observer in self._observers:
+            observer(key)
+
+    @staticmethod
+    def _front(known: _Known) -> ServedModel | None:
+        ready = known.ready
+        if ready:
+            chosen = None if known.fronting is None else known.fronting(ready)
+            return chosen or ready[max(ready)]
+        return known.dormant[max(known.dormant)] if known.dormant else None
+
+    # -- what there is ---------------------------------------------------------------------------------------------
+
+    def keys(self, name: str = "") -> Sequence[ModelKey]:
+        """Return the keys of the models called `name`, or of all."""
+        return sorted(self._named.get(name, ()) if name else self._models)
+
+    def serving(self, key: ModelKey) -> Mapping[int, ModelState]:
+        """Return the versions that requests are sent to while they are READY."""
+        known = self._models.get(key)
+        return {} if known is None else dict(known.serving)
+
+    def ready(self, key: ModelKey) -> Mapping[int, ModelState]:
+        """Return those of them that are READY, ascending."""
+        known = self._models.get(key)
+        return {} if known is None else known.ready
+
+    def background(self, key: ModelKey) -> Sequence[ModelState]:
+        """Return the versions that load or retire beside them."""
+        known = self._models.get(key)
+        return [] if known is None else list(known.background)
 
     def states(self) -> Iterator[ModelState]:
-        """Every known version, by name and version."""
-        for _, versions in sorted(self._models.items()):
-            for _, state in sorted(versions.items()):
+        """Every version that requests are sent to, by name and version."""
+        for key in sorted(self._models):
+            for _, state in sorted(self._models[key].serving.items()):
                 yield state
-
-    def find(self, name: str, version: int) -> ModelState | None:
-        """Return what is known by that name and number."""
-        return self._models.get(name, {}).get(version)
 
     # -- actors.interfaces.Models --------------------------------------------------------------------------------
 
-    def resolve(self, name: str, version: str = "") -> ModelState:
+    def resolve(self, name: str, version: str = "") -> ServedModel:
         """Return the version that shall answer. See `actors.interfaces.Models`."""
         if not version:
-            state = self._latest.get(name)
-            if state is not None:
-                return state
-            if name in self._models or name in self._broken:
-                raise NotFound(f"Request for unknown model: '{name}' has no available versions")
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
+            front = self._fronts.get(name)
+            if front is not None:
+                return front
+        known = self._models[self._only_key(name)]
+        if not version:
+            raise NotFound(f"Request for unknown model: '{name}' has no available versions")
         number = parse_version(version)
-        if name not in self._models and name not in self._broken:
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
-        if number in self._broken.get(name, ((), ""))[0]:
-            raise _not_ready(name, number)
-        found = self._models.get(name, {}).get(number)
-        if found is None:
+        state = known.serving.get(number)
+        if state is not None and state.status is Status.READY:
+            return state
+        if not known.serving and number in known.dormant:
+            return known.dormant[number]
+        if (
+            state is None
+            and number not in known.past
+            and all(each.spec.version != number for each in known.background)
+        ):
             raise NotFound(f"Request for unknown model: '{name}' version {number} is not found")
-        if found.status is not Status.READY:
-            raise _not_ready(name, number)
-        return found
+        raise _not_ready(name, number)
+
+    def _only_key(self, name: str) -> ModelKey:
+        keys = self._named.get(name, ())
+        if not keys:
+            unknown = f"Request for unknown model: '{name}' is not found"
+            raise InvalidArgument(unknown) if self._namespacing else NotFound(unknown)
+        if len(keys) > 1:
+            raise ambiguous(name, len(keys))
+        return keys[0]
 
     def versions(self, name: str) -> Sequence[int]:
-        """Return the READY versions of `name`, ascending."""
-        states = self._models.get(name, {}).values()
-        return sorted(state.spec.version for state in states if state.status is Status.READY)
+        """Return the READY versions of `name`, ascending; of a model that is not loaded, those it would have."""
+        known = self._models.get(self._only_key(name))
+        if known is None:
+            return []
+        return sorted(known.ready or (() if known.serving else known.dormant))
 
     def statistics(self, name: str = "", version: str = "") -> Sequence[Mapping[str, object]]:
         """Return `model_stats` elements. See `actors.interfaces.Models`."""
         ready = [state for state in self.states() if state.status is Status.READY]
         if name:
+            keys = self._named.get(name, ())
+            if len(keys) > 1:
+                raise ambiguous(name, len(keys))
             ready = [state for state in ready if state.spec.name == name]
             if not ready:
                 raise InvalidArgument(f"requested model '{name}' is not available")
@@ -97,31 +273,60 @@ class Router:
 
     # -- for actors.interfaces.Repository ------------------------------------------------------------------------
 
-    def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
-        """Return every version with its state. See `actors.interfaces.Repository`."""
-        entries = [
-            IndexEntry(
-                name=state.spec.name,
-                version=state.spec.version,
-                state=state.status.value,
-                reason=state.reason,
-            )
-            for state in self.states()
-            if not ready_only or state.status is Status.READY
-        ]
-        if not ready_only:
-            entries += [
-                IndexEntry(name=name, version=version, state=Status.UNAVAILABLE.value, reason=reason)
-                for name, (versions, reason) in self._broken.items()
-                for version in versions or (0,)
+    def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
+        """Return every version with its state. Loads in progress are told by `background`."""
+        entries = [entry for key in sorted(self._models) for entry in self._entries(key)]
+        if ready_only:  # duplicates are listed all the same (contract, repository.md section 4)
+            return [
+                each
+                for each in entries
+                if each.state == Status.READY.value or each.reason == DUPLICATE_REASON
             ]
-        return sorted(entries, key=lambda entry: (entry.name, entry.version))
+        return entries
 
-    def all_ready(self) -> bool:
-        """Whether every version is READY or was unloaded on purpose (contract, repository.md section 8)."""
-        return not self._broken and all(
-            state.status is Status.READY or state.reason == "unloaded" for state in self.states()
-        )
+    def _entries(self, key: ModelKey) -> Iterator[IndexEntry]:
+        known = self._models[key]
+        if known.broken:
+            yield _entry(key, 0, Status.UNAVAILABLE.value, known.broken)
+        shown = dict(known.past)
+        for state in (*known.background, *known.serving.values()):
+            shown[state.spec.version] = _entry(
+                key, state.spec.version, state.status.value, state.reason, essential=state.spec.essential
+            )
+        for number in known.dormant:
+            if number not in shown:
+                shown[number] = _entry(key, number, Status.UNAVAILABLE.value, UNLOADED)
+        for number in sorted(shown):
+            yield shown[number]
+
+
+def ambiguous(name: str, count: int) -> InvalidArgument:
+    """Return the error of a name that several models have (contract, repository.md section 2)."""
+    return InvalidArgument(
+        f"There are {count} identifiers of model '{name}' in global map, model namespace must be provided to resolve"
+        " ambiguity."
+    )
+
+
+def _entry(key: ModelKey, version: int, state: str, reason: str, *, essential: bool = True) -> IndexEntry:
+    return IndexEntry(
+        name=key.name,
+        namespace=key.namespace,
+        version=version,
+        state=state,
+        reason=reason,
+        essential=essential,
+    )
+
+
+def _ended(state: ModelState, reason: str) -> IndexEntry:
+    return _entry(
+        state.spec.key,
+        state.spec.version,
+        Status.UNAVAILABLE.value,
+        reason,
+        essential=state.spec.essential,
+    )
 
 
 def _not_ready(name: str, number: int) -> Unavailable:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from actors.messages.datatypes import DataType
 from actors.messages.tensors import Tensor
@@ -101,6 +101,65 @@ class WarmupSample:
     count: int = 1
 
 
+class ModelKey(NamedTuple):
+    """What tells one model from every other. The namespace is empty unless models are told apart by their repository."""
+
+    name: str
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}::{self.name}" if self.namespace else self.name
+
+
+class Probe(Enum):
+    """What a new version's probe inference must show before requests are sent to it (`tritium.probe`)."""
+
+    COMPARE = (
+        "compare"  # where it replaces one: an answer, without an error if that one answers its probe without
+    )
+    REQUIRED = "required"  # an answer without an error, also where it replaces none
+    OFF = "off"
+
+
+class Residency(Enum):
+    """When a model is in memory (`tritium.residency`)."""
+
+    ALWAYS = "always"  # loaded at start, or on request, and never evicted
+    ON_DEMAND = "on_demand"  # loaded by its first request, evicted when memory is short
+    PINNED = "pinned"  # loaded by its first request, never evicted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirror:
+    """A version that receives copies of requests, whose answers are compared and thrown away."""
+
+    version: int
+    fraction: float = 1.0  # of the requests that name no version
+    tolerance: float = 1e-5  # relative and absolute, of floating-point elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """When a split gives all of a bad version's share to the others. Durations are seconds; 0 switches a rule off."""
+
+    max_error_rate: float = 0.0  # of a version's answers within the window
+    max_latency_ratio: float = 0.0  # of its mean latency to that of the version with the largest share
+    max_latency: float = 0.0  # its mean latency
+    min_requests: int = 20  # fewer within the window say nothing
+    window: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficPlan:
+    """How requests that name no version are shared out (`tritium.traffic`). Weights are relative, and not all 0."""
+
+    weights: Mapping[int, float]  # by version
+    sticky_header: str = ""  # lower case; requests with the same value of it meet the same version
+    sticky_parameter: str = ""  # the same, of a request parameter
+    mirror: Mirror | None = None
+    rollback: Rollback | None = None
+
+
 class Retry(Enum):
     """Whether a batch that was executing when its worker died may run again (`tritium.retry`)."""
 
@@ -138,6 +197,21 @@ class ModelSpec:
     execution_timeout: float = 0.0  # 0: off
     queue_bounds: QueueBounds = field(default_factory=QueueBounds)
     threads: int = 0  # CPU threads a worker may use; 0: cores // instances
+    namespace: str = ""  # the repository it is from, where models are told apart by that
+    content: str = ""  # digest of every file that it is made from; empty where nobody compares
+    depends_on: tuple[str, ...] = ()  # models that an ensemble is composed of
+    load_timeout: float = 0.0  # seconds one attempt to load may take; 0: off
+    drain_timeout: float = 30.0  # seconds that what a retired version has accepted may take
+    probe: Probe = Probe.COMPARE
+    probe_interval: float = 0.0  # seconds between inferences that readiness makes; 0: off
+    essential: bool = True  # whether the server is ready only while this model is
+    residency: Residency = Residency.ALWAYS
+    traffic: TrafficPlan | None = None
+
+    @property
+    def key(self) -> ModelKey:
+        """The model that this is a version of."""
+        return ModelKey(self.name, self.namespace)
 
     @cached_property
     def inputs_by_name(self) -> Mapping[str, InputSpec]:

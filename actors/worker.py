@@ -84,6 +84,7 @@ class LiveWorker:
         self._control = ControlPage(control, instance.lanes, self._cancellable)
         self._asks = False  # the backend has a readiness check of its own
         self._last_said = True
+        self._disowned = False
         self._curious: list[Callable[[bool], None]] = []
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
@@ -212,6 +213,11 @@ class LiveWorker:
         if len(self._curious) == 1:
             self.pipe.send_nowait(bytes((frames.PROBE,)))
 
+    def disown(self) -> None:
+        """What it is working on is answered already: nobody wants its results."""
+        self._disowned = True
+        self.outstanding.clear()
+
     def stop(self) -> None:
         """Ask the worker to finish what it has and exit."""
         self.pipe.send_nowait(bytes((frames.STOP,)))
@@ -245,6 +251,8 @@ class LiveWorker:
     def _on_result(self, packet: bytes) -> None:
         result = frames.Result.decode(packet)
         batch = self.outstanding.get(result.batch_id)
+        if batch is None and self._disowned:
+            return
         if batch is None or result.slot != batch.slot.index or result.requests != len(batch.requests):
             raise FrameError(
                 f"a result for batch {result.batch_id} in slot {result.slot}, which was not asked for"

@@ -15,6 +15,7 @@ commands:
   serve    serve the models of one or more repositories
   check    validate repositories offline: what would load, with which settings, and what is wrong where
   tree     show the live supervision tree of a running server
+  traffic  show or change how a model's requests are shared out over its versions: canaries, mirrors, rollback
 
 options:
   --help       show this, or with a command: its own help
@@ -24,6 +25,7 @@ examples:
   tritium check ./models
   tritium serve --model-repository=./models
   tritium tree --url http://127.0.0.1:8000 --watch
+  tritium traffic resnet --weights 1=90,2=10 --rollback-error-rate 0.05
 
 `tritium COMMAND --help` tells more.
 """
@@ -49,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from engine.cli.tree import tree
 
                 return tree(words[1:])
+            case "traffic":
+                from engine.cli.traffic import traffic
+
+                return traffic(words[1:])
             case "check":
                 from engine.cli.check import check
 
@@ -79,8 +85,8 @@ def _unknown(command: str, words: Sequence[str]) -> int:
     if command.startswith("--"):
         hint = f"flags belong to a command: tritium serve {' '.join(words)}"
     else:
-        nearest = get_close_matches(command, ("serve", "tree", "check"), n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else "commands are serve, tree and check"
+        nearest = get_close_matches(command, ("serve", "tree", "traffic", "check"), n=1)
+        hint = f"did you mean '{nearest[0]}'?" if nearest else "commands are serve, check, tree and traffic"
     sys.stderr.write(f"unknown command '{command}'\n{hint}\n")
     return 1
 

@@ -94,7 +94,7 @@ class HostedTree:
     async def _watch_loading(self, running: RunningServer) -> None:
         await running.wait_loaded()
         settle_garbage_collection()
-        if running.settings.exit_on_error and not running.router.all_ready():
+        if running.catalog.start_failed and running.settings.exit_on_error:
             self._give_up("creating server: Internal - failed to load all models")
 
     async def _watch_tree(self, running: RunningServer) -> None:

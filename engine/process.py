@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import resource
+import sys
+import threading
 
 
 def allow_many_files() -> None:
@@ -21,6 +25,15 @@ def settle_garbage_collection() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+def end_where_threads_are_stuck(status: int) -> None:
+    """End the process now, if the interpreter would wait for threads: those of a storage read that nothing can interrupt."""
+    if any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

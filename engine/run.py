@@ -10,10 +10,16 @@ from collections.abc import AsyncIterator
 import trio
 
 from actors.messages.events import Event
+from actors.model import Status
 from engine.cli.startup import startup_table
 from engine.frontends import AddressInUse
 from engine.observability.logs import LogSink, configure_logging, open_sink
-from engine.process import allow_many_files, leaves, settle_garbage_collection
+from engine.process import (
+    allow_many_files,
+    end_where_threads_are_stuck,
+    leaves,
+    settle_garbage_collection,
+)
 from engine.settings import Settings, SettingsError
 from engine.tree import Log, RunningServer, ServerFailed, open_server
 
@@ -35,6 +41,7 @@ def run(settings: Settings) -> int:
         status = 1
     finally:
         sink.close()
+    end_where_threads_are_stuck(status)
     return status
 
 
@@ -59,10 +66,11 @@ async def _serve(settings: Settings, sink: LogSink) -> int:
 
 async def _report_start(running: RunningServer, told: trio.Event, log: Log) -> None:
     await running.wait_loaded()
-    await trio.to_thread.run_sync(startup_table, running.router.index(), running.settings.options())
+    models = await running.server.repository.index()
+    await trio.to_thread.run_sync(startup_table, models, running.settings.options())
     settle_garbage_collection()
-    if running.router.all_ready() or not running.settings.exit_on_error:
-        log(Event.SERVER_READY, models=sum(1 for _ in running.router.states()))
+    if not (running.catalog.start_failed and running.settings.exit_on_error):
+        log(Event.SERVER_READY, models=sum(entry.state == Status.READY.value for entry in models))
         return
     sys.stderr.write("error: creating server: Internal - failed to load all models\n")
     running.failures.append("failed to load all models")

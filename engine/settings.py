@@ -14,9 +14,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, cast
 
-from engine.cli.flags import BY_NAME, BY_VARIABLE, Flag, Kind
+from engine.cli.flags import BY_NAME
+from engine.cli.words import Given, read_memory_limit, read_size, scan_argv, scan_environ, to_int
+from engine.cli.words import SettingsError as SettingsError
+from engine.repository.remote.uris import is_remote, without_query
 
 LogFormat = Literal["default", "ISO8601", "json", "console"]
+ControlMode = Literal["none", "poll", "explicit"]
+
+EVERY_MODEL: Final = "*"
+"""The name that stands for all of them in `Settings.load_models`; always the only one."""
 
 RESTRICTABLE_APIS: Final = (
     "health",
@@ -30,19 +37,7 @@ RESTRICTABLE_APIS: Final = (
     "logging",
 )
 
-_TRUE: Final = frozenset({"true", "on", "1"})
-_FALSE: Final = frozenset({"false", "off", "0"})
-_INT_MAX: Final = 2**31 - 1  # Triton reads these into C ints
 _DEFAULT_QUANTILES: Final = MappingProxyType({0.5: 0.05, 0.9: 0.01, 0.95: 0.001, 0.99: 0.001, 0.999: 0.001})
-
-
-class SettingsError(Exception):
-    """The flags or variables make no sense. `hint` says what would have, where the message itself may not."""
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +75,26 @@ class RestrictedHeader:
     value: str
 
 
+def default_cache_directory(environ: Mapping[str, str]) -> str:
+    """Return where remote models are kept unless the operator says otherwise (XDG Base Directory Specification)."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # unset, or one that the specification has us ignore
+        base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "tritium")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything the operator can set. Durations are seconds; port 0 lets the kernel choose."""
 
-    model_repositories: tuple[str, ...]
+    model_repositories: tuple[str, ...]  # directories, and s3://, gs:// and as:// URIs
+    control_mode: ControlMode = "none"
+    poll_interval: float = 0.0  # between two looks at the repositories; 0 unless in poll mode
+    load_models: tuple[str, ...] = ()  # at start-up, in explicit mode: names, or EVERY_MODEL
+    namespacing: bool = False
+    resident_memory_limit: str = "80%"  # a size, or a share of what the server may use
+    model_cache_directory: str = field(default_factory=lambda: default_cache_directory(os.environ))
+    model_cache_size: int = 50 * 1024**3  # bytes
     model_config_name: str = ""
     disable_auto_complete_config: bool = False
     load_thread_count: int = 4
@@ -114,14 +124,14 @@ class Settings:
     @classmethod
     def from_argv(cls, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
         """Read tritonserver's flags; `environ` supplies what they leave out. Raises SettingsError."""
-        given = {} if environ is None else _scan_environ(environ)
-        given.update(_scan_argv(argv))
-        return _settings(_Given(given))
+        given = {} if environ is None else scan_environ(environ)
+        given.update(scan_argv(argv))
+        return _settings(Given(given), {} if environ is None else environ)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
         """Read `TRITIUM_*` variables, one for each flag. Raises SettingsError, for an unknown one too."""
-        return _settings(_Given(_scan_environ(environ)))
+        return _settings(Given(scan_environ(environ)), environ)
 
     def settings_for(self, backend: str) -> dict[str, str]:
         """Return what `--backend-config` says for one backend: its own settings over those for all."""
@@ -130,8 +140,11 @@ class Settings:
     def options(self) -> list[tuple[str, str]]:
         """Return (name, value) of what an operator wants to see at start-up."""
         shown = [
-            ("model_repository_path", ", ".join(self.model_repositories)),
-            ("model_control_mode", "none"),
+            ("model_repository_path", ", ".join(map(without_query, self.model_repositories))),
+            ("model_control_mode", self.control_mode),
+            *self._control_options(),
+            ("model_namespacing", str(int(self.namespacing))),
+            ("resident_memory_limit", self.resident_memory_limit),
             ("strict_model_config", str(int(self.disable_auto_complete_config))),
             ("strict_readiness", str(int(self.strict_readiness))),
             ("exit_on_error", str(int(self.exit_on_error))),
@@ -145,161 +158,21 @@ class Settings:
             shown.append((name, ", ".join(f"{key}={value}" for key, value in values.items())))
         return [("server_id", self.id), *shown]
 
-
-# -- from words to values by flag
-
-
-def _scan_argv(argv: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values given for each flag, by its own name, in order."""
-    given: dict[str, list[str]] = {}
-    words = iter(argv)
-    for word in words:
-        if not word.startswith("--") or word == "--":
-            raise SettingsError(f"Unexpected argument: {word}")
-        name, equals, value = word[2:].partition("=")
-        flag = BY_NAME.get(name)
-        if flag is None:
-            raise SettingsError(f"unrecognized option '--{name}'", hint=_nearest(name, BY_NAME, "--"))
-        if flag.kind is Kind.SWITCH:
-            if equals:
-                raise SettingsError(f"option '--{name}' doesn't allow an argument")
-            value = "true"
-        elif not equals:
-            following = next(words, None)
-            if following is None:
-                raise SettingsError(f"option '--{name}' requires an argument")
-            value = following
-        given.setdefault(flag.name, []).append(value)
-    return given
+    def _control_options(self) -> list[tuple[str, str]]:
+        """Return those that count only in one control mode, or only for remote repositories."""
+        shown = []
+        if self.control_mode == "poll":
+            shown.append(("repository_poll_secs", f"{self.poll_interval:g}"))
+        if self.control_mode == "explicit":
+            shown.append(("startup_models", ", ".join(self.load_models)))
+        if any(map(is_remote, self.model_repositories)):
+            shown.append(("model_cache_directory", self.model_cache_directory))
+            shown.append(("model_cache_size", str(self.model_cache_size)))
+        return shown
 
 
-def _scan_environ(environ: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the values given for each flag; a variable set to nothing counts as unset."""
-    given: dict[str, list[str]] = {}
-    for variable, value in environ.items():
-        if not variable.startswith("TRITIUM_"):
-            continue
-        flag = BY_VARIABLE.get(variable)
-        if flag is None:
-            raise SettingsError(
-                f"unknown environment variable {variable}", hint=_nearest(variable, BY_VARIABLE, "")
-            )
-        if not value:
-            continue
-        if flag.kind is Kind.SWITCH and not _to_bool(value, flag):
-            continue
-        given[flag.name] = _split(flag, value)
-    return given
-
-
-def _split(flag: Flag, value: str) -> list[str]:
-    # A cloud URI is one value, whatever colons it holds.
-    if not flag.repeatable or (flag.separator == ":" and "://" in value):
-        return [value]
-    separator = os.pathsep if flag.separator == ":" else flag.separator
-    return [part for part in value.split(separator) if part]
-
-
-def _nearest(name: str, known: Mapping[str, Flag], prefix: str) -> str:
-    from difflib import get_close_matches  # only a mistake pays for it
-
-    matches = get_close_matches(name, known, n=1)
-    return f"did you mean {prefix}{matches[0]}?" if matches else ""
-
-
-# -- from values by flag to settings
-
-
-class _Given:
-    """Values by flag name, checked against what is refused, read as types."""
-
-    def __init__(self, given: Mapping[str, Sequence[str]]) -> None:
-        self._given = given
-        self.warnings: list[str] = []
-        if "cache-config" in given and "response-cache-byte-size" in given:
-            raise SettingsError(
-                "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided."
-                " Please provide one or the other."
-            )
-        for name, values in given.items():
-            self._check(BY_NAME[name], values)
-
-    def _check(self, flag: Flag, values: Sequence[str]) -> None:
-        for value in values:
-            complaint = flag.check(value) if flag.check is not None else ""
-            if complaint:
-                raise SettingsError(complaint, hint=f"--{flag.name} was given '{value}'")
-            if flag.kind is Kind.BOOL:
-                _to_bool(value, flag)
-            elif flag.kind is Kind.INT:
-                _to_int(value, flag)
-            if flag.instead and value.lower() not in {harmless.lower() for harmless in flag.harmless}:
-                raise SettingsError(
-                    f"--{flag.name} is not supported by this version of Tritium: {flag.instead}"
-                )
-        if flag.no_effect:
-            self.warnings.append(f"--{flag.name} has no effect: {flag.no_effect}")
-
-    def has(self, name: str) -> bool:
-        return name in self._given
-
-    def text(self, name: str, default: str) -> str:
-        return self._given[name][-1] if name in self._given else default
-
-    def all(self, name: str) -> Sequence[str]:
-        return self._given.get(name, ())
-
-    def boolean(self, name: str, default: bool) -> bool:  # a default, beside the others'
-        return _to_bool(self._given[name][-1], BY_NAME[name]) if name in self._given else default
-
-    def integer(self, name: str, default: int, *, least: int = 0, most: int = _INT_MAX) -> int:
-        if name not in self._given:
-            return default
-        word = self._given[name][-1]
-        value = _to_int(word, BY_NAME[name])
-        if not least <= value <= most:
-            raise SettingsError(
-                f"Provided option value is out of bound. Got {word}",
-                hint=f"--{name} takes {least} to {most}",
-            )
-        return value
-
-
-def _to_bool(word: str, flag: Flag) -> bool:
-    if word.lower() in _TRUE:
-        return True
-    if word.lower() in _FALSE:
-        return False
-    raise SettingsError(
-        f"invalid value for bool option: {word}", hint=f"--{flag.name} takes true, on or 1; false, off or 0"
-    )
-
-
-def _to_int(word: str, flag: Flag) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]+", word):
-        raise SettingsError(f"Invalid option value. Got {word}", hint=f"--{flag.name} takes a whole number")
-    # A C int, as in Triton; the length is bounded before `int` sees it.
-    value = int(word) if len(word) < 20 else _INT_MAX + 1
-    if not -_INT_MAX - 1 <= value <= _INT_MAX and flag.name not in _WIDE:
-        raise SettingsError(
-            f"Provided option value is out of bound. Got {word}",
-            hint=f"--{flag.name} takes at most {_INT_MAX}",
-        )
-    return value
-
-
-_WIDE: Final = frozenset(
-    {"http-max-input-size", "pinned-memory-pool-byte-size", "response-cache-byte-size"}
-)  # byte counts: 64 bits
-
-
-def _settings(given: _Given) -> Settings:
-    if given.text("model-control-mode", "none") != "none":
-        mode = given.text("model-control-mode", "none")
-        raise SettingsError(
-            f"--model-control-mode={mode} is not supported by this version of Tritium:"
-            " models load at start-up, use --model-control-mode=none"
-        )
+def _settings(given: Given, environ: Mapping[str, str]) -> Settings:
+    control_mode = cast(ControlMode, given.text("model-control-mode", "none"))
     max_input_size = given.integer("http-max-input-size", 64 * 1024 * 1024, least=-(2**63), most=2**63 - 1)
     if max_input_size <= 0:
         raise SettingsError("Error: --http-max-input-size must be greater than 0.")
@@ -307,7 +180,14 @@ def _settings(given: _Given) -> Settings:
     http_address = given.text("http-address", "0.0.0.0")
     settings = Settings(
         model_repositories=_repositories(given.all("model-repository")),
-        model_config_name=given.text("model-config-name", ""),
+        control_mode=control_mode,
+        poll_interval=_poll_interval(given, control_mode),
+        load_models=_load_models(given, control_mode),
+        namespacing=given.boolean("model-namespacing", False),
+        resident_memory_limit=_memory_limit(given.text("resident-memory-limit", "80%")),
+        model_cache_directory=given.text("model-cache-directory", "") or default_cache_directory(environ),
+        model_cache_size=read_size("model-cache-size", given.text("model-cache-size", "50GiB")),
+        model_config_name=_config_name(given),
         disable_auto_complete_config=given.has("disable-auto-complete-config")
         or given.boolean("strict-model-config", False),
         load_thread_count=given.integer("model-load-thread-count", 4, least=1),
@@ -334,7 +214,7 @@ def _settings(given: _Given) -> Settings:
     return settings
 
 
-def _refuse_clashes(settings: Settings, given: _Given) -> None:
+def _refuse_clashes(settings: Settings, given: Given) -> None:
     """Two listeners on one port are a mistake even where one of them is gRPC, which binds nothing yet."""
     listeners = []
     if settings.allow_http:
@@ -358,12 +238,69 @@ def _repositories(paths: Sequence[str]) -> tuple[str, ...]:
     for path in paths:
         if not path:
             raise SettingsError("--model-repository must not be empty")
-        if re.match(r"(s3|gs|as)://", path):
-            raise SettingsError(
-                f"--model-repository={path} is not supported by this version of Tritium:"
-                " copy the repository to a local directory and name that"
-            )
     return tuple(paths)
+
+
+def _poll_interval(given: Given, mode: ControlMode) -> float:
+    """Return it, or 0 where nothing is polled (contract, repository.md section 10)."""
+    interval = given.number("repository-poll-secs", 15.0)
+    if mode != "poll":
+        if interval and given.has("repository-poll-secs"):
+            given.warnings.append(
+                "--repository-poll-secs has no effect: only --model-control-mode=poll looks for changes"
+            )
+        return 0.0
+    if not interval:
+        raise SettingsError(
+            "--repository-poll-secs must be greater than 0 in poll mode. Got 0",
+            hint="--model-control-mode=none loads models once and never looks for changes",
+        )
+    return interval
+
+
+def _load_models(given: Given, mode: ControlMode) -> tuple[str, ...]:
+    names = given.all("load-model")
+    # Texts and order: contract, repository.md section 3.
+    if names and mode != "explicit":
+        raise SettingsError(
+            "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
+        )
+    once = tuple(dict.fromkeys(names))
+    if EVERY_MODEL in once and len(once) > 1:
+        raise SettingsError(
+            "error: creating server: Invalid argument - "
+            "Wildcard model name '*' must be the ONLY startup model if specified at all."
+        )
+    if "" in once:
+        raise SettingsError("--load-model must not be empty", hint="--load-model='*' loads every model")
+    for name in once:
+        # A name may have them, so it is for the repositories to say that there is no such model.
+        if "," in name or ":" in name:
+            given.warnings.append(
+                f"--load-model names one model, and got '{name}': for several, repeat it, or separate them by ';' in"
+                " TRITIUM_LOAD_MODEL"
+            )
+    return once
+
+
+def _config_name(given: Given) -> str:
+    if not given.has("model-config-name"):
+        return ""
+    name = given.text("model-config-name", "")
+    if not name:
+        raise SettingsError("Error: empty argument for --model-config-name")
+    if "/" in name:
+        raise SettingsError(
+            f"--model-config-name must be a name, not a path. Got {name}",
+            hint="--model-config-name=NAME reads configs/NAME.pbtxt of each model",
+        )
+    return name
+
+
+def _memory_limit(text: str) -> str:
+    """Check it now; what a share comes to is known where the memory is."""
+    read_memory_limit(text, total=1024**4)
+    return text.strip()
 
 
 def _backend_settings(pairs: Sequence[str]) -> dict[str, Mapping[str, str]]:
@@ -409,7 +346,7 @@ def _restricted_apis(groups: Sequence[str]) -> dict[str, RestrictedHeader]:
     return restricted
 
 
-def _metrics(given: _Given) -> MetricsSettings:
+def _metrics(given: Given) -> MetricsSettings:
     values: dict[str, str] = {}
     for pair in given.all("metrics-config"):
         name, equals, value = pair.partition("=")
@@ -469,7 +406,7 @@ def _quantiles(pairs: str, warnings: list[str]) -> dict[float, float]:
     return quantiles
 
 
-def _log(given: _Given) -> LogSettings:
+def _log(given: Given) -> LogSettings:
     return LogSettings(
         format=cast("LogFormat", given.text("log-format", "default")),
         file=given.text("log-file", ""),
@@ -486,7 +423,7 @@ def _verbosity(word: str) -> int:
         return 1
     if word.lower() in {"false", "off"}:
         return 0
-    level = _to_int(word, BY_NAME["log-verbose"])
+    level = to_int(word, BY_NAME["log-verbose"])
     if level < 0:
         raise SettingsError(
             f"Provided option value is out of bound. Got {word}", hint="--log-verbose takes 0, 1 or 2"

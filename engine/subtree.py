@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -11,13 +13,13 @@ import trio
 
 from actors import batcher, instance
 from actors.instance import Launcher
-from actors.messages.errors import Unavailable
+from actors.messages.errors import Internal, Unavailable
 from actors.messages.events import Event, Log
 from actors.model import STOPPING, InstanceState, ModelState, Status
-from actors.router import Router
-from actors.specs import ModelSpec
+from actors.router import UNLOADED, Router
+from actors.specs import InstanceSpec, ModelSpec
 from actors.supervision.context import ChildContext
-from actors.supervision.errors import NotFound, NotRunning
+from actors.supervision.errors import NotFound, NotRunning, SupervisionError
 from actors.supervision.events import Event as SupervisionEvent
 from actors.supervision.events import RestartsExhausted
 from actors.supervision.spec import Backoff, ChildSpec, Intensity, Kind, OnExhausted, Strategy
@@ -33,7 +35,7 @@ INSTANCE_BACKOFF: Final = Backoff(initial=0.1, factor=2.0, cap=30.0, jitter=0.5,
 
 
 class ModelSubtrees:
-    """Starts and ends `models/<name>/<version>`. Implements `actors.catalog.ModelTree` and `MetricsSource`."""
+    """Starts and ends `models/<name>/<version>`. Implements `actors.loading.ModelTree` and `MetricsSource`."""
 
     def __init__(
         self,
@@ -52,6 +54,8 @@ class ModelSubtrees:
         self._log = log
         self._metrics = metrics
         self._stop_within = stop_within
+        self._standing: dict[str, ModelState] = {}  # by the subtree's name
+        self._instances: dict[str, Supervisor] = {}  # the same; those whose instances stand
 
     def make_state(self, spec: ModelSpec) -> ModelState:
         """Return the state of a version about to be loaded."""
@@ -64,24 +68,25 @@ class ModelSubtrees:
 
     def _on_status(self, state: ModelState) -> None:
         self._router.changed(state)
+        serves = self._router.serving(state.spec.key).get(state.spec.version) is state
+        if not serves and state.status is not Status.UNLOADING and state.reason != UNLOADED:
+            return  # it is on its way: how that ends is the catalog's to tell
         event, level = {
             Status.LOADING: (Event.MODEL_LOADING, "info"),
             Status.READY: (Event.MODEL_READY, "info"),
             Status.UNLOADING: (Event.MODEL_UNLOADING, "info"),
-            Status.UNAVAILABLE: (Event.MODEL_UNAVAILABLE, "info" if state.reason == "unloaded" else "error"),
+            Status.UNAVAILABLE: (Event.MODEL_UNAVAILABLE, "info" if state.reason == UNLOADED else "error"),
         }[state.status]
         keys: dict[str, object] = {"reason": state.reason} if state.reason else {}
-        if state.status is Status.READY:
-            keys["load_seconds"] = round(state.load_seconds, 3)
         self._log(event, level=level, model=state.spec.name, version=state.spec.version, **keys)
 
     async def start(self, state: ModelState) -> None:
-        """Start the subtree of a version. See `actors.catalog.ModelTree`."""
-        name = _child_name(state)
-        await self.end(state)  # what a failed attempt before this one left
+        """Start the subtree of a version. See `actors.loading.ModelTree`."""
+        state.subtree = self._free_name(state.spec)
+        self._standing[state.subtree] = state
         await self._supervisor.start_child(
             ChildSpec(
-                name,
+                state.subtree,
                 partial(self._run, state),
                 kind=Kind.SUPERVISOR,
                 shutdown=self._stop_within + 10.0,
@@ -90,12 +95,18 @@ class ModelSubtrees:
             )
         )
 
+    def _free_name(self, spec: ModelSpec) -> str:
+        """Return `<name>/<version>`, with `@2` and so on where an earlier generation of it is still there."""
+        name = f"{spec.name}/{spec.version}"
+        candidates = itertools.chain((name,), (f"{name}@{generation}" for generation in itertools.count(2)))
+        return next(each for each in candidates if each not in self._standing)
+
     async def _run(self, state: ModelState, ctx: ChildContext) -> None:
         """The version's own supervisor, around its passive state."""
         ctx.publish(model=state.spec.name, version=state.spec.version)
-        instances = Supervisor(
-            [self._instance_child(state, index, each) for index, each in enumerate(state.instances)]
-        )
+        if state.spec.namespace:
+            ctx.publish(namespace=state.spec.namespace)
+        instances = Supervisor([self._instance_child(state, each) for each in state.instances])
         version = Supervisor(
             [
                 instances.spec("instances"),
@@ -103,15 +114,16 @@ class ModelSubtrees:
             ],
             strategy=Strategy.REST_FOR_ONE,
         )
+        self._instances[state.subtree] = instances
         try:
             await version.run(ctx)
         finally:
             if ctx.asked:  # it will not come back, so what is unanswered will never run
                 state.close()
 
-    def _instance_child(self, state: ModelState, index: int, each: InstanceState) -> ChildSpec:
+    def _instance_child(self, state: ModelState, each: InstanceState) -> ChildSpec:
         return ChildSpec(
-            str(index),
+            each.key,
             partial(self._run_instance, state, each),
             shutdown=self._stop_within + 5.0,
             intensity=INSTANCE_INTENSITY,
@@ -124,36 +136,82 @@ class ModelSubtrees:
 
     async def end(self, state: ModelState) -> None:
         """Stop and forget the subtree, then answer what is left unanswered."""
-        name = _child_name(state)
+        if self._standing.get(state.subtree) is state:
+            await self._forget(self._supervisor, state.subtree)
+            del self._standing[state.subtree]
+            self._instances.pop(state.subtree, None)
+        state.close()
+
+    @staticmethod
+    async def _forget(supervisor: Supervisor, name: str) -> None:
         try:
-            await self._supervisor.terminate_child(name)
-            self._supervisor.delete_child(name)
+            await supervisor.terminate_child(name)
+            supervisor.delete_child(name)
         except (NotFound, NotRunning):
             pass  # it never started, or its supervisor has gone first
-        state.close()
+
+    async def scale(self, state: ModelState, spec: ModelSpec) -> None:
+        """Start and stop instances of a READY version until they are those of `spec`, which differs in nothing else.
+
+        Instances of the same kind on the same device stay, whatever they are called, those that work first. Raises
+        Internal where a new one can't load the model; then, and where the caller is cancelled, everything is as before.
+        """
+        leaving, missing = _difference(state.instances, spec.instances)
+        before = state.spec
+        state.respecify(spec)  # before they start: they are told their share of the cores
+        added = state.add_instances(missing)
+        try:
+            await self._bring_in(state, added)
+        except BaseException:
+            state.respecify(before)
+            await self._dismiss(state, added)
+            raise
+        await self._dismiss(state, leaving)
+
+    async def _bring_in(self, state: ModelState, added: Sequence[InstanceState]) -> None:
+        try:
+            for each in added:
+                await self._instances[state.subtree].start_child(self._instance_child(state, each))
+        except SupervisionError as error:
+            raise Internal(f"Internal: its instances can't be changed now: {error}") from error
+        for each in added:
+            await each.settled.wait()
+        broken = next((each.load_error for each in added if each.load_error), "")
+        if broken:
+            raise Internal(broken)
+
+    async def _dismiss(self, state: ModelState, leaving: Sequence[InstanceState]) -> None:
+        for each in leaving:
+            state.remove_instance(each)
+        with trio.CancelScope(shield=True):
+            for each in leaving:
+                await self._forget(self._instances[state.subtree], each.key)
 
     def observe(self, event: SupervisionEvent) -> None:
         """Notice instances that ran out of restarts. A part of the tree's observer."""
         if not isinstance(event, RestartsExhausted):
             return
-        for state in self._router.states():
-            prefix = f"models/{_child_name(state)}/instances/"
-            if event.path.startswith(prefix):
-                state.instance_exhausted(state.instances[int(event.path.removeprefix(prefix))])
-                if state.degraded:
-                    self._log(
-                        Event.MODEL_DEGRADED,
-                        level="warning",
-                        model=state.spec.name,
-                        version=state.spec.version,
-                        instance=event.path,
-                    )
+        version, _, key = event.path.removeprefix("models/").partition("/instances/")
+        state = self._standing.get(version)
+        each = next((each for each in state.instances if each.key == key), None) if state else None
+        if state is None or each is None:
+            return
+        state.instance_exhausted(each)
+        if state.degraded:
+            self._log(
+                Event.MODEL_DEGRADED,
+                level="warning",
+                model=state.spec.name,
+                version=state.spec.version,
+                instance=event.path,
+            )
 
     async def drain(self, within: float) -> bool:
         """Accept nothing new and wait until all that was accepted is answered. False if that took too long."""
-        states = [state for state in self._router.states() if state.status is Status.READY]
+        states = list(self._standing.values())
         for state in states:
-            state.become(Status.UNLOADING)
+            if state.status is Status.READY:
+                state.become(Status.UNLOADING)
         with trio.move_on_after(within) as scope:
             for state in states:
                 await state.wait_drained()
@@ -165,14 +223,13 @@ class ModelSubtrees:
         """Return every loaded version, for metrics."""
         now = trio.current_time()
         for state in self._router.states():
-            if not state.load_finished.is_set():
-                continue
             depth = len(state.queue)
             held = sum(each.worker.waiting for each in state.instances if each.worker is not None)
             state.statistics.pending = depth + held + sum(len(each.suspects) for each in state.instances)
             yield ModelSample(
                 name=state.spec.name,
                 version=state.spec.version,
+                namespace=state.spec.namespace,
                 statistics=state.statistics,
                 tags=state.spec.metric_tags,
                 queue_depth=depth,
@@ -189,8 +246,20 @@ def _by_standing(state: ModelState) -> dict[str, int]:
     return counts
 
 
-def _child_name(state: ModelState) -> str:
-    return f"{state.spec.name}/{state.spec.version}"
+def _difference(
+    present: Sequence[InstanceState], wanted: Sequence[InstanceSpec]
+) -> tuple[list[InstanceState], list[InstanceSpec]]:
+    """Return the instances that are too many, and those that are missing. Names don't count."""
+    leaving = sorted(present, key=lambda each: each.worker is None)
+    missing = []
+    for spec in wanted:
+        alike = (each for each in leaving if replace(each.spec, name="") == replace(spec, name=""))
+        found = next(alike, None)
+        if found is None:
+            missing.append(spec)
+        else:
+            leaving.remove(found)
+    return leaving, missing
 
 
 def milliseconds_since_epoch() -> int:

@@ -1,9 +1,10 @@
 """The composition root: builds the supervision tree, runs it, drains it, ends it. It decides nothing.
 
 root            one_for_one, 3 restarts in 60 s
-├─ telemetry    loop-lag monitor
-├─ repository   rest_for_one: the catalog
+├─ telemetry    loop-lag monitor, readiness
+├─ services     traffic between versions, residency
 ├─ models       dynamic: a subtree for each version, see `engine.subtree`
+├─ repository   rest_for_one: lanes and retirements of models, the catalog, the watcher
 └─ frontends    http and metrics listeners, see `engine.frontends`
 """
 
@@ -16,24 +17,31 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
 import trio
 
-from actors.catalog import Catalog, FoundModel
-from actors.interfaces import IndexEntry, Server, ServerIdentity
+from actors import residency
+from actors.catalog import Catalog, ControlMode
+from actors.interfaces import Server, ServerIdentity
+from actors.loading import Surroundings
+from actors.messages.errors import TritiumError
 from actors.messages.events import Event
-from actors.model import Status
+from actors.readiness import Readiness
+from actors.residency import Residents
 from actors.router import Router
+from actors.specs import ModelKey, ModelSpec
 from actors.supervision.errors import IntensityExceeded
 from actors.supervision.events import Event as SupervisionEvent
-from actors.supervision.spec import ChildSpec, Intensity, Strategy
+from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Strategy
 from actors.supervision.supervisor import Supervisor
-from engine.config.backends import BackendTraits, discover
-from engine.config.load import load_model_config
-from engine.config.problems import Severity
+from actors.traffic import TrafficControl
+from actors.watcher import Watcher
+from engine.cli.words import read_memory_limit
+from engine.config.backends import discover
 from engine.devices import gpu_count
 from engine.frontends import Frontend, bind, v2_app
 from engine.launch import WorkerLauncher
@@ -42,7 +50,15 @@ from engine.observability.metrics import Exposition, MetricsApp
 from engine.observability.requests import request_hook
 from engine.observability.supervision import supervision_observer
 from engine.observability.system import MachineSampler
-from engine.repository.layout import DUPLICATE_REASON, ModelDirectory, scan
+from engine.repository.copies import Janitor
+from engine.repository.fingerprint import Digests
+from engine.repository.local import LocalSource
+from engine.repository.observation import Observer
+from engine.repository.reader import ReadOptions, RepositoryReader
+from engine.repository.remote.uris import is_remote
+from engine.repository.source import Source
+from engine.repository.view import RepositoryView
+from engine.residency import Memory, memory_total
 from engine.settings import Settings
 from engine.subtree import ModelSubtrees, milliseconds_since_epoch
 from protocols.http.app import V2App
@@ -52,6 +68,7 @@ ROOT_INTENSITY: Final = Intensity(3, 60.0)
 EXTENSIONS: Final = (
     "classification",
     "model_repository",
+    "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
     "binary_tensor_data",
@@ -76,55 +93,6 @@ class Log:
         getattr(self._logger, level)(event, **keys)
 
 
-class Readiness:
-    """Implements `actors.interfaces.Health` (contract, repository.md section 8)."""
-
-    def __init__(self, router: Router, catalog: Catalog, *, strict: bool) -> None:
-        self._router = router
-        self._catalog = catalog
-        self._strict = strict
-        self.exiting = False
-
-    def live(self) -> bool:
-        """The loop turns, or nobody would answer."""
-        return True
-
-    async def ready(self) -> bool:
-        """Whether everything was loaded, and in strict mode, whether all of it serves and says so itself."""
-        if not self._catalog.finished.is_set():
-            return False
-        if not self._strict:
-            return True
-        ready = self._router.all_ready()
-        for state in self._router.states():
-            ready = ready and (state.status is not Status.READY or await state.says_ready())
-        return ready
-
-    async def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a version serves and says so itself; raises like `Models.resolve`."""
-        return await self._router.resolve(name, version).says_ready()
-
-
-class RepositoryView:
-    """Implements `actors.interfaces.Repository`: the index from the router, changes through the catalog."""
-
-    def __init__(self, router: Router, catalog: Catalog) -> None:
-        self._router = router
-        self._catalog = catalog
-
-    def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
-        """Return every version with its state."""
-        return self._router.index(ready_only=ready_only)
-
-    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
-        """Load a model."""
-        await self._catalog.load(name, parameters)
-
-    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Unload a model."""
-        await self._catalog.unload(name, unload_dependents=unload_dependents)
-
-
 class TreeView:
     """Implements `actors.interfaces.Introspection`."""
 
@@ -135,57 +103,9 @@ class TreeView:
         return {"now": trio.current_time(), **self.root.tree().as_dict()}
 
 
-class RepositoryReader:
-    """Finds the models of the repositories and reads their configurations, off the loop."""
-
-    def __init__(self, settings: Settings, backends: Mapping[str, BackendTraits], *, gpus: int) -> None:
-        self._settings = settings
-        self._backends = backends
-        self._gpus = gpus
-        self._limiter = trio.CapacityLimiter(1)
-
-    async def __call__(self) -> Sequence[FoundModel]:
-        """Return every model of the repositories, readable or not."""
-        return await trio.to_thread.run_sync(self._read, limiter=self._limiter)
-
-    def _read(self) -> list[FoundModel]:
-        found = scan([Path(path) for path in self._settings.model_repositories])
-        unusable = [
-            FoundModel(name=problem.key or problem.path.name, reason=problem.reason, warnings=(str(problem),))
-            for problem in found.problems
-            if problem.severity is Severity.ERROR
-            and problem.path is not None
-            and problem.message != DUPLICATE_REASON
-        ]
-        duplicates = [
-            FoundModel(
-                name=name, reason=DUPLICATE_REASON, warnings=("not unique across all model repositories",)
-            )
-            for name in found.duplicates
-        ]
-        return [*unusable, *duplicates, *map(self._read_model, found.models.values())]
-
-    def _read_model(self, directory: ModelDirectory) -> FoundModel:
-        loaded = load_model_config(
-            directory.path,
-            backends=self._backends,
-            gpus=self._gpus,
-            backend_settings=self._settings.backend_settings,
-            config_name=self._settings.model_config_name,
-            auto_complete=not self._settings.disable_auto_complete_config,
-        )
-        return FoundModel(
-            name=directory.name,
-            specs=loaded.specs,
-            versions=loaded.versions,
-            reason=loaded.reason,
-            warnings=[str(problem) for problem in loaded.problems],
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningServer:
-    """A server whose tree stands. `failed` is set, with `failure`, if the tree gave up by itself."""
+    """A server whose tree stands. `failures` says why, if the tree gave up by itself."""
 
     settings: Settings
     server: Server
@@ -194,6 +114,7 @@ class RunningServer:
     router: Router
     catalog: Catalog
     readiness: Readiness
+    residents: Residents
     root: Supervisor
     stopped: trio.Event
     failures: list[str] = field(default_factory=list)  # why the exit status will not be 0
@@ -201,7 +122,7 @@ class RunningServer:
     metrics: Frontend | None
 
     async def wait_loaded(self) -> None:
-        """Wait until every model of the repository is ready or has failed."""
+        """Wait until every model that is loaded at start is ready or has failed."""
         await self.catalog.finished.wait()
 
     async def wait_stopped(self) -> None:
@@ -211,6 +132,7 @@ class RunningServer:
     async def drain(self) -> bool:
         """Stop accepting, answer everything that was accepted, within the exit timeout. False if that was too short."""
         self.readiness.exiting = True
+        self.residents.close()
         deadline = trio.current_time() + self.settings.exit_timeout
         if self.http is not None:
             with trio.move_on_at(deadline):
@@ -221,7 +143,7 @@ class RunningServer:
 def check_repositories(settings: Settings) -> None:
     """Raise ServerFailed where a repository is no directory (contract, repository.md section 2)."""
     for path in settings.model_repositories:
-        if not Path(path).is_dir():
+        if not is_remote(path) and not Path(path).is_dir():
             raise ServerFailed(
                 f"creating server: Invalid argument - repository path is not a valid directory: '{path}'"
             )
@@ -247,6 +169,221 @@ async def open_server(
             yield running
 
 
+class _Composition:
+    """Everything that makes up a server, and how it hangs together. Nothing runs yet."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        http_socket: socket.socket | None,
+        metrics_socket: socket.socket | None,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._settings = settings
+        self._log = Log()
+        self.router = Router(namespacing=settings.namespacing)
+        self._loop_lag = LoopLag()
+        self._compose_models(environ)
+        self._compose_repository(environ)
+        self._compose_frontends(http_socket, metrics_socket)
+        self.root = self._tree()
+        self._view.root = self.root
+
+    def _compose_models(self, environ: Mapping[str, str]) -> None:
+        settings = self._settings
+        self._backends = discover()
+        self._models = Supervisor(intensity=ROOT_INTENSITY)
+        self.subtrees = ModelSubtrees(
+            self._models,
+            self.router,
+            WorkerLauncher(self._backends, environ=environ),
+            log=self._log,
+            metrics=settings.metrics,
+            stop_within=10.0,
+        )
+        self.traffic = TrafficControl(
+            self.router, log=self._log, random=random.random, wall_clock=milliseconds_since_epoch
+        )
+        budget = read_memory_limit(settings.resident_memory_limit, memory_total())
+        self.residents = Residents(self.router, budget=budget)
+
+    def _compose_repository(self, environ: Mapping[str, str]) -> None:
+        settings = self._settings
+        self.janitor = Janitor()
+        self._lanes = Supervisor()
+        self._retirements = Supervisor()
+        digests = Digests()
+        self._sources = open_sources(settings, environ, digests)
+        reader = RepositoryReader(
+            self._sources,
+            ReadOptions(
+                backends=self._backends,
+                gpus=gpu_count(environ),
+                backend_settings=settings.backend_settings,
+                config_name=settings.model_config_name,
+                auto_complete=not settings.disable_auto_complete_config,
+                namespacing=settings.namespacing,
+            ),
+            self.janitor,
+            digests,
+        )
+        around = Surroundings(
+            router=self.router,
+            tree=self.subtrees,
+            retirements=self._retirements,
+            dormant=self.residents.dormant,
+            swapped=self._swapped,
+            left=self.traffic.forget,
+            loads=trio.CapacityLimiter(settings.load_thread_count),
+            extra_attempts=settings.load_retry_count,
+            log=self._log,
+        )
+        mode = ControlMode(settings.control_mode)
+        startup = settings.load_models if mode is ControlMode.EXPLICIT else ("*",)
+        self.catalog = Catalog(around, reader, self._lanes, mode=mode, startup=startup)
+        self.readiness = Readiness(
+            self.router,
+            strict=settings.strict_readiness,
+            finished=self.catalog.finished,
+            log=self._log,
+            wall_clock=milliseconds_since_epoch,
+        )
+        self.router.on_change(lambda _: self.readiness.changed())
+        self._repository_view = RepositoryView(self.router, self.catalog, reader)
+        self._watcher: Watcher | None = None
+        if mode is ControlMode.POLL:
+            self._watcher = Watcher(
+                Observer(self._sources),
+                self.catalog,
+                interval=settings.poll_interval,
+                log=self._log,
+                wall_clock=lambda: milliseconds_since_epoch() / 1000,
+                namespacing=settings.namespacing,
+            )
+            self.catalog.could_not_look = self._watcher.look_again
+
+    def _swapped(self, key: ModelKey, specs: Sequence[ModelSpec]) -> None:
+        """The catalog has other versions of a model serve."""
+        if specs:
+            self.traffic.adopt(key, specs[-1].traffic)
+
+    def _compose_frontends(
+        self, http_socket: socket.socket | None, metrics_socket: socket.socket | None
+    ) -> None:
+        settings = self._settings
+        self._view = TreeView()
+        self.server = Server(
+            identity=ServerIdentity(name=settings.id, version=version(), extensions=EXTENSIONS),
+            models=self.router,
+            repository=self._repository_view,
+            health=self.readiness,
+            introspection=self._view,
+            traffic=self.traffic,
+        )
+        hook = None
+        if settings.log.requests or settings.log.verbose:
+            hook = request_hook(failures_only=not settings.log.requests)
+        self.app = v2_app(settings, self.server, on_finished=hook)
+        self.http = self.metrics = None
+        if http_socket is not None:
+            self.http = Frontend("http", "HTTPService", http_socket, self.app, log=self._log)
+        if metrics_socket is not None:
+            self.metrics = Frontend(
+                "metrics", "Metrics Service", metrics_socket, self._metrics_app(), log=self._log
+            )
+
+    def _metrics_app(self) -> MetricsApp:
+        settings = self._settings
+        machine = None
+        if settings.metrics.cpu:
+            machine = MachineSampler(interval=settings.metrics.interval, clock=trio.current_time)
+        return MetricsApp(
+            Exposition(
+                self.subtrees,
+                settings.metrics,
+                wall_ms=milliseconds_since_epoch,
+                loop_lag=self._loop_lag,
+                machine=machine,
+                readiness=self.readiness,
+                traffic=self.traffic,
+                residency=self.residents,
+            )
+        )
+
+    def _tree(self) -> Supervisor:
+        telemetry = Supervisor(
+            [
+                ChildSpec("loop-lag", lambda ctx: measure_loop_lag(ctx, self._loop_lag)),
+                ChildSpec("readiness", self.readiness.run),
+            ]
+        )
+        services = Supervisor(
+            [
+                ChildSpec("traffic-guard", self.traffic.guard),
+                ChildSpec("mirror", self.traffic.compare),
+                ChildSpec(
+                    "residency",
+                    partial(
+                        residency.run,
+                        residents=self.residents,
+                        catalog=self.catalog,
+                        memory=Memory(),
+                        log=self._log,
+                        wall_clock=milliseconds_since_epoch,
+                    ),
+                    intensity=Intensity(3, 60.0),
+                    on_exhausted=OnExhausted.RETRY_AT_CAP,
+                ),
+            ]
+        )
+        repository = [
+            ChildSpec("janitor", self.janitor.run),
+            self._lanes.spec("lanes"),
+            self._retirements.spec("retiring"),
+            self.catalog.spec(),
+        ]
+        if self._watcher is not None:
+            repository.append(self._watcher.spec())
+        frontends = Supervisor(
+            [frontend.spec() for frontend in self.frontends], intensity=Intensity(10, 60.0)
+        )
+        return Supervisor(
+            [
+                telemetry.spec("telemetry"),
+                services.spec("services"),
+                self._models.spec("models"),
+                # What serves needs none of it to go on.
+                Supervisor(repository, strategy=Strategy.REST_FOR_ONE).spec(
+                    "repository", intensity=ROOT_INTENSITY, on_exhausted=OnExhausted.RETRY_AT_CAP
+                ),
+                frontends.spec("frontends"),
+            ],
+            intensity=ROOT_INTENSITY,
+        )
+
+    @property
+    def frontends(self) -> list[Frontend]:
+        """Those whose ports are open."""
+        return [frontend for frontend in (self.http, self.metrics) if frontend is not None]
+
+    def running(self) -> RunningServer:
+        """Return the handle that callers of `open_server` get."""
+        return RunningServer(
+            settings=self._settings,
+            server=self.server,
+            app=self.app,
+            subtrees=self.subtrees,
+            router=self.router,
+            catalog=self.catalog,
+            readiness=self.readiness,
+            residents=self.residents,
+            root=self.root,
+            stopped=trio.Event(),
+            http=self.http,
+            metrics=self.metrics,
+        )
+
+
 @asynccontextmanager
 async def _running_tree(
     settings: Settings,
@@ -254,89 +391,13 @@ async def _running_tree(
     metrics_socket: socket.socket | None,
     environ: Mapping[str, str],
 ) -> AsyncIterator[RunningServer]:
-    backends = discover()
-    log = Log()
-    router = Router()
-    loop_lag = LoopLag()
-    models = Supervisor(intensity=ROOT_INTENSITY)
-    subtrees = ModelSubtrees(
-        models,
-        router,
-        WorkerLauncher(backends, environ=environ),
-        log=log,
-        metrics=settings.metrics,
-        stop_within=10.0,
-    )
-    catalog = Catalog(
-        router,
-        subtrees,
-        RepositoryReader(settings, backends, gpus=gpu_count(environ)),
-        log=log,
-        loads_at_once=settings.load_thread_count,
-        extra_attempts=settings.load_retry_count,
-    )
-    readiness = Readiness(router, catalog, strict=settings.strict_readiness)
-    root_view = TreeView()
-    server = Server(
-        identity=ServerIdentity(name=settings.id, version=version(), extensions=EXTENSIONS),
-        models=router,
-        repository=RepositoryView(router, catalog),
-        health=readiness,
-        introspection=root_view,
-    )
-    hook = None
-    if settings.log.requests or settings.log.verbose:
-        hook = request_hook(failures_only=not settings.log.requests)
-    http_app = v2_app(settings, server, on_finished=hook)
-    metrics_app = MetricsApp(
-        Exposition(
-            subtrees,
-            settings.metrics,
-            wall_ms=milliseconds_since_epoch,
-            loop_lag=loop_lag,
-            machine=MachineSampler(interval=settings.metrics.interval, clock=trio.current_time)
-            if settings.metrics.cpu
-            else None,
-        )
-    )
-    http = None if http_socket is None else Frontend("http", "HTTPService", http_socket, http_app, log=log)
-    metrics = None
-    if metrics_socket is not None:
-        metrics = Frontend("metrics", "Metrics Service", metrics_socket, metrics_app, log=log)
-    frontends = Supervisor(
-        [frontend.spec() for frontend in (http, metrics) if frontend is not None],
-        intensity=Intensity(10, 60.0),
-    )
-    telemetry = Supervisor([ChildSpec("loop-lag", lambda ctx: measure_loop_lag(ctx, loop_lag))])
-    repository = Supervisor([ChildSpec("catalog", catalog.run)], strategy=Strategy.REST_FOR_ONE)
-    root = Supervisor(
-        [
-            telemetry.spec("telemetry"),
-            models.spec("models"),
-            repository.spec("repository"),
-            frontends.spec("frontends"),
-        ],
-        intensity=ROOT_INTENSITY,
-    )
-    root_view.root = root
-    running = RunningServer(
-        settings=settings,
-        server=server,
-        app=http_app,
-        subtrees=subtrees,
-        router=router,
-        catalog=catalog,
-        readiness=readiness,
-        root=root,
-        stopped=trio.Event(),
-        http=http,
-        metrics=metrics,
-    )
+    composition = _Composition(settings, http_socket, metrics_socket, environ)
+    running, root = composition.running(), composition.root
     logs_supervision = supervision_observer(structlog.get_logger())
 
     def observe(event: SupervisionEvent) -> None:
         logs_supervision(event)
-        subtrees.observe(event)
+        composition.subtrees.observe(event)
 
     async def serve_tree(task_status: trio.TaskStatus[Supervisor]) -> None:
         try:
@@ -352,12 +413,32 @@ async def _running_tree(
             yield running
         finally:
             with trio.CancelScope(shield=True):
+                composition.residents.close()
                 if root.is_running:
                     root.stop()
                     await running.stopped.wait()
-            for frontend in (http, metrics):
-                if frontend is not None:
-                    frontend.close()
+            composition.janitor.finish()
+            for frontend in composition.frontends:
+                frontend.close()
+
+
+def open_sources(settings: Settings, environ: Mapping[str, str], digests: Digests) -> list[Source]:
+    """Return the repositories of the command line, each once. Raises ServerFailed for one that can't be opened."""
+    cache = Path(settings.model_cache_directory)
+    compare = settings.control_mode != ControlMode.NONE.value  # without changes there is nothing to compare
+
+    def opened(uri: str) -> Source:
+        if not is_remote(uri):
+            return LocalSource(uri, digests=digests, compare=compare)
+        from engine.repository.remote.source import open_source  # only they pay for it
+
+        return open_source(uri, environ, cache_directory=cache, cache_bytes=settings.model_cache_size)
+
+    once = {uri if is_remote(uri) else str(Path(uri).resolve()): uri for uri in settings.model_repositories}
+    try:
+        return [opened(uri) for uri in once.values()]
+    except TritiumError as error:
+        raise ServerFailed(f"creating server: {error.code.rendered} - {error.message}") from error
 
 
 def version() -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, Union
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from actors.interfaces import ServedModel
     from actors.messages.errors import TritiumError
     from actors.messages.tensors import Tensor
 
@@ -38,6 +39,7 @@ class InferRequest:
 
     __slots__ = (
         "accepted_at",
+        "affinity",
         "alone_deaths",
         "answered",
         "attempts",
@@ -57,7 +59,9 @@ class InferRequest:
         "reply",
         "requested_outputs",
         "requested_version",
+        "routed_to",
         "rows",
+        "synthetic",
         "timeout",
         "unexplained_deaths",
     )
@@ -97,10 +101,17 @@ class InferRequest:
         self.nbytes = 0
         self.batch_key: object = None  # requests batch together where this is equal
 
+        self.routed_to: ServedModel | None = (
+            None  # who has it, where whom it was submitted to passes requests on
+        )
         self.queue_entry: object = None  # owned by the queue while the request waits in it
         self.compute_started_at = 0.0
         self.cancelled = False
         self.answered = False
+        self.synthetic = False  # the server's own: a probe, which statistics leave out
+        self.affinity = (
+            ""  # value of the header that keeps a client with one version, where the model asks for that
+        )
         self.attempts = 0  # executions begun
         self.alone_deaths = 0  # workers it killed while it ran alone
         self.unexplained_deaths = 0  # workers that died under it for a reason no request can cause

@@ -134,8 +134,8 @@ class ChildContext(ABC):
         self.progress = True
 
     def publish(self, **info: object) -> None:
-        """Show these keys in the tree's snapshots, beside those published before."""
-        self.info = {**self.info, **info}
+        """Show these keys in the tree's snapshots, beside those published before; one that is None is shown no more."""
+        self.info = {key: value for key, value in {**self.info, **info}.items() if value is not None}
 
     def lookup(self, path: str) -> Ref[Any]:
         """The address of an absolute tree path, whether or not anything lives there yet."""

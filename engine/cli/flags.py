@@ -13,6 +13,7 @@ Reference: contract repository.md section 10.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -25,6 +26,7 @@ class Kind(Enum):
     SWITCH = "switch"
     BOOL = "bool"
     INT = "int"
+    NUMBER = "number"  # decimals, not negative
     TEXT = "text"
 
 
@@ -84,12 +86,22 @@ def _cache_config(value: str) -> str:
     return f"--cache-config option format is '<cache name>,<setting>=<value>'. Got {value}"
 
 
+def _whole(value: str) -> int | None:
+    """Return a whole number; None for what is none, or is out of every bound, of which others complain."""
+    return int(value) if re.fullmatch(r"[+-]?[0-9]{1,19}", value) else None
+
+
 def _positive(complaint: str) -> Callable[[str], str]:
-    return lambda value: complaint if value.lstrip("+-").isdecimal() and int(value) <= 0 else ""
+    def check(value: str) -> str:
+        number = _whole(value)
+        return complaint if number is not None and number <= 0 else ""
+
+    return check
 
 
 def _grpc_threads(value: str) -> str:
-    if value.lstrip("+-").isdecimal() and not 2 <= int(value) <= 128:
+    number = _whole(value)
+    if number is not None and not 2 <= number <= 128:
         return "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128."
     return ""
 
@@ -156,11 +168,12 @@ _HONOURED: Final = (
     Flag(
         name="model-repository",
         group=Group.MODELS,
-        metavar="DIR",
+        metavar="DIR|URI",
         repeatable=True,
         separator=":",
         aliases=("model-store",),
-        help="A model repository; required, and repeatable. --model-store is the same.",
+        help="A model repository: a directory, s3://BUCKET/PATH, gs://BUCKET/PATH or as://ACCOUNT/CONTAINER/PATH;"
+        " required, and repeatable. --model-store is the same.",
     ),
     Flag(
         name="model-control-mode",
@@ -168,7 +181,30 @@ _HONOURED: Final = (
         default="none",
         metavar="MODE",
         check=_one_of("invalid argument for --model-control-mode", "none", "poll", "explicit"),
-        help="none: load every model at start-up. (poll and explicit are refused in this version.)",
+        help="none: load every model at start-up. poll: the same, then follow what changes in the repositories."
+        " explicit: load what --load-model names, then what the load and unload requests of the repository API ask for.",
+    ),
+    Flag(
+        name="repository-poll-secs",
+        kind=Kind.NUMBER,
+        group=Group.MODELS,
+        default="15",
+        metavar="SECONDS",
+        help="How often poll mode looks at the repositories; decimals, such as 0.5, are Tritium's own.",
+    ),
+    Flag(
+        name="load-model",
+        group=Group.MODELS,
+        metavar="MODEL",
+        repeatable=True,
+        help="Load MODEL at start-up, in explicit mode; repeatable. '*', alone, stands for every model.",
+    ),
+    Flag(
+        name="model-namespacing",
+        kind=Kind.BOOL,
+        group=Group.MODELS,
+        default="false",
+        help="Let models of several repositories have the same name; otherwise such models are not served.",
     ),
     Flag(
         name="model-config-name",
@@ -204,6 +240,28 @@ _HONOURED: Final = (
         default="0",
         metavar="N",
         help="How often a failed load is tried again.",
+    ),
+    Flag(
+        name="resident-memory-limit",
+        group=Group.MODELS,
+        default="80%",
+        metavar="SIZE",
+        help="Tritium's own: the memory that all models may take before those loaded on demand are evicted, least recently"
+        " used first: bytes, a size such as 8GiB, or a share of what the server may use, such as 80%.",
+    ),
+    Flag(
+        name="model-cache-directory",
+        group=Group.MODELS,
+        metavar="DIR",
+        help="Tritium's own: where models of remote repositories are kept. [default: tritium in ${XDG_CACHE_HOME}, else in"
+        " ~/.cache]",
+    ),
+    Flag(
+        name="model-cache-size",
+        group=Group.MODELS,
+        default="50GiB",
+        metavar="SIZE",
+        help="Tritium's own: how much of the disk that directory may fill; what was used least recently goes first.",
     ),
     # -- backends
     Flag(
@@ -400,18 +458,6 @@ _REFUSED: Final = (
     _refused("vertex-ai-thread-count", "send requests to the HTTP endpoint", kind=Kind.INT),
     _refused("vertex-ai-default-model", "send requests to the HTTP endpoint", harmless=("",)),
     _refused("reuse-http-port", "give each server a port of its own", kind=Kind.BOOL, harmless=_FALSE),
-    _refused(
-        "repository-poll-secs", "restart the server to load what changed", kind=Kind.INT, harmless=("0",)
-    ),
-    # Outside explicit mode, which is refused, Triton has its own words for this one.
-    _refused(
-        "load-model",
-        "every model of the repository is loaded",
-        check=lambda _: (
-            "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
-        ),
-    ),
-    _refused("model-namespacing", "give models different names", kind=Kind.BOOL, harmless=_FALSE),
     _refused("model-load-gpu-limit", "limit what the framework allocates by its own settings"),
     _refused("allow-gpu-metrics", "read GPU figures from a device exporter", kind=Kind.BOOL, harmless=_FALSE),
     _refused("trace-config", "statistics and metrics give the durations of each phase", check=_trace_config),

@@ -18,6 +18,9 @@ _EXAMPLES: Final = """\
 examples:
   tritium serve --model-repository=./models
   tritium serve --model-repository=./models --http-port=9000 --metrics-port=9002
+  tritium serve --model-repository=./models --model-control-mode=poll --repository-poll-secs=5
+  tritium serve --model-repository=./models --model-control-mode=explicit --load-model=resnet --load-model=bert
+  tritium serve --model-repository=s3://bucket/models --model-cache-size=100GiB
   tritium serve --model-repository=./models --log-format=json --log-requests=true
   tritium serve --model-repository=./models --backend-config=onnxruntime,intra_op_thread_count=2
   TRITIUM_MODEL_REPOSITORY=./models TRITIUM_HTTP_PORT=9000 tritium serve
@@ -54,7 +57,7 @@ def complaint(error: SettingsError) -> str:
 def help_text(width: int | None = None) -> str:
     """Return the help: every flag in its group, with its default."""
     columns = min(width or shutil.get_terminal_size((100, 24)).columns, 110)
-    parts = [_USAGE, "\nServe every model of the repositories, until SIGTERM or SIGINT.\n\n", _EXAMPLES]
+    parts = [_USAGE, "\nServe the models of the repositories, until SIGTERM or SIGINT.\n\n", _EXAMPLES]
     for group in Group:
         flags = [flag for flag in FLAGS if flag.group is group]
         parts.append(f"\n{group.value}:\n")

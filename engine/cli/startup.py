@@ -16,15 +16,17 @@ def startup_table(
 ) -> None:
     """Print the models with their states, and the options: drawn on a terminal, plain and aligned elsewhere.
 
-    A reader that went away costs the tables and nothing else.
+    Models that nobody has asked to load are counted, not listed: there may be thousands. A reader that went away costs the tables and nothing else.
     """
     out = sys.stdout if file is None else file
-    rows = [(entry.name, str(entry.version or "-"), _status(entry)) for entry in models]
+    attempted = [entry for entry in models if entry.state or entry.reason]
+    rows = [(entry.name, str(entry.version or "-"), _status(entry)) for entry in attempted]
+    rest = _not_loaded(len(models) - len(attempted))
     with contextlib.suppress(OSError, ValueError):
         if out.isatty():
-            _draw(rows, options, out)
+            _draw(rows, rest, options, out)
         else:
-            _write(rows, options, out)
+            _write(rows, rest, options, out)
         out.flush()
 
 
@@ -33,13 +35,23 @@ def _status(entry: IndexEntry) -> str:
     return f"{state}: {entry.reason}" if entry.reason and state != "READY" else state
 
 
-def _write(rows: Sequence[tuple[str, str, str]], options: Sequence[tuple[str, str]], out: TextIO) -> None:
+def _not_loaded(count: int) -> str:
+    if not count:
+        return ""
+    return f"{count} more {'model is' if count == 1 else 'models are'} in the repositories, not loaded\n"
+
+
+def _write(
+    rows: Sequence[tuple[str, str, str]], rest: str, options: Sequence[tuple[str, str]], out: TextIO
+) -> None:
     out.write(aligned([("Model", "Version", "Status"), *rows]))
-    out.write("\n")
+    out.write(rest + "\n")
     out.write(aligned([("Option", "Value"), *options]))
 
 
-def _draw(rows: Sequence[tuple[str, str, str]], options: Sequence[tuple[str, str]], out: TextIO) -> None:
+def _draw(
+    rows: Sequence[tuple[str, str, str]], rest: str, options: Sequence[tuple[str, str]], out: TextIO
+) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -50,6 +62,7 @@ def _draw(rows: Sequence[tuple[str, str, str]], options: Sequence[tuple[str, str
         style = "green" if status == "READY" else "red"
         table.add_row(Text(printable(name), style="bold"), version, Text(printable(status), style=style))
     console.print(table)
+    console.print(Text(rest), end="")
     table = Table("Option", "Value", title="Options", title_justify="left")
     for option, value in options:
         table.add_row(option, Text(printable(value)))

@@ -7,20 +7,17 @@ clock's readings mean nothing here, so that `since` is shown where the root says
 from __future__ import annotations
 
 import argparse
-import contextlib
-import http.client
-import json
-import re
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from engine.cli.client import Client, ServerUnavailable, add_form_options, add_server_options, show, watch
+from engine.cli.folding import FOLDED, SHORT, fold, folded_away, size
 from engine.cli.text import duration, printable
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.segment import Segment
     from rich.text import Text
     from rich.tree import Tree
 
@@ -33,37 +30,22 @@ _STYLES: Final = {
     "exhausted": "bold red",
     "stopped": "dim",
 }
-_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110's token
-_MOST_BYTES: Final = 64 * 1024 * 1024
 
 Node = Mapping[str, Any]
-
-
-class TreeUnavailable(Exception):
-    """The tree could not be fetched, with a message for the operator."""
 
 
 def tree(argv: Sequence[str]) -> int:
     """Fetch and show the tree; return the process's exit status."""
     options = _parser().parse_args(argv)
-    # An operator's own server needs no proxy.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    opener.addheaders += options.header
     try:
+        client = Client(options.url, options.header)
         if options.watch is not None:
-            return _watch(opener, options.url, options.watch)
-        document = fetch(opener, options.url)
-    except TreeUnavailable as error:
+            return watch(lambda: fetch(client), options.watch, drawn=Fitted, plain=plain)
+        document = fetch(client)
+    except ServerUnavailable as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    if options.json:
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-    elif sys.stdout.isatty():
-        from rich.console import Console
-
-        Console(highlight=False).print(drawn(document))
-    else:
-        sys.stdout.write(plain(document))
+    show(document, options, drawn=drawn, plain=plain)
     return 0
 
 
@@ -75,76 +57,17 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: tritium tree --url http://127.0.0.1:8000 --watch",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="the server's HTTP address [%(default)s]"
-    )
-    parser.add_argument(
-        "--header",
-        action="append",
-        default=[],
-        type=_header,
-        metavar="'NAME: VALUE'",
-        help="send this header too, such as the one that --http-restricted-api asks for; repeatable",
-    )
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--json", action="store_true", help="print the server's answer as JSON")
-    shown.add_argument(
-        "--watch",
-        type=float,
-        nargs="?",
-        const=1.0,
-        metavar="SECONDS",
-        help="redraw every second, or every SECONDS",
-    )
+    add_server_options(parser)
+    add_form_options(parser)
     return parser
 
 
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon or not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
-        raise argparse.ArgumentTypeError(f"expected 'NAME: VALUE', got {text!r}")
-    return name, value.strip()
-
-
-def fetch(opener: urllib.request.OpenerDirector, url: str) -> Node:
-    """Return the tree document of the server at `url`. Raises TreeUnavailable."""
-    base = url if "://" in url else f"http://{url}"
-    if not base.startswith(("http://", "https://")):
-        raise TreeUnavailable(f"--url takes an http:// address. Got {url}")
-    try:
-        with opener.open(base.rstrip("/") + _PATH, timeout=10) as response:
-            document = json.loads(response.read(_MOST_BYTES))
-    except urllib.error.HTTPError as error:
-        with error:
-            raise TreeUnavailable(
-                f"the server at {base} answered {error.code} to {_PATH}: is it Tritium, and if its API 'statistics' is"
-                " restricted, did it get the --header?"
-            ) from error
-    except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
-        reason = getattr(error, "reason", error)
-        raise TreeUnavailable(f"no server answers at {base}: {reason}") from error
-    except ValueError as error:
-        raise TreeUnavailable(f"the server at {base} did not answer with a tree: {error}") from error
+def fetch(client: Client) -> Node:
+    """Return the server's tree document. Raises ServerUnavailable."""
+    document = client.ask(_PATH, api="statistics", wanted="a tree")
     if not isinstance(document, dict) or not isinstance(document.get("children"), list):
-        raise TreeUnavailable(f"the server at {base} did not answer with a tree")
+        raise ServerUnavailable(f"the server at {client.base} did not answer with a tree")
     return document
-
-
-def _watch(opener: urllib.request.OpenerDirector, url: str, interval: float) -> int:
-    """Redraw until interrupted. A server that goes away and comes back is part of what is watched."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(console=Console(highlight=False), screen=sys.stdout.isatty(), auto_refresh=False) as live:
-        with contextlib.suppress(KeyboardInterrupt):
-            while True:
-                try:
-                    live.update(drawn(fetch(opener, url)), refresh=True)
-                except TreeUnavailable as error:
-                    live.update(Text(str(error), style="red"), refresh=True)
-                time.sleep(max(0.1, interval))
-    return 0
 
 
 # -- rendering
@@ -161,6 +84,8 @@ def facts(node: Node, now: float | None) -> Iterator[tuple[str, str]]:
         yield "inbox", f"{node['inbox_depth']} in the inbox"
     for key, value in (node.get("info") or {}).items():
         yield "info", f"{printable(str(key))}={printable(str(value))}"
+    if node.get(FOLDED):
+        yield "folded", f"+{node[FOLDED]} running"
     if node.get("last_exit"):
         yield "reason", f"last ended: {printable(str(node['last_exit']))}"
 
@@ -203,12 +128,55 @@ def drawn(document: Node) -> Tree:
     return branch(document, None)
 
 
+class Fitted:
+    """The tree for a terminal, whole where there is room for it, else with so much folded that it fits; redrawn at its size."""
+
+    def __init__(self, document: Node) -> None:
+        self._document = document
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        height = options.height or console.height
+        options = options.update(height=None)
+
+        def lines(document: Node) -> list[list[Segment]]:
+            return console.render_lines(drawn(document), options, pad=False)
+
+        def fits(document: Node) -> bool:
+            return size(document) < height and len(lines(document)) < height  # a line is left for the note
+
+        if size(self._document) <= height and len(lines(self._document)) <= height:
+            yield drawn(self._document)
+            return
+        document = fold(self._document, fits)
+        shown = lines(document)
+        note = _note(folded_away(document), max(0, len(shown) - height + 1))
+        for line in shown[: height - 1]:
+            yield from line
+            yield Segment.line()
+        yield note
+
+
+def _note(folded: int, cut: int) -> Text:
+    from rich.text import Text
+
+    words = [f"{folded} healthy parts are folded"] if folded else []
+    if cut:
+        words.append(f"{cut} lines do not fit")
+    return Text(
+        f"{', '.join(words)}; all of it: tritium tree | less", style="dim", no_wrap=True, overflow="ellipsis"
+    )
+
+
 def _label(node: Node, now: float | None) -> Text:
     from rich.text import Text
 
     style = _STYLES.get(str(node.get("state")), "")
     label = Text.assemble(("● ", style), (printable(str(node.get("name", "?"))), "bold"))
-    styles = {"state": style, "restarts": "yellow", "inbox": "cyan", "reason": "red"}
+    styles = {"state": style, "restarts": "yellow", "inbox": "cyan", "reason": "red", "folded": "green"}
     for kind, words in facts(node, now):
         label.append("  " + words, style=styles.get(kind, "dim"))
+    if node.get(SHORT):
+        label.no_wrap, label.overflow = True, "ellipsis"
     return label

@@ -308,6 +308,8 @@ _SENTENCES: Final[Mapping[str, str]] = {
     Event.LISTENER_OPENED.value: "Started {service} at {address}",
     Event.REQUEST_FAILED.value: "[request id: {request_id}] Infer failed: {message}",
 }
+_PROBLEMS: Final = frozenset({Event.MODEL_LOADING.value, Event.SERVER_STARTING.value})
+"""Events that are told with an `error` or a `warning`, which is a sentence of its own: what they are about goes on."""
 _UNLOADED: Final = "successfully unloaded '{model}' version {version}"
 
 
@@ -316,6 +318,8 @@ def sentence(event: str, keys: Mapping[str, Any]) -> str:
     template = _SENTENCES.get(event, "")
     if event == Event.MODEL_UNAVAILABLE.value and keys.get("reason") == "unloaded":
         template = _UNLOADED
+    elif event in _PROBLEMS:
+        template = next((f"{{{key}}}" for key in ("error", "warning") if keys.get(key)), template)
     words = {key: value if value or key != "request_id" else "<id_unknown>" for key, value in keys.items()}
     try:
         said = template.format(**words) or event

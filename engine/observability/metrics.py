@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import trio
 
+from actors.residency import Counters, ModelResidency
 from actors.statistics import (
     DEFAULT_HISTOGRAM_BOUNDS,
     FailureReason,
@@ -25,8 +26,15 @@ from actors.statistics import (
     LatencySummaries,
     ModelStatistics,
 )
+from actors.traffic import TrafficSample
 from engine.observability.loop_lag import LoopLag
-from engine.observability.sources import MetricsSource, ModelSample
+from engine.observability.sources import (
+    MetricsSource,
+    ModelSample,
+    ReadinessSource,
+    ResidencySource,
+    TrafficSource,
+)
 from engine.observability.system import MachineSampler, ProcessSample, sample_process
 from engine.settings import MetricsSettings
 
@@ -174,6 +182,28 @@ _OURS: Final = (
     ),
 )
 
+# Of models that are loaded on demand.
+_ON_DEMAND: Final[tuple[tuple[str, str, str, Callable[[Counters], Number]], ...]] = (
+    (
+        "tritium_model_loads_on_demand_total",
+        "counter",
+        "Loads that a request brought about",
+        lambda counters: counters.loads,
+    ),
+    (
+        "tritium_model_evictions_total",
+        "counter",
+        "How often a model was unloaded to make room for others",
+        lambda counters: counters.evictions,
+    ),
+    (
+        "tritium_wake_waiting_requests",
+        "gauge",
+        "Requests that wait for their model to be loaded",
+        lambda counters: counters.waiting,
+    ),
+)
+
 _HISTOGRAM: Final = "nv_inference_first_response_histogram_ms"
 _HISTOGRAM_HELP: Final = "Duration from request to first response in milliseconds"
 
@@ -236,6 +266,9 @@ class Exposition:
         loop_lag: LoopLag | None = None,
         machine: MachineSampler | None = None,
         process: Callable[[], ProcessSample] = sample_process,
+        readiness: ReadinessSource | None = None,
+        traffic: TrafficSource | None = None,
+        residency: ResidencySource | None = None,
     ) -> None:
         self._source = source
         self._settings = settings
@@ -243,12 +276,21 @@ class Exposition:
         self._loop_lag = loop_lag
         self._machine = machine
         self._process = process
+        self._readiness = readiness
+        self._traffic = traffic
+        self._residency = residency
 
     def blocks(self) -> Iterator[str]:
         """Yield the text of each family that has a series."""
         models = [(model, _model_labels(model)) for model in self._source.models()]
         if models:
             yield from self._model_blocks(models)
+        if self._readiness is not None:
+            yield from _readiness_blocks(self._readiness)
+        if self._traffic is not None:
+            yield from _traffic_blocks(self._traffic)
+        if self._residency is not None:
+            yield from _residency_blocks(self._residency)
         yield from self._server_blocks()
 
     def text(self) -> str:
@@ -365,6 +407,128 @@ class Exposition:
         )
 
 
+def _readiness_blocks(readiness: ReadinessSource) -> Iterator[str]:
+    yield _single(
+        "tritium_ready",
+        "gauge",
+        "1 while the server is ready, as its health endpoint says",
+        int(readiness.is_ready),
+    )
+    counts = [
+        (each, written({"model": each.name, "version": str(each.version)})) for each in readiness.probes()
+    ]
+    if counts:
+        yield _block(
+            "tritium_probes_total",
+            "counter",
+            "Inferences that readiness made",
+            [_Line("", labels, each.probes) for each, labels in counts],
+        )
+        yield _block(
+            "tritium_probe_failures_total",
+            "counter",
+            "Those of them that spoke against the model",
+            [_Line("", labels, each.failures) for each, labels in counts],
+        )
+        yield _block(
+            "tritium_probe_seconds",
+            "gauge",
+            "How long the last of them took",
+            [_Line("", labels, each.seconds) for each, labels in counts],
+        )
+
+
+def _traffic_blocks(traffic: TrafficSource) -> Iterator[str]:
+    shares: list[_Line] = []
+    requests: list[_Line] = []
+    mirrored: list[_Line] = []
+    rollbacks: list[_Line] = []
+    for each in traffic.samples():
+        for lines, by_version in (
+            (shares, each.shares),
+            (requests, each.requests),
+            (rollbacks, each.rollbacks),
+        ):
+            for version, value in sorted(by_version.items()):
+                lines.append(_Line("", written(_version_labels(each, version)), value))
+        for version, counts in sorted(each.mirrored.items()):
+            for outcome, count in (
+                ("same", counts.same),
+                ("different", counts.different),
+                ("error", counts.errors),
+                ("uncompared", counts.uncompared),
+                ("skipped", counts.skipped),
+            ):
+                labels = {**_version_labels(each, version), "outcome": outcome}
+                mirrored.append(_Line("", written(labels), count))
+    for name, kind, explanation, lines in (
+        ("tritium_traffic_share", "gauge", "Share of the requests that name no version", shares),
+        (
+            "tritium_traffic_requests_total",
+            "counter",
+            "Requests that named no version and were given to this one by a traffic plan",
+            requests,
+        ),
+        (
+            "tritium_traffic_mirrored_total",
+            "counter",
+            "Requests to be mirrored to this version, by what came of it",
+            mirrored,
+        ),
+        (
+            "tritium_traffic_rollbacks_total",
+            "counter",
+            "Times that this version lost its share for its errors or its latency",
+            rollbacks,
+        ),
+    ):
+        if lines:
+            yield _block(name, kind, explanation, lines)
+
+
+def _version_labels(sample: TrafficSample, version: int) -> dict[str, str]:
+    labels = {"model": sample.name, "version": str(version)}
+    return {**labels, "namespace": sample.namespace} if sample.namespace else labels
+
+
+def _residency_blocks(residency: ResidencySource) -> Iterator[str]:
+    sample = residency.samples()
+    models = [(model, written(_key_labels(model))) for model in sample.models]
+    resident = [_Line("", labels, model.resident) for model, labels in models if model.resident]
+    if resident:
+        explanation = "Memory that a model's workers have resident, in bytes"
+        yield _block("tritium_model_resident_bytes", "gauge", explanation, resident)
+    yield _single(
+        "tritium_resident_bytes",
+        "gauge",
+        "Memory that the workers of all models have resident, in bytes",
+        sum(line.value for line in resident),
+    )
+    yield _single(
+        "tritium_resident_budget_bytes",
+        "gauge",
+        "Memory that all models together may take before some are evicted, in bytes",
+        sample.budget,
+    )
+    counted = [(model.counters, labels) for model, labels in models if model.counters is not None]
+    if not counted:
+        return
+    for name, kind, explanation, read in _ON_DEMAND:
+        yield _block(name, kind, explanation, [_Line("", labels, read(each)) for each, labels in counted])
+    wakes = [
+        line
+        for each, labels in counted
+        for line in (_Line("_sum", labels, each.wake_seconds), _Line("_count", labels, each.wakes))
+    ]
+    explanation = "How long models took to be loaded on demand, from the first request that waited"
+    yield _block("tritium_wake_seconds", "summary", explanation, wakes)
+
+
+def _key_labels(model: ModelResidency) -> dict[str, str]:
+    labels = {"model": model.key.name}
+    return {**labels, "namespace": model.key.namespace} if model.key.namespace else labels
+
+
 # -- the text format
 
 
@@ -394,7 +558,8 @@ def _model_labels(model: ModelSample) -> dict[str, str]:
     # A tag's key is the configuration's, and one that is no label name would spoil the whole scrape; so would two
     # underscores in front, which Prometheus keeps for itself.
     tags = {"_" + re.sub(r"[^a-zA-Z0-9_]", "_", key).lstrip("_"): value for key, value in model.tags.items()}
-    return {**tags, "model": model.name, "version": str(model.version)}
+    labels = {**tags, "model": model.name, "version": str(model.version)}
+    return {**labels, "namespace": model.namespace} if model.namespace else labels
 
 
 def _block(name: str, kind: str, explanation: str, lines: Iterable[_Line]) -> str:

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from actors.readiness import ProbeCounts
+from actors.residency import ResidencySample
 from actors.statistics import ModelStatistics
+from actors.traffic import TrafficSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +22,7 @@ class ModelSample:
     name: str
     version: int
     statistics: ModelStatistics
+    namespace: str = ""  # only where models are told apart by their repository
     tags: Mapping[str, str] = field(default_factory=dict)  # the configuration's metric_tags
     queue_depth: int = 0
     queue_age: float = 0.0  # of the request that has waited longest; 0 for an empty queue
@@ -31,3 +35,28 @@ class MetricsSource(Protocol):
 
     def models(self) -> Iterable[ModelSample]:
         """Return every loaded model version."""
+
+
+class ReadinessSource(Protocol):
+    """Whoever knows whether the server is ready."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is now."""
+
+    def probes(self) -> Iterable[ProbeCounts]:
+        """Return what is counted of each model version that was ever probed."""
+
+
+class TrafficSource(Protocol):
+    """Whoever knows how requests are shared out over models' versions."""
+
+    def samples(self) -> Iterable[TrafficSample]:
+        """Return every model that has, or had, a traffic plan."""
+
+
+class ResidencySource(Protocol):
+    """Whoever knows how much memory models take. `actors.residency.Residents` does."""
+
+    def samples(self) -> ResidencySample:
+        """Return what is the case now."""

@@ -69,6 +69,7 @@ _UNFOLDED_AT_ONCE: Final = (
     4096  # at zlib's best ratio of 1,032 these make 4 MiB, which takes a few milliseconds
 )
 _MAX_BODY: Final = 2**31 - 1
+_DEEP: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
 
 _JSON: Final[list[Header]] = [(b"content-type", b"application/json")]
 _BINARY: Final[Header] = (b"content-type", b"application/octet-stream")
@@ -187,6 +188,7 @@ class V2App:
             Endpoint.MODEL_LOAD: self._load,
             Endpoint.MODEL_UNLOAD: self._unload,
             Endpoint.TREE: self._tree,
+            Endpoint.TRAFFIC: self._traffic,
             **dict.fromkeys(_NOT_OFFERED, self._not_offered),
         }
 
@@ -256,10 +258,13 @@ class V2App:
             return _EXITING
         return _YES if health.live() else _NO
 
-    async def _ready(self, _route: Route, _scope: Scope, _receive: Receive) -> _Answer:
+    async def _ready(self, _route: Route, scope: Scope, _receive: Receive) -> _Answer:
         health = self._server.health
         if health.exiting:
             return _EXITING
+        if _asks_deep(scope.get("query_string", b"")):
+            report = await health.deep()
+            return _Answer(200 if report.ready else 400, _JSON, (dump(report.document),))
         return _YES if await health.ready() else _NO
 
     def _require_running(self) -> None:
@@ -304,7 +309,7 @@ class V2App:
         if type(ready_only) is not bool:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
         self._require_running()
-        return _json(metadata.repository_index(self._server.repository.index(ready_only=ready_only)))
+        return _json(metadata.repository_index(await self._server.repository.index(ready_only=ready_only)))
 
     async def _load(self, route: Route, _scope: Scope, receive: Receive) -> _Answer | None:
         document = await self._optional_document(receive)
@@ -326,6 +331,23 @@ class V2App:
         await self._server.repository.unload(route.model, unload_dependents=dependents)
         return _Answer(200, _JSON)
 
+    async def _traffic(self, route: Route, scope: Scope, receive: Receive) -> _Answer | None:
+        """Describe a model's traffic plan, or put another in force. `{}` ends the split; nothing at all is a mistake."""
+        traffic = self._server.traffic
+        if scope["method"] == "GET":
+            return _json(dump(traffic.describe(route.model)))
+        self._require_running()
+        body = await self._body(receive)
+        if body is None:
+            return None
+        try:
+            document = self._parsed(body) if body else None
+        except Internal as error:  # what Triton's own endpoints answer to such a body
+            raise InvalidArgument(error.message) from error
+        if type(document) is not dict:
+            raise InvalidArgument("the body is a traffic plan as a JSON object, or {} to end the split")
+        return _json(dump(traffic.change(route.model, document)))
+
     async def _not_offered(self, route: Route, _scope: Scope, _receive: Receive) -> _Answer:
         raise Unsupported(f"{_NOT_OFFERED[route.endpoint]} is not supported by this version of Tritium")
 
@@ -334,14 +356,17 @@ class V2App:
         body = await self._body(receive)
         if body is None:
             return None
+        document = self._parsed(body) if body else {}
+        return document if type(document) is dict else {}
+
+    def _parsed(self, body: Buffer) -> Any:
         limit = self._options.max_input_size
         if len(body) > limit:
             raise InvalidArgument(
                 f"request JSON size of {len(body)} bytes exceeds the maximum allowed input size of {limit} bytes. "
                 "Use --http-max-input-size to increase the limit."
             )
-        document = parse(body) if body else {}
-        return document if type(document) is dict else {}
+        return parse(body)
 
     async def _body(self, receive: Receive) -> Buffer | None:
         """Return the request's body; None where the client left before its end."""
@@ -369,8 +394,7 @@ class V2App:
 
     async def _infer(self, route: Route, scope: Scope, receive: Receive) -> _Answer | None:
         model = self._server.models.resolve(route.model, route.version)
-        spec = model.spec
-        if spec.decoupled:
+        if model.spec.decoupled:
             raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
         body = await self._body(receive)
         if body is None:
@@ -379,18 +403,21 @@ class V2App:
         encoding = fields.get(b"content-encoding")
         if encoding is not None and is_compressed(encoding):
             body = await self._decompressed(body)
+        model = self._server.models.resolve(route.model, route.version)  # it may have been replaced meanwhile
         json_size = fields.get(b"inference-header-content-length")
         pattern = self._options.header_forward_pattern
         port = ReplyPort()
         request, plan = self._decoder.decode(
             body,
             None if json_size is None else parse_json_size(json_size, len(body)),
-            spec,
+            model.spec,
             requested_version=int(route.version) if route.version else -1,
             reply=port,
             accepted_at=trio.current_time(),
             forwarded=None if pattern is None else _forwarded(scope, pattern),
         )
+        if model.affinity_header:
+            request.affinity = fields.get(model.affinity_header, b"").decode("latin-1")
         hook: DisconnectHook | None = scope.get("extensions", {}).get("tritium.disconnect")
         try:
             if hook is not None:
@@ -405,7 +432,8 @@ class V2App:
             return None
         if isinstance(outcome, TritiumError):
             return _failure(outcome)
-        return await self._encoded(outcome, plan, model, fields.get(b"accept-encoding"))
+        answered_by = request.routed_to or model
+        return await self._encoded(outcome, plan, answered_by, fields.get(b"accept-encoding"))
 
     async def _decompressed(self, body: Buffer) -> bytes:
         limit = self._options.max_input_size
@@ -510,6 +538,18 @@ def _binary_headers(json_size: int) -> list[Header]:
 def _server_timing(timing: tuple[int, int, int, int]) -> bytes:
     names = ("queue", "compute_input", "compute_infer", "compute_output")
     return ", ".join(f"{name};dur={ns / 1e6:.3f}" for name, ns in zip(names, timing, strict=True)).encode()
+
+
+def _asks_deep(query: bytes) -> bool:
+    """Whether a readiness probe asks for inferences. Other fields of the query are nobody's business."""
+    for pair in query.split(b"&") if query else ():
+        name, _, value = pair.partition(b"=")
+        if name == b"deep":
+            if value not in _DEEP:
+                shown = value[:40].decode("ascii", "replace")
+                raise InvalidArgument(f"Invalid value '{shown}' for 'deep': expected 1 or 0")
+            return _DEEP[value]
+    return False
 
 
 def _refuse_repository_name(route: Route) -> None:

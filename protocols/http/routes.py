@@ -50,6 +50,7 @@ class Endpoint(Enum):
     CUDA_MEMORY_STATUS = ("CUDA shared memory status", Category.SHARED_MEMORY, ("GET",))
     CUDA_MEMORY_CHANGE = ("CUDA shared memory change", Category.SHARED_MEMORY, ("POST",))
     TREE = ("tree", Category.STATISTICS, ("GET",))
+    TRAFFIC = ("traffic", Category.MODEL_REPOSITORY, ("GET", "POST"))
 
     category: Category
     methods: tuple[str, ...]
@@ -133,6 +134,10 @@ TABLE: Final[Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], Route | N
     ),
     (re.compile(r"/v2/trace/setting"), lambda _: Route(endpoint=Endpoint.TRACE)),
     (re.compile(r"/v2/tritium/tree"), lambda _: Route(endpoint=Endpoint.TREE)),
+    (
+        re.compile(r"/v2/tritium/models/(?P<model>[^/]+)/traffic"),
+        lambda found: Route(endpoint=Endpoint.TRAFFIC, model=unquote(found["model"])),
+    ),
 )
 
 

@@ -54,9 +54,12 @@ def _index_entry(entry: IndexEntry) -> dict[str, Any]:
     document: dict[str, Any] = {"name": entry.name}
     if entry.version:
         document["version"] = str(entry.version)
+    if entry.state:
         document["state"] = entry.state
     if entry.reason:
         document["reason"] = text(entry.reason)
+    if entry.progress is not None:
+        document["progress"] = dict(entry.progress)
     return document
 
 

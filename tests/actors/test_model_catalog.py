@@ -1,182 +1,565 @@
-"""What should run is started: so many at a time, each on its own, and what failed is known by its reason."""
+"""What should run is started: so many at a time, each on its own, and every caller gets its true outcome."""
+
+from dataclasses import replace
 
 import pytest
 import trio
 
-from actors.catalog import POLLING, Catalog, FoundModel
-from actors.messages.errors import Unavailable
-from actors.model import ModelState, Status
-from actors.router import Router
-from actors.statistics import ModelStatistics
-from tests.support.model_doubles import Context, make_spec
+from actors.catalog import POLLING, ControlMode
+from actors.messages.errors import Internal, InvalidArgument, TritiumError, Unavailable
+from actors.operations import Listing, check_name, read_parameters
+from actors.specs import InstanceSpec, ModelKey, Probe, Residency
+from tests.support.catalog_doubles import EXPLICIT, failure, model
+from tests.support.model_doubles import make_request
+
+# -- start-up
 
 
-class FakeTree:
-    """Subtrees that load for a second, and fail as often as they are told."""
-
-    def __init__(self, router):
-        self.router = router
-        self.fails = {}  # name -> how often
-        self.seconds = {}  # name -> how long, inf for ever
-        self.loading = 0
-        self.most_loading = 0
-        self.started = []
-        self.ended = []
-        self.nursery = None
-
-    def make_state(self, spec):
-        return ModelState(
-            spec, statistics=ModelStatistics(), on_status=self.router.changed, wall_clock=lambda: 0
-        )
-
-    async def start(self, state):
-        self.started.append(state)
-        self.nursery.start_soon(self._load, state)
-
-    async def _load(self, state):
-        self.loading += 1
-        self.most_loading = max(self.most_loading, self.loading)
-        name = state.spec.name
-        await trio.sleep(self.seconds.get(name, 1.0))
-        self.loading -= 1
-        if self.fails.get(name, 0) > 0:
-            self.fails[name] -= 1
-            state.load_failed("Internal: no")
-        else:
-            state.become(Status.READY)
-
-    async def end(self, state):
-        self.ended.append(state)
-
-
-class Logged(list):
-    def __call__(self, event, *, level="info", **keys):
-        self.append((str(event), level, keys))
-
-
-class World:
-    def __init__(self, found, *, loads_at_once=2, extra_attempts=0):
-        self.router = Router()
-        self.tree = FakeTree(self.router)
-        self.log = Logged()
-        self.found = found
-        self.reads = 0
-        self.catalog = Catalog(
-            self.router,
-            self.tree,
-            self._find,
-            log=self.log,
-            loads_at_once=loads_at_once,
-            extra_attempts=extra_attempts,
-        )
-
-    async def _find(self):
-        self.reads += 1
-        return self.found
-
-    def state(self, name, version=1):
-        return self.router.find(name, version).status
-
-    def run(self, nursery):
-        """One life of the catalog; returns the scope that ends it."""
-        self.tree.nursery = nursery
-        scope = trio.CancelScope()
-
-        async def life():
-            with scope:
-                await self.catalog.run(Context())
-
-        nursery.start_soon(life)
-        return scope
-
-
-def models(*names, **options):
-    return [FoundModel(name=name, specs=[make_spec(name=name)], versions=[1], **options) for name in names]
-
-
-async def test_loads_run_side_by_side_but_only_so_many(nursery, autojump_clock):
-    world = World(models("a", "b", "c", "d", "e"), loads_at_once=2)
-    world.run(nursery)
+async def test_loads_run_side_by_side_but_only_so_many(begin, autojump_clock):
     start = trio.current_time()
-    await world.catalog.finished.wait()
+    world = await begin(*(model(name) for name in "abcde"), loads_at_once=2)
     assert trio.current_time() - start == pytest.approx(3)
     assert world.tree.most_loading == 2
-    assert [entry.state for entry in world.router.index()] == ["READY"] * 5
-    nursery.cancel_scope.cancel()
+    assert [state for _, _, state, _ in world.index()] == ["READY"] * 5
+    assert not world.catalog.start_failed
 
 
-async def test_a_load_that_fails_or_never_ends_blocks_no_other(nursery, autojump_clock):
-    world = World(models("bad", "endless", "good", "better"), loads_at_once=2)
-    world.tree.fails["bad"] = 9
-    world.tree.seconds["endless"] = float("inf")
-    world.run(nursery)
-    await trio.sleep(10)
-    assert world.state("bad") is Status.UNAVAILABLE
-    assert world.state("endless") is Status.LOADING
-    assert world.state("good") is world.state("better") is Status.READY
+async def test_slow_loads_let_others_begin_after_a_while(begin, autojump_clock):
+    world = await begin(*(model(name) for name in "abcd"), wait=False)
+    world.tree.seconds = {"a": float("inf"), "b": float("inf")}
+    await trio.sleep(12)
+    assert world.states("c") == world.states("d") == {1: "READY"}
+    assert world.states("a") == {1: "LOADING"}
     assert not world.catalog.finished.is_set()
-    assert [state.spec.name for state in world.tree.ended] == ["bad"]
-    nursery.cancel_scope.cancel()
 
 
-async def test_a_failed_load_is_tried_again_as_often_as_configured(nursery, autojump_clock):
-    world = World(models("flaky", "hopeless"), extra_attempts=2)
+async def test_a_failed_load_is_tried_again_as_often_as_configured(begin, autojump_clock):
+    world = await begin(model("flaky"), model("hopeless"), extra_attempts=2, wait=False)
     world.tree.fails = {"flaky": 2, "hopeless": 99}
-    world.run(nursery)
     await world.catalog.finished.wait()
-    assert world.state("flaky") is Status.READY
-    assert world.state("hopeless") is Status.UNAVAILABLE
+    assert world.states("flaky") == {1: "READY"}
+    assert world.index("hopeless") == [("hopeless", 1, "UNAVAILABLE", "Internal: no")]
+    assert world.catalog.start_failed
     assert len(world.tree.started) == 6
     assert len(world.tree.ended) == 2 + 3
-    attempts = [keys["attempt"] for event, _, keys in world.log if event == "model_loading"]
-    assert sorted(attempts) == [1, 1, 2, 2, 3, 3]
-    nursery.cancel_scope.cancel()
+    assert sorted(keys["attempt"] for keys in world.log.of("model_loading")) == [1, 1, 2, 2, 3, 3]
 
 
-async def test_a_model_that_cannot_be_configured_is_known_by_its_reason(nursery, autojump_clock):
-    broken = FoundModel(name="broken", versions=[3], reason="Invalid argument: no", warnings=["odd"])
-    world = World([broken, *models("good")])
-    world.run(nursery)
-    await world.catalog.finished.wait()
-    (entry,) = (entry for entry in world.router.index() if entry.name == "broken")
-    assert (entry.version, entry.state, entry.reason) == (3, "UNAVAILABLE", "Invalid argument: no")
-    assert ("model_unavailable", "error", {"model": "broken", "reason": "Invalid argument: no"}) in world.log
-    assert ("model_loading", "warning", {"model": "broken", "warning": "odd"}) in world.log
-    nursery.cancel_scope.cancel()
-
-
-async def test_a_restart_in_the_middle_adopts_what_runs_and_loads_the_rest(nursery, autojump_clock):
-    world = World(models("quick", "failed", "slow"), loads_at_once=3)
-    world.tree.fails["failed"] = 1
-    world.tree.seconds["slow"] = 5.0
-    first = world.run(nursery)
+async def test_progress_tells_phase_seconds_and_attempt(begin, autojump_clock):
+    world = await begin(model("m"), extra_attempts=1, wait=False)
+    world.tree.fails = {"m": 1}
+    world.tree.seconds = {"m": 5.0}
     await trio.sleep(2)
-    first.cancel()
-    await trio.testing.wait_all_tasks_blocked()
-    quick = world.router.find("quick", 1)
-    world.run(nursery)
-    await world.catalog.finished.wait()
-    assert world.router.find("quick", 1) is quick
-    assert sorted(state.spec.name for state in world.tree.started) == ["failed", "quick", "slow", "slow"]
-    assert world.state("slow") is Status.READY
-    assert world.state("failed") is Status.UNAVAILABLE
-    nursery.cancel_scope.cancel()
-
-
-async def test_a_restart_after_everything_was_loaded_looks_at_nothing(nursery, autojump_clock):
-    world = World(models("a"))
-    first = world.run(nursery)
-    await world.catalog.finished.wait()
-    first.cancel()
-    world.run(nursery)
+    assert world.catalog.progress(ModelKey("m")) == {"phase": "starting", "seconds": 2.0, "attempt": 1}
     await trio.sleep(5)
-    assert world.reads == 1
-    assert len(world.tree.started) == 1
-    nursery.cancel_scope.cancel()
+    assert world.catalog.progress(ModelKey("m"))["attempt"] == 2
+    await world.catalog.finished.wait()
+    assert world.catalog.progress(ModelKey("m")) is None
 
 
-async def test_loading_and_unloading_on_request_are_refused(nursery):
-    world = World([])
+async def test_a_model_that_cannot_be_configured_is_known_by_its_reason(begin, autojump_clock):
+    world = await begin(model("broken", 3, reason="Invalid argument: no"), model("good"))
+    assert world.index("broken") == [("broken", 3, "UNAVAILABLE", "Invalid argument: no")]
+    assert world.states("good") == {1: "READY"}
+    assert world.log.of("model_unavailable") == [{"model": "broken", "reason": "Invalid argument: no"}]
+
+
+async def test_a_restarted_catalog_adopts_what_runs_and_waits_for_the_rest(begin, autojump_clock):
+    world = await begin(model("quick"), model("slow"), wait=False)
+    world.tree.seconds["slow"] = 5.0
+    await trio.sleep(2)
+    quick = world.serving("quick")
+    world.root.kill_child("catalog")
+    await world.catalog.finished.wait()
+    assert world.serving("quick") == quick
+    assert world.states("slow") == {1: "READY"}
+    assert sorted(state.spec.name for state in world.tree.started) == ["quick", "slow"]
+    assert sorted(world.source.reads) == ["quick", "slow"]
+
+
+async def test_only_the_named_models_are_loaded_at_start(begin, autojump_clock):
+    world = await begin(model("a"), model("b"), mode=ControlMode.EXPLICIT, startup=("b", "ghost"))
+    assert world.index() == [("b", 1, "READY", "")]
+    assert world.catalog.start_failed
+    assert world.log.of("model_unavailable") == [{"model": "ghost", "reason": "it is in no model repository"}]
+
+
+async def test_a_repository_that_cannot_be_read_fails_the_start(begin, autojump_clock):
+    world = await begin(model("a"), wait=False)
+    world.source.unreadable = "no network"
+    await world.catalog.finished.wait()
+    assert world.catalog.start_failed
+
+
+# -- load and unload on request
+
+
+async def test_loading_and_unloading_on_request_need_explicit_mode(begin, autojump_clock):
+    world = await begin(model("m"))
     for call in (world.catalog.load("m", {}), world.catalog.unload("m", unload_dependents=True)):
-        with pytest.raises(Unavailable, match=POLLING):
-            await call
+        error = await failure(call)
+        assert (type(error), error.message) == (Unavailable, POLLING)
+
+
+async def test_a_load_returns_when_the_model_serves(begin, autojump_clock):
+    world = await begin(model("m", 1, 2), **EXPLICIT)
+    await world.catalog.load("m", {})
+    assert world.states("m") == {1: "READY", 2: "READY"}
+    assert world.router.resolve("m").spec.version == 2
+
+
+async def test_loading_an_unchanged_model_again_changes_nothing(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    before = world.serving("m")
+    await world.catalog.load("m", {})
+    assert world.serving("m") == before
+    assert len(world.tree.started) == 1
+
+
+async def test_a_failed_load_tells_each_version_and_drops_the_others(begin, autojump_clock):
+    world = await begin(model("m", 1, 2, 3), **EXPLICIT)
+    world.tree.fails = {("m", 1): 1, ("m", 3): 1}
+    error = await failure(world.catalog.load("m", {}))
+    assert type(error).__mro__[1] is InvalidArgument
+    assert error.message == (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: no;"
+        "version 3 is at UNAVAILABLE state: Internal: no;\n"
+    )
+    assert world.index("m") == [
+        ("m", 1, "UNAVAILABLE", "Internal: no"),
+        ("m", 2, "UNAVAILABLE", "unloaded"),
+        ("m", 3, "UNAVAILABLE", "Internal: no"),
+    ]
+
+
+async def test_what_is_not_there_or_not_readable_cannot_be_polled(begin, autojump_clock):
+    world = await begin(**EXPLICIT)
+    error = await failure(world.catalog.load("ghost", {}))
+    assert (type(error), error.message) == (
+        Internal,
+        "failed to load 'ghost', failed to poll from model repository",
+    )
+    world.source.models["none"] = model("none", reason="Invalid argument: at least one version")
+    world.source.models["none"] = world.source.models["none"].__class__(
+        key=ModelKey("none"), reason="Invalid argument: at least one version"
+    )
+    error = await failure(world.catalog.load("none", {}))
+    assert error.message == "failed to load 'none', no version is available"
+    world.source.models["bad"] = model("bad", reason="Invalid argument: dims")
+    error = await failure(world.catalog.load("bad", {}))
+    assert error.message == (
+        "load failed for model 'bad': version 1 is at UNAVAILABLE state: Invalid argument: dims;\n"
+    )
+
+
+async def test_an_unload_takes_effect_at_once_and_running_requests_finish(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    (state,) = world.serving("m").values()
+    request = make_request()
+    await state.submit(request)
+    await world.catalog.unload("m")
+    assert world.index("m") == [("m", 1, "UNLOADING", "")]
+    with pytest.raises(TritiumError, match="has no available versions"):
+        world.router.resolve("m")
+    assert state not in world.tree.ended
+    state.queue.take(1)
+    state.fail(request, Unavailable("answered"), reason=next(iter(state.statistics.failures)))
+    await state.ended.wait()
+    assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
+
+
+async def test_what_does_not_drain_within_its_deadline_is_answered(begin, autojump_clock):
+    world = await begin(model("m", drain_timeout=3.0), **EXPLICIT)
+    await world.catalog.load("m", {})
+    (state,) = world.serving("m").values()
+    request = make_request()
+    await state.submit(request)
+    start = trio.current_time()
+    await world.catalog.unload("m")
+    await state.ended.wait()
+    assert trio.current_time() - start == pytest.approx(3)
+    assert isinstance(request.reply.error, Unavailable)
+
+
+async def test_unloading_what_is_unknown_or_unloaded_succeeds(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.unload("ghost")
+    await world.catalog.load("m", {})
+    await world.catalog.unload("m")
+    await world.catalog.unload("m")
+    assert world.index("ghost") == []
+
+
+async def test_a_failed_model_counts_as_unloaded_once_it_was_unloaded(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    world.tree.fails = {"m": 9}
+    await failure(world.catalog.load("m", {}))
+    await world.catalog.unload("m")
+    assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
+
+
+async def test_concurrent_loads_of_one_model_are_one_after_the_other_with_their_own_outcomes(
+    begin, nursery, autojump_clock
+):
+    world = await begin(model("m"), **EXPLICIT)
+    world.tree.fails = {"m": 1}
+    outcomes = []
+
+    async def load():
+        try:
+            await world.catalog.load("m", {})
+            outcomes.append("loaded")
+        except TritiumError as error:
+            outcomes.append(type(error).__name__)
+
+    for _ in range(3):
+        nursery.start_soon(load)
+    await trio.sleep(10)
+    assert outcomes == ["LoadFailed", "loaded", "loaded"]
+    assert len(world.tree.started) == 2
+    assert world.tree.most_loading == 1
+
+
+async def test_an_unload_takes_the_place_of_a_load_that_never_ends(begin, nursery, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    world.tree.seconds = {"m": float("inf")}
+    outcomes = []
+
+    async def load():
+        outcomes.append(await failure(world.catalog.load("m", {})))
+
+    nursery.start_soon(load)
+    await trio.sleep(5)
+    await world.catalog.unload("m")
+    await trio.testing.wait_all_tasks_blocked()
+    assert outcomes[0].message == (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Unavailable: Newer operation has been applied to "
+        "the model lifecycle, current load operation is out-dated.;\n"
+    )
+    assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
+    assert len(world.tree.ended) == 1
+    world.tree.seconds = {}
+    await world.catalog.load("m", {})
+    assert world.states("m") == {1: "READY"}
+
+
+async def test_a_load_that_takes_longer_than_its_limit_fails(begin, autojump_clock):
+    world = await begin(model("m", load_timeout=4.0), model("n", load_timeout=25.0), **EXPLICIT)
+    world.tree.seconds = {"m": float("inf"), "n": float("inf")}
+    for name, limit in (("m", 4), ("n", 25)):
+        start = trio.current_time()
+        error = await failure(world.catalog.load(name, {}))
+        assert trio.current_time() - start == pytest.approx(limit)
+        assert f"not loaded within the {limit} s of tritium.load_timeout" in error.message
+
+
+async def test_one_models_slow_load_holds_up_no_other(begin, nursery, autojump_clock):
+    world = await begin(model("slow"), model("quick"), loads_at_once=2, **EXPLICIT)
+    world.tree.seconds = {"slow": 1000.0}
+    nursery.start_soon(world.catalog.load, "slow", {})
+    await trio.sleep(1)
+    start = trio.current_time()
+    await world.catalog.load("quick", {})
+    assert trio.current_time() - start == pytest.approx(1)
+
+
+# -- change without a dip
+
+
+async def test_the_old_version_serves_until_all_new_ones_are_loaded(begin, nursery, autojump_clock):
+    world = await begin(model("m", 1, content="a"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    (old,) = world.serving("m").values()
+    world.source.models["m"] = model("m", 1, 2, content="b")
+    world.tree.seconds = {("m", 2): 5.0}
+    nursery.start_soon(world.catalog.load, "m", {})
+    await trio.sleep(4)
+    assert world.router.resolve("m") is old
+    assert world.index("m") == [("m", 1, "READY", ""), ("m", 2, "LOADING", "")]
+    await trio.sleep(2)
+    assert world.router.resolve("m").spec.version == 2
+    assert world.router.resolve("m", "1") is not old
+    await old.ended.wait()
+    assert world.index("m") == [("m", 1, "READY", ""), ("m", 2, "READY", "")]
+    assert world.swaps == [("m", [1]), ("m", [1, 2])]
+
+
+async def test_versions_that_are_not_wanted_any_more_retire_once_the_new_ones_serve(begin, autojump_clock):
+    world = await begin(model("m", 1), **EXPLICIT)
+    await world.catalog.load("m", {})
+    (old,) = world.serving("m").values()
+    world.source.models["m"] = model("m", 2)
+    await world.catalog.load("m", {})
+    await old.ended.wait()
+    assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded"), ("m", 2, "READY", "")]
+
+
+async def test_a_reload_that_fails_keeps_the_old(begin, autojump_clock):
+    world = await begin(model("m", 1, content="a"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    before = world.serving("m")
+    world.source.models["m"] = model("m", 1, 2, content="b")
+    world.tree.fails = {("m", 2): 1}
+    error = await failure(world.catalog.load("m", {}))
+    assert "version 2 is at UNAVAILABLE state: Internal: no;" in error.message
+    assert world.serving("m") == before
+    assert world.index("m") == [("m", 1, "READY", ""), ("m", 2, "UNAVAILABLE", "Internal: no")]
+    world.source.models["m"] = model("m", 1, content="b", reason="Invalid argument: dims")
+    await failure(world.catalog.load("m", {}))
+    assert world.serving("m") == before
+
+
+async def test_only_the_versions_whose_files_changed_are_reloaded(begin, autojump_clock):
+    world = await begin(model("m", 1, 2), **EXPLICIT)
+    await world.catalog.load("m", {})
+    one, two = world.serving("m").values()
+    changed = model("m", 1, 2)
+    changed.specs[1] = model("m", 2, content="new").specs[0]
+    world.source.models["m"] = changed
+    await world.catalog.load("m", {})
+    assert world.serving("m")[1] is one
+    assert world.serving("m")[2] is not two
+
+
+async def test_an_instance_count_that_is_the_only_change_scales_in_place(begin, autojump_clock):
+    world = await begin(model("m", config_json=b'{"name": "m", "instance_group": [1]}'), **EXPLICIT)
+    await world.catalog.load("m", {})
+    (state,) = world.serving("m").values()
+    more = (InstanceSpec(name="m_0_0"), InstanceSpec(name="m_0_1"))
+    world.source.models["m"] = model("m", instances=more, config_json=b'{"name": "m", "instance_group": [2]}')
+    await world.catalog.load("m", {})
+    assert list(world.serving("m").values()) == [state]
+    assert state.spec.instances == more
+    assert len(world.tree.started) == 1
+    world.tree.scale_fails = "Internal: no memory"
+    world.source.models["m"] = model("m", config_json=b'{"name": "m", "instance_group": [3]}')
+    error = await failure(world.catalog.load("m", {}))
+    assert "no memory" in error.message
+    assert list(world.serving("m").values()) == [state]
+
+
+async def test_a_probe_that_is_not_answered_keeps_a_version_from_serving(begin, autojump_clock):
+    world = await begin(model("m", probe=Probe.COMPARE, execution_timeout=2.0), **EXPLICIT)
+    await world.catalog.load("m", {})  # it takes nobody's place, so it is not tried
+    before = world.serving("m")
+    for setting in (Probe.COMPARE, Probe.REQUIRED):
+        world.source.models["m"] = model("m", content="new", probe=setting, execution_timeout=2.0)
+        error = await failure(world.catalog.load("m", {}))  # nobody takes anything from its queue
+        assert "did not answer a probe inference: no answer within 2 s" in error.message
+        assert world.serving("m") == before
+
+
+async def test_an_overriding_load_always_reloads_and_a_plain_one_returns_to_the_files(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    for parameters, expected in (
+        ({"config": "{}"}, b'{"override": 1}'),
+        ({"config": "{}"}, b'{"override": 1}'),
+        ({}, b"{}"),
+    ):
+        before = world.serving("m")
+        await world.catalog.load("m", parameters)
+        (state,) = world.serving("m").values()
+        assert state not in before.values()
+        assert state.spec.config_json == expected
+
+
+async def test_local_copies_live_as_long_as_a_version_that_reads_them(begin, autojump_clock):
+    world = await begin(model("m", content="a"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    (old,) = world.serving("m").values()
+    request = make_request()
+    await old.submit(request)
+    world.source.models["m"] = model("m", content="b")
+    await world.catalog.load("m", {})
+    first, second = world.source.copies
+    assert not first.removed
+    old.queue.take(1)
+    old.fail(request, Unavailable("x"), reason=next(iter(old.statistics.failures)))
+    await old.ended.wait()
+    assert first.removed
+    assert not second.removed
+    await world.catalog.unload("m")
+    await trio.sleep(1)
+    assert second.removed
+
+
+# -- what the watcher asks
+
+
+async def test_a_changed_directory_is_reloaded_and_an_unchanged_one_left_alone(begin, autojump_clock):
+    world = await begin(model("m", content="a"), mode=ControlMode.POLL)
+    before = world.serving("m")
+    world.catalog.look_at(ModelKey("m"))
+    await trio.sleep(5)
+    assert world.serving("m") == before
+    world.source.models["m"] = model("m", content="b")
+    world.catalog.look_at(ModelKey("m"))
+    await trio.sleep(5)
+    assert world.serving("m") != before
+
+
+async def test_a_model_that_failed_is_tried_again_once_its_content_changes(begin, autojump_clock):
+    world = await begin(model("m", content="a"), mode=ControlMode.POLL, wait=False)
+    world.tree.fails = {"m": 1}
+    await world.catalog.finished.wait()
+    world.catalog.look_at(ModelKey("m"))
+    await trio.sleep(5)
+    assert world.states("m") == {1: "UNAVAILABLE"}
+    assert len(world.tree.started) == 1
+    world.source.models["m"] = model("m", content="b")
+    world.catalog.look_at(ModelKey("m"))
+    await trio.sleep(5)
+    assert world.states("m") == {1: "READY"}
+
+
+async def test_a_model_that_vanished_is_unloaded_and_forgotten(begin, autojump_clock):
+    world = await begin(model("m"), model("n"), mode=ControlMode.POLL)
+    (state,) = world.serving("m").values()
+    del world.source.models["m"]
+    world.catalog.gone(ModelKey("m"))
+    await state.ended.wait()
+    assert world.states("n") == {1: "READY"}
+    assert all(entry[2:] == ("UNAVAILABLE", "unloaded") for entry in world.index("m"))
+    assert world.swaps[-1] == ("m", None)
+
+
+async def test_a_repository_that_cannot_be_read_is_no_order_to_unload(begin, autojump_clock):
+    world = await begin(model("m"), mode=ControlMode.POLL)
+    world.source.unreadable = "the mount has vanished"
+    world.catalog.look_at(ModelKey("m"))
+    await trio.sleep(5)
+    assert world.states("m") == {1: "READY"}
+
+
+async def test_a_second_model_of_the_same_name_makes_both_unavailable(begin, autojump_clock):
+    world = await begin(model("m"), mode=ControlMode.POLL)
+    reason = "model appears in two or more repositories"
+    world.source.models["m"] = type(world.source.models["m"])(
+        key=ModelKey("m"), reason=reason, duplicate=True, content="both"
+    )
+    world.catalog.look_at(ModelKey("m"))
+    await trio.sleep(5)
+    assert ("m", 0, "UNAVAILABLE", reason) in world.index("m")
+    with pytest.raises(TritiumError):
+        world.router.resolve("m")
+
+
+# -- on demand
+
+
+async def test_a_model_on_demand_is_dormant_until_it_is_woken_and_again_once_evicted(begin, autojump_clock):
+    world = await begin(
+        model("m", residency=Residency.ON_DEMAND), dormant=lambda spec: ("dormant", spec.version)
+    )
+    assert world.router.resolve("m") == ("dormant", 1)
+    assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
+    assert not world.catalog.start_failed
+    await world.catalog.wake(ModelKey("m"))
+    (state,) = world.serving("m").values()
+    assert world.router.resolve("m") is state
+    await world.catalog.wake(ModelKey("m"))
+    assert len(world.tree.started) == 1
+    assert await world.catalog.evict(ModelKey("m"))
+    assert state.ended.is_set()
+    assert world.router.resolve("m") == ("dormant", 1)
+    assert not await world.catalog.evict(ModelKey("m"))
+
+
+# -- composed models
+
+
+async def test_parts_are_loaded_with_the_whole_and_unloaded_with_it_if_nobody_else_wants_them(
+    begin, autojump_clock
+):
+    whole = model("whole", depends_on=("part", "asked"))
+    world = await begin(model("part"), model("asked"), whole, **EXPLICIT)
+    await world.catalog.load("asked", {})
+    await world.catalog.load("whole", {})
+    assert world.states("part") == world.states("whole") == {1: "READY"}
+    await world.catalog.unload("whole", unload_dependents=True)
+    await trio.sleep(1)
+    assert world.states("part") == {1: "UNAVAILABLE"}
+    assert world.states("asked") == {1: "READY"}
+
+
+async def test_a_whole_cannot_serve_without_its_part(begin, autojump_clock):
+    world = await begin(model("part"), model("whole", depends_on=("part",)), **EXPLICIT)
+    await world.catalog.load("whole", {})
+    await world.catalog.unload("part")
+    await trio.sleep(1)
+    assert world.states("whole") == {1: "UNAVAILABLE"}
+
+
+async def test_models_that_depend_on_each_other_are_refused_with_the_path(begin, autojump_clock):
+    world = await begin(model("a", depends_on=("b",)), model("b", depends_on=("a",)), **EXPLICIT)
+    error = await failure(world.catalog.load("a", {}))
+    assert "circular dependency between ensembles: a -> b -> a" in error.message
+
+
+# -- parameters
+
+
+def test_names_that_no_model_can_have_are_refused():
+    with pytest.raises(
+        InvalidArgument, match=r"Model name cannot be empty\. Please enter a valid name to deploy\."
+    ):
+        check_name("")
+    for name in ("..", "a/b", "a\\b", "a\0"):
+        with pytest.raises(InvalidArgument, match="must not contain path traversal characters"):
+            check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"config": b"{}"}, "Config parameter 'config' must have string type for its value"),
+        ({"config": "{}", "file:1/m": "x"}, "File parameter 'file:1/m' must have bytes type for its value"),
+        ({"file:1/m": b"x"}, "Load parameter 'config' must be specified for model file override"),
+        ({"other": "x"}, "Unrecognized load parameter 'other' with type 'str'"),
+    ],
+)
+def test_load_parameters_of_the_wrong_kind_are_refused(parameters, message):
+    with pytest.raises(InvalidArgument) as caught:
+        read_parameters(parameters)
+    assert caught.value.message == message
+
+
+async def test_a_version_that_failed_counts_no_more_once_the_model_serves_without_it(begin, autojump_clock):
+    world = await begin(model("m", 1, content="a"), mode=ControlMode.POLL)
+    world.source.models["m"] = replace(model("m", 1, 2, content="a"), content="with another")
+    world.tree.fails = {("m", 2): 1}
+    world.catalog.look_at(ModelKey("m"))
+    await trio.sleep(5)
+    assert world.states("m") == {1: "READY", 2: "UNAVAILABLE"}
+    world.source.models["m"] = replace(model("m", 1, content="a"), content="without it")
+    world.catalog.look_at(ModelKey("m"))
+    await trio.sleep(5)
+    assert world.states("m") == {1: "READY"}
+
+
+async def test_a_name_that_two_models_have_is_refused(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {})
+
+    async def two():
+        return Listing(keys=[ModelKey("m", "/a"), ModelKey("m", "/b")])
+
+    world.source.listing = two
+    error = await failure(world.catalog.load("m", {}))
+    assert error.message.startswith("There are 2 identifiers of model 'm' in global map")
+
+
+async def test_only_the_version_at_fault_is_blamed(begin, autojump_clock):
+    broken = replace(model("m", 1, 2, reason="Invalid argument: no"), reasons={2: "Invalid argument: no"})
+    world = await begin(broken, **EXPLICIT)
+    error = await failure(world.catalog.load("m", {}))
+    assert error.message == (
+        "load failed for model 'm': version 2 is at UNAVAILABLE state: Invalid argument: no;\n"
+    )
+    assert world.index("m") == [
+        ("m", 1, "UNAVAILABLE", "unloaded"),
+        ("m", 2, "UNAVAILABLE", "Invalid argument: no"),
+    ]

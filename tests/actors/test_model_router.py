@@ -4,7 +4,8 @@ import pytest
 
 from actors.messages.errors import ErrorCode, InvalidArgument, NotFound, Unavailable
 from actors.model import ModelState, Status
-from actors.router import Router, parse_version
+from actors.router import DUPLICATE_REASON, Router, parse_version
+from actors.specs import ModelKey
 from actors.statistics import ModelStatistics
 from tests.support.model_doubles import make_spec
 
@@ -14,16 +15,23 @@ async def router():
     return Router()
 
 
-def add(router, name, version, *, ready=True):
-    state = ModelState(
-        make_spec(name=name, version=version),
+def make(router, name, version, **changes):
+    return ModelState(
+        make_spec(name=name, version=version, **changes),
         statistics=ModelStatistics(),
         on_status=router.changed,
         wall_clock=lambda: 0,
     )
-    router.add(state)
+
+
+def add(router, name, version, *, ready=True, **changes):
+    """Have one more version serve, or load."""
+    state = make(router, name, version, **changes)
+    key = state.spec.key
+    router.load_begun(key, state)
     if ready:
         state.become(Status.READY)
+        router.serve(key, {**router.serving(key), version: state})
     return state
 
 
@@ -45,20 +53,98 @@ async def test_the_highest_ready_version_answers(router):
     assert router.resolve("m") is three
 
 
-async def test_a_version_taken_in_again_replaces_the_one_before(router):
-    add(router, "m", 1)
-    again = add(router, "m", 1, ready=False)
-    assert router.find("m", 1) is again
+async def test_a_version_that_loads_beside_the_one_that_serves_answers_once_it_is_swapped_in(router):
+    old = add(router, "m", 1)
+    new = make(router, "m", 1)
+    router.load_begun(ModelKey("m"), new)
+    new.become(Status.READY)
+    assert router.resolve("m") is router.resolve("m", "1") is old
+    assert router.serve(ModelKey("m"), {1: new}) == [old]
+    assert router.resolve("m") is router.resolve("m", "1") is new
+    assert router.background(ModelKey("m")) == [old]
+    old.become(Status.UNLOADING)
+    router.retired(ModelKey("m"), old)
+    assert [(entry.version, entry.state) for entry in router.index()] == [(1, "READY")]
+
+
+async def test_who_fronts_a_model_answers_requests_that_name_no_version(router):
+    one, two = add(router, "m", 1), add(router, "m", 2)
+    seen = []
+
+    def fronting(ready):
+        seen.append(sorted(ready))
+        return "front" if len(ready) == 2 else None
+
+    router.set_fronting(ModelKey("m"), fronting)
+    assert router.resolve("m") == "front"
+    assert router.resolve("m", "2") is two
+    two.become(Status.UNAVAILABLE, "gone")
+    assert router.resolve("m") is one
+    assert seen == [[1, 2], [1]]
+    router.set_fronting(ModelKey("m"), None)
+    two.become(Status.READY)
+    assert router.resolve("m") is two
+
+
+async def test_stand_ins_answer_while_nothing_is_loaded(router):
+    router.set_dormant(ModelKey("m"), {1: "one", 2: "two"})
+    assert router.resolve("m") == "two"
+    assert router.resolve("m", "1") == "one"
+    assert list(router.versions("m")) == [1, 2]
+    assert [(entry.version, entry.state, entry.reason) for entry in router.index()] == [
+        (1, "UNAVAILABLE", "unloaded"),
+        (2, "UNAVAILABLE", "unloaded"),
+    ]
+    state = add(router, "m", 2)
+    assert router.resolve("m") is state
+    router.serve(ModelKey("m"), {})
+    assert router.resolve("m", "2") == "two"
+    router.set_dormant(ModelKey("m"), None)
     assert refusal(router.resolve, "m")[0] is ErrorCode.NOT_FOUND
-    again.become(Status.READY)
-    assert router.resolve("m") is again
+
+
+async def test_models_of_one_name_are_told_apart_by_their_namespace():
+    router = Router(namespacing=True)
+    one = add(router, "m", 1, namespace="/a")
+    assert router.resolve("m") is one
+    add(router, "m", 1, namespace="/b")
+    ambiguous = (
+        ErrorCode.INVALID_ARG,
+        "There are 2 identifiers of model 'm' in global map, model namespace must be provided to resolve ambiguity.",
+    )
+    assert refusal(router.resolve, "m") == refusal(router.resolve, "m", "1") == ambiguous
+    assert refusal(router.resolve, "x") == (
+        ErrorCode.INVALID_ARG,
+        "Request for unknown model: 'x' is not found",
+    )
+    assert [(entry.name, entry.namespace) for entry in router.index()] == [("m", "/a"), ("m", "/b")]
+
+
+async def test_what_ended_can_be_forgotten(router):
+    state = add(router, "m", 1)
+    router.serve(ModelKey("m"), {})
+    state.become(Status.UNLOADING)
+    router.retired(ModelKey("m"), state)
+    assert [(entry.state, entry.reason) for entry in router.index()] == [("UNAVAILABLE", "unloaded")]
+    router.forget(ModelKey("m"))
+    assert router.index() == []
+    assert refusal(router.resolve, "m")[0] is ErrorCode.NOT_FOUND
+    assert list(router.keys()) == []
+
+
+async def test_observers_hear_of_every_change(router):
+    heard = []
+    router.on_change(heard.append)
+    add(router, "m", 1).become(Status.UNAVAILABLE, "gone")
+    assert set(heard) == {ModelKey("m")}
+    assert len(heard) >= 3
 
 
 async def test_unknown_models_and_versions_are_refused_in_the_contracts_words(router):
     add(router, "m", 1)
     add(router, "m", 2, ready=False)
     add(router, "sleepy", 1, ready=False)
-    router.add_broken("broken", (1, 4), "Invalid argument: no")
+    router.mark_broken(ModelKey("broken"), (1, 4), "Invalid argument: no")
     unknown = "Request for unknown model: "
     assert refusal(router.resolve, "x") == (ErrorCode.NOT_FOUND, f"{unknown}'x' is not found")
     assert refusal(router.resolve, "x", "1") == (ErrorCode.NOT_FOUND, f"{unknown}'x' is not found")
@@ -83,7 +169,7 @@ async def test_unknown_models_and_versions_are_refused_in_the_contracts_words(ro
         ErrorCode.NOT_FOUND,
         f"{unknown}'broken' version 5 is not found",
     )
-    assert list(router.versions("x")) == []
+    assert refusal(router.versions, "x")[0] is ErrorCode.NOT_FOUND
 
 
 @pytest.mark.parametrize("text", ["x", "", "1.5", "9223372036854775808", "-9223372036854775809", "1" * 5000])
@@ -107,34 +193,23 @@ def test_a_version_below_one_is_refused(text):
 async def test_the_index_lists_everything_with_its_state_and_reason(router):
     add(router, "m", 2)
     add(router, "m", 1, ready=False)
-    add(router, "failed", 1, ready=False).become(Status.UNAVAILABLE, "Internal: no")
-    router.add_broken("broken", (1, 4), "Invalid argument: no")
-    router.add_broken("empty", (), "no version")
+    failed = add(router, "failed", 1, ready=False)
+    router.load_ended(ModelKey("failed"), failed, "Internal: no")
+    router.mark_broken(ModelKey("broken"), (1, 4), "Invalid argument: no")
+    router.mark_broken(ModelKey("empty"), (), DUPLICATE_REASON)
     entries = [(entry.name, entry.version, entry.state, entry.reason) for entry in router.index()]
     assert entries == [
         ("broken", 1, "UNAVAILABLE", "Invalid argument: no"),
         ("broken", 4, "UNAVAILABLE", "Invalid argument: no"),
-        ("empty", 0, "UNAVAILABLE", "no version"),
+        ("empty", 0, "UNAVAILABLE", DUPLICATE_REASON),
         ("failed", 1, "UNAVAILABLE", "Internal: no"),
         ("m", 1, "LOADING", ""),
         ("m", 2, "READY", ""),
     ]
-    assert [(entry.name, entry.version) for entry in router.index(ready_only=True)] == [("m", 2)]
-
-
-async def test_all_is_ready_where_nothing_is_broken_and_nothing_failed(router):
-    assert router.all_ready()
-    state = add(router, "m", 1)
-    assert router.all_ready()
-    state.become(Status.UNLOADING)
-    state.become(Status.UNAVAILABLE, "unloaded")
-    assert router.all_ready()
-    router.add_broken("broken", (), "no")
-    assert not router.all_ready()
-    add(router, "broken", 1)  # mended
-    assert router.all_ready()
-    add(router, "late", 1, ready=False)
-    assert not router.all_ready()
+    assert [(entry.name, entry.version) for entry in router.index(ready_only=True)] == [
+        ("empty", 0),  # duplicates are listed all the same
+        ("m", 2),
+    ]
 
 
 async def test_statistics_are_those_of_what_is_ready(router):

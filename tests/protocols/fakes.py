@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.interfaces import IndexEntry, Server, ServerIdentity
+from actors.interfaces import DeepReport, IndexEntry, Server, ServerIdentity
 from actors.messages.datatypes import DataType
 from actors.messages.errors import InvalidArgument, NotFound, TritiumError, Unavailable
 from actors.messages.requests import InferRequest, InferResponse
@@ -61,6 +61,7 @@ class FakeModel:
         self.cancelled: list[InferRequest] = []
         self.released = 0
         self.on_submit: Callable[[], None] = lambda: None
+        self.affinity_header = b""
 
     async def submit(self, request: InferRequest) -> None:
         for tensor in request.inputs:
@@ -162,7 +163,7 @@ class FakeRepository:
         self.loaded: list[tuple[str, Mapping[str, object]]] = []
         self.unloaded: list[tuple[str, bool]] = []
 
-    def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
+    async def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
         return [entry for entry in self.entries if entry.state == "READY" or not ready_only]
 
     def _check(self) -> None:
@@ -183,12 +184,19 @@ class FakeHealth:
         self.exiting = False
         self.is_live = self.is_ready = self.is_model_ready = True
         self.models: FakeModels | None = None
+        self.parts: list[Mapping[str, object]] = []
+        self.deep_probes = 0
 
     def live(self) -> bool:
         return self.is_live
 
     async def ready(self) -> bool:
         return self.is_ready
+
+    async def deep(self) -> DeepReport:
+        self.deep_probes += 1
+        document = {"ready": self.is_ready, "live": True, "parts": self.parts}
+        return DeepReport(ready=self.is_ready, document=document)
 
     async def model_ready(self, name: str, version: str = "") -> bool:
         if self.models is not None:
@@ -201,6 +209,21 @@ class FakeIntrospection:
         return {"name": "root", "children": []}
 
 
+class FakeTraffic:
+    def __init__(self) -> None:
+        self.plans: dict[str, Mapping[str, object]] = {"add": {"weights": {"1": 1}}}
+
+    def describe(self, name: str) -> Mapping[str, object]:
+        if name not in self.plans:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        return {"model": name, "plan": self.plans[name]}
+
+    def change(self, name: str, document: Mapping[str, object]) -> Mapping[str, object]:
+        self.describe(name)
+        self.plans[name] = document
+        return self.describe(name)
+
+
 class FakeServer:
     """The parts, for tests to set and read, and `server`, which frontends get."""
 
@@ -209,6 +232,7 @@ class FakeServer:
         self.repository = FakeRepository()
         self.health = FakeHealth()
         self.health.models = self.models
+        self.traffic = FakeTraffic()
         self.server = Server(
             identity=ServerIdentity(
                 name="tritium", version="0.1.0", extensions=("classification", "statistics")
@@ -217,6 +241,7 @@ class FakeServer:
             repository=self.repository,
             health=self.health,
             introspection=FakeIntrospection(),
+            traffic=self.traffic,
         )
 
     def model(self, name: str = "add") -> FakeModel:

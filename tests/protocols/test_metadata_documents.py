@@ -48,5 +48,13 @@ def test_the_index_leaves_out_what_is_not_known():
     ]
 
 
+def test_the_index_tells_how_far_a_load_has_come():
+    progress = {"phase": "loading", "seconds": 1.5, "attempt": 2}
+    entries = [IndexEntry(name="a", version=1, state="LOADING", progress=progress, essential=False)]
+    assert json.loads(metadata.repository_index(entries)) == [
+        {"name": "a", "version": "1", "state": "LOADING", "progress": progress}
+    ]
+
+
 def test_errors_are_a_message_and_nothing_else():
     assert metadata.error('a "b" \udcff') == b'{"error":"a \\"b\\" \xff"}'

@@ -41,13 +41,13 @@ def test_help_is_quick_and_complete():
     assert time.perf_counter() - started < 5  # generous: a loaded machine; typically 0.03 s
     assert process.returncode == 0
     assert process.stderr == ""
-    for command in ("serve", "check", "tree"):
+    for command in ("serve", "check", "tree", "traffic"):
         assert f"  {command} " in process.stdout
 
 
 def test_the_command_imports_nothing_heavy():
     code = (
-        "import sys, engine.__main__, engine.cli.serve, engine.cli.tree;"
+        "import sys, engine.__main__, engine.cli.serve, engine.cli.tree, engine.cli.traffic;"
         "heavy = {'trio', 'structlog', 'rich', 'numpy', 'google.protobuf', 'orjson'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -93,7 +93,7 @@ def test_serve_reads_the_environment(capsys, monkeypatch):
     [
         (["srve"], "did you mean 'serve'?"),
         (["--model-repository=x"], "tritium serve --model-repository=x"),
-        (["launch"], "commands are serve, tree and check"),
+        (["launch"], "commands are serve, check, tree and traffic"),
     ],
 )
 def test_an_unknown_command_says_what_would_work(words, hint, capsys):
@@ -315,7 +315,9 @@ def test_tree_says_so_where_something_else_answers(server, capsys, answer, messa
 def test_tree_opens_a_restricted_api_with_its_headers(server, capsys):
     server[1]["opened by"] = {"admin-key": "s3cret: yes", "x-tenant": "a"}
     assert main(["tree", "--url", server[0]]) == 1
-    assert "answered 403" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "answered 403" in error
+    assert "its API 'statistics' is restricted; give it with --header 'NAME: VALUE'" in error
     headers = ["--header", "admin-key: s3cret: yes", "--header=X-Tenant:a"]
     assert main(["tree", "--json", "--url", server[0], *headers]) == 0
     assert json.loads(capsys.readouterr().out) == NODE
@@ -354,14 +356,30 @@ def test_the_startup_table_is_plain_and_aligned_in_a_pipe():
     )
 
 
+def test_models_that_nobody_asked_for_are_counted_in_the_startup_table():
+    out = io.StringIO()
+    startup_table([MODELS[0], IndexEntry(name="b"), IndexEntry(name="c")], [("id", "x")], file=out)
+    assert out.getvalue().splitlines()[:3] == [
+        "Model  Version  Status",
+        "add    1        READY",
+        "2 more models are in the repositories, not loaded",
+    ]
+
+
+def test_the_startup_table_of_a_server_without_models_is_a_heading():
+    out = io.StringIO()
+    startup_table([], [("id", "x")], file=out)
+    assert out.getvalue() == "Model  Version  Status\n\nOption  Value\nid      x\n"
+
+
 def test_the_startup_table_is_drawn_on_a_terminal():
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     out = Terminal()
-    startup_table(MODELS, [("http", "0.0.0.0:8000")], file=out)
-    for words in ("add", "READY", "broken", "0.0.0.0:8000"):
+    startup_table([*MODELS, IndexEntry(name="c")], [("http", "0.0.0.0:8000")], file=out)
+    for words in ("add", "READY", "broken", "0.0.0.0:8000", "1 more model is in the repositories"):
         assert words in out.getvalue()
 
 

@@ -38,6 +38,9 @@ def test_without_flags_the_defaults_are_tritons():
     assert settings.metrics.interval == 2.0
     assert list(settings.metrics.summary_quantiles) == [0.5, 0.9, 0.95, 0.99, 0.999]
     assert (settings.log.format, settings.log.verbose, settings.log.requests) == ("default", 0, False)
+    assert (settings.control_mode, settings.poll_interval, settings.load_models) == ("none", 0.0, ())
+    assert (settings.namespacing, settings.resident_memory_limit) == (False, "80%")
+    assert settings.model_cache_size == 50 * 1024**3
     assert settings.warnings == ()
 
 
@@ -66,7 +69,29 @@ def test_without_flags_the_defaults_are_tritons():
         (["--model-load-thread-count=2"], "load_thread_count", 2),
         (["--model-load-retry-count=3"], "load_retry_count", 3),
         (["--model-store=/more"], "model_repositories", ("/models", "/more")),
-        (["--model-control-mode=none"], "model_repositories", ("/models",)),
+        (["--model-store=s3://h:9000/b/p"], "model_repositories", ("/models", "s3://h:9000/b/p")),
+        (["--model-control-mode=none"], "control_mode", "none"),
+        (["--model-control-mode=poll"], "control_mode", "poll"),
+        (["--model-control-mode=poll"], "poll_interval", 15.0),
+        (["--model-control-mode=poll", "--repository-poll-secs=5"], "poll_interval", 5.0),
+        (["--model-control-mode=poll", "--repository-poll-secs=.5"], "poll_interval", 0.5),
+        (["--repository-poll-secs=0"], "poll_interval", 0.0),
+        (["--model-control-mode", "explicit"], "control_mode", "explicit"),
+        (["--model-control-mode=explicit"], "load_models", ()),
+        (
+            ["--model-control-mode=explicit", *(f"--load-model={name}" for name in "aba")],
+            "load_models",
+            ("a", "b"),
+        ),
+        (["--load-model=*", "--load-model=*", "--model-control-mode=explicit"], "load_models", ("*",)),
+        (["--model-namespacing=true"], "namespacing", True),
+        (["--resident-memory-limit=8GiB"], "resident_memory_limit", "8GiB"),
+        (["--resident-memory-limit=62.5%"], "resident_memory_limit", "62.5%"),
+        (["--resident-memory-limit=500000000"], "resident_memory_limit", "500000000"),
+        (["--model-cache-directory=/var/cache/models"], "model_cache_directory", "/var/cache/models"),
+        (["--model-cache-size=1000"], "model_cache_size", 1000),
+        (["--model-cache-size=1.5 GiB"], "model_cache_size", 3 * 2**29),
+        (["--model-cache-size=2TB"], "model_cache_size", 2 * 10**12),
     ],
 )
 def test_a_flag_sets_its_field(flags, name, value):
@@ -189,6 +214,7 @@ def test_each_restricted_api_knows_its_header():
             ["--grpc-infer-thread-count=1"],
             "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128.",
         ),
+        (["--grpc-infer-thread-count=+-5"], "Invalid option value. Got +-5"),
         (
             ["--grpc-max-response-pool-size=0"],
             "Error: --grpc-max-response-pool-size must be greater than 0.",
@@ -196,6 +222,33 @@ def test_each_restricted_api_knows_its_header():
         (
             ["--load-model=add"],
             "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.",
+        ),
+        (
+            ["--load-model=add", "--model-control-mode=poll"],
+            "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.",
+        ),
+        (
+            ["--model-control-mode=explicit", "--load-model=*", "--load-model=add"],
+            "error: creating server: Invalid argument - "
+            "Wildcard model name '*' must be the ONLY startup model if specified at all.",
+        ),
+        (["--model-control-mode=explicit", "--load-model="], None),
+        (["--model-config-name="], "Error: empty argument for --model-config-name"),
+        (["--model-config-name=../gpu"], "--model-config-name must be a name, not a path. Got ../gpu"),
+        (["--repository-poll-secs=soon"], "Invalid option value. Got soon"),
+        (["--repository-poll-secs=1e3"], "Invalid option value. Got 1e3"),
+        (["--repository-poll-secs=-1"], "Provided option value is out of bound. Got -1"),
+        (["--model-control-mode=poll", "--repository-poll-secs=0"], None),
+        (["--model-namespacing=perhaps"], "invalid value for bool option: perhaps"),
+        (["--resident-memory-limit=much"], "Invalid option value. Got much"),
+        (["--resident-memory-limit=8gigs"], "Invalid option value. Got 8gigs"),
+        (["--resident-memory-limit=0%"], "Provided option value is out of bound. Got 0%"),
+        (["--resident-memory-limit=101%"], "Provided option value is out of bound. Got 101%"),
+        (["--model-cache-size=80%"], "Invalid option value. Got 80%"),
+        (["--model-cache-size=0"], "Provided option value is out of bound. Got 0"),
+        (
+            ["--model-cache-size=9999999999TiB"],
+            "Provided option value is out of bound. Got 9999999999TiB",
         ),
         (
             ["--grpc-port=8000"],
@@ -210,7 +263,6 @@ def test_each_restricted_api_knows_its_header():
         (["--metrics-config=colour=red"], None),
         (["--http-restricted-api=health"], None),
         (["--http-header-forward-pattern=("], None),
-        (["--model-repository=s3://bucket/models"], None),
         (["--model-repository="], None),
         (["--http-port"], "option '--http-port' requires an argument"),
         (
@@ -244,12 +296,39 @@ def test_an_unknown_flag_names_the_nearest_one(flag, nearest):
     assert error.hint == f"did you mean {nearest}?"
 
 
-@pytest.mark.parametrize("mode", ["explicit", "poll"])
-def test_other_control_modes_are_refused_until_they_exist(mode):
-    assert (
-        f"--model-control-mode={mode} is not supported by this version of Tritium: "
-        in refusal(f"--model-control-mode={mode}").message
+@pytest.mark.parametrize("name", ["a,b", "a:b"])
+def test_a_model_whose_name_looks_like_a_list_gets_a_warning_that_tells_the_separator(name):
+    settings = Settings.from_environ(
+        {
+            "TRITIUM_MODEL_REPOSITORY": "/models",
+            "TRITIUM_MODEL_CONTROL_MODE": "explicit",
+            "TRITIUM_LOAD_MODEL": f"{name};c",
+        }
     )
+    assert settings.load_models == (name, "c")
+    (warning,) = settings.warnings
+    assert warning.startswith(f"--load-model names one model, and got '{name}'")
+    assert "';' in TRITIUM_LOAD_MODEL" in warning
+
+
+def test_an_interval_that_nothing_is_polled_by_is_named_in_a_warning():
+    settings = read("--model-control-mode=explicit", "--repository-poll-secs=5")
+    assert settings.poll_interval == 0.0
+    (warning,) = settings.warnings
+    assert warning.startswith("--repository-poll-secs has no effect: ")
+
+
+@pytest.mark.parametrize(
+    ("environ", "directory"),
+    [
+        ({"XDG_CACHE_HOME": "/cache", "HOME": "/home/me"}, "/cache/tritium"),
+        ({"HOME": "/home/me"}, "/home/me/.cache/tritium"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/home/me"}, "/home/me/.cache/tritium"),
+        ({"TRITIUM_MODEL_CACHE_DIRECTORY": "/mine", "XDG_CACHE_HOME": "/cache"}, "/mine"),
+    ],
+)
+def test_remote_models_are_kept_where_caches_belong(environ, directory):
+    assert Settings.from_argv([REPOSITORY], environ).model_cache_directory == directory
 
 
 @pytest.mark.parametrize(
@@ -264,7 +343,6 @@ def test_other_control_modes_are_refused_until_they_exist(mode):
         "--trace-config=level=TIMESTAMPS",
         "--cache-config=local,size=1",
         "--response-cache-byte-size=100",
-        "--repository-poll-secs=5",
         "--backend-directory=/opt",
         "--allow-client-shm=true",
         "--allow-gpu-metrics=true",
@@ -363,14 +441,44 @@ def test_an_unknown_variable_names_the_nearest_one():
     assert caught.value.hint == "did you mean TRITIUM_HTTP_PORT?"
 
 
-def test_a_cloud_repository_in_a_variable_is_refused_whole():
-    with pytest.raises(SettingsError, match="s3://host:9000/bucket is not supported"):
-        Settings.from_environ({"TRITIUM_MODEL_REPOSITORY": "s3://host:9000/bucket"})
+@pytest.mark.parametrize(
+    "repositories",
+    [
+        ("s3://host:9000/bucket",),
+        ("s3://https://host:9000/bucket/models",),
+        ("relative", "/a", "s3://bucket/b", "/c", "gs://bucket/d", "as://account/container/e"),
+        ("s3://http://host:9000/bucket", "s3://http://host:9001/bucket", "/local"),
+    ],
+)
+def test_colons_separate_repositories_in_a_variable_and_leave_uris_whole(repositories):
+    settings = Settings.from_environ({"TRITIUM_MODEL_REPOSITORY": ":".join(repositories)})
+    assert settings.model_repositories == repositories
 
 
 def test_a_variable_is_held_to_the_same_rules_as_its_flag():
     with pytest.raises(SettingsError, match="invalid value for bool option: maybe"):
         Settings.from_environ({"TRITIUM_MODEL_REPOSITORY": "/a", "TRITIUM_ALLOW_HTTP": "maybe"})
+
+
+# -- what an operator sees
+
+
+def shown(*flags):
+    return dict(read(*flags).options())
+
+
+def test_the_options_tell_the_control_mode_and_what_counts_in_it():
+    assert shown()["model_control_mode"] == "none"
+    assert not shown().keys() & {"repository_poll_secs", "startup_models", "model_cache_directory"}
+    polling = shown("--model-control-mode=poll", "--repository-poll-secs=0.5")
+    assert (polling["model_control_mode"], polling["repository_poll_secs"]) == ("poll", "0.5")
+    explicit = shown("--model-control-mode=explicit", "--load-model=a", "--load-model=b")
+    assert (explicit["model_control_mode"], explicit["startup_models"]) == ("explicit", "a, b")
+
+
+def test_the_options_tell_of_the_cache_where_a_repository_is_remote():
+    remote = shown("--model-repository=gs://bucket/models", "--model-cache-directory=/c")
+    assert (remote["model_cache_directory"], remote["model_cache_size"]) == ("/c", str(50 * 1024**3))
 
 
 # -- the table

@@ -132,6 +132,16 @@ def test_escaping_can_be_turned_off(console):
         ),
         (Event.MODEL_LOADING, {"model": "add"}, "model_loading model=add"),
         (
+            Event.MODEL_LOADING,
+            {"model": "add", "error": "add/config.pbtxt:3:1: error: unknown field 'max_batch_sise' {"},
+            "add/config.pbtxt:3:1: error: unknown field 'max_batch_sise' { model=add",
+        ),
+        (
+            Event.SERVER_STARTING,
+            {"warning": "--grpc-port has no effect"},
+            "--grpc-port has no effect",
+        ),
+        (
             Event.SERVER_READY,
             {"models": 2, "note": "a b", "none": ""},
             "server_ready models=2 note='a b' none=''",

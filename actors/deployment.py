@@ -1,0 +1,323 @@
+"""One model on its way from what serves to what should: load beside, probe, swap, drain (DESIGN section 8).
+
+A `Deployment` is passive: the model's lane (see `actors.catalog`) calls one of its methods at a time. Until the swap nothing
+that serves has been touched, so a load that fails, or is given up, costs nobody anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import trio
+
+from actors.found import FoundModel
+from actors.loading import OUTDATED, LoadFailed, Loading, Surroundings, too_slow
+from actors.messages.errors import Internal, Unavailable
+from actors.messages.events import Event
+from actors.model import ModelState, Status
+from actors.router import UNLOADED
+from actors.scheduling.changes import plan_change
+from actors.specs import ModelKey, ModelSpec, Residency
+from actors.supervision.context import ChildContext
+from actors.supervision.errors import NotRunning
+from actors.supervision.spec import ChildSpec, Restart
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a model's lane is busy with."""
+
+    phase: str
+    since: float
+    attempt: int = 1
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+class Deployment:
+    """What is known about one model, and the way from what serves to what should."""
+
+    def __init__(
+        self, key: ModelKey, around: Surroundings, *, on_retired: Callable[[], object] = lambda: None
+    ) -> None:
+        """`on_retired` is called whenever a version has ended."""
+        self.key = key
+        self.progress: Progress | None = None
+        self.tell: Callable[..., object] = lambda **_: None  # the lane's place in the tree
+        self.attempted = ""  # content of the last `found` that was applied, well or badly
+        self.explicit = False  # it was asked for by its own name, not as a part of another
+        self.overridden = False  # what serves is not what the repository's files say
+        self.left = False  # it is in the repository no more
+        self._around = around
+        self._on_retired = on_retired
+        self._found: FoundModel | None = None
+        self._loading = Loading(key, around, self.enter)
+        self._retiring: dict[ModelState, float] = {}  # and until when it may answer what it has
+
+    @property
+    def serving(self) -> Mapping[int, ModelState]:
+        """The versions that requests are sent to."""
+        return self._around.router.serving(self.key)
+
+    @property
+    def versions(self) -> Sequence[int]:
+        """The versions that are loading, or those that serve."""
+        background = self._around.router.background(self.key)
+        loading = [state.spec.version for state in background if state not in self._retiring]
+        return sorted(loading or self.serving)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the model has left, and nothing of it is still to end."""
+        return self.left and not self._retiring
+
+    @property
+    def depends_on(self) -> frozenset[str]:
+        """The models that it is composed of."""
+        return frozenset(name for state in self.serving.values() for name in state.spec.depends_on)
+
+    def enter(self, phase: str, *, attempt: int = 1, details: Mapping[str, object] | None = None) -> None:
+        """Note what the lane is busy with. `details` may go on changing."""
+        self.progress = Progress(phase, trio.current_time(), attempt, details or {})
+        self.tell(phase=phase, attempt=attempt)
+
+    def could_not_read(self, reason: str) -> None:
+        """Tell operators what clients are not told."""
+        self._around.log(
+            Event.MODEL_LOAD_FAILED, level="error", model=self.key.name, phase="reading", reason=reason
+        )
+
+    # -- towards what was found --------------------------------------------------------------------------------------
+
+    async def apply(self, found: FoundModel, *, forced: bool = False, awake: bool = True) -> None:
+        """Have what was found serve. Raises InvalidArgument or Internal where it can't; what served before then still does.
+
+        Without `awake` a model that is loaded on demand is only made known.
+        """
+        self.attempted = found.content
+        self.left = False
+        for warning in found.warnings:
+            self._around.log(Event.MODEL_LOADING, level="warning", model=self.key.name, warning=warning)
+        for error in found.errors:
+            self._around.log(Event.MODEL_LOADING, level="error", model=self.key.name, error=error)
+        if not found.specs:
+            self._refuse(found)
+        sleeps = found.specs[0].residency is not Residency.ALWAYS
+        if sleeps and not awake and not self.serving:
+            self._adopt(found)
+            self._make_dormant()
+            return
+        # One that is loaded and can't serve has to be loaded anew.
+        ready = self._around.router.ready(self.key)
+        change = plan_change(
+            {number: state.spec for number, state in ready.items()}, found.specs, forced=forced
+        )
+        started = await self._loading.bring_up(change.start, found)
+        states = {number: self.serving[number] for number in change.stay} | started
+        try:
+            for spec in change.scale:
+                states[spec.version] = await self._scale(spec)
+        except BaseException:
+            await self._loading.abandon(started.values(), OUTDATED)
+            raise
+        self._adopt(found)
+        self._swap(states, started)
+        if sleeps:
+            self._make_dormant()
+        else:
+            self._around.router.set_dormant(self.key, None)
+
+    def _refuse(self, found: FoundModel) -> None:
+        """Tell why there is nothing to load."""
+        router = self._around.router
+        self._around.log(
+            Event.MODEL_LOAD_FAILED if self.serving else Event.MODEL_UNAVAILABLE,
+            level="error",
+            model=self.key.name,
+            reason=found.reason,
+        )
+        if found.duplicate:
+            self.retire_all()
+        if not self.serving:
+            router.set_dormant(self.key, None)
+            self._disown()
+        router.mark_broken(self.key, found.versions, found.reason, faults=found.faults)
+        if found.duplicate or not found.readable:
+            raise Internal(f"failed to load '{self.key.name}', failed to poll from model repository")
+        if not found.versions:
+            raise Internal(f"failed to load '{self.key.name}', no version is available")
+        raise LoadFailed(self.key.name, found.faults)
+
+    def _adopt(self, found: FoundModel) -> None:
+        before, self._found = self._found, found
+        if found.copy is not None:
+            found.copy.hold()
+        if before is not None and before.copy is not None:
+            before.copy.let_go()
+
+    def _disown(self) -> None:
+        """Nothing of it serves, or is to be woken."""
+        if self._found is not None and self._found.copy is not None:
+            self._found.copy.let_go()
+        self._found = None
+
+    async def _scale(self, spec: ModelSpec) -> ModelState:
+        state = self.serving[spec.version]
+        before = len(state.instances)
+        # Its files are the same, and where it was loaded from they stay as long as it does.
+        kept = replace(
+            spec,
+            model_directory=state.spec.model_directory,
+            version_directory=state.spec.version_directory,
+        )
+        self.enter("scaling")
+        reason = ""
+        with trio.move_on_after(spec.load_timeout or math.inf) as limit:
+            try:
+                await self._around.tree.scale(state, kept)
+            except Internal as error:
+                reason = error.message
+        if limit.cancelled_caught:
+            reason = too_slow(spec)
+        if reason:
+            self._around.log(
+                Event.MODEL_LOAD_FAILED,
+                level="error",
+                model=spec.name,
+                version=spec.version,
+                reason=reason,
+            )
+            raise LoadFailed(spec.name, {spec.version: reason})
+        self._around.log(
+            Event.MODEL_SCALED,
+            model=spec.name,
+            version=spec.version,
+            instances=len(state.instances),
+            before=before,
+        )
+        return state
+
+    def _swap(self, states: Mapping[int, ModelState], started: Mapping[int, ModelState]) -> None:
+        """Send requests to `states` from now on; everything up to here could be undone."""
+        around = self._around
+        replaced = around.router.serve(self.key, states)
+        around.swapped(self.key, [states[number].spec for number in sorted(states)])
+        for number, state in sorted(started.items()):
+            around.log(
+                Event.MODEL_READY,
+                model=self.key.name,
+                version=number,
+                load_seconds=round(state.load_seconds, 3),
+            )
+        if replaced:
+            around.log(
+                Event.MODEL_SWAPPED,
+                model=self.key.name,
+                versions=sorted(states),
+                replaced=sorted(state.spec.version for state in replaced),
+            )
+        for state in replaced:
+            self._retire(state, state.spec.drain_timeout)
+
+    # -- away from it --------------------------------------------------------------------------------------------------
+
+    def retire_all(self, *, patiently: bool = False) -> list[ModelState]:
+        """Send no more requests to the model; what it has is answered. Returns the versions that retire.
+
+        They have until their deadlines, or as long as it takes.
+        """
+        replaced = self._around.router.serve(self.key, {})
+        self._around.swapped(self.key, [])
+        for state in replaced:
+            self._retire(state, math.inf if patiently else state.spec.drain_timeout)
+        return replaced
+
+    def unload(self) -> None:
+        """Have nothing of the model serve, nor wait for requests."""
+        self._around.router.set_dormant(self.key, None)
+        self.retire_all()
+        self._around.router.unloaded(self.key)
+        self._disown()
+        self.attempted = ""
+        self.explicit = False
+
+    def leave(self) -> None:
+        """The model is in the repository no more."""
+        self.left = True
+        self.unload()
+        self._around.router.forget(self.key)
+        self._around.left(self.key)
+
+    def _retire(self, state: ModelState, within: float) -> None:
+        state.become(Status.UNLOADING)
+        self._retiring[state] = trio.current_time() + within
+        with suppress(
+            NotRunning
+        ):  # it is being restarted, or the server is stopping and ends every subtree itself
+            self._start_retirement(state)
+
+    def resume_retirements(self) -> None:
+        """Go on with those that ended before they had ended their version."""
+        present = {child.name for child in self._around.retirements.which_children()}
+        for state in self._retiring:
+            if state.subtree not in present:
+                self._start_retirement(state)
+
+    def _start_retirement(self, state: ModelState) -> None:
+        self._around.retirements.start_child_nowait(
+            ChildSpec(
+                state.subtree,
+                partial(self._retirement, state),
+                restart=Restart.TEMPORARY,
+                shutdown=state.spec.drain_timeout,
+            )
+        )
+
+    async def _retirement(self, state: ModelState, ctx: ChildContext) -> None:
+        """Drain one version until its deadline, and end it."""
+        ctx.publish(model=state.spec.name, version=state.spec.version, in_flight=len(state.in_flight))
+        spec = state.spec
+        with trio.move_on_at(self._retiring[state]) as patience:
+            await state.wait_drained()
+        if patience.cancelled_caught:
+            state.give_up(
+                f"version {spec.version} of model '{spec.name}' was replaced or unloaded, and this request was not answered"
+                f" within the {spec.drain_timeout:g} s of 'tritium.drain_timeout' after that"
+            )
+        with trio.CancelScope(shield=True):
+            await self._around.tree.end(state)
+        state.become(Status.UNAVAILABLE, UNLOADED)
+        self._around.router.retired(self.key, state)
+        del self._retiring[state]
+        state.ended.set()
+        self._loading.let_go(state)
+        self._on_retired()
+
+    # -- on demand -----------------------------------------------------------------------------------------------------
+
+    def _make_dormant(self) -> None:
+        assert self._found is not None
+        self._around.router.set_dormant(self.key, self._around.dormant(self._found.specs))
+
+    async def wake(self) -> None:
+        """Load a model that is known and not loaded."""
+        if self._found is None:
+            raise Unavailable(f"model '{self.key.name}' is not known any more")
+        if not self._around.router.ready(self.key):
+            await self.apply(self._found, forced=True)
+
+    async def evict(self) -> bool:
+        """Unload a model that is loaded on demand; returns once its workers have ended.
+
+        False where it was not loaded, or is not to be evicted any more. Its clients have done nothing to deserve a
+        deadline: the memory comes when they have their answers.
+        """
+        if self._found is None or self._found.specs[0].residency is not Residency.ON_DEMAND:
+            return False
+        retiring = self.retire_all(patiently=True)
+        for state in retiring:
+            await state.ended.wait()
+        return bool(retiring)

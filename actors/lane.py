@@ -1,0 +1,99 @@
+"""The lane of a model: what waits to be done with it, and the actor that does it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from actors.deployment import Deployment
+from actors.loading import Surroundings
+from actors.messages.errors import Internal, TritiumError
+from actors.operations import Gone, LookAt, Operation, Unload
+from actors.specs import ModelKey
+from actors.supervision.context import ChildContext
+from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
+
+INTENSITY: Final = Intensity(5, 60.0)
+
+
+class Lane:
+    """What waits to be done with one model, and the actor that does it."""
+
+    def __init__(
+        self, key: ModelKey, around: Surroundings, name: str, *, on_over: Callable[[], object]
+    ) -> None:
+        """`on_over` is called when the lane may be done without, see `over`."""
+        self.deployment = Deployment(key, around, on_retired=self._look_up)
+        self.name = name  # in the supervision tree
+        self._on_over = on_over
+        self.standing = False  # its actor was started
+        self._waiting: deque[Operation] = deque()
+        self._current: Operation | None = None
+        self._scope: trio.CancelScope | None = None
+        self._arrived = trio.Event()
+
+    def add(self, operation: Operation) -> None:
+        """Put an operation behind the others. Never waits."""
+        if isinstance(operation, Unload | Gone):
+            self._supersede()
+        if isinstance(operation, LookAt) and any(type(each) is LookAt for each in self._waiting):
+            operation.finish()  # one look sees what another would
+            return
+        self._waiting.append(operation)
+        self._arrived.set()
+
+    @property
+    def over(self) -> bool:
+        """Whether its model has left, and nothing is to be done with it."""
+        return self.deployment.at_rest and self._current is None and not self._waiting
+
+    def _look_up(self) -> None:
+        self._arrived.set()
+
+    def _supersede(self) -> None:
+        """Nobody will want what is being loaded, or waits to be."""
+        for operation in [each for each in self._waiting if each.gives_way]:
+            self._waiting.remove(operation)
+            operation.give_way(self.deployment)
+        if self._current is not None and self._current.gives_way and self._scope is not None:
+            self._current.give_way(self.deployment)
+            self._scope.cancel()
+
+    def spec(self) -> ChildSpec:
+        """Return the actor as a child: tried again for as long as it takes, without its siblings noticing."""
+        return ChildSpec(self.name, self.run, intensity=INTENSITY, on_exhausted=OnExhausted.RETRY_AT_CAP)
+
+    async def run(self, ctx: ChildContext) -> None:
+        """Do one thing after the other. One that crashes is answered, and not tried again."""
+        ctx.started()
+        self.deployment.tell = ctx.publish
+        if self.deployment.key.namespace:
+            ctx.publish(namespace=self.deployment.key.namespace)
+        while True:
+            while self._waiting:
+                self._current = self._waiting.popleft()
+                ctx.publish(busy_with=type(self._current).__name__.lower())
+                try:
+                    await self._carry_out(self._current)
+                finally:  # which was cancelled, or crashed
+                    self._current.finish(
+                        Internal(f"what was asked of model '{self.deployment.key.name}' came to no end")
+                    )
+                    self._current = self._scope = self.deployment.progress = None
+            ctx.publish(busy_with=None, phase=None, attempt=None)
+            if self.over:
+                self._on_over()
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+
+    async def _carry_out(self, operation: Operation) -> None:
+        with trio.CancelScope() as self._scope:
+            try:
+                await operation.carry_out(self.deployment)
+            except TritiumError as error:
+                operation.finish(error)
+            else:
+                operation.finish()

@@ -1,0 +1,268 @@
+"""What can be asked of one model, and what a load request says (contract, repository.md sections 5 and 6)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import trio
+
+from actors.deployment import Deployment
+from actors.found import FoundModel
+from actors.loading import Superseded
+from actors.messages.errors import Internal, InvalidArgument, TritiumError, Unavailable
+from actors.specs import ModelKey
+
+NOWHERE: Final = "it is in no model repository"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """What a load request puts in place of the repository's files (contract, repository.md section 5.2)."""
+
+    config: str  # a ModelConfig as JSON
+    files: Mapping[str, bytes] = field(default_factory=dict)  # by path; where there are any, the only ones
+
+
+class Unreadable(Exception):
+    """The repository can't be read just now; the message says which one, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The models that there are, and why some repositories could not be asked."""
+
+    keys: Sequence[ModelKey]
+    failures: Sequence[str] = ()
+
+
+class ModelSource(Protocol):
+    """The repositories, as the catalog asks them."""
+
+    async def listing(self) -> Listing:
+        """Return every model of the repositories that can be asked."""
+
+    async def read(
+        self, key: ModelKey, override: Override | None, report: Callable[[str, Mapping[str, object]], None]
+    ) -> FoundModel | None:
+        """Return the model as it stands, or None where there is no such model. `report` is told of phases.
+
+        Raises Unreadable.
+        """
+
+
+class Operation(ABC):
+    """One thing asked of one model, and how it ended."""
+
+    gives_way = False  # whether an order to unload takes its place
+
+    def __init__(self) -> None:
+        self.error: TritiumError | None = None
+        self.done = trio.Event()
+
+    def finish(self, error: TritiumError | None = None) -> None:
+        """Tell whoever asked. The first word counts."""
+        if not self.done.is_set():
+            self.error = error
+            self.done.set()
+
+    async def outcome(self) -> None:
+        """Wait for the end. Raises what it failed with."""
+        await self.done.wait()
+        if self.error is not None:
+            raise self.error
+
+    def give_way(self, deployment: Deployment) -> None:
+        """Tell whoever asked that an order to unload has taken its place."""
+        self.finish(Superseded(deployment.key.name, deployment.versions))
+
+    @abstractmethod
+    async def carry_out(self, deployment: Deployment) -> None:
+        """Do it. Raises TritiumError."""
+
+
+class _FromRepository(Operation):
+    """Read the model's directory, and have what is found serve."""
+
+    gives_way = True
+
+    def __init__(
+        self, source: ModelSource, ensure: Callable[[ModelKey, FoundModel], Awaitable[None]]
+    ) -> None:
+        super().__init__()
+        self._source = source
+        self._ensure = ensure
+
+    async def _read(self, deployment: Deployment, override: Override | None = None) -> FoundModel | None:
+        def report(phase: str, details: Mapping[str, object]) -> None:
+            deployment.enter(phase, details=details)
+
+        deployment.enter("reading")
+        try:
+            return await self._source.read(deployment.key, override, report)
+        except Unreadable as error:
+            deployment.could_not_read(str(error))
+            raise
+
+
+class Load(_FromRepository):
+    """Of a load request."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        ensure: Callable[[ModelKey, FoundModel], Awaitable[None]],
+        override: Override | None = None,
+        *,
+        explicit: bool = True,
+    ) -> None:
+        super().__init__(source, ensure)
+        self._override = override
+        self._explicit = explicit
+
+    async def carry_out(self, deployment: Deployment) -> None:
+        """Load or reload; an unchanged model that is loaded stays."""
+        deployment.explicit = deployment.explicit or self._explicit
+        try:
+            found = await self._read(deployment, self._override)
+        except Unreadable as error:
+            raise not_polled(deployment.key) from error
+        if found is None:
+            deployment.could_not_read(NOWHERE)
+            raise not_polled(deployment.key)
+        overridden = self._override is not None or deployment.overridden
+        try:
+            await self._ensure(deployment.key, found)
+            await deployment.apply(found, forced=overridden)
+        finally:
+            found.settle()
+        deployment.overridden = self._override is not None
+
+
+class Start(_FromRepository):
+    """At start-up: models that are loaded on demand sleep on."""
+
+    async def carry_out(self, deployment: Deployment) -> None:
+        """Load what should be loaded."""
+        try:
+            found = await self._read(deployment)
+        except Unreadable as error:
+            raise Unavailable(str(error)) from error
+        if found is not None:
+            try:
+                await self._ensure(deployment.key, found)
+                await deployment.apply(found, awake=False)
+            finally:
+                found.settle()
+
+
+class LookAt(_FromRepository):
+    """Of the watcher: something about the model's directory is new, and it has come to rest."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        ensure: Callable[[ModelKey, FoundModel], Awaitable[None]],
+        could_not: Callable[[ModelKey], object],
+    ) -> None:
+        super().__init__(source, ensure)
+        self._could_not = could_not
+
+    async def carry_out(self, deployment: Deployment) -> None:
+        """Reload what has changed; a model whose content is what it was is left alone, failed or not."""
+        try:
+            found = await self._read(deployment)
+        except Unreadable:  # which says nothing about the model
+            self._could_not(deployment.key)
+            return
+        if found is None:
+            deployment.leave()
+            self._could_not(deployment.key)  # it may be back before anybody saw it gone
+            return
+        try:
+            if not found.content or found.content != deployment.attempted:
+                await self._ensure(deployment.key, found)
+                await deployment.apply(found, awake=False)
+        finally:
+            found.settle()
+
+
+class Gone(Operation):
+    """Of the watcher: the model's directory is there no more."""
+
+    async def carry_out(self, deployment: Deployment) -> None:
+        """Unload and forget."""
+        deployment.leave()
+
+
+class Unload(Operation):
+    """Of an unload request."""
+
+    async def carry_out(self, deployment: Deployment) -> None:
+        """Unload; running requests finish."""
+        deployment.unload()
+
+
+class Wake(Operation):
+    """Of a request for a model that is loaded on demand."""
+
+    gives_way = True
+
+    async def carry_out(self, deployment: Deployment) -> None:
+        """Load it, unless it is."""
+        await deployment.wake()
+
+
+class Evict(Operation):
+    """Of the residency's actor, which needs the memory."""
+
+    gives_way = True  # it may wait long for the last answers, and has unloaded the model before that
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evicted = False
+
+    def give_way(self, deployment: Deployment) -> None:
+        """Tell the residency that it has nothing to wait for any more."""
+        self.finish(Unavailable(f"model '{deployment.key.name}' was unloaded"))
+
+    async def carry_out(self, deployment: Deployment) -> None:
+        """Unload it for now."""
+        self.evicted = await deployment.evict()
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidArgument for a name that no model can have (contract, repository.md section 5)."""
+    if not name:
+        raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
+    if name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
+        raise InvalidArgument(
+            f"invalid model name '{name}', model name must not contain path traversal characters"
+        )
+
+
+def read_parameters(parameters: Mapping[str, object]) -> Override | None:
+    """Return what a load request's parameters put in place of the repository's files (contract, section 5.2)."""
+    config = ""
+    files: dict[str, bytes] = {}
+    for key, value in parameters.items():
+        if key == "config":
+            if not isinstance(value, str):
+                raise InvalidArgument("Config parameter 'config' must have string type for its value")
+            config = value
+        elif key.startswith("file:"):
+            if not isinstance(value, bytes):
+                raise InvalidArgument(f"File parameter '{key}' must have bytes type for its value")
+            files[key.removeprefix("file:")] = value
+        else:
+            raise InvalidArgument(f"Unrecognized load parameter '{key}' with type '{type(value).__name__}'")
+    if files and "config" not in parameters:
+        raise InvalidArgument("Load parameter 'config' must be specified for model file override")
+    return Override(config=config, files=files) if "config" in parameters else None
+
+
+def not_polled(key: ModelKey) -> Internal:
+    """Return all that a client is told of a model that can't be read; the log has the reason (contract, section 5)."""
+    return Internal(f"failed to load '{key.name}', failed to poll from model repository")

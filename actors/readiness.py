@@ -1,0 +1,506 @@
+"""Whether the server is ready, which part of it is not, and since when (contract, repository.md section 8).
+
+Theory of operation. The *verdict* is a value, made by the pure `judge` from what is known of each model version: how the
+index lists it, what its instances say of themselves (the backend's own check), and what came of the last probe. `Readiness`
+keeps the newest verdict, so that `ready` answers without waiting. It is passive: the actor that asks the instances and
+makes the probes may die and be started again, and finds everything where it was.
+
+A verdict is made anew after each change, at once if somebody asks in between. Instances are asked every second, without a
+task and without waiting; they answer when they do. Probes run in tasks of the actor's, one at a time for each version.
+
+A server that has not been ready yet waits for the first word of everything that is to be asked. Afterwards what has not
+been asked yet counts as well, and what is being loaded counts as it did before, so that loading a model never takes a
+server that serves out of its load balancer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final, NoReturn
+
+import trio
+
+from actors.interfaces import DeepReport
+from actors.messages.events import Event, Log
+from actors.model import PROBE_SECONDS, InstanceState, ModelState, Status
+from actors.probing import ProbeOutcome, better, probe, probe_trouble
+from actors.router import Router
+from actors.specs import ModelKey
+from actors.supervision.context import ChildContext
+from actors.verdicts import Named, Standing, Verdict, judge
+from actors.worker import LiveWorker
+
+ASK_EVERY: Final = 1.0
+"""Seconds between two looks at what the instances say of themselves."""
+
+PERIODIC_WITHIN: Final = 10.0
+"""Seconds a periodic probe may take at most, where the model's own limit does not say."""
+
+DEEP_WITHIN: Final = 2.0
+DEEP_AT_ONCE: Final = 8
+DEEP_BUDGET: Final = 10.0
+"""Seconds after which a round of deep probes begins no other."""
+
+DEEP_SHARED_FOR: Final = 0.25
+"""Seconds for which the report of one round answers everybody."""
+
+_SHARE: Final = 10  # where a verdict takes milliseconds, the loop gets ten times as long before the next
+_CLOCK_SET: Final = 1.0  # seconds by which the wall's clock is off where it has been set anew
+_LISTED: Final = 10  # failed parts that one log line names
+_SHOWN: Final = 1000  # characters of a reason
+
+
+# -- what is remembered of a version while it serves
+
+
+class _OwnCheck:
+    """What the instances of one version say of themselves, for backends that have a check of their own.
+
+    `news` is called where that changes.
+    """
+
+    def __init__(self, state: ModelState, news: Callable[[], None]) -> None:
+        self.trouble = ""
+        self.heard = False  # it has been asked, and has answered or was too slow
+        self._state = state
+        self._news = news
+        self._open = 0  # instances that have not answered yet
+        self._agreed = True
+        self._asked_at = 0.0
+
+    def ask(self, now: float) -> None:
+        """Ask every instance that serves, unless the last question is still open."""
+        if self._open:
+            if now - self._asked_at >= PROBE_SECONDS:
+                self._conclude(f"its own readiness check does not answer within {PROBE_SECONDS:g} s")
+            return
+        asked = [(each, each.worker) for each in self._state.instances if each.worker is not None]
+        self._open, self._agreed, self._asked_at = len(asked), True, now
+        if not asked:
+            self._conclude("")
+        for instance, worker in asked:
+            worker.probe(partial(self._hear, instance, worker))
+
+    def _hear(self, instance: InstanceState, worker: LiveWorker, said: bool) -> None:  # `LiveWorker.probe`'s
+        # A worker that dies says no; but then its instance starts another, which is what it is for.
+        self._agreed = self._agreed and (said or instance.worker is not worker)
+        self._open -= 1
+        if not self._open:
+            self._conclude("" if self._agreed else "its own readiness check says no")
+
+    def _conclude(self, trouble: str) -> None:
+        if not self.heard or trouble != self.trouble:
+            self.heard, self.trouble = True, trouble
+            self._news()
+
+
+class _Watch:
+    """What is known of a version that serves beyond that it does: its own check, and its probes."""
+
+    def __init__(self, state: ModelState, news: Callable[[], None], now: float) -> None:
+        self.state = state
+        self.check = _OwnCheck(state, news)
+        self.due = now  # when it is to be probed next, if it is at all
+        self.since = now  # when `trouble` came, or went
+        self.trouble = ""  # what the last probe says against it
+        self.note = ""  # why that is nothing
+        self.outcome: ProbeOutcome | None = None  # of the last probe
+        self.running: trio.Event | None = None  # set when the probe that runs now has ended
+        self.began = 0.0
+        self._baseline: ProbeOutcome | None = None
+        self._news = news
+
+    @property
+    def named(self) -> Named:
+        """What tells it from the others."""
+        return self.state.spec.key, self.state.spec.version
+
+    @property
+    def periodic(self) -> bool:
+        """Whether it is probed without being asked for, and whether the verdict then depends on it."""
+        return self.state.spec.probe_interval > 0
+
+    def standing(self) -> tuple[str, str]:
+        """Return what is said against it, and what has not been heard yet."""
+        trouble = self.check.trouble or (self.trouble if self.periodic else "")
+        if not self.check.heard:
+            return trouble, "its own readiness check has not answered yet"
+        if self.periodic and self.outcome is None:
+            return trouble, "it has not answered a probe inference yet"
+        return trouble, ""
+
+    def learn(self, outcome: ProbeOutcome, *, others: int, now: float) -> None:
+        """Take in a probe's outcome, during which `others` requests were answered.
+
+        A version that answers its clients is busy, and no probe has to prove that it serves: readiness that goes with
+        load would send that load to others, and take them out one by one.
+        """
+        first = self.outcome is None
+        trouble = probe_trouble(self.state.spec.probe, self._baseline, outcome)
+        self._baseline = better(self._baseline, outcome)
+        self.note = ""
+        if not outcome.answered and others:
+            self.note = f"{trouble}; but it answered {others} other requests meanwhile"
+            trouble = ""
+        if bool(trouble) is not bool(self.trouble):
+            self.since = now
+        if trouble != self.trouble or first:
+            self._news()
+        self.outcome, self.trouble = outcome, trouble
+
+
+@dataclass(slots=True)
+class ProbeCounts:
+    """What readiness' own probes of one model version came to, over all its generations."""
+
+    name: str
+    version: int
+    probes: int = 0
+    failures: int = 0  # those that counted against it
+    seconds: float = 0.0  # the last one took
+
+
+class _Round:
+    """One round of deep probes, and everybody who waits for its report."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.done = trio.Event()
+        self.ended_at = math.inf
+        self.report: DeepReport | None = None
+
+
+class Readiness:
+    """The newest verdict, and the actor that sees to it. Implements `actors.interfaces.Health`."""
+
+    def __init__(
+        self,
+        router: Router,
+        *,
+        strict: bool,
+        finished: trio.Event,
+        log: Log,
+        wall_clock: Callable[[], int],
+    ) -> None:
+        """`finished` is set when the loads at start have ended; `wall_clock` gives milliseconds since the epoch."""
+        self._router = router
+        self._strict = strict
+        self._finished = finished
+        self._log = log
+        self._wall_clock = wall_clock
+        self._epoch = 0.0  # what to add to trio's clock for the wall's
+        self.exiting = False
+        self._verdict = Verdict(since=trio.current_time())
+        self._stale = True
+        self._woken = trio.Event()
+        self._watches: dict[ModelState, _Watch] = {}
+        self._counts: dict[Named, ProbeCounts] = {}
+        self._round: _Round | None = None
+        self._publish: Callable[..., None] | None = None  # while the actor lives
+
+    # -- actors.interfaces.Health --------------------------------------------------------------------------------
+
+    def live(self) -> bool:
+        """The loop turns, or nobody would answer."""
+        return True
+
+    async def ready(self) -> bool:
+        """Whether the server is ready, by the newest verdict. Never waits."""
+        return self.verdict.ready
+
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a version serves and says so itself when it is asked now; raises like `Models.resolve`.
+
+        Without a version that is the highest one that serves. A model that its first request would load is ready for that.
+        """
+        model = self._router.resolve(name, version)
+        if isinstance(model, ModelState):
+            return await model.says_ready()
+        for key in self._router.keys(name):
+            ready = self._router.ready(key)
+            if ready:
+                return await ready[max(ready)].says_ready()
+        return True
+
+    async def deep(self) -> DeepReport:
+        """Probe every essential version that serves, and report. Those who ask at about the same time share a round."""
+        now = trio.current_time()
+        shared = self._round
+        if shared is None or now - shared.ended_at >= DEEP_SHARED_FOR:
+            shared = self._round = _Round()
+            self._woken.set()
+        with trio.move_on_after(DEEP_BUDGET + DEEP_WITHIN):
+            await shared.done.wait()
+        return shared.report or self._report({}, {}, "no probe was made: readiness itself is being restarted")
+
+    # -- for others in the server ----------------------------------------------------------------------------------
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict, made anew if something has changed since the last one."""
+        if self._stale:
+            self._survey()
+        return self._verdict
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server is ready, for metrics."""
+        return self.verdict.ready
+
+    def probes(self) -> Iterable[ProbeCounts]:
+        """Return what is counted of each version that was ever probed, for metrics."""
+        return self._counts.values()
+
+    def changed(self) -> None:
+        """Something about a model version is new: have the verdict made anew. Cheap; from anywhere on the loop's thread."""
+        self._stale = True
+        self._woken.set()
+
+    # -- the verdict -----------------------------------------------------------------------------------------------
+
+    def _survey(self) -> None:
+        """Look at everything, and judge."""
+        now = trio.current_time()
+        self._keep_watch(now)
+        self._stale = False  # after that: a version seen for the first time may have answered already
+        before = self._verdict
+        standings = list(self._standings())
+        self._forget_counts({(each.key, each.version) for each in standings})
+        self._verdict = judge(
+            standings, finished=self._finished.is_set(), strict=self._strict, before=before, now=now
+        )
+        self._tell(before, self._verdict)
+
+    def _keep_watch(self, now: float) -> None:
+        watches = {}
+        for state in self._router.states():
+            if state.status is Status.READY:
+                watch = self._watches.get(state)
+                if watch is None:
+                    watch = _Watch(state, self.changed, now)
+                    watch.check.ask(now)
+                watches[state] = watch
+        self._watches = watches
+
+    def _standings(self) -> Iterator[Standing]:
+        watches = {watch.named: watch for watch in self._watches.values()}
+        for entry in self._router.index():
+            key = ModelKey(entry.name, entry.namespace)
+            watch = watches.get((key, entry.version))
+            trouble, awaited = ("", "") if watch is None else watch.standing()
+            yield Standing(
+                key=key,
+                version=entry.version,
+                status=entry.state,
+                reason=entry.reason,
+                essential=entry.essential,
+                trouble=trouble,
+                awaited=awaited,
+            )
+
+    def _forget_counts(self, known: set[Named]) -> None:
+        for gone in self._counts.keys() - known:
+            del self._counts[gone]
+
+    def _tell(self, before: Verdict, verdict: Verdict) -> None:
+        """Log and publish what is new. Until the loads at start have ended nobody expects the server to be ready."""
+        failed = verdict.failed
+        if self._publish is not None:
+            self._publish(ready=verdict.ready, failed=len(failed))
+        same = {part.named for part in failed} == {part.named for part in before.failed}
+        if not verdict.finished or (same and before.finished and verdict.ready is before.ready):
+            return
+        self._log(
+            Event.READINESS_CHANGED,
+            level="info" if verdict.ready and not failed else "warning",
+            ready=verdict.ready,
+            failed=[f"{part}: {_shown(part.reason)}" for part in failed[:_LISTED]],
+            parts_failed=len(failed),
+        )
+
+    # -- the actor -------------------------------------------------------------------------------------------------
+
+    async def run(self, ctx: ChildContext) -> None:
+        """Keep the verdict current, for ever. The start function of a permanent child."""
+        ctx.started()
+        for watch in self._watches.values():
+            watch.running = None  # those probes went with the life before this one
+        if self._round is not None:
+            self._round.begun = False
+        self._publish, self._stale = ctx.publish, True
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._await_start)
+                await self._take_turns(nursery)
+        finally:
+            self._publish = None
+
+    async def _await_start(self) -> None:
+        await self._finished.wait()
+        self.changed()
+
+    async def _take_turns(self, nursery: trio.Nursery) -> NoReturn:
+        ask_at = trio.current_time()
+        while True:
+            now = trio.current_time()
+            if now >= ask_at:
+                ask_at = now + ASK_EVERY
+                for watch in self._watches.values():
+                    watch.check.ask(now)
+                self._survey()  # also where nobody said that anything is new
+            elif self._stale:
+                self._survey()
+            due = self._begin_probes(nursery, now)
+            if self._round is not None and not self._round.begun:
+                self._round.begun = True
+                nursery.start_soon(self._deep_round, self._round)
+            await trio.sleep(_SHARE * (trio.current_time() - now))
+            with trio.move_on_at(min(ask_at, due)):
+                await self._woken.wait()
+            self._woken = trio.Event()
+
+    # -- probes ----------------------------------------------------------------------------------------------------
+
+    def _begin_probes(self, nursery: trio.Nursery, now: float) -> float:
+        """Begin the periodic probes that are due, and return when the next one is."""
+        earliest = math.inf
+        for watch in self._watches.values():
+            if not watch.periodic or watch.running is not None or self.exiting:
+                continue
+            if watch.due <= now:
+                spec = watch.state.spec
+                watch.due = now + spec.probe_interval
+                within = min(spec.probe_interval, spec.execution_timeout or PERIODIC_WITHIN)
+                watch.running = trio.Event()
+                nursery.start_soon(self._probe, watch, watch.running, within)
+            else:
+                earliest = min(earliest, watch.due)
+        return earliest
+
+    async def _probe(self, watch: _Watch, ended: trio.Event, within: float) -> None:
+        """Make the one probe of a version that may run at a time; `ended` is `watch.running`."""
+        state = watch.state
+        watch.began = trio.current_time()
+        answered_before = state.statistics.success_count
+        outcome = await probe(state, within=within)
+        watch.running = None
+        if state.status is Status.READY:  # else it was on its way out, and nothing can be learnt
+            watch.learn(
+                outcome,
+                others=state.statistics.success_count - answered_before,
+                now=trio.current_time(),
+            )
+            key, version = watch.named
+            counts = self._counts.setdefault(watch.named, ProbeCounts(str(key), version))
+            counts.probes += 1
+            counts.failures += bool(watch.trouble)
+            counts.seconds = outcome.seconds
+        ended.set()
+        self._woken.set()  # when the next one is due is new
+
+    async def _exercised(self, watch: _Watch, within: float) -> bool:
+        """Probe a version, or wait for the probe that runs. False where that one takes longer than `within` seconds."""
+        if watch.running is None:
+            watch.running = trio.Event()
+            await self._probe(watch, watch.running, within)
+            return True
+        with trio.move_on_after(within):
+            await watch.running.wait()
+            return True
+        return False
+
+    async def _deep_round(self, shared: _Round) -> None:
+        deadline = trio.current_time() + DEEP_BUDGET
+        at_once = trio.CapacityLimiter(DEEP_AT_ONCE)
+        unanswered: dict[ModelState, tuple[str, float]] = {}
+        self._survey()
+        probed = {state: watch for state, watch in self._watches.items() if state.spec.essential}
+
+        async def exercise(watch: _Watch) -> None:
+            async with at_once:
+                now = trio.current_time()
+                within = min(DEEP_WITHIN, deadline - now)
+                if within <= 0:
+                    why = f"there was no time to probe it: others took {DEEP_BUDGET:g} s"
+                    unanswered[watch.state] = why, now
+                elif not await self._exercised(watch, within):
+                    taken = trio.current_time() - watch.began
+                    why = f"a probe inference has not been answered for {taken:.1f} s"
+                    unanswered[watch.state] = why, watch.began
+
+        async with trio.open_nursery() as nursery:
+            for watch in probed.values():
+                nursery.start_soon(exercise, watch)
+        shared.report = self._report(probed, unanswered)
+        shared.ended_at = trio.current_time()
+        shared.done.set()
+
+    def _report(
+        self,
+        probed: Mapping[ModelState, _Watch],
+        unanswered: Mapping[ModelState, tuple[str, float]],
+        why_not: str = "",
+    ) -> DeepReport:
+        """Return the verdict and what probes add to it: they count whether the server is strict or not.
+
+        `unanswered` says of some versions why no probe of theirs has ended, and since when.
+        """
+        verdict = self.verdict
+        # What was replaced in the meantime has nothing to say of its successor.
+        heard = {watch.named: watch for state, watch in probed.items() if self._watches.get(state) is watch}
+        if not verdict.finished:
+            why_not = "the models found at start are still being loaded"
+        ready = verdict.ready and not why_not
+        parts = []
+        for part in verdict.parts:
+            watch = heard.get(part.named)
+            late = None if watch is None else unanswered.get(watch.state)
+            reason, since = part.reason, part.since
+            if watch is not None and (watch.trouble or late is not None):
+                ready = False
+                if not reason:
+                    reason, since = late if late and not watch.trouble else (watch.trouble, watch.since)
+            document: dict[str, object] = {"part": _shown(str(part)), "ready": not reason}
+            if reason:
+                document["reason"] = _shown(reason)
+            document["since"] = self._on_the_wall(since)
+            if not part.essential:
+                document["essential"] = False
+            if watch is not None and late is None:
+                document |= _told(watch)
+            parts.append(document)
+        head: dict[str, object] = {"ready": ready, "live": self.live()}
+        if why_not:
+            head["reason"] = why_not
+        return DeepReport(ready=ready, document={**head, "parts": parts})
+
+    def _on_the_wall(self, moment: float) -> str:
+        """Return a time on trio's clock as people write it: UTC, to the millisecond, and the same at each look."""
+        epoch = self._wall_clock() / 1000 - trio.current_time()
+        if abs(epoch - self._epoch) > _CLOCK_SET:
+            self._epoch = epoch
+        written = datetime.fromtimestamp(self._epoch + moment, UTC).isoformat(timespec="milliseconds")
+        return written.replace("+00:00", "Z")
+
+
+def _told(watch: _Watch) -> dict[str, object]:
+    """Return what a probe's outcome adds to a part's entry."""
+    told: dict[str, object] = {}
+    if watch.outcome is not None:
+        told["seconds"] = round(watch.outcome.seconds, 6)
+        if watch.note:
+            told["note"] = _shown(watch.note)
+        elif watch.outcome.error and not watch.trouble:
+            told["note"] = _shown(
+                f"a probe inference is answered with an error, as before: {watch.outcome.error}"
+            )
+    return told
+
+
+def _shown(text: str) -> str:
+    """Return a text as a document or a log can hold it."""
+    return text[:_SHOWN].encode(errors="replace").decode()

@@ -1,0 +1,58 @@
+"""What a new configuration asks of the versions that serve already (contract, repository.md section 5.1). Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from actors.specs import ModelSpec
+
+_IN_PLACE: Final = ("instance_group", "version_policy")
+"""Parts of a configuration that change without a reload."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What becomes of each version: it stays, is scaled, or is started anew. All others are to be retired."""
+
+    stay: tuple[int, ...] = ()
+    scale: tuple[ModelSpec, ...] = ()
+    start: tuple[ModelSpec, ...] = ()
+
+
+def plan_change(
+    serving: Mapping[int, ModelSpec], wanted: Sequence[ModelSpec], *, forced: bool = False
+) -> Change:
+    """Compare what serves with what is wanted. With `forced` everything is started anew.
+
+    Files are compared by their digests, `ModelSpec.content`; without one a version counts as changed.
+    """
+    stay: list[int] = []
+    scale: list[ModelSpec] = []
+    start: list[ModelSpec] = []
+    for spec in wanted:
+        present = serving.get(spec.version)
+        if forced or present is None or not _alike(present, spec):
+            start.append(spec)
+        elif present.instances == spec.instances and present.config_json == spec.config_json:
+            stay.append(spec.version)
+        else:
+            scale.append(spec)
+    return Change(stay=tuple(stay), scale=tuple(scale), start=tuple(start))
+
+
+def _alike(one: ModelSpec, other: ModelSpec) -> bool:
+    """Whether nothing differs but what can change in place."""
+    return (
+        bool(one.content)
+        and one.content == other.content
+        and one.settings == other.settings
+        and _lasting(one) == _lasting(other)
+    )
+
+
+def _lasting(spec: ModelSpec) -> Mapping[str, object]:
+    configuration = json.loads(spec.config_json)
+    return {key: value for key, value in configuration.items() if key not in _IN_PLACE}

@@ -1,0 +1,191 @@
+"""The model that shares requests out over a model's versions: who answers those that name none, where there is a plan.
+
+Passive, and on the path of every such request, so it costs a random number and a search in a few bounds. It holds no request: which
+version has one is written on the request itself. A frontend may hold a split across changes of the model, or of the plan, because
+it waits for a request's body; a version that has meanwhile been retired refuses, and the request goes to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from actors.messages.errors import Unavailable
+from actors.messages.requests import InferRequest
+from actors.mirror import Exchange, Mirroring
+from actors.model import ModelState, Status
+from actors.scheduling.traffic import Shares, difference
+from actors.specs import Mirror, ModelSpec, TrafficPlan
+
+
+class VersionSplit:
+    """Chooses a version for each request. Implements `actors.interfaces.ServedModel`.
+
+    Made for one plan; `adapt` tells it what serves now, at first before it is used. `counts` and `mirroring` are lent, and
+    outlive it.
+    """
+
+    __slots__ = (
+        "_mirror",
+        "_mirror_state",
+        "_mirroring",
+        "_parameter",
+        "_random",
+        "_ready",
+        "_serving",
+        "_sticky",
+        "_weights",
+        "affinity_header",
+        "counts",
+        "left_out",
+        "shares",
+    )
+
+    def __init__(
+        self,
+        plan: TrafficPlan,
+        *,
+        serving: Callable[[], Mapping[int, ModelState]],
+        random: Callable[[], float],
+        counts: dict[int, int],
+        mirroring: Mirroring,
+    ) -> None:
+        """`serving` tells what requests may be sent to at any time, `random` draws from [0, 1), `counts` is by version."""
+        self.affinity_header = plan.sticky_header.encode("latin-1")
+        self.counts = counts
+        self.left_out: Mapping[int, str] = {}  # READY versions that can't take part, and why
+        self.shares = Shares({}, ())
+        self._serving = serving
+        self._random = random
+        self._mirroring = mirroring
+        self._parameter = plan.sticky_parameter
+        self._sticky = bool(plan.sticky_header or plan.sticky_parameter)
+        self._weights: Mapping[int, float] = plan.weights
+        self._ready: Mapping[int, ModelState] = {}
+        self._mirror = plan.mirror
+        self._mirror_state: ModelState | None = None
+
+    def adapt(self, weights: Mapping[int, float], ready: Mapping[int, ModelState]) -> None:
+        """Share requests out over `ready`, which is not empty, by `weights`.
+
+        A version that declares other inputs than the one with the largest share is left out: a client can't know which of them
+        it will meet.
+        """
+        shares = Shares(weights, ready)
+        lead = ready[shares.lead].spec
+        self.left_out = {
+            version: why for version, state in ready.items() if (why := difference(lead, state.spec))
+        }
+        if any(version in self.left_out for version in shares.versions):
+            shares = Shares(weights, (version for version in ready if version not in self.left_out))
+        self._weights = weights
+        self._ready = dict(ready)
+        self._mirror_state = None
+        if self._mirror is not None and self._mirror.version not in self.left_out:
+            self._mirror_state = ready.get(self._mirror.version)
+        for version in shares.versions:
+            self.counts.setdefault(version, 0)
+        self.shares = shares
+
+    # -- actors.interfaces.ServedModel ---------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The configuration of the version with the largest share."""
+        return self._ready[self.shares.lead].spec
+
+    async def submit(self, request: InferRequest) -> None:
+        """Queue `request` at the version that is its. See `actors.interfaces.ServedModel`."""
+        if self._mirror is not None:
+            exchange = self._begin_mirroring(request, self._mirror)
+            if exchange is not None:
+                await self._submit_mirrored(request, exchange)
+                return
+        await self._submit(request)
+
+    def cancel(self, request: InferRequest) -> None:
+        """The client left. See `actors.interfaces.ServedModel`."""
+        if request.routed_to is None:
+            request.cancelled = True
+        else:
+            request.routed_to.cancel(request)
+
+    # -- choosing --------------------------------------------------------------------------------------------------
+
+    async def _submit(self, request: InferRequest) -> None:
+        version = self._choose(self.shares, request)
+        state = request.routed_to = self._ready[version]
+        try:
+            await state.submit(request)
+        except Unavailable as refusal:
+            if state.status is Status.READY:
+                raise  # it has no room, and others have a load of their own
+            version = await self._submit_elsewhere(request, state, refusal)
+        self.counts[version] = self.counts.get(version, 0) + 1
+
+    async def _submit_elsewhere(
+        self, request: InferRequest, refused: ModelState, refusal: Unavailable
+    ) -> int:
+        """Queue `request` at a version that serves now, since the chosen one has been retired. Return which."""
+        tried = {refused}
+        expected = refused.spec
+        while True:
+            ready = {
+                version: state
+                for version, state in self._serving().items()
+                if state.status is Status.READY
+                and state not in tried
+                and not difference(expected, state.spec)
+            }
+            if not ready:
+                raise refusal
+            version = self._choose(Shares(self._weights, ready), request)
+            state = request.routed_to = ready[version]
+            tried.add(state)
+            try:
+                await state.submit(request)
+            except Unavailable:
+                if state.status is Status.READY:
+                    raise
+            else:
+                return version
+
+    def _choose(self, shares: Shares, request: InferRequest) -> int:
+        if self._sticky or request.correlation_id:
+            key = self._key(request)
+            if key:
+                return shares.choose_for(key)
+        return shares.choose(self._random())
+
+    def _key(self, request: InferRequest) -> str:
+        """Return what keeps a request's client, or its sequence, with one version; empty where nothing does."""
+        if request.affinity:
+            return request.affinity
+        if self._parameter and request.parameters:
+            value = request.parameters.get(self._parameter)
+            if value is not None and value != "":
+                return str(value)
+        return f"sequence {request.correlation_id}" if request.correlation_id else ""
+
+    # -- mirroring -------------------------------------------------------------------------------------------------
+
+    def _begin_mirroring(self, request: InferRequest, mirror: Mirror) -> Exchange | None:
+        if request.synthetic or request.correlation_id or self._random() >= mirror.fraction:
+            return None
+        if self._mirror_state is None:
+            self._mirroring.of(mirror.version).skipped += 1
+            return None
+        if self._mirror_state.spec.decoupled:
+            return None
+        return self._mirroring.begin(request, mirror.version, mirror.tolerance)
+
+    async def _submit_mirrored(self, request: InferRequest, exchange: Exchange) -> None:
+        mirror = self._mirror_state
+        try:
+            await self._submit(request)
+        except BaseException:
+            exchange.abandon()
+            raise
+        if mirror is None or request.routed_to is mirror:
+            exchange.abandon()
+        else:
+            await exchange.send(mirror)

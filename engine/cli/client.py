@@ -1,0 +1,200 @@
+"""What commands that talk to a running server share: the address, the headers, requests in JSON, redrawing."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import re
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from engine.cli.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110's token
+_MOST_BYTES: Final = 64 * 1024 * 1024
+
+
+class ServerUnavailable(Exception):
+    """A request to the server came to nothing, with a message for the operator."""
+
+
+class Client:
+    """Asks the server at `url`, sending `headers` with everything."""
+
+    def __init__(self, url: str, headers: Sequence[tuple[str, str]]) -> None:
+        """Raises ServerUnavailable where `url` is no address of a server."""
+        self.base = (url if "://" in url else f"http://{url}").rstrip("/")
+        if not self.base.startswith(("http://", "https://")):
+            raise ServerUnavailable(f"--url takes an http:// address. Got {url}")
+        # An operator's own server needs no proxy.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener.addheaders += headers
+
+    def ask(self, path: str, *, api: str, wanted: str, document: object = None) -> Any:
+        """Return the JSON that the server answers with; `document`, where there is one, is posted.
+
+        `api` is the name by which `--http-restricted-api` knows it, `wanted` says what is asked for. Raises
+        ServerUnavailable with what went wrong.
+        """
+        request = urllib.request.Request(self.base + path)
+        if document is not None:
+            request.data = json.dumps(document).encode()
+            request.add_header("Content-Type", "application/json")
+        try:
+            with self._opener.open(request, timeout=10) as response:
+                return json.loads(response.read(_MOST_BYTES))
+        except urllib.error.HTTPError as error:
+            with error:
+                said = _error_text(error)
+            raise ServerUnavailable(
+                f"the server at {self.base} answered {error.code} to {path}: {_advised(error.code, said, api)}"
+            ) from error
+        except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
+            reason = getattr(error, "reason", error)
+            raise ServerUnavailable(f"no server answers at {self.base}: {reason}") from error
+        except ValueError as error:
+            raise ServerUnavailable(
+                f"the server at {self.base} did not answer with {wanted}: {error}"
+            ) from error
+
+
+def _advised(status: int, said: str, api: str) -> str:
+    """Return what the server said, and what its operator can do about it where that is known."""
+    if status == 403:
+        return f"{said or f'its API {api!r} is restricted'}; give it with --header 'NAME: VALUE'"
+    return said or f"is it Tritium, and if its API '{api}' is restricted, did it get the --header?"
+
+
+def _error_text(error: urllib.error.HTTPError) -> str:
+    """Return what the server said was wrong, where it said so in its usual form."""
+    try:
+        document = json.loads(error.read(_MOST_BYTES))
+    except (OSError, http.client.HTTPException, ValueError):
+        return ""
+    return printable(str(document.get("error", ""))) if isinstance(document, dict) else ""
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Let `parser` take `--url` and `--header`."""
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="the server's HTTP address [%(default)s]"
+    )
+    parser.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        type=_header,
+        metavar="'NAME: VALUE'",
+        help="send this header too, such as the one that --http-restricted-api asks for; repeatable",
+    )
+
+
+def add_form_options(parser: argparse.ArgumentParser) -> None:
+    """Let `parser` take `--json` or `--watch`."""
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print the server's answer as JSON")
+    shown.add_argument(
+        "--watch",
+        type=float,
+        nargs="?",
+        const=1.0,
+        metavar="SECONDS",
+        help="redraw every second, or every SECONDS",
+    )
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
+        raise argparse.ArgumentTypeError(f"expected 'NAME: VALUE', got {text!r}")
+    return name, value.strip()
+
+
+def show(
+    document: Any,
+    options: argparse.Namespace,
+    *,
+    drawn: Callable[[Any], RenderableType],
+    plain: Callable[[Any], str],
+) -> None:
+    """Write the server's answer in the form that the options or the place it goes to ask for."""
+    if options.json:
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        Console(highlight=False).print(drawn(document))
+    else:
+        sys.stdout.write(plain(document))
+
+
+def watch(
+    ask: Callable[[], Any],
+    interval: float,
+    *,
+    drawn: Callable[[Any], RenderableType],
+    plain: Callable[[Any], str],
+) -> int:
+    """Ask and redraw until interrupted or told to end. A server that goes away and comes back is part of what is watched.
+
+    Where nobody's terminal is written to, each round is written whole, below the one before.
+    """
+    with _ended_by_signals():
+        if sys.stdout.isatty():
+            _redraw(ask, interval, drawn)
+        else:
+            _write(ask, interval, plain)
+    return 0
+
+
+def _write(ask: Callable[[], Any], interval: float, plain: Callable[[Any], str]) -> None:
+    for document in _rounds(ask, interval):
+        sys.stdout.write(f"{document}\n" if isinstance(document, ServerUnavailable) else plain(document))
+        sys.stdout.flush()
+
+
+def _redraw(ask: Callable[[], Any], interval: float, drawn: Callable[[Any], RenderableType]) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+        for document in _rounds(ask, interval):
+            lost = isinstance(document, ServerUnavailable)
+            live.update(Text(str(document), style="red") if lost else drawn(document), refresh=True)
+
+
+def _rounds(ask: Callable[[], Any], interval: float) -> Iterator[Any]:
+    """Yield what the server answers, for ever, or why it does not."""
+    while True:
+        try:
+            document = ask()
+        except ServerUnavailable as error:
+            document = error
+        yield document
+        time.sleep(max(0.1, interval))
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """End the block at SIGTERM as at an interrupt, so that the terminal is given back."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,553 @@
+"""What a model's lifecycle must survive: crashes and cancellations in the middle, and orders that meet each other."""
+
+import math
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from actors.catalog import ControlMode
+from actors.found import FoundModel
+from actors.messages.errors import ErrorCode, Internal, TritiumError, Unavailable
+from actors.model import ModelState, Status
+from actors.operations import Override, Unreadable
+from actors.router import DUPLICATE_REASON, Router
+from actors.scheduling.retries import Aftermath
+from actors.specs import InstanceSpec, ModelKey, Residency
+from actors.statistics import FailureReason, ModelStatistics
+from actors.supervision.spec import Strategy
+from actors.supervision.supervisor import Supervisor
+from engine.repository.copies import Janitor
+from engine.repository.fingerprint import Digests
+from engine.repository.local import LocalSource
+from engine.repository.reader import ReadOptions, RepositoryReader
+from engine.repository.source import Fetched
+from engine.settings import MetricsSettings
+from engine.subtree import ModelSubtrees
+from tests.support.catalog_doubles import EXPLICIT, Logged, World, failure, model
+from tests.support.model_doubles import FakeWorker, make_request, make_spec
+
+M = ModelKey("m")
+
+
+def dormant(spec):
+    return ("dormant", spec.version)
+
+
+async def hold(state):
+    """Have a version that will retire answer nothing for now; return what ends that."""
+    request = make_request()
+    await state.submit(request)
+    state.queue.take(1)
+    return lambda: state.fail(request, Unavailable("answered"), FailureReason.OTHER)
+
+
+def duplicate(name="m"):
+    return FoundModel(key=ModelKey(name), reason=DUPLICATE_REASON, duplicate=True, content="both")
+
+
+# -- crashes
+
+
+async def test_a_retirement_goes_on_after_its_supervisor_was_restarted(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    (state,) = world.serving("m").values()
+    answer = await hold(state)
+    await world.catalog.unload("m")
+    world.root.kill_child("retirements")
+    await trio.sleep(2)
+    assert state not in world.tree.ended
+    assert world.index("m") == [("m", 1, "UNLOADING", "")]
+    answer()
+    await state.ended.wait()
+    assert state in world.tree.ended
+    assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
+    assert all(copy.removed for copy in world.source.copies)
+
+
+async def test_a_retirement_keeps_its_deadline_when_its_supervisor_is_restarted(begin, autojump_clock):
+    world = await begin(model("m", drain_timeout=10.0), **EXPLICIT)
+    await world.catalog.load("m", {})
+    (state,) = world.serving("m").values()
+    await hold(state)
+    begun = trio.current_time()
+    await world.catalog.unload("m")
+    await trio.sleep(6)
+    world.root.kill_child("retirements")
+    await state.ended.wait()
+    assert trio.current_time() - begun == pytest.approx(10)
+
+
+async def test_a_catalog_that_keeps_crashing_ends_nothing_that_serves(nursery, autojump_clock):
+    world = World(model("m"), mode=ControlMode.POLL)
+    listing, world.source.listing = world.source.listing, None  # what is called then is no function
+    world.root = Supervisor(
+        [world.lanes.spec("lanes"), world.retirements.spec("retirements"), world.catalog.spec()],
+        strategy=Strategy.REST_FOR_ONE,
+    )
+    await world.begin(nursery, wait=False)
+    await trio.sleep(20)
+    assert world.root.is_running
+    world.source.listing = listing
+    await world.catalog.finished.wait()
+    assert world.states("m") == {1: "READY"}
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_crash_in_the_middle_of_a_load_is_answered_and_leaves_nothing_behind(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    start = world.tree.start
+
+    async def crash(state):
+        await start(state)
+        raise ValueError("a bug")
+
+    world.tree.start = crash
+    error = await failure(world.catalog.load("m", {}))
+    assert error.code is ErrorCode.INTERNAL
+    assert world.tree.ended == world.tree.started
+    assert all(copy.removed for copy in world.source.copies)
+    assert world.around.loads.borrowed_tokens == 0
+    world.tree.start = start
+    await world.catalog.load("m", {})
+    assert world.states("m") == {1: "READY"}
+
+
+# -- copies
+
+
+async def test_a_copy_is_let_go_where_a_part_of_the_model_can_not_be_loaded(begin, autojump_clock):
+    world = await begin(model("whole", depends_on=("part",)), **EXPLICIT)
+    await failure(world.catalog.load("whole", {}))
+    (copy,) = world.source.copies
+    assert copy.removed
+
+
+async def test_a_version_that_was_scaled_restarts_from_the_files_it_was_loaded_from(begin, autojump_clock):
+    def found(directory, count):
+        instances = tuple(InstanceSpec(name=f"m_0_{each}") for each in range(count))
+        return model("m", instances=instances, model_directory=directory, version_directory=directory / "1")
+
+    world = await begin(found(Path("/copies/a/m"), 1), **EXPLICIT)
+    await world.catalog.load("m", {})
+    world.source.models["m"] = found(Path("/copies/b/m"), 2)
+    await world.catalog.load("m", {})
+    (state,) = world.serving("m").values()
+    assert len(state.spec.instances) == 2
+    assert state.spec.version_directory == Path("/copies/a/m/1")
+    assert state.spec.model_directory == Path("/copies/a/m")
+    assert not world.source.copies[0].removed
+
+
+# -- orders that meet each other
+
+
+async def test_an_unload_does_not_wait_for_an_eviction(begin, nursery, autojump_clock):
+    world = await begin(model("m", residency=Residency.ON_DEMAND), dormant=dormant, **EXPLICIT)
+    await world.catalog.load("m", {})
+    (state,) = world.serving("m").values()
+    await hold(state)
+    refused = []
+
+    async def evict():
+        refused.append(await failure(world.catalog.evict(M)))
+
+    nursery.start_soon(evict)
+    await trio.sleep(5)
+    begun = trio.current_time()
+    await world.catalog.unload("m")
+    assert trio.current_time() == begun
+    await trio.testing.wait_all_tasks_blocked()
+    assert "was unloaded" in refused[0].message
+    with pytest.raises(TritiumError, match="has no available versions"):
+        world.router.resolve("m")
+
+
+@pytest.mark.parametrize("residency", [Residency.ALWAYS, Residency.PINNED])
+async def test_an_eviction_that_comes_after_a_reload_spares_what_is_no_more_to_be_evicted(
+    residency, begin, autojump_clock
+):
+    world = await begin(model("m", residency=Residency.ON_DEMAND), dormant=dormant, **EXPLICIT)
+    await world.catalog.load("m", {})
+    world.source.models["m"] = model("m", content="new", residency=residency)
+    await world.catalog.load("m", {})
+    assert not await world.catalog.evict(M)
+    assert world.states("m") == {1: "READY"}
+
+
+async def test_a_model_that_is_on_demand_no_more_has_no_version_that_sleeps(begin, autojump_clock):
+    world = await begin(model("m", 1, residency=Residency.ON_DEMAND), dormant=dormant, **EXPLICIT)
+    await world.catalog.load("m", {})
+    world.source.models["m"] = model("m", 2)
+    await world.catalog.load("m", {})
+    await trio.sleep(5)
+    with pytest.raises(TritiumError, match="version 1 is not at ready state"):
+        world.router.resolve("m", "1")
+    world.router.serving(M)[2].become(Status.UNAVAILABLE, "Unavailable: it died")
+    with pytest.raises(TritiumError, match="has no available versions"):
+        world.router.resolve("m")
+
+
+async def test_a_model_on_demand_that_became_a_duplicate_is_not_woken(begin, autojump_clock):
+    world = await begin(model("m", residency=Residency.ON_DEMAND), dormant=dormant, mode=ControlMode.POLL)
+    world.source.models["m"] = duplicate()
+    world.catalog.look_at(M)
+    await trio.sleep(5)
+    error = await failure(world.catalog.wake(M))
+    assert "not known any more" in error.message
+    assert world.tree.started == []
+    assert all(copy.removed for copy in world.source.copies)
+
+
+async def test_a_superseded_load_tells_of_what_was_loading_and_not_of_what_retires(
+    begin, nursery, autojump_clock
+):
+    world = await begin(model("m", 1), **EXPLICIT)
+    await world.catalog.load("m", {})
+    await hold(world.serving("m")[1])
+    await world.catalog.unload("m")
+    world.source.models["m"] = model("m", 2)
+    world.tree.seconds = {"m": math.inf}
+    outcomes = []
+
+    async def load():
+        outcomes.append(await failure(world.catalog.load("m", {})))
+
+    nursery.start_soon(load)
+    await trio.sleep(5)
+    await world.catalog.unload("m")
+    await trio.testing.wait_all_tasks_blocked()
+    assert outcomes[0].reasons.keys() == {2}
+
+
+async def test_a_load_that_is_superseded_while_it_reads_says_so(begin, nursery, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    world.source.read_seconds = {"m": math.inf}
+    outcomes = []
+
+    async def load():
+        outcomes.append(await failure(world.catalog.load("m", {})))
+
+    nursery.start_soon(load)
+    await trio.sleep(5)
+    await world.catalog.unload("m")
+    await trio.testing.wait_all_tasks_blocked()
+    assert "Newer operation has been applied to the model lifecycle" in outcomes[0].message
+
+
+async def test_two_models_that_wait_for_the_same_part_are_no_circle(begin, nursery, autojump_clock):
+    world = await begin(
+        model("part"),
+        model("inner", depends_on=("part",)),
+        model("outer", depends_on=("inner",)),
+        **EXPLICIT,
+    )
+    world.tree.seconds = {"part": 5.0}
+    nursery.start_soon(world.catalog.load, "inner", {})
+    await trio.sleep(1)
+    await world.catalog.load("outer", {})
+    assert world.states("outer") == {1: "READY"}
+
+
+# -- what can't serve any more
+
+
+async def test_a_load_brings_back_a_version_whose_instances_keep_dying(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    (dead,) = world.serving("m").values()
+    dead.become(Status.UNAVAILABLE, "Unavailable: all instances keep dying")
+    await world.catalog.load("m", {})
+    (state,) = world.serving("m").values()
+    assert state is not dead
+    assert state.status is Status.READY
+    await dead.ended.wait()
+
+
+# -- what the index tells
+
+
+async def test_why_a_load_failed_is_told_after_an_older_generation_has_retired(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    (state,) = world.serving("m").values()
+    answer = await hold(state)
+    await world.catalog.unload("m")
+    world.tree.fails = {"m": 1}
+    await failure(world.catalog.load("m", {}))
+    answer()
+    await state.ended.wait()
+    assert world.index("m") == [("m", 1, "UNAVAILABLE", "Internal: no")]
+
+
+async def test_a_configuration_that_can_not_be_read_leaves_the_standing_of_what_serves_alone(
+    begin, autojump_clock
+):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    world.source.models["m"] = FoundModel(
+        key=M, reason="Invalid argument: line 3", readable=False, content="broken"
+    )
+    error = await failure(world.catalog.load("m", {}))
+    assert error.message == "failed to load 'm', failed to poll from model repository"
+    assert world.index("m") == [("m", 1, "READY", "")]
+
+
+async def test_a_namesake_answers_to_the_bare_name_once_the_other_has_left_and_drained():
+    router = Router(namespacing=True)
+    states = []
+    for namespace in ("/a", "/b"):
+        spec = make_spec(name="m", namespace=namespace)
+        state = ModelState(spec, statistics=ModelStatistics(), on_status=router.changed, wall_clock=lambda: 0)
+        state.become(Status.READY)
+        router.serve(spec.key, {1: state})
+        states.append(state)
+    gone, stays = states
+    router.serve(gone.spec.key, {})
+    router.forget(gone.spec.key)
+    router.retired(gone.spec.key, gone)
+    assert router.resolve("m") is router.resolve("m", "1") is stays
+    assert router.keys() == [stays.spec.key]
+
+
+async def test_a_model_that_came_back_while_it_retired_is_told_of(begin, autojump_clock):
+    world = await begin(model("m"), mode=ControlMode.POLL)
+    answer = await hold(world.serving("m")[1])
+    old = world.serving("m")[1]
+    found = world.source.models.pop("m")
+    world.catalog.gone(M)
+    await trio.sleep(1)
+    world.source.models["m"] = replace(found, content="again")
+    world.tree.fails = {"m": 1}
+    world.catalog.look_at(M)
+    await trio.sleep(5)
+    answer()
+    await old.ended.wait()
+    assert world.index("m") == [("m", 1, "UNAVAILABLE", "Internal: no")]
+
+
+async def test_nothing_is_kept_of_models_that_have_left(begin, autojump_clock):
+    world = await begin(model("stays"), mode=ControlMode.POLL)
+    for number in range(3):
+        name = f"passing-{number}"
+        world.source.models[name] = model(name)
+        world.catalog.look_at(ModelKey(name))
+        await trio.sleep(5)
+        assert world.states(name) == {1: "READY"}
+        del world.source.models[name]
+        world.catalog.gone(ModelKey(name))
+        await trio.sleep(5)
+    assert [child.name for child in world.lanes.which_children()] == ["stays"]
+    assert world.router.keys() == [ModelKey("stays")]
+    world.source.models["passing-0"] = model("passing-0")
+    world.catalog.look_at(ModelKey("passing-0"))
+    await trio.sleep(5)
+    assert world.states("passing-0") == {1: "READY"}
+
+
+# -- scaling in place
+
+
+class Unhurried:
+    """A launcher whose workers never get as far as to exist."""
+
+    async def launch(self, spec, instance):
+        await trio.sleep_forever()
+
+
+class Scaled:
+    """A READY version in its real subtree, whose workers are played."""
+
+    def __init__(self, nursery):
+        self.nursery = nursery
+        self.router = Router()
+        self.models = Supervisor()
+        self.subtrees = ModelSubtrees(
+            self.models,
+            self.router,
+            Unhurried(),
+            log=Logged(),
+            metrics=MetricsSettings(),
+            stop_within=10.0,
+        )
+        self.state = None
+
+    async def begin(self, *, working):
+        instances = tuple(InstanceSpec(name=f"m_0_{each}") for each in range(len(working)))
+        await self.nursery.start(self.models.serve)
+        self.state = self.subtrees.make_state(make_spec(name="m", instances=instances))
+        await self.subtrees.start(self.state)
+        for instance, works in zip(self.state.instances, working, strict=True):
+            if works:
+                self.state.instance_ready(instance, FakeWorker(self.state, instance))
+            else:
+                instance.started_once = instance.exhausted = True
+        self.state.become(Status.READY)
+        return self.state
+
+    def with_instances(self, count):
+        instances = tuple(InstanceSpec(name=f"m_0_{each}") for each in range(count))
+        return replace(self.state.spec, instances=instances)
+
+
+@pytest.fixture
+async def scaled(nursery):
+    yield Scaled(nursery)
+    nursery.cancel_scope.cancel()
+
+
+async def test_scaling_down_keeps_the_instances_that_work(scaled, autojump_clock):
+    state = await scaled.begin(working=(False, True))
+    healthy = state.instances[1]
+    await scaled.subtrees.scale(state, scaled.with_instances(1))
+    assert state.instances == [healthy]
+
+
+async def test_scaling_that_is_given_up_leaves_everything_as_it_was(scaled, autojump_clock):
+    state = await scaled.begin(working=(True,))
+    before, spec = list(state.instances), state.spec
+    with trio.move_on_after(5):
+        await scaled.subtrees.scale(state, scaled.with_instances(3))
+    assert state.instances == state.rotation == before
+    assert state.spec is spec
+    assert len(scaled.models.tree().children[0].children[0].children) == 1
+
+
+async def test_scaling_while_the_subtree_is_down_is_refused(scaled, autojump_clock):
+    state = await scaled.begin(working=(True,))
+    before = list(state.instances)
+    await scaled.models.terminate_child(state.subtree)
+    with pytest.raises(Internal):
+        await scaled.subtrees.scale(state, scaled.with_instances(2))
+    assert state.instances == before
+
+
+async def test_scaling_that_takes_longer_than_a_load_may_fails(begin, autojump_clock):
+    world = await begin(model("m", load_timeout=4.0), **EXPLICIT)
+    await world.catalog.load("m", {})
+    more = (InstanceSpec(name="m_0_0"), InstanceSpec(name="m_0_1"))
+    world.source.models["m"] = model("m", load_timeout=4.0, instances=more)
+
+    async def hang(state, spec):
+        await trio.sleep_forever()
+
+    world.tree.scale = hang
+    begun = trio.current_time()
+    error = await failure(world.catalog.load("m", {}))
+    assert trio.current_time() - begun == pytest.approx(4)
+    assert "not loaded within the 4 s of tritium.load_timeout" in error.message
+
+
+async def test_what_a_dismissed_instance_died_of_is_hunted_for_by_another(scaled, autojump_clock):
+    state = await scaled.begin(working=(True, True))
+    stays, leaves = state.instances
+    requests = [make_request(), make_request()]
+    for request in requests:
+        await state.submit(request)
+    state.queue.drain()
+    state.remove_instance(leaves)
+    state.settle(leaves, Aftermath(suspects=(tuple(requests),)))
+    assert list(stays.suspects) == requests
+
+
+# -- reading repositories
+
+
+class Stuck:
+    """A repository on a mount that does not answer."""
+
+    uri = "/stuck"
+
+    def __init__(self):
+        self.asked = threading.Event()
+        self.mended = threading.Event()
+
+    def names(self):
+        self.asked.set()
+        self.mended.wait()
+        return []
+
+
+class Copying:
+    """A repository of one model whose every fetch makes a copy."""
+
+    uri = "/copying"
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.fetched = threading.Event()
+        self.released = []
+
+    def names(self):
+        return ["m"]
+
+    def fetch(self, name, *, progress, cancelled):
+        self.fetched.set()
+        return Fetched(path=self.directory, contents=None)
+
+    def release(self, path):
+        self.released.append(path)
+
+
+def reader_of(*sources):
+    options = ReadOptions(backends={}, backend_settings={})
+    return RepositoryReader(sources, options, Janitor(), Digests())
+
+
+def forget_phase(_phase, _details):
+    """Nobody watches this read."""
+
+
+async def test_a_repository_that_hangs_holds_up_none_of_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.repository.reader.LISTING_SECONDS", 0.05)
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    stuck = Stuck()
+    reader = reader_of(stuck, LocalSource(tmp_path))
+    try:
+        for _ in range(12):
+            assert list((await reader.listing()).keys) == [M]
+        assert (await reader.read(M, None, forget_phase)).key == M
+        with pytest.raises(Unreadable, match="could not be listed within"):
+            await reader.read(ModelKey("elsewhere"), None, forget_phase)
+    finally:
+        stuck.mended.set()
+
+
+async def test_a_copy_is_removed_whenever_its_reader_was_cancelled(tmp_path, nursery):
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    source = Copying(tmp_path / "m")
+    janitor = Janitor()
+    reader = RepositoryReader([source], ReadOptions(backends={}, backend_settings={}), janitor, Digests())
+    with trio.CancelScope() as scope:
+
+        async def cancel():
+            await trio.to_thread.run_sync(source.fetched.wait)
+            scope.cancel()
+
+        nursery.start_soon(cancel)
+        (await reader.read(M, None, forget_phase)).settle()  # it may have been quicker
+    with trio.fail_after(5):
+        while not source.released:
+            janitor.finish()
+            await trio.sleep(0.01)
+    assert source.released == [tmp_path / "m"]
+
+
+@pytest.mark.parametrize(("name", "why"), [("x" * 300, "File name too long"), ("\ud800", "can't encode")])
+async def test_uploaded_files_that_can_not_be_written_are_refused_and_leave_nothing(
+    name, why, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    janitor = Janitor()
+    reader = RepositoryReader([], ReadOptions(backends={}, backend_settings={}), janitor, Digests())
+    override = Override(config="{}", files={f"1/{name}": b""})
+    found = await reader.read(M, override, forget_phase)
+    assert not found.readable
+    assert why in found.reason
+    found.settle()
+    janitor.finish()
+    assert list(tmp_path.iterdir()) == []

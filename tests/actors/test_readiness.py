@@ -1,0 +1,719 @@
+"""Readiness in virtual time: models that serve, hang, err and come and go, beside a verdict that is kept current."""
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from actors.batcher import run as run_scheduler
+from actors.frames import Answer
+from actors.messages.errors import ErrorCode, NotFound, Unavailable
+from actors.messages.events import Event
+from actors.model import ModelState, Status
+from actors.readiness import Readiness
+from actors.router import Router
+from actors.specs import InstanceSpec, Probe
+from actors.statistics import ModelStatistics
+from tests.support.model_doubles import Context, FakeWorker, make_request, make_spec
+
+ERROR = Answer(code=ErrorCode.INTERNAL, message="no zeros, please")
+NOON = 1_800_000_000_000  # milliseconds since the epoch, when the tests' clock starts
+WALL_NOON = "2027-01-15T08:00:00.000Z"
+
+
+class Worker(FakeWorker):
+    """Answers each batch `after` some seconds, or never; says of itself what a test wants."""
+
+    def __init__(self, state, instance, nursery):
+        super().__init__(state, instance)
+        self.nursery = nursery
+        self.after = 0.01
+        self.hangs = False
+        self.answer = None
+        self.says = True  # None: nothing, for now
+        self.asked = 0
+        self.curious = []
+
+    def dispatch(self, requests, *, now, alone=False):
+        batch = super().dispatch(requests, now=now, alone=alone)
+        if not self.hangs:
+            self.nursery.start_soon(self.run)
+        return batch
+
+    async def run(self):
+        await trio.sleep(self.after)
+        self.finish(answers=self.answer and [self.answer])
+
+    def probe(self, tell):
+        self.asked += 1
+        if self.says is None:
+            self.curious.append(tell)
+        else:
+            tell(self.says)
+
+    def die(self):
+        self.instance.worker = None
+        for tell in self.curious:
+            tell(False)
+
+
+class ActorContext(Context):
+    """What the tree would show."""
+
+    def __init__(self):
+        self.info = {}
+
+    def publish(self, **info):
+        self.info |= info
+
+
+class Server:
+    """A router with models in it, and the readiness under test."""
+
+    def __init__(self, nursery, *, strict=True, started=True):
+        self.nursery = nursery
+        self.router = Router()
+        self.finished = trio.Event()
+        if started:
+            self.finished.set()
+        self.start = trio.current_time()
+        self.log = []
+        self.readiness = Readiness(
+            self.router,
+            strict=strict,
+            finished=self.finished,
+            log=lambda event, *, level="info", **keys: self.log.append((event, level, keys)),
+            wall_clock=lambda: NOON + round((trio.current_time() - self.start) * 1000),
+        )
+        self.router.on_change(lambda key: self.readiness.changed())
+        self.context = ActorContext()
+        self.life = trio.CancelScope()
+        nursery.start_soon(self.live)
+
+    async def live(self):
+        with self.life:
+            await self.readiness.run(self.context)
+
+    def state(self, name="add", **changes):
+        return ModelState(
+            make_spec(name=name, **changes),
+            statistics=ModelStatistics(),
+            on_status=self.router.changed,
+            wall_clock=lambda: 0,
+        )
+
+    def loading(self, name="add", **changes):
+        state = self.state(name, **changes)
+        self.router.load_begun(state.spec.key, state)
+        return state
+
+    def ready(self, state, *, says=True):
+        """Its instances come up, and requests go to it."""
+        workers = [Worker(state, each, self.nursery) for each in state.instances]
+        for worker in workers:
+            worker.says = says
+            state.instance_ready(worker.instance, worker)
+        self.nursery.start_soon(run_scheduler, Context(), state)
+        serving = self.router.serving(state.spec.key)
+        self.router.serve(state.spec.key, {**serving, state.spec.version: state})
+        return workers[0]
+
+    def serve(self, name="add", *, says=True, **changes):
+        return self.ready(self.loading(name, **changes), says=says)
+
+    async def is_ready(self):
+        return await self.readiness.ready()
+
+    @property
+    def changes(self):
+        """What was logged: whether ready, and what failed."""
+        assert all(event is Event.READINESS_CHANGED for event, _, _ in self.log)
+        return [(keys["ready"], keys["failed"]) for _, _, keys in self.log]
+
+
+@pytest.fixture
+async def serving(nursery):
+    return lambda **options: Server(nursery, **options)
+
+
+# -- the verdict
+
+
+async def test_a_server_is_ready_once_its_start_is_over(serving, autojump_clock):
+    server = serving(started=False)
+    server.serve()
+    assert not await server.is_ready()
+    await wait_all_tasks_blocked()
+    assert server.changes == []
+    server.finished.set()
+    await wait_all_tasks_blocked()
+    assert await server.is_ready()
+    assert server.changes == [(True, [])]
+    assert server.context.info == {"ready": True, "failed": 0}
+
+
+async def test_a_change_of_status_shows_at_once(serving, autojump_clock):
+    server = serving()
+    worker = server.serve()
+    assert await server.is_ready()
+    worker.state.become(Status.UNAVAILABLE, "Unavailable: all instances keep dying: signal 11")
+    assert not await server.is_ready()
+    worker.state.become(Status.READY)
+    assert await server.is_ready()
+    assert [ready for ready, _ in server.changes] == [True, False, True]
+    assert server.changes[1][1] == ["model add version 1: Unavailable: all instances keep dying: signal 11"]
+    assert [level for _, level, _ in server.log] == ["info", "warning", "info"]
+
+
+async def test_loading_a_model_takes_no_readiness_away_until_it_has_failed(serving, autojump_clock):
+    server = serving()
+    server.serve()
+    assert await server.is_ready()
+    other = server.loading("other")
+    newer = server.loading(version=2)
+    assert await server.is_ready()
+    server.router.load_ended(newer.spec.key, newer, "Internal: no such file")
+    assert not await server.is_ready()
+    server.loading(version=2)
+    assert not await server.is_ready()  # it had failed, and has not come up yet
+    server.router.load_ended(other.spec.key, other, "unloaded")
+    server.serve(version=2)
+    assert await server.is_ready()
+
+
+async def test_a_lenient_server_is_ready_whatever_its_models_do(serving, autojump_clock):
+    server = serving(strict=False)
+    server.router.mark_broken(make_spec(name="add").key, (), "no version is available")
+    assert await server.is_ready()
+    await wait_all_tasks_blocked()
+    assert server.changes == [(True, ["model add: no version is available"])]
+
+
+# -- what instances say of themselves
+
+
+async def test_a_model_that_says_no_shows_within_a_second(serving, autojump_clock):
+    server = serving()
+    worker = server.serve()
+    assert await server.is_ready()
+    worker.says = False
+    await trio.sleep(1.1)
+    assert not await server.is_ready()
+    assert server.changes[-1] == (False, ["model add version 1: its own readiness check says no"])
+    worker.says = True
+    await trio.sleep(1.1)
+    assert await server.is_ready()
+
+
+async def test_asking_for_readiness_asks_nobody(serving, autojump_clock):
+    server = serving()
+    worker = server.serve()
+    await trio.sleep(0.5)
+    asked = worker.asked
+    for _ in range(100):
+        assert await server.is_ready()
+    assert worker.asked == asked
+
+
+async def test_a_start_waits_for_what_a_model_says_of_itself(serving, autojump_clock):
+    server = serving(started=False)
+    worker = server.serve(says=None)
+    server.finished.set()
+    await trio.sleep(0.5)
+    assert not await server.is_ready()
+    worker.says = True
+    for tell in worker.curious:
+        tell(True)
+    assert await server.is_ready()
+
+
+async def test_a_new_version_counts_before_it_was_asked(serving, autojump_clock):
+    server = serving()
+    server.serve()
+    assert await server.is_ready()
+    server.serve(version=2, says=None)
+    await trio.sleep(0.5)
+    assert await server.is_ready()
+
+
+async def test_a_check_that_hangs_is_told_and_asked_once(serving, autojump_clock):
+    server = serving()
+    worker = server.serve()
+    assert await server.is_ready()
+    worker.says = None
+    asked = worker.asked
+    await trio.sleep(30)
+    assert not await server.is_ready()
+    assert server.changes[-1][1] == [
+        "model add version 1: its own readiness check does not answer within 5 s"
+    ]
+    assert worker.asked == asked + 1
+    worker.says = True
+    worker.curious.pop()(True)
+    assert await server.is_ready()
+
+
+async def test_one_instance_that_says_no_is_enough(serving, autojump_clock):
+    server = serving()
+    worker = server.serve(instances=tuple(InstanceSpec(name=f"i{n}") for n in range(2)))
+    assert await server.is_ready()
+    worker.state.instances[1].worker.says = False
+    await trio.sleep(1.1)
+    assert not await server.is_ready()
+
+
+async def test_a_worker_that_dies_while_it_is_asked_has_no_say(serving, autojump_clock):
+    server = serving()
+    worker = server.serve()
+    assert await server.is_ready()
+    worker.says = None
+    await trio.sleep(1.1)
+    worker.die()
+    await trio.sleep(1.1)
+    assert await server.is_ready()
+    assert server.changes == [(True, [])]
+
+
+async def test_a_models_own_readiness_is_asked_for_now(serving, autojump_clock):
+    server = serving()
+    one = server.serve()
+    two = server.serve(version=2)
+    assert await server.readiness.model_ready("add")
+    two.says = False
+    assert not await server.readiness.model_ready("add")
+    assert await server.readiness.model_ready("add", "1")
+    one.says = False
+    assert not await server.readiness.model_ready("add", "1")
+    with pytest.raises(NotFound):
+        await server.readiness.model_ready("sub")
+    server.loading("sub")
+    with pytest.raises(Unavailable):
+        await server.readiness.model_ready("sub", "1")
+
+
+class Front:
+    """Answers for a model in place of a version of it."""
+
+    spec = make_spec()
+
+
+async def test_a_model_behind_a_front_is_asked_by_its_highest_version(serving, autojump_clock):
+    server = serving()
+    server.serve()
+    two = server.serve(version=2)
+    server.router.set_fronting(two.state.spec.key, lambda ready: Front())
+    assert await server.readiness.model_ready("add")
+    two.says = False
+    assert not await server.readiness.model_ready("add")
+
+
+async def test_a_dormant_model_is_ready_and_left_alone(serving, autojump_clock):
+    server = serving()
+    server.router.set_dormant(make_spec(name="add").key, {1: Front()})
+    assert await server.is_ready()
+    assert await server.readiness.model_ready("add")
+    report = await server.readiness.deep()
+    assert report.document == {"ready": True, "live": True, "parts": []}
+
+
+# -- periodic probes
+
+
+async def test_a_model_is_probed_at_its_interval(serving, autojump_clock):
+    server = serving()
+    worker = server.serve(probe_interval=5.0)
+    server.serve("other")
+    await trio.sleep(21)
+    assert [round(at - worker.times[0], 1) for at in worker.times] == [0.0, 5.0, 10.0, 15.0, 20.0]
+    assert all(request.synthetic for _, (request,), _ in worker.sent)
+    (counts,) = server.readiness.probes()
+    assert (counts.name, counts.version, counts.probes, counts.failures) == ("add", 1, 5, 0)
+    assert counts.seconds == pytest.approx(0.01)
+    assert worker.state.statistics.success_count == 0
+
+
+async def test_a_start_waits_for_the_first_probe(serving, autojump_clock):
+    server = serving()
+    worker = server.serve(probe_interval=5.0)
+    worker.after = 2.0
+    await trio.sleep(1.0)
+    assert not await server.is_ready()
+    await trio.sleep(1.1)
+    assert await server.is_ready()
+
+
+async def test_a_model_that_stops_answering_is_told_and_since_when(serving, autojump_clock):
+    server = serving()
+    worker = server.serve(probe_interval=4.0)
+    await trio.sleep(1)
+    assert await server.is_ready()
+    worker.hangs = True
+    await trio.sleep(8)
+    assert not await server.is_ready()
+    assert server.changes[-1] == (
+        False,
+        ["model add version 1: a probe inference was not answered: no answer within 4 s"],
+    )
+    (part,) = server.readiness.verdict.parts
+    assert part.since == server.start + 8.0
+    await trio.sleep(8)
+    (part,) = server.readiness.verdict.parts
+    assert part.since == server.start + 8.0
+    worker.hangs = False
+    worker.finish()
+    await trio.sleep(5)
+    assert await server.is_ready()
+    (counts,) = server.readiness.probes()
+    assert counts.failures >= 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "within"),
+    [
+        ({"probe_interval": 3.0}, 3.0),
+        ({"probe_interval": 60.0}, 10.0),
+        ({"probe_interval": 60.0, "execution_timeout": 30.0}, 30.0),
+        ({"probe_interval": 60.0, "execution_timeout": 2.0}, 2.0),
+        ({"probe_interval": 5.0, "execution_timeout": 30.0}, 5.0),
+    ],
+)
+async def test_a_probe_has_limits(serving, autojump_clock, changes, within):
+    server = serving()
+    worker = server.serve(**changes)
+    worker.hangs = True
+    await trio.sleep(within - 0.1)
+    assert not list(server.readiness.probes())
+    await trio.sleep(0.2)
+    (counts,) = server.readiness.probes()
+    assert counts.seconds == pytest.approx(within)
+
+
+async def test_one_probe_of_a_model_runs_at_a_time(serving, autojump_clock):
+    server = serving()
+    worker = server.serve(probe_interval=10.0)
+    worker.hangs = True
+    await trio.sleep(1)
+    began = trio.current_time()
+    report = await server.readiness.deep()
+    assert trio.current_time() - began == pytest.approx(2.0)
+    assert worker.sizes == [1]
+    (part,) = report.document["parts"]
+    assert not report.ready
+    assert "reason" in part
+
+
+async def test_a_model_that_always_errs_is_what_it_always_was(serving, autojump_clock):
+    server = serving()
+    worker = server.serve(probe_interval=1.0)
+    worker.answer = ERROR
+    await trio.sleep(5)
+    assert await server.is_ready()
+
+
+@pytest.mark.parametrize("setting", [Probe.COMPARE, Probe.OFF])
+async def test_an_error_that_is_new_counts(serving, autojump_clock, setting):
+    server = serving()
+    worker = server.serve(probe_interval=1.0, probe=setting)
+    await trio.sleep(2.5)
+    assert await server.is_ready()
+    worker.answer = ERROR
+    await trio.sleep(1)
+    assert not await server.is_ready()
+    worker.answer = None
+    await trio.sleep(1)
+    assert await server.is_ready()
+
+
+async def test_a_model_whose_probe_is_required_must_not_err(serving, autojump_clock):
+    server = serving()
+    worker = server.serve(probe_interval=1.0, probe=Probe.REQUIRED)
+    worker.answer = ERROR
+    await trio.sleep(1)
+    assert not await server.is_ready()
+
+
+async def test_a_model_that_is_not_essential_is_probed_and_does_not_count(serving, autojump_clock):
+    server = serving()
+    worker = server.serve(probe_interval=1.0, essential=False)
+    worker.hangs = True
+    await trio.sleep(3.5)
+    (counts,) = server.readiness.probes()
+    assert counts.failures == 3
+    assert await server.is_ready()
+    report = await server.readiness.deep()
+    assert report.ready
+    (part,) = report.document["parts"]
+    assert (part["ready"], part["essential"]) == (False, False)
+
+
+async def test_a_model_that_answers_its_clients_is_busy(serving, autojump_clock):
+    server = serving()
+    worker = server.serve(probe_interval=2.0)
+    await trio.sleep(1)
+    worker.after = 2.5
+    await worker.state.submit(make_request())
+    await trio.sleep(3.5)
+    assert await server.is_ready()
+    (counts,) = server.readiness.probes()
+    assert counts.failures == 0
+    assert server.changes == [(False, server.changes[0][1]), (True, [])]
+
+
+async def test_nothing_is_probed_while_it_loads_or_while_the_server_exits(serving, autojump_clock):
+    server = serving()
+    state = server.loading(probe_interval=1.0)
+    await trio.sleep(3)
+    assert not list(server.readiness.probes())
+    worker = server.ready(state)
+    server.readiness.exiting = True
+    await trio.sleep(3)
+    assert not worker.sent
+
+
+async def test_a_version_that_is_retired_under_its_probe_is_no_failure(serving, autojump_clock):
+    server = serving()
+    old = server.serve(probe_interval=4.0)
+    await trio.sleep(3)
+    old.hangs = True
+    await trio.sleep(2)  # the probe is on its way
+    new = server.loading(probe_interval=4.0)
+    server.ready(new)
+    old.state.become(Status.UNLOADING)
+    await trio.sleep(10)
+    assert await server.is_ready()
+    (counts,) = server.readiness.probes()
+    assert counts.failures == 0
+    assert server.changes[-1] == (True, [])
+
+
+async def test_what_is_counted_is_forgotten_with_the_model(serving, autojump_clock):
+    server = serving()
+    state = server.serve(probe_interval=1.0).state
+    await trio.sleep(0.5)
+    assert len(list(server.readiness.probes())) == 1
+    server.router.serve(state.spec.key, {})
+    server.router.retired(state.spec.key, state)
+    server.router.forget(state.spec.key)
+    await trio.sleep(1)
+    assert not list(server.readiness.probes())
+
+
+# -- deep probes
+
+
+async def test_a_deep_report_names_every_part(serving, autojump_clock):
+    server = serving()
+    server.serve()
+    sick = server.serve("sick")
+    await trio.sleep(10)
+    sick.hangs = True
+    report = await server.readiness.deep()
+    assert not report.ready
+    assert report.document == {
+        "ready": False,
+        "live": True,
+        "parts": [
+            {"part": "model add version 1", "ready": True, "since": WALL_NOON, "seconds": 0.01},
+            {
+                "part": "model sick version 1",
+                "ready": False,
+                "reason": "a probe inference was not answered: no answer within 2 s",
+                "since": "2027-01-15T08:00:12.000Z",
+                "seconds": 2.0,
+            },
+        ],
+    }
+    assert await server.is_ready()  # it is not probed by itself, so nothing would ever take that back
+    await trio.sleep(60)
+    again = await server.readiness.deep()
+    assert again.document["parts"][1]["since"] == "2027-01-15T08:00:12.000Z"
+    sick.hangs = False
+    sick.finish()
+    await trio.sleep(1)
+    assert (await server.readiness.deep()).ready
+
+
+async def test_a_deep_report_says_what_is_wrong_without_a_probe_too(serving, autojump_clock):
+    server = serving(strict=False)
+    server.router.mark_broken(make_spec(name="broken").key, (1,), "Invalid argument: no")
+    report = await server.readiness.deep()
+    assert report.document == {
+        "ready": True,  # a lenient server
+        "live": True,
+        "parts": [
+            {
+                "part": "model broken version 1",
+                "ready": False,
+                "reason": "Invalid argument: no",
+                "since": WALL_NOON,
+            }
+        ],
+    }
+
+
+async def test_a_lenient_server_fails_a_deep_probe_all_the_same(serving, autojump_clock):
+    server = serving(strict=False)
+    server.serve().hangs = True
+    assert not (await server.readiness.deep()).ready
+    assert await server.is_ready()
+
+
+async def test_a_deep_probe_during_the_start_says_so(serving, autojump_clock):
+    server = serving(started=False)
+    server.serve()
+    report = await server.readiness.deep()
+    assert not report.ready
+    assert report.document["reason"] == "the models found at start are still being loaded"
+
+
+async def test_an_error_answer_is_noted(serving, autojump_clock):
+    server = serving()
+    server.serve().answer = ERROR
+    report = await server.readiness.deep()
+    assert report.ready
+    assert report.document["parts"][0]["note"] == (
+        "a probe inference is answered with an error, as before: no zeros, please"
+    )
+
+
+async def test_a_deep_probe_of_a_periodic_model_feeds_the_verdict(serving, autojump_clock):
+    server = serving()
+    worker = server.serve(probe_interval=1000.0)
+    await trio.sleep(1)
+    worker.hangs = True
+    await server.readiness.deep()
+    assert not await server.is_ready()
+
+
+async def test_a_busy_model_passes_a_deep_probe_and_the_report_says_why(serving, autojump_clock):
+    server = serving()
+    worker = server.serve()
+    worker.after = 1.5
+    for _ in range(2):
+        await worker.state.submit(make_request())
+    report = await server.readiness.deep()
+    assert report.ready
+    assert report.document["parts"][0]["note"] == (
+        "a probe inference was not answered: no answer within 2 s; but it answered 1 other requests meanwhile"
+    )
+
+
+async def test_a_storm_of_deep_probes_is_one_round(serving, autojump_clock):
+    server = serving()
+    worker = server.serve()
+    reports = []
+
+    async def ask():
+        reports.append(await server.readiness.deep())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(100):
+            nursery.start_soon(ask)
+    assert len(worker.sent) == 1
+    assert len(reports) == 100
+    assert len(set(map(id, reports))) == 1
+    await server.readiness.deep()
+    assert len(worker.sent) == 1
+    await trio.sleep(0.25)
+    await server.readiness.deep()
+    assert len(worker.sent) == 2
+
+
+async def test_deep_probes_run_eight_at_once_and_end_in_time(serving, autojump_clock):
+    server = serving()
+    workers = [server.serve(f"m{number:02}") for number in range(50)]
+    for worker in workers:
+        worker.hangs = True
+    began = trio.current_time()
+    report = await server.readiness.deep()
+    assert trio.current_time() - began == pytest.approx(10.0)
+    starts = sorted(worker.times[0] - began for worker in workers if worker.sent)
+    assert len(starts) == 40
+    assert all(starts[at + 8] - starts[at] >= 1.99 for at in range(32))
+    assert not report.ready
+    reasons = [part["reason"] for part in report.document["parts"]]
+    assert reasons.count("there was no time to probe it: others took 10 s") == 10
+
+
+async def test_a_version_swapped_under_a_deep_probe_is_no_failure(serving, autojump_clock):
+    server = serving()
+    old = server.serve()
+    old.hangs = True
+    reports = []
+
+    async def ask():
+        reports.append(await server.readiness.deep())
+
+    server.nursery.start_soon(ask)
+    await trio.sleep(1)
+    server.ready(server.loading())
+    old.state.become(Status.UNLOADING)
+    await trio.sleep(5)
+    assert reports[0].ready
+    assert [part["ready"] for part in reports[0].document["parts"]] == [True]
+
+
+# -- the actor's own lives
+
+
+async def test_a_restarted_actor_goes_on_where_the_last_one_was(serving, autojump_clock):
+    server = serving()
+    worker = server.serve(probe_interval=1.0)
+    await trio.sleep(0.5)
+    assert await server.is_ready()
+    server.life.cancel()
+    await wait_all_tasks_blocked()
+    worker.state.become(Status.UNAVAILABLE, "Internal: gone")
+    assert not await server.is_ready()  # the verdict is nobody's
+    worker.state.become(Status.READY)
+    server.life = trio.CancelScope()
+    server.nursery.start_soon(server.live)
+    await trio.sleep(5)
+    assert await server.is_ready()
+    assert len(worker.sent) > 4
+
+
+async def test_who_waits_for_a_report_outlives_the_actor(serving, autojump_clock):
+    server = serving()
+    worker = server.serve()
+    worker.after = 1.0
+    reports = []
+
+    async def ask():
+        reports.append(await server.readiness.deep())
+
+    server.nursery.start_soon(ask)
+    await trio.sleep(0.5)
+    server.life.cancel()
+    await trio.sleep(1)
+    assert not reports
+    server.life = trio.CancelScope()
+    server.nursery.start_soon(server.live)
+    await trio.sleep(2)
+    assert reports[0].ready
+
+
+async def test_without_its_actor_a_deep_probe_says_so_in_time(serving, autojump_clock):
+    server = serving()
+    server.serve()
+    server.life.cancel()
+    await wait_all_tasks_blocked()
+    with trio.fail_after(13):
+        report = await server.readiness.deep()
+    assert not report.ready
+    assert report.document["reason"] == "no probe was made: readiness itself is being restarted"
+
+
+async def test_a_caller_that_leaves_takes_nobody_along(serving, autojump_clock):
+    server = serving()
+    server.serve().after = 1.0
+    reports = []
+
+    async def ask():
+        reports.append(await server.readiness.deep())
+
+    with trio.move_on_after(0.5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.readiness.deep)
+            server.nursery.start_soon(ask)
+    await trio.sleep(1)
+    assert reports[0].ready

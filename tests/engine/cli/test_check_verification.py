@@ -1,0 +1,346 @@
+"""`tritium check` says ✓ of no model whose file can't be loaded, or whose configuration its file contradicts."""
+
+import io
+import json
+import os
+import shutil
+import tempfile
+import warnings
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto, helper
+
+from actors.messages.datatypes import BY_NUMBER
+from engine.__main__ import main
+from engine.backends.base import LoadError, TensorInfo
+from engine.backends.onnxruntime import OnnxRuntimeBackend
+from engine.backends.testing import model_info
+from engine.config.backends import discover
+from engine.config.load import load_model_config
+
+PYTHON = """\
+input [ { name: "A" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "B" data_type: TYPE_FP32 dims: [ 4 ] } ]
+"""
+INPUT = 'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }\n'
+OUTPUT = 'output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }\n'
+BOTH = f'backend: "onnxruntime"\nmax_batch_size: 8\n{INPUT}{OUTPUT}'
+
+
+def onnx_model(shape=("N", 4), kind=TensorProto.FLOAT):
+    x, y = (helper.make_tensor_value_info(name, kind, shape) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
+    return helper.make_model(
+        graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)]
+    ).SerializeToString()
+
+
+def archive(**members):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        for name, data in members.items():
+            file.writestr(f"m/{name.replace('_', '.')}", data)
+    return content.getvalue()
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Write the model m; returns its directory."""
+
+    def write(config, **files):
+        for name, content in {"config.pbtxt": config, **files}.items():
+            path = tmp_path / "models" / "m" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return tmp_path / "models" / "m"
+
+    return write
+
+
+@pytest.fixture
+def verified():
+    def run(directory, **options):
+        return load_model_config(directory, backends=discover(), verify_files=True, **options)
+
+    return run
+
+
+# -- ONNX files
+
+
+@pytest.mark.parametrize(
+    ("config", "content"),
+    [
+        pytest.param(BOTH, onnx_model(), id="agrees"),
+        pytest.param(BOTH.replace("4", "-1"), onnx_model(("N", "M")), id="variable in both"),
+        pytest.param(BOTH, onnx_model(("N", "M")), id="fixed by the configuration"),
+        pytest.param(BOTH.replace("[ 4 ]", "[ 2, 2 ] reshape { shape: [ 4 ] }"), onnx_model(), id="reshaped"),
+        pytest.param(BOTH.replace("size: 8", "size: 0"), onnx_model((4,)), id="without batching"),
+        pytest.param(BOTH.replace("size: 8", "size: 0").replace("4", "1"), onnx_model(()), id="scalar"),
+        pytest.param(BOTH + INPUT.replace('"x"', '"z"'), onnx_model(), id="one input too many"),
+        pytest.param(BOTH.replace('"x"', '"z"'), onnx_model(), id="unknown input"),
+        pytest.param(BOTH.replace('"y"', '"z"'), onnx_model(), id="unknown output"),
+        pytest.param(BOTH.replace(INPUT, INPUT.replace("FP32", "INT64")), onnx_model(), id="datatype"),
+        pytest.param(BOTH, onnx_model(kind=TensorProto.INT8), id="both datatypes"),
+        pytest.param(BOTH.replace("[ 4 ]", "[ 5 ]"), onnx_model(), id="size"),
+        pytest.param(BOTH.replace("[ 4 ]", "[ -1 ]"), onnx_model(), id="variable in the configuration only"),
+        pytest.param(BOTH.replace("[ 4 ]", "[ 4, 1 ]"), onnx_model(), id="rank"),
+        pytest.param(BOTH, onnx_model((1, 4)), id="fixed batch"),
+        pytest.param(BOTH.replace(INPUT, INPUT.replace("dims", "optional: true dims")), onnx_model(), id="optional"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_an_onnx_model_is_what_its_backend_says(model, verified, config, content):
+    directory = model(config, **{"1/model.onnx": content})
+    loaded = verified(directory)
+    assert load_model_config(directory, backends=discover()).ok  # a server asks the backend
+    completed = loaded.configs[0].config
+    inputs, outputs = (
+        [
+            TensorInfo(
+                tensor.name,
+                BY_NUMBER[tensor.data_type],
+                list(tensor.dims),
+                reshape=list(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+                optional=getattr(tensor, "optional", False),
+            )
+            for tensor in side
+        ]
+        for side in (completed.input, completed.output)
+    )
+    info = model_info(
+        directory / "1", name="m", inputs=inputs, outputs=outputs, max_batch_size=completed.max_batch_size
+    )
+    backend = OnnxRuntimeBackend()
+    said = ""
+    try:
+        backend.load(info)
+    except LoadError as error:
+        said = f"Internal: {error}"
+    assert loaded.reason == said
+
+
+def test_a_disagreement_is_told_at_the_field_with_the_file(model, capsys):
+    directory = model(BOTH.replace(OUTPUT, OUTPUT.replace("FP32", "INT64")), **{"1/model.onnx": onnx_model()})
+    assert main(["check", str(directory)]) == 1
+    assert (
+        f"{directory}/config.pbtxt:4:20: error: unable to load model 'm', configuration expects datatype TYPE_INT64"
+        " for output 'y', model provides TYPE_FP32 (1/model.onnx has type float)\n"
+    ) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model", onnx_model()[:-5]])
+def test_an_onnx_file_must_parse(model, verified, content):
+    loaded = verified(model(BOTH, **{"1/model.onnx": content}))
+    assert "the file 'model.onnx' can't be read: " in loaded.reason
+    assert not loaded.specs
+
+
+def test_a_directory_may_stand_for_an_onnx_file(model, verified):
+    assert verified(model(BOTH, **{"1/model.onnx/model.onnx": onnx_model()})).ok
+
+
+def test_what_only_onnx_runtime_can_read_is_not_refused(model, verified):
+    config = BOTH + 'default_model_filename: "model.ort"'
+    loaded = verified(model(config, **{"1/model.ort": b"\x1c\0\0\0ORTM" + bytes(64)}))
+    assert loaded.ok
+    assert "could not be compared" in loaded.warnings[0].message
+
+
+def test_a_truncated_file_needs_no_inputs_and_outputs_written_down(model, verified):
+    loaded = verified(model('backend: "onnxruntime"', **{"1/model.onnx": onnx_model()[:-5]}))
+    (error,) = loaded.errors
+    assert error.hint == ""
+
+
+# -- other files
+
+
+@pytest.mark.parametrize(
+    ("backend", "file"), [("onnxruntime", "model.onnx"), ("pytorch", "model.pt"), ("python", "model.py")]
+)
+def test_the_file_must_be_there_in_every_version(model, verified, backend, file):
+    config = f'backend: "{backend}" {PYTHON} version_policy {{ all {{ }} }}'
+    directory = model(config, **{"1/readme": "", "2/readme": ""})
+    loaded = verified(directory)
+    assert loaded.reasons == {
+        version: f"Internal: unable to find '{directory}/{version}/{file}' for model 'm'"
+        for version in (1, 2)
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"?", "it is no zip archive: File is not a zip file"),
+        (archive(data_pkl=b""), "it holds no program, only what torch.save was given, such as a state_dict"),
+    ],
+)
+def test_a_pytorch_file_must_be_an_archive_with_a_program(model, verified, content, said):
+    loaded = verified(model(f'backend: "pytorch" {PYTHON}', **{"1/model.pt": content}))
+    assert loaded.reason == f"Internal: unable to load model 'm', the file 'model.pt' can't be read: {said}"
+
+
+def test_an_archive_of_a_form_that_only_torch_knows_is_not_refused(model, verified):
+    assert verified(model(f'backend: "pytorch" {PYTHON}', **{"1/model.pt2": archive(new_bin=b"")})).ok
+
+
+def test_a_python_model_must_compile_and_is_not_run(model, capsys):
+    directory = model(
+        PYTHON, **{"1/model.py": "raise SystemExit\nclass TritonPythonModel:\n    def execute(self:\n"}
+    )
+    assert main(["check", str(directory)]) == 1
+    assert (
+        f"{directory}/1/model.py:3:16: error: unable to load model 'm', 'model.py' does not compile: SyntaxError: "
+        in capsys.readouterr().out
+    )
+
+
+def test_what_python_only_warns_of_is_no_mistake(model, verified):
+    source = "class TritonPythonModel:\n    same = 1 is 1\n"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert verified(model(PYTHON, **{"1/model.py": source})).problems == ()
+
+
+# -- versions
+
+
+def test_the_version_that_is_wrong_is_blamed(model, capsys):
+    directory = model(
+        "max_batch_size: 8\nversion_policy { all { } }",
+        **{"1/model.onnx": onnx_model(), "2/model.onnx": onnx_model((3, 4))},
+    )
+    loaded = load_model_config(directory, backends=discover())
+    (error,) = loaded.errors
+    assert error.versions == (2,)
+    assert loaded.reasons == {2: loaded.reason}
+    assert loaded.specs == ()
+    assert main(["check", str(directory)]) == 1
+    out = capsys.readouterr().out
+    assert "config.pbtxt:1:1: error: version 2: autofill failed for model 'm'" in out
+    assert "(about 2/model.onnx: " in out
+    main(["check", "--json", str(directory)])
+    (found,) = json.loads(capsys.readouterr().out)["models"]
+    assert found["reasons"] == {"2": loaded.reason}
+    assert found["problems"][0]["versions"] == [2]
+
+
+def test_what_all_versions_have_is_blamed_on_none(model, verified):
+    config = BOTH.replace("size: 8", "size: -8") + "version_policy { all { } }"
+    loaded = verified(model(config, **{f"{number}/model.onnx": onnx_model() for number in (1, 2)}))
+    assert all(not problem.versions for problem in loaded.problems)
+    assert loaded.reasons == {1: loaded.reason, 2: loaded.reason}
+
+
+# -- warmup
+
+
+WARMUP = 'model_warmup {{ name: "w" batch_size: 1 inputs {{ key: "{}" value {{ data_type: {} dims: [ {} ] zero_data: true }} }} }}'
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        (("x", "TYPE_FP32", 4), ""),
+        (("z", "TYPE_FP32", 4), "has an input 'z', which is no input of the model"),
+        (("x", "TYPE_FP32", 5), "gives input 'x' the shape [1,5], and the model takes [-1,4]"),
+        (("x", "TYPE_FP32", "1, 4"), "gives input 'x' the shape [1,1,4], and the model takes [-1,4]"),
+        (("x", "TYPE_INT8", 4), "gives input 'x' as TYPE_INT8, and the model takes TYPE_FP32"),
+    ],
+)
+def test_a_sample_that_the_model_does_not_take_is_told(model, verified, sample, said):
+    loaded = verified(model(BOTH + WARMUP.format(*sample), **{"1/model.onnx": onnx_model()}))
+    assert [error.message for error in loaded.errors] == ([f"warmup sample 'w' for m {said}"] if said else [])
+
+
+@pytest.mark.parametrize("sample", [("z", "TYPE_FP32", 4), ("A", "TYPE_FP32", 5), ("A", "TYPE_INT8", 4)])
+def test_a_python_model_may_take_any_sample_and_its_owner_is_warned(model, verified, sample):
+    source = "class TritonPythonModel:\n    pass\n"
+    loaded = verified(model(PYTHON + WARMUP.format(*sample), **{"1/model.py": source}))
+    assert loaded.ok
+    assert len(loaded.warnings) == 1
+
+
+def test_controls_of_sequences_may_be_sampled(model, verified):
+    loaded = verified(
+        model(
+            BOTH + "sequence_batching { }" + WARMUP.format("START", "TYPE_FP32", 1),
+            **{"1/model.onnx": onnx_model()},
+        )
+    )
+    assert loaded.errors == loaded.unserved
+
+
+# -- directories
+
+
+@contextmanager
+def nobody():
+    """Be somebody whom permissions hold back."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.fixture
+def repository():
+    """A repository that everybody may read, with a good model and one called `closed`; returns it."""
+    path = Path(tempfile.mkdtemp())
+    for name in ("closed", "good"):
+        version = path / name / "1"
+        version.mkdir(parents=True)
+        (version / "model.onnx").write_bytes(onnx_model())
+        (path / name / "config.pbtxt").write_text(BOTH)
+    path.chmod(0o755)
+    yield path
+    for directory in (path / "closed", path / "closed/1"):
+        directory.chmod(0o755)
+    shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("config", [BOTH, 'backend: "onnxruntime"', ""])
+@pytest.mark.parametrize(
+    ("closed", "mode"),
+    [("", 0), ("", 0o444), ("1", 0), ("1", 0o444), ("1/model.onnx", 0), ("config.pbtxt", 0)],
+)
+def test_what_may_not_be_read_is_told_beside_the_other_models(repository, capsys, config, closed, mode):
+    (repository / "closed/config.pbtxt").write_text(config)
+    main(["check", str(repository / "good")])  # what is imported later can't be read by everybody
+    capsys.readouterr()
+    (repository / "closed" / closed).chmod(mode)
+    with nobody():
+        status = main(["check", str(repository)])
+        assert main(["check", str(repository / "closed")]) == 1
+    out = capsys.readouterr().out
+    assert status == 1
+    assert "✗ closed" in out
+    assert "✓ good  version 1\n" in out
+    assert "Permission denied" in out
+
+
+def test_without_a_configuration_mistakes_are_the_directorys(model, capsys):
+    directory = model("", readme="")
+    (directory / "config.pbtxt").unlink()
+    main(["check", str(directory.parent), "--disable-auto-complete-config"])
+    out = capsys.readouterr().out
+    assert (
+        f"    {directory}: error: failed to read text proto from {directory}/config.pbtxt: there is no" in out
+    )
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/x", "as://account/container", "file:///models"])
+def test_a_uri_is_said_to_be_no_directory(capsys, uri):
+    with pytest.raises(SystemExit) as ended:
+        main(["check", uri])
+    assert ended.value.code == 2
+    assert f"{uri} is no directory of this machine, and check reads local directories only" in (
+        " ".join(capsys.readouterr().err.split())
+    )

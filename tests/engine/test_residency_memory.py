@@ -1,0 +1,137 @@
+"""What the kernel and the file system say about memory (`engine.residency`)."""
+
+import mmap
+import os
+import subprocess
+import sys
+
+import pytest
+
+from engine.cli.words import SettingsError, read_memory_limit
+from engine.residency import Memory, bytes_on_disk, memory_total, resident_bytes
+
+GIB = 2**30
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_a_process_takes_its_share_of_what_it_shares(tmp_path):
+    write(tmp_path / "7" / "smaps_rollup", "55f4-7ffe ---p 00000000 [rollup]\nRss:  900 kB\nPss:  312 kB\n")
+    assert resident_bytes(7, tmp_path) == 312 * 1024
+
+
+def test_where_that_is_not_told_it_takes_all_it_has_resident(tmp_path):
+    write(tmp_path / "7" / "statm", "5000 250 10 1 0 100 0\n")
+    assert resident_bytes(7, tmp_path) == 250 * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_one_that_has_ended_takes_nothing(tmp_path):
+    assert resident_bytes(7, tmp_path) is None
+
+
+def test_memory_that_a_process_takes_is_seen():
+    before = resident_bytes(os.getpid())
+    with mmap.mmap(-1, 16 * 2**20) as taken:
+        taken.write(b"\1" * len(taken))
+        grown = resident_bytes(os.getpid()) - before
+    assert 12 * 2**20 < grown < 48 * 2**20
+
+
+@pytest.fixture
+def child():
+    """A process that ends when it is told."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+async def test_processes_are_measured_together_and_the_ended_left_out(child):
+    sizes = await Memory().of_processes({child.pid, os.getpid()})
+    assert sizes.keys() == {child.pid, os.getpid()}
+    assert all(size > 0 for size in sizes.values())
+    child.communicate(b"\n")
+    assert await Memory().of_processes({child.pid}) == {}
+
+
+async def test_files_are_counted_however_deep_and_what_cannot_be_seen_is_not(tmp_path):
+    write(tmp_path / "model.onnx", "x" * 100)
+    write(tmp_path / "weights" / "1.bin", "x" * 1000)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    assert await Memory().of_files(tmp_path) == 1100
+    assert bytes_on_disk(tmp_path / "nowhere") == 0
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A /proc and a /sys/fs/cgroup of one's own."""
+    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+    write(proc / "meminfo", "MemTotal:       16777216 kB\nMemFree: 5 kB\n")
+    return proc, cgroup
+
+
+def test_without_control_groups_the_machines_memory_may_be_used(machine):
+    assert memory_total(*machine) == 16 * GIB
+
+
+def test_a_control_groups_limit_counts_where_it_is_lower(machine):
+    proc, cgroup = machine
+    write(proc / "self" / "cgroup", "0::/\n")
+    write(cgroup / "memory.max", "max\n")
+    assert memory_total(*machine) == 16 * GIB
+    write(cgroup / "memory.max", f"{4 * GIB}\n")
+    assert memory_total(*machine) == 4 * GIB
+    write(cgroup / "memory.max", f"{64 * GIB}\n")
+    assert memory_total(*machine) == 16 * GIB
+
+
+def test_the_lowest_limit_on_the_way_up_counts(machine):
+    proc, cgroup = machine
+    write(proc / "self" / "cgroup", "0::/system.slice/tritium.service\n")
+    write(cgroup / "system.slice" / "tritium.service" / "memory.max", "max\n")
+    write(cgroup / "system.slice" / "memory.max", f"{8 * GIB}\n")
+    assert memory_total(*machine) == 8 * GIB
+
+
+def test_the_first_version_of_control_groups_counts_too(machine):
+    proc, cgroup = machine
+    write(proc / "self" / "cgroup", "5:cpu,cpuacct:/box\n4:memory:/box\n")
+    write(cgroup / "memory" / "box" / "memory.limit_in_bytes", f"{2 * GIB}\n")
+    write(cgroup / "memory" / "memory.limit_in_bytes", "9223372036854771712\n")
+    assert memory_total(*machine) == 2 * GIB
+
+
+def test_a_machine_that_does_not_tell_its_memory_is_a_mistake(machine):
+    proc, cgroup = machine
+    write(proc / "meminfo", "MemFree: 5 kB\n")
+    with pytest.raises(ValueError, match="no MemTotal"):
+        memory_total(proc, cgroup)
+
+
+def test_this_machine_has_memory():
+    assert memory_total() > 2**28
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("8GiB", 8 * GIB),
+        ("1.5 GiB", 3 * GIB // 2),
+        ("500MB", 500_000_000),
+        ("1000000", 1_000_000),
+        ("80%", 8 * GIB),
+        (" 12.5 % ", 5 * GIB // 4),
+        ("100%", 10 * GIB),
+    ],
+)
+def test_a_limit_is_a_size_or_a_share_of_what_there_is(text, limit):
+    assert read_memory_limit(text, 10 * GIB) == limit
+
+
+@pytest.mark.parametrize("text", ["", "much", "0", "-1", "8 apples", "0%", "101%", "-5%", "nan%", "%", "x%"])
+def test_what_is_no_limit_is_refused_with_what_would_be_one(text):
+    with pytest.raises(SettingsError) as error:
+        read_memory_limit(text, 10 * GIB)
+    assert "resident-memory-limit" in error.value.hint

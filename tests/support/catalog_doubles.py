@@ -1,0 +1,214 @@
+"""A repository made of values, subtrees that load on cue, and a catalog over both, in virtual time."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import trio
+
+from actors.catalog import Catalog, ControlMode
+from actors.found import FoundModel
+from actors.loading import Surroundings
+from actors.messages.errors import Internal, TritiumError
+from actors.model import ModelState, Status
+from actors.operations import Listing, Unreadable
+from actors.router import Router
+from actors.specs import ModelKey, Probe
+from actors.statistics import ModelStatistics
+from actors.supervision.spec import ChildSpec, Strategy
+from actors.supervision.supervisor import Supervisor
+from tests.support.model_doubles import make_spec
+
+EXPLICIT = {"mode": ControlMode.EXPLICIT, "startup": ()}
+
+
+async def failure(awaitable):
+    """Return the error that it must end with."""
+    with pytest.raises(TritiumError) as caught:
+        await awaitable
+    return caught.value
+
+
+class FakeTree:
+    """Subtrees that load for a second, and fail as often as they are told."""
+
+    def __init__(self, router):
+        self.router = router
+        self.fails = {}  # (name, version) or name -> how often
+        self.seconds = {}  # the same -> how long, inf for ever
+        self.scale_fails = ""
+        self.loading = 0
+        self.most_loading = 0
+        self.started = []
+        self.ended = []
+        self.scaled = []
+        self.nursery = None
+
+    def _of(self, table, spec, default):
+        return table.get((spec.name, spec.version), table.get(spec.name, default))
+
+    def make_state(self, spec):
+        return ModelState(
+            spec, statistics=ModelStatistics(), on_status=self.router.changed, wall_clock=lambda: 0
+        )
+
+    async def start(self, state):
+        state.subtree = f"{state.spec.name}/{state.spec.version} {len(self.started)}"
+        self.started.append(state)
+        self.nursery.start_soon(self._load, state)
+
+    async def _load(self, state):
+        self.loading += 1
+        self.most_loading = max(self.most_loading, self.loading)
+        with trio.move_on_after(self._of(self.seconds, state.spec, 1.0)):
+            await trio.sleep_forever()
+        self.loading -= 1
+        if state in self.ended:
+            return
+        left = self._of(self.fails, state.spec, 0)
+        if left > 0:
+            key = (state.spec.name, state.spec.version)
+            self.fails[key if key in self.fails else state.spec.name] = left - 1
+            state.load_failed("Internal: no")
+        else:
+            state.become(Status.READY)
+
+    async def scale(self, state, spec):
+        await trio.sleep(1)
+        if self.scale_fails:
+            raise Internal(self.scale_fails)
+        self.scaled.append(spec)
+        state.respecify(spec)
+
+    async def end(self, state):
+        await trio.lowlevel.checkpoint()
+        self.ended.append(state)
+        state.close()
+
+
+class Logged(list):
+    def __call__(self, event, *, level="info", **keys):
+        self.append((str(event), level, keys))
+
+    def of(self, event):
+        return [keys for name, _, keys in self if name == event]
+
+
+class Copy:
+    """A local copy that counts who holds it."""
+
+    def __init__(self):
+        self.users = 1
+        self.removed = False
+
+    def hold(self):
+        assert not self.removed
+        self.users += 1
+
+    def let_go(self):
+        self.users -= 1
+        self.removed = self.users == 0
+
+
+class FakeSource:
+    """Models by name; a value, or an exception to raise. `changes` counts what is read."""
+
+    def __init__(self):
+        self.models = {}
+        self.unreadable = ""
+        self.reads = []
+        self.copies = []
+        self.read_seconds = {}
+
+    async def listing(self):
+        await trio.lowlevel.checkpoint()
+        if self.unreadable:
+            return Listing(keys=(), failures=(self.unreadable,))
+        return Listing(keys=[ModelKey(name) for name in sorted(self.models)])
+
+    async def read(self, key, override, report):
+        self.reads.append(key.name)
+        report("reading", {})
+        await trio.sleep(self.read_seconds.get(key.name, 0))
+        if self.unreadable:
+            raise Unreadable(self.unreadable)
+        found = self.models.get(key.name)
+        if found is None:
+            return None
+        if override is not None:
+            found = replace(
+                found,
+                content="override",
+                specs=[
+                    replace(spec, content="override", config_json=b'{"override": 1}') for spec in found.specs
+                ],
+            )
+        copy = Copy()
+        self.copies.append(copy)
+        return replace(found, copy=copy)
+
+
+def model(name, *versions, content="c", reason="", **changes):
+    """A found model; `content` tells its versions' files apart from what they were before."""
+    versions = versions or (1,)
+    changes.setdefault("probe", Probe.OFF)
+    specs = [make_spec(name=name, version=each, content=f"{content}{each}", **changes) for each in versions]
+    return FoundModel(
+        key=ModelKey(name), specs=() if reason else specs, versions=versions, reason=reason, content=content
+    )
+
+
+class World:
+    """A catalog in its part of a supervision tree."""
+
+    def __init__(
+        self, *found, mode=ControlMode.NONE, startup=("*",), loads_at_once=2, extra_attempts=0, dormant=None
+    ):
+        self.router = Router()
+        self.tree = FakeTree(self.router)
+        self.log = Logged()
+        self.source = FakeSource()
+        self.source.models = {each.key.name: each for each in found}
+        self.swaps = []
+        self.lanes = Supervisor()
+        self.retirements = Supervisor()
+        self.around = Surroundings(
+            router=self.router,
+            tree=self.tree,
+            retirements=self.retirements,
+            dormant=lambda specs: {spec.version: dormant(spec) for spec in specs},
+            swapped=lambda key, specs: self.swaps.append((key.name, [spec.version for spec in specs])),
+            left=lambda key: self.swaps.append((key.name, None)),
+            loads=trio.CapacityLimiter(loads_at_once),
+            extra_attempts=extra_attempts,
+            log=self.log,
+        )
+        self.catalog = Catalog(self.around, self.source, self.lanes, mode=mode, startup=startup)
+        self.root = Supervisor(
+            [
+                self.lanes.spec("lanes"),
+                self.retirements.spec("retirements"),
+                ChildSpec("catalog", self.catalog.run),
+            ],
+            strategy=Strategy.REST_FOR_ONE,
+        )
+
+    async def begin(self, nursery, *, wait=True):
+        self.tree.nursery = nursery
+        await nursery.start(partial(self.root.serve))
+        if wait:
+            await self.catalog.finished.wait()
+
+    def index(self, name=None):
+        return [
+            (entry.name, entry.version, entry.state, entry.reason)
+            for entry in self.router.index()
+            if name in (None, entry.name)
+        ]
+
+    def states(self, name):
+        """The states in the index by version."""
+        return {version: state for _, version, state, _ in self.index(name)}
+
+    def serving(self, name):
+        return self.router.serving(ModelKey(name))

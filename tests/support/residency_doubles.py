@@ -1,0 +1,234 @@
+"""A catalog over models that take memory and serve by themselves, with the residency actor beside it, in virtual time."""
+
+import itertools
+import os
+from functools import partial
+from pathlib import Path
+
+import trio
+import trio.testing
+
+from actors import residency
+from actors.batcher import run as run_scheduler
+from actors.catalog import Catalog, ControlMode
+from actors.loading import Surroundings
+from actors.messages.errors import TritiumError
+from actors.model import ModelState, Status
+from actors.residency import Residents
+from actors.router import Router
+from actors.scheduling.residency import UNKNOWN_OVERHEAD
+from actors.specs import ModelKey, Residency
+from actors.statistics import ModelStatistics
+from actors.supervision.spec import ChildSpec, Strategy
+from actors.supervision.supervisor import Supervisor
+from tests.support.catalog_doubles import FakeSource, FakeTree, Logged, model
+from tests.support.model_doubles import Context, FakeWorker, make_request
+
+UNIT = UNKNOWN_OVERHEAD
+"""Memory of a model whose files take nothing, as far as anyone can tell before it has been measured."""
+
+
+def milliseconds():
+    return int(trio.current_time() * 1000)
+
+
+class BusyWorker(FakeWorker):
+    """Serves what it is given, one request after the other, for so many seconds each."""
+
+    def __init__(self, state, instance, nursery, seconds):
+        super().__init__(state, instance)
+        self._nursery = nursery
+        self._seconds = seconds
+
+    def dispatch(self, requests, *, now, alone=False):
+        batch = super().dispatch(requests, now=now, alone=alone)
+        self._nursery.start_soon(self._serve)
+        return batch
+
+    async def _serve(self):
+        with trio.move_on_after(self._seconds()):
+            await trio.sleep_forever()
+        self.finish()
+
+
+class Farm(FakeTree):
+    """Versions with a worker each that takes memory from its start to its end. Loads last a second."""
+
+    def __init__(self, router):
+        super().__init__(router)
+        self.nbytes = {}  # by model; else a unit
+        self.service = {}  # seconds that a request takes, by model; else 0.1
+        self.alive = {}  # pid → model
+        self.most = 0  # bytes that were ever taken at once
+        self.workers = {}  # model → the worker started last
+        self._pids = itertools.count(100_000_000)
+
+    @property
+    def taken(self):
+        return sum(self.size(name) for name in self.alive.values())
+
+    @property
+    def resident(self):
+        """The models that have a process."""
+        return sorted(set(self.alive.values()))
+
+    def size(self, name):
+        return self.nbytes.get(name, UNIT)
+
+    def make_state(self, spec):
+        return ModelState(
+            spec, statistics=ModelStatistics(), on_status=self.router.changed, wall_clock=milliseconds
+        )
+
+    async def start(self, state):
+        for instance in state.instances:
+            if state.spec.isolation == "thread":
+                instance.pid = os.getpid()
+            else:
+                instance.pid = next(self._pids)
+                self.alive[instance.pid] = state.spec.name
+        self.most = max(self.most, self.taken)
+        await super().start(state)
+        self.nursery.start_soon(self._serve, state)
+
+    async def _serve(self, state):
+        await state.load_finished.wait()
+        if state.status is Status.READY:
+            name, instance = state.spec.name, state.instances[0]
+            worker = BusyWorker(state, instance, self.nursery, lambda: self.service.get(name, 0.1))
+            self.workers[name] = instance.worker = worker
+            await run_scheduler(Context(), state)
+
+    async def end(self, state):
+        for instance in state.instances:
+            self.alive.pop(instance.pid, None)
+            instance.pid = instance.worker = None
+        await super().end(state)
+
+
+class FakeMemory:
+    """Measures a farm, in no time unless told otherwise."""
+
+    def __init__(self, farm):
+        self.files = {}  # bytes on disk by model; else 0
+        self.seconds = self.file_seconds = 0.0
+        self.measured = []  # when
+        self._farm = farm
+
+    async def of_processes(self, pids):
+        self.measured.append(trio.current_time())
+        await trio.sleep(self.seconds)
+        alive = self._farm.alive
+        return {pid: self._farm.size(alive[pid]) for pid in pids if pid in alive}
+
+    async def of_files(self, directory):
+        nbytes = self.files.get(directory.parent.name, 0)
+        await trio.sleep(self.file_seconds)
+        return nbytes
+
+
+def on_demand(name, *versions, **changes):
+    """A found model that its first request loads."""
+    changes.setdefault("residency", Residency.ON_DEMAND)
+    changes.setdefault("version_directory", Path("/models", name, "1"))
+    return model(name, *versions, **changes)
+
+
+class Den:
+    """Models, the catalog, and the residency actor in their part of a supervision tree."""
+
+    def __init__(self, nursery, *found, budget=2 * UNIT, mode=ControlMode.NONE):
+        self.nursery = nursery
+        self.router = Router()
+        self.farm = Farm(self.router)
+        self.farm.nursery = nursery
+        self.memory = FakeMemory(self.farm)
+        self.log = Logged()
+        self.source = FakeSource()
+        self.source.models = {each.key.name: each for each in found}
+        self.residents = Residents(self.router, budget=budget)
+        lanes, retirements = Supervisor(), Supervisor()
+        around = Surroundings(
+            router=self.router,
+            tree=self.farm,
+            retirements=retirements,
+            dormant=self.residents.dormant,
+            swapped=lambda key, specs: None,
+            left=lambda key: None,
+            loads=trio.CapacityLimiter(8),
+            extra_attempts=0,
+            log=self.log,
+        )
+        self.catalog = Catalog(around, self.source, lanes, mode=mode)
+        self.root = Supervisor(
+            [
+                lanes.spec("lanes"),
+                retirements.spec("retirements"),
+                ChildSpec("catalog", self.catalog.run),
+                ChildSpec(
+                    "residency",
+                    partial(
+                        residency.run,
+                        residents=self.residents,
+                        catalog=self.catalog,
+                        memory=self.memory,
+                        log=self.log,
+                        wall_clock=milliseconds,
+                    ),
+                ),
+            ],
+            strategy=Strategy.REST_FOR_ONE,
+        )
+
+    async def begin(self):
+        await self.nursery.start(partial(self.root.serve))
+        await self.catalog.finished.wait()
+        return self
+
+    @property
+    def info(self):
+        """What the actor shows in the tree."""
+        return next(each for each in self.root.tree().children if each.name == "residency").info
+
+    def sample(self, name):
+        (found,) = (each for each in self.residents.samples().models if each.key.name == name)
+        return found
+
+    @property
+    def evicted(self):
+        """Names in the order in which they went."""
+        return [keys["model"] for keys in self.log.of("model_evicted")]
+
+    def serving(self, name):
+        return self.router.serving(ModelKey(name))
+
+    async def submit(self, name, **options):
+        """Have a request accepted; raises what the server would tell the client."""
+        request = make_request(**options)
+        await self.router.resolve(name).submit(request)
+        return request
+
+    async def ask(self, name, **options):
+        """Make a request as a frontend does, and wait for its answer; returns that, or raises it."""
+        request = await self.submit(name, **options)
+        answer = await request.reply.wait()
+        if isinstance(answer, TritiumError):
+            raise answer
+        return answer
+
+    def asking(self, name, **options):
+        """The same in the background; what came of it is in the list that is returned."""
+        outcome = []
+
+        async def ask():
+            try:
+                outcome.append((await self.ask(name, **options)).model_name)
+            except TritiumError as error:
+                outcome.append(error)
+
+        self.nursery.start_soon(ask)
+        return outcome
+
+
+async def settled():
+    await trio.testing.wait_all_tasks_blocked()

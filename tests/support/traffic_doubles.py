@@ -1,0 +1,114 @@
+"""A model with several versions behind a real router, each answering what a test says, when it says so."""
+
+import numpy as np
+import trio
+
+from actors.frames import Result
+from actors.messages.errors import Internal
+from actors.messages.requests import InferRequest
+from actors.messages.tensors import Tensor
+from actors.model import ModelState, Status
+from actors.router import Router
+from actors.specs import ModelKey
+from actors.statistics import FailureReason, ModelStatistics
+from actors.traffic import TrafficControl
+from actors.worker import InFlight
+from tests.support.model_doubles import FakeSlot, Port, make_spec
+
+KEY = ModelKey("model")
+
+
+class Logged(list):
+    """A log that keeps (event, level, keys)."""
+
+    def __call__(self, event, *, level="info", **keys):
+        self.append((str(event), level, keys))
+
+    def about(self, event):
+        """The keys of every such event, in order."""
+        return [keys for name, _, keys in self if name == event]
+
+
+class Versions:
+    """The versions, the router, and the traffic between them."""
+
+    def __init__(self, *numbers, random, **changes):
+        self.router = Router()
+        self.log = Logged()
+        self.slots = []
+        self.control = TrafficControl(
+            self.router, log=self.log, random=random, wall_clock=lambda: 1_000 * int(trio.current_time())
+        )
+        for number in numbers:
+            self.add(number, **changes)
+
+    def add(self, number, **changes):
+        """Have a version serve, in place of an earlier generation of it, which is retired."""
+        state = ModelState(
+            make_spec(version=number, **changes),
+            statistics=ModelStatistics(),
+            on_status=self.router.changed,
+            wall_clock=lambda: 0,
+        )
+        self.router.load_begun(KEY, state)
+        state.become(Status.READY)
+        for old in self.router.serve(KEY, {**self.router.serving(KEY), number: state}):
+            old.become(Status.UNLOADING)
+        return state
+
+    def __getitem__(self, number):
+        return self.router.serving(KEY)[number]
+
+    def request(self, value=0.0, **options):
+        affinity = options.pop("affinity", "")
+        request = InferRequest(
+            model_name="model",
+            inputs=[Tensor.from_numpy("INPUT", np.full((1, 2), value, np.float32))],
+            reply=Port(),
+            accepted_at=trio.current_time(),
+            **options,
+        )
+        request.affinity = affinity
+        return request
+
+    async def send(self, value=0.0, **options):
+        """Send a request that names no version, as a frontend does, and return it with its `port` for the answer."""
+        request = self.request(value, **options)
+        port = request.reply
+        await self.router.resolve("model").submit(request)
+        return request, port
+
+    def answer(self, number, *, error=None, borrowed=False, outputs=None):
+        """Have a version answer all that it holds with its inputs, `outputs` or an error. Returns how many that were."""
+        state = self[number]
+        return answer(state, self.slots, error=error, borrowed=borrowed, outputs=outputs)
+
+
+def answer(state, slots=None, *, requests=None, error=None, borrowed=False, outputs=None):
+    """Have `state` answer all that it holds, or these `requests` that were taken from its queue."""
+    requests = state.queue.take(len(state.queue)) if requests is None else requests
+    if error is not None:
+        for request in requests:
+            state.fail(request, Internal(error), FailureReason.BACKEND)
+    elif requests:
+        slot = FakeSlot()
+        if slots is not None:
+            slots.append(slot)
+        batch = InFlight(0, requests, slot, alone=False, began_at=0.0)
+        cuts = []
+        for request in requests:
+            tensors = request.inputs if outputs is None else outputs
+            renamed = [Tensor("OUTPUT", each.datatype, each.shape, each.data) for each in tensors]
+            cuts.append((request, renamed, None))
+        state.completed(batch, Result(0, 0, len(cuts), (1, 2, 3)), cuts, borrowed=borrowed)
+    return len(requests)
+
+
+def drawing(*points):
+    """A random number generator that draws these points, the last one for ever."""
+    drawn = list(points)
+
+    def draw():
+        return drawn.pop(0) if len(drawn) > 1 else drawn[0]
+
+    return draw

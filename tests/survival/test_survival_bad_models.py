@@ -1,0 +1,221 @@
+"""Models that fail for ever, take for ever, or vanish: the others serve on, and the index tells the truth throughout."""
+
+import shutil
+import signal
+from itertools import dropwhile
+
+import pytest
+import trio
+
+from tests.survival.changing import (
+    Workshop,
+    code,
+    entries,
+    index_of,
+    pids,
+    ready,
+    refusal,
+    states,
+    until_states,
+    witnessed,
+)
+from tests.survival.server import eventually, until
+
+pytestmark = pytest.mark.slow
+
+POLLING = ("--model-control-mode=poll", "--repository-poll-secs=0.1")
+BROKEN = 'raise RuntimeError("the weights are not there")'
+WORK = 0.005
+
+
+@pytest.fixture
+def workshop(repository):
+    made = Workshop(repository.path)
+    made.model("telling", execute_seconds=WORK)
+    return made
+
+
+@pytest.fixture(params=[3.0, pytest.param(30.0, marks=pytest.mark.soak)])
+def slow_seconds(request):
+    """How long the slow model takes to load."""
+    return request.param
+
+
+class Record:
+    """What the index said of one model, each time it was asked, without repetitions."""
+
+    def __init__(self):
+        self.said = []
+
+    def note(self, shown):
+        summary = [(each.get("version"), each.get("state")) for each in shown]
+        if not self.said or self.said[-1] != summary:
+            self.said.append(summary)
+
+
+async def record(server, records):
+    """Ask the index again and again, until cancelled."""
+    async with await server.connect() as connection:
+        while True:
+            shown = await index_of(connection)
+            for name, kept in records.items():
+                kept.note([each for each in shown if each["name"] == name])
+            await trio.sleep(0.02)
+
+
+async def test_models_that_fail_or_take_long_or_vanish_disturb_nobody(tritium_server, workshop, slow_seconds):
+    workshop.model("vanishing")
+    async with tritium_server(*POLLING, "--model-load-retry-count=2") as server:
+        records = {name: Record() for name in ("telling", "failing", "slow", "vanishing", "late")}
+        async with witnessed(server, "telling") as witness, trio.open_nursery() as nursery:
+            nursery.start_soon(record, server, records)
+            workshop.model("slow", initialize=f"time.sleep({slow_seconds})")
+            await until_states(server, "slow", {1: "LOADING"})
+            assert await ready(server)
+            workshop.model("failing", initialize=BROKEN)
+            workshop.remove("vanishing")
+            workshop.model("late")
+
+            await until_states(server, "late", {1: "READY"})
+            await until_states(server, "vanishing", {})
+            # Between two attempts the version is LOADING again, without a reason: state and reason count in one answer.
+            await eventually(lambda: told(server, "failing", "the weights are not there"), within=30)
+            assert await states(server, "slow") == {1: "LOADING"}
+            (shown,) = await entries(server, "slow")
+            assert shown["progress"]["phase"] == "loading"
+            assert shown["progress"]["seconds"] >= 0
+            assert (await refusal(server, "slow"))[0] in {400, 404, 503}
+            assert not await ready(server, "slow")
+            assert not await ready(server)  # strict: a model of the repository does not serve
+            assert (await server.get("/v2/health/live")).status == 200
+
+            await until_states(server, "slow", {1: "READY"})
+            assert await ready(server, "slow")
+            workshop.write("failing/1/model.py", code(2))  # mended: a change is tried again
+            await until_states(server, "failing", {1: "READY"})
+            assert await ready(server)
+            await witness.heard_more()
+            nursery.cancel_scope.cancel()
+        assert set(witness.seen) == {1}
+        assert records["telling"].said == [[("1", "READY")]]
+        assert follows(records["slow"], "LOADING", "READY"), records["slow"].said
+        assert follows(records["late"], "LOADING", "READY"), records["late"].said
+        assert follows(records["failing"], "LOADING", "UNAVAILABLE", "LOADING", "READY"), records[
+            "failing"
+        ].said
+        assert follows(records["vanishing"], "READY", "UNLOADING", "UNAVAILABLE", ""), records[
+            "vanishing"
+        ].said
+        attempts = [line for line in server.logged("model_loading") if line["model"] == "failing"]
+        assert len(attempts) >= 3
+
+
+async def told(server, model, reason):
+    """Whether the index calls the model's only version unavailable, for that reason."""
+    shown = await entries(server, model)
+    return [(each.get("state"), reason in each.get("reason", "")) for each in shown] == [("UNAVAILABLE", True)]
+
+
+def follows(record, *allowed):
+    """Whether the states that were seen are among `allowed`, in that order, up to the last; some may have been missed.
+
+    Retries may repeat the one before. An empty state is that of a model which the index does not know; until it is looked
+    at, a new model has a name and no state.
+    """
+    seen = [said[0][1] if said else "" for said in record.said]
+    seen = list(dropwhile(lambda state: not state, seen))
+    place = 0
+    for state in seen:
+        later = [number for number in range(max(0, place - 1), len(allowed)) if allowed[number] == state]
+        if not later:
+            return False
+        place = max(place, later[0])
+    return bool(seen) and seen[-1] == allowed[-1]
+
+
+async def test_a_model_that_fails_at_every_attempt_never_keeps_others_from_loading(tritium_server, workshop):
+    flags = ("--model-load-retry-count=1000000", "--model-load-thread-count=1")
+    async with tritium_server(*POLLING, *flags) as server:
+        async with witnessed(server, "telling") as witness:
+            workshop.model("failing", initialize=BROKEN)
+            await until(lambda: attempts_at(server, "failing") > 2)
+            workshop.model("late")
+            await until_states(server, "late", {1: "READY"})
+            so_far = attempts_at(server, "failing")
+            await until(lambda: attempts_at(server, "failing") > so_far)
+            assert (await states(server, "failing"))[1] in {"LOADING", "UNAVAILABLE"}
+            workshop.remove("failing")
+            await until_states(server, "failing", {})
+        assert set(witness.seen) == {1}
+
+
+def attempts_at(server, model):
+    return len([line for line in server.logged("model_loading") if line["model"] == model])
+
+
+async def test_a_repository_that_vanishes_is_no_order_to_unload(tritium_server, workshop):
+    workshop.model("other")
+    async with tritium_server(*POLLING) as server:
+        before = await pids(server, "telling"), await pids(server, "other")
+        away = workshop.repository.with_name("away")
+        async with witnessed(server, "telling") as witness:
+            workshop.repository.rename(away)
+            await until(lambda: bool(server.logged("repository_unavailable")))
+            await trio.sleep(0.5)  # looks enough to have taken it for a removal
+            assert await states(server, "telling") == {1: "READY"}
+            assert await states(server, "other") == {1: "READY"}
+            assert await ready(server)
+            away.rename(workshop.repository)
+            await trio.sleep(0.5)
+            assert (await pids(server, "telling"), await pids(server, "other")) == before
+            workshop.write("telling/1/model.py", code(2, execute_seconds=WORK))  # it is watched again
+
+            async def heard():
+                return witness.seen[2] > 0
+
+            await eventually(heard)
+        assert len(server.logged("model_unloading")) == 1  # the generation that was replaced
+
+
+async def test_an_empty_mount_point_is_no_order_to_unload(tritium_server, workshop):
+    """What is left where a file system was mounted is an empty directory."""
+    async with tritium_server(*POLLING) as server:
+        before = await pids(server, "telling")
+        away = workshop.repository.with_name("away")
+        async with witnessed(server, "telling") as witness:
+            workshop.repository.rename(away)
+            workshop.repository.mkdir()
+            await trio.sleep(0.7)
+            assert await states(server, "telling") == {1: "READY"}
+            workshop.repository.rmdir()
+            away.rename(workshop.repository)
+            await witness.heard_more()
+        assert await pids(server, "telling") == before
+
+
+async def test_workers_of_a_model_whose_directory_has_vanished_go_on_until_it_is_unloaded(
+    tritium_server, workshop
+):
+    async with tritium_server("--model-control-mode=explicit", "--load-model=telling") as server:
+        async with witnessed(server, "telling") as witness:
+            shutil.rmtree(workshop.repository / "telling")
+            await witness.heard_more()
+            assert await ready(server)
+        assert set(witness.seen) == {1}
+
+
+async def test_a_server_that_stops_while_a_model_loads_stops_at_once_and_complains_of_nothing(
+    tritium_server, workshop
+):
+    workshop.model("slow", initialize="time.sleep(60)")
+    async with tritium_server(ready=False) as server:
+        await server.wait_ports()
+        await until_states(server, "slow", {1: "LOADING"})
+        await until(
+            lambda: bool([line for line in server.logged("worker_started") if "slow" in line["actor"]])
+        )
+        server.signal(signal.SIGTERM)
+        with trio.fail_after(20):
+            assert await server.wait_ended() == 0
+        assert [line for line in server.logged("model_unavailable") if line["level"] == "error"] == []
+        assert server.stderr == ""

@@ -1,0 +1,143 @@
+"""A whole server whose repository branch is shot: what serves goes on, what retires ends, and what is asked next is done."""
+
+import psutil
+import pytest
+import structlog
+import trio
+
+from actors.messages.errors import TritiumError
+from actors.probing import probe, probe_request
+from actors.specs import ModelKey
+from engine.settings import Settings
+from engine.tree import open_server
+from tests.support.model_doubles import Port
+from tests.survival.changing import Workshop, code, pids, refusal, unload, until_states
+from tests.survival.repository import parameter
+from tests.survival.server import alive, eventually, until
+
+pytestmark = pytest.mark.slow
+
+HANGS = "time.sleep(3600)"
+
+
+@pytest.fixture
+def workshop(repository):
+    return Workshop(repository.path)
+
+
+def settings(repository, **changes):
+    return Settings(
+        model_repositories=(str(repository.path),),
+        control_mode="explicit",
+        load_models=("a",),
+        allow_metrics=False,
+        **changes,
+    )
+
+
+async def ask(running, name="a"):
+    """Have a model answer a probe of ours; return its state and what was answered."""
+    state = running.router.resolve(name)
+    return state, await probe(state, within=30.0)
+
+
+def workers_of(state):
+    return [instance.pid for instance in state.instances]
+
+
+async def test_what_serves_outlives_the_repository_branch(repository, workshop):
+    workshop.model("a", extra='parameters { key: "tritium.probe" value { string_value: "off" } }\n')
+    workshop.model("hangs", initialize=HANGS)
+    async with open_server(settings(repository), http=False) as running:
+        await running.wait_loaded()
+        serving, outcome = await ask(running)
+        assert outcome.answered
+        errors = []
+
+        async def load():
+            try:
+                await running.catalog.load("hangs", {})
+            except TritiumError as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(load)
+            await until(lambda: bool(running.router.background(ModelKey("hangs"))))
+            (loading,) = running.router.background(ModelKey("hangs"))
+            await until(lambda: loading.instances[0].pid is not None)
+            (worker,) = workers_of(loading)
+            running.root.kill_child("repository")
+        assert len(errors) == 1
+        await until(lambda: not psutil.pid_exists(worker))
+        still, outcome = await ask(running)
+        assert still is serving
+        assert outcome.answered
+        workshop.write("a/1/model.py", code(2))
+        await running.catalog.load("a", {})
+        reloaded, outcome = await ask(running)
+        assert reloaded is not serving
+        assert outcome.answered
+        await serving.ended.wait()
+        await running.catalog.unload("hangs")
+
+
+async def test_a_server_stops_while_models_load_and_retire_without_complaint(repository, workshop):
+    workshop.model("a", execute_seconds=1.0)
+    workshop.model("hangs", initialize=HANGS)
+    with structlog.testing.capture_logs() as logs:
+        async with open_server(settings(repository), http=False) as running:
+            await running.wait_loaded()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(running.catalog.load, "hangs", {})
+                await until(lambda: bool(running.router.background(ModelKey("hangs"))))
+                (loading,) = running.router.background(ModelKey("hangs"))
+                await until(lambda: loading.instances[0].pid is not None)
+                state = running.router.resolve("a")
+                port = Port()
+                await submit(state, port)
+                await running.catalog.unload("a")
+                pids = [*workers_of(state), *workers_of(loading)]
+                with trio.fail_after(20):
+                    assert await running.drain()
+                assert port.answered
+                nursery.cancel_scope.cancel()
+            with trio.fail_after(20):
+                running.root.stop()
+                await running.wait_stopped()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    complaints = [line for line in logs if line["log_level"] in {"warning", "error"}]
+    assert {str(line["event"]) for line in complaints} <= {"readiness_changed"}
+
+
+async def submit(state, port):
+    await state.submit(probe_request(state.spec, reply=port, now=trio.current_time()))
+
+
+async def test_what_is_not_answered_within_the_drain_timeout_is_told_so_and_nobody_waits_longer(
+    tritium_server, workshop
+):
+    workshop.model("telling", execute_seconds=3600, extra=parameter("tritium.drain_timeout", 0.3))
+    refused = []
+    async with tritium_server("--model-control-mode=explicit", "--load-model=telling") as server:
+        workers = [psutil.Process(pid) for pid in await pids(server, "telling")]
+
+        async def ask():
+            refused.append(await refusal(server, "telling"))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+
+            async def accepted():
+                return (
+                    await server.metric("nv_inference_pending_request_count", model="telling", version="1")
+                    > 0
+                )
+
+            await eventually(accepted)
+            assert (await unload(server, "telling")).status == 200
+        assert {status for status, _ in refused} == {503}
+        assert all("'tritium.drain_timeout'" in message for _, message in refused)
+        await until(lambda: not any(alive(each) for each in workers))
+        await until_states(server, "telling", {1: "UNAVAILABLE"})
+        assert not server.logged("child_kill_forced")

@@ -1,0 +1,151 @@
+"""Traffic between versions on a real server: shares, faithful clients, copies that are compared, and a bad version's end."""
+
+import json
+import math
+from collections import Counter
+
+import pytest
+import trio
+
+from tests.survival.changing import CLIENTS, Workshop, policy
+from tests.survival.repository import parameter
+from tests.survival.server import eventually, until
+
+pytestmark = pytest.mark.slow
+
+ALL = policy("all { }")
+
+
+@pytest.fixture
+def workshop(repository):
+    return Workshop(repository.path)
+
+
+@pytest.fixture(params=[2_000, pytest.param(10_000, marks=pytest.mark.soak)])
+def requests(request):
+    """How many requests are shared out."""
+    return request.param
+
+
+def planned(**plan):
+    """Configuration text: serve all versions, by this plan."""
+    return ALL + parameter("tritium.traffic", json.dumps(plan).replace('"', '\\"'))
+
+
+async def ask(connection, model, ticket, **headers):
+    """Have a model answer, whatever that is."""
+    asked = {"inputs": [{"name": "TICKET", "shape": [1], "datatype": "INT32", "data": [ticket]}]}
+    return await connection.request(
+        "POST", f"/v2/models/{model}/infer", json.dumps(asked).encode(), **headers
+    )
+
+
+async def versions_met(server, model, count, **headers):
+    """Send `count` requests over as many connections as there are clients; return which versions answered."""
+    met = Counter()
+    left = iter(range(count))
+
+    async def client():
+        async with await server.connect() as connection:
+            for ticket in left:
+                response = await ask(connection, model, ticket, **headers)
+                assert response.status == 200, response.error
+                answered, version, _ = response.json()["outputs"][0]["data"]
+                assert answered == ticket
+                met[version] += 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(CLIENTS):
+            nursery.start_soon(client)
+    return met
+
+
+async def traffic(server, model, plan=None):
+    """Change the plan of a model, if one is given, and return how it is described."""
+    body = b"" if plan is None else json.dumps(plan).encode()
+    async with await server.connect() as connection:
+        method = "GET" if plan is None else "POST"
+        response = await connection.request(method, f"/v2/tritium/models/{model}/traffic", body)
+        assert response.status == 200, response.error
+        return response.json()
+
+
+async def test_a_canary_gets_its_share(tritium_server, workshop, requests):
+    workshop.model("split", versions=(1, 2), extra=planned(weights={"1": 90, "2": 10}))
+    async with tritium_server() as server:
+        met = await versions_met(server, "split", requests)
+        assert sum(met.values()) == requests
+        deviation = math.sqrt(requests * 0.9 * 0.1)
+        assert abs(met[2] - requests / 10) < 6 * deviation  # which chance exceeds once in 500 million runs
+        described = await traffic(server, "split")
+        assert {each["version"]: each["requests"] for each in described["versions"]} == dict(met)
+        assert await server.metric("tritium_traffic_requests_total", model="split", version="2") == met[2]
+
+        await traffic(server, "split", {"weights": {"2": 1}})
+        assert set(await versions_met(server, "split", 100)) == {2}
+        await traffic(server, "split", {})
+        assert set(await versions_met(server, "split", 100)) == {2}  # the highest, as without a plan
+
+
+async def test_a_faithful_client_meets_one_version(tritium_server, workshop):
+    plan = {"weights": {"1": 1, "2": 1}, "sticky": {"header": "X-User"}}
+    workshop.model("split", versions=(1, 2), extra=planned(**plan))
+    async with tritium_server() as server:
+        met = [set(await versions_met(server, "split", 20, x_user=f"user {number}")) for number in range(20)]
+        assert all(len(each) == 1 for each in met)
+        assert set().union(*met) == {1, 2}
+
+
+async def test_copies_are_compared_and_nobody_waits_for_them(tritium_server, workshop):
+    workshop.model("split", versions=(1, 2), extra=planned(weights={"1": 1}, mirror={"version": 2}))
+    async with tritium_server() as server:
+        assert set(await versions_met(server, "split", 200)) == {1}
+
+        async def told():
+            mirror = (await traffic(server, "split"))["mirror"]
+            return mirror["same"] + mirror["different"] + mirror["skipped"] == 200
+
+        await eventually(told)
+        mirror = (await traffic(server, "split"))["mirror"]
+        assert mirror["different"] > 0
+        assert mirror["same"] == 0
+        assert (
+            await server.metric(
+                "tritium_traffic_mirrored_total", model="split", version="2", outcome="different"
+            )
+            == mirror["different"]
+        )
+
+
+async def test_a_bad_version_loses_its_share(tritium_server, workshop):
+    workshop.model("split", versions=(1,), extra=ALL)
+    bad = workshop.repository / "split" / "2"
+    bad.mkdir()
+    (bad / "model.py").write_text(
+        "class TritonPythonModel:\n"
+        "    def execute(self, requests):\n"
+        "        raise RuntimeError('this version is bad')\n"
+    )
+    rule = {"max_error_rate": 0.05, "min_requests": 20, "window": 2}
+    async with tritium_server() as server:
+        await traffic(server, "split", {"weights": {"1": 50, "2": 50}, "rollback": rule})
+        statuses = Counter()
+        began = trio.current_time()
+        ended = None
+
+        async def rolled_back():
+            described = await traffic(server, "split")
+            return any("rolled_back" in each for each in described["versions"])
+
+        async with await server.connect() as connection:
+            while not await rolled_back():
+                for ticket in range(20):
+                    statuses[(await ask(connection, "split", ticket)).status] += 1
+            ended = trio.current_time()
+        print(f"rolled back after {ended - began:.2f} s and {sum(statuses.values())} requests")
+        assert statuses[500] > 0
+        assert set(await versions_met(server, "split", 200)) == {1}
+        await until(lambda: bool(server.logged("traffic_rolled_back")))
+        (event,) = server.logged("traffic_rolled_back")
+        assert event["version"] == 2
+        assert await server.metric("tritium_traffic_rollbacks_total", model="split", version="2") == 1
