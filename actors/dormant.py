@@ -182,6 +182,10 @@ class Dormant:
         finally:
             self._room.leave(request)
 
+    def submit_nowait(self, request: InferRequest) -> None:
+        """Raise `trio.WouldBlock`: there is a load to wait for. See `actors.interfaces.ServedModel.submit_nowait`."""
+        raise trio.WouldBlock
+
     async def _pass_on_once_loaded(self, request: InferRequest) -> None:
         for _ in range(_ATTEMPTS):
             model = self._serving(request)

@@ -31,6 +31,9 @@ class ServedModel(Protocol):
         this returns the answer comes through `request.reply`, exactly once.
         """
 
+    def submit_nowait(self, request: InferRequest) -> None:
+        """The same for a caller that can't wait: raises `trio.WouldBlock`, nothing having happened, where `submit` would."""
+
     def cancel(self, request: InferRequest) -> None:
         """The client left: take `request` from the queue, or flag it cancelled where it runs. Never raises."""
 

@@ -91,10 +91,9 @@ class Mirroring:
         return counts
 
     def begin(self, request: InferRequest, version: int, tolerance: float) -> Exchange | None:
-        """Wrap the reply port of a request that is about to be queued; None, and skipped, where too many are on their way."""
+        """Wrap the reply port of a request that is about to be queued; None where too many are on their way."""
         nbytes = sum(len(tensor.data) for tensor in request.inputs)
         if self.outstanding >= OUTSTANDING or self._nbytes + nbytes > OUTSTANDING_BYTES:
-            self.of(version).skipped += 1
             return None
         exchange = Exchange(self, request, version, tolerance, nbytes)
         self.outstanding += 1
@@ -163,28 +162,22 @@ class Exchange:
 
     # -- the copy
 
-    async def send(self, mirror: ModelState) -> None:
+    def send(self, mirror: ModelState) -> None:
         """Queue the copy at `mirror` if that is possible at once. The client's request has been queued."""
-        copy = self._copy
-        copy.rows, copy.nbytes = self._request.rows, self._request.nbytes
-        counts = self._mirroring.of(self.version)
         queued = False
         try:
-            if mirror.queue.admits(copy):
-                with trio.CancelScope() as scope:
-                    scope.cancel()  # it goes as far as it gets without waiting
-                    await mirror.submit(copy)
-                    queued = True
-        except Unavailable:
+            mirror.submit_nowait(self._copy)
+            queued = True
+        except (Unavailable, trio.WouldBlock):
             pass  # full, or no longer ready
         except TritiumError as error:
             queued = True
             self.copy_answered(error)
         finally:
             if queued:
-                counts.sent += 1
+                self._mirroring.of(self.version).sent += 1
             else:
-                counts.skipped += 1
+                self._mirroring.of(self.version).skipped += 1
                 self.abandon()
 
     def copy_answered(self, part: InferResponse | TritiumError, *, final: bool = True) -> None:
@@ -194,6 +187,11 @@ class Exchange:
             self._finish_if_complete()
 
     # -- the end
+
+    def withdraw(self) -> None:
+        """The client's request could not be queued: leave it as it came."""
+        self._request.reply = self._port
+        self.abandon()
 
     def abandon(self) -> None:
         """There is no copy, so there will be nothing to compare."""

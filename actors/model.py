@@ -249,6 +249,14 @@ class ModelState:
 
     async def submit(self, request: InferRequest) -> None:
         """Validate and queue `request`. See `actors.interfaces.ServedModel.submit`."""
+        try:
+            self.submit_nowait(request)
+        except trio.WouldBlock:
+            await self._wait_for_room(request)
+            self._enqueue(request)
+
+    def submit_nowait(self, request: InferRequest) -> None:
+        """Validate and queue `request`, if there is room. See `actors.interfaces.ServedModel.submit_nowait`."""
         self._check_accepting(request)
         self._validate(request)
         if request.synthetic:
@@ -260,7 +268,10 @@ class ModelState:
                 f"the same inputs are refused for {QUARANTINE_SECONDS:.0f} s after that"
             )
         if self._waiting or not self.queue.admits(request):
-            await self._wait_for_room(request)
+            raise trio.WouldBlock
+        self._enqueue(request)
+
+    def _enqueue(self, request: InferRequest) -> None:
         self.queue.push(request, trio.current_time())
         self.in_flight.add(request)
         self.ring()

@@ -7,11 +7,14 @@ it waits for a request's body; a version that has meanwhile been retired refuses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import trio
 
 from actors.messages.errors import Unavailable
 from actors.messages.requests import InferRequest
-from actors.mirror import Exchange, Mirroring
+from actors.mirror import Mirroring
 from actors.model import ModelState, Status
 from actors.scheduling.traffic import Shares, difference
 from actors.specs import Mirror, ModelSpec, TrafficPlan
@@ -95,12 +98,19 @@ class VersionSplit:
 
     async def submit(self, request: InferRequest) -> None:
         """Queue `request` at the version that is its. See `actors.interfaces.ServedModel`."""
-        if self._mirror is not None:
-            exchange = self._begin_mirroring(request, self._mirror)
-            if exchange is not None:
-                await self._submit_mirrored(request, exchange)
-                return
-        await self._submit(request)
+        if self._mirror is not None and self._is_mirrored(request, self._mirror):
+            with self._mirrored(request, self._mirror):
+                await self._submit(request)
+        else:
+            await self._submit(request)
+
+    def submit_nowait(self, request: InferRequest) -> None:
+        """The same without waiting. See `actors.interfaces.ServedModel`."""
+        if self._mirror is not None and self._is_mirrored(request, self._mirror):
+            with self._mirrored(request, self._mirror):
+                self._submit_nowait(request)
+        else:
+            self._submit_nowait(request)
 
     def cancel(self, request: InferRequest) -> None:
         """The client left. See `actors.interfaces.ServedModel`."""
@@ -120,6 +130,17 @@ class VersionSplit:
             if state.status is Status.READY:
                 raise  # it has no room, and others have a load of their own
             version = await self._submit_elsewhere(request, state, refusal)
+        self.counts[version] = self.counts.get(version, 0) + 1
+
+    def _submit_nowait(self, request: InferRequest) -> None:
+        version = self._choose(self.shares, request)
+        state = request.routed_to = self._ready[version]
+        try:
+            state.submit_nowait(request)
+        except Unavailable:
+            if state.status is Status.READY:
+                raise
+            raise trio.WouldBlock from None  # it has been retired: whoever may wait looks for another
         self.counts[version] = self.counts.get(version, 0) + 1
 
     async def _submit_elsewhere(
@@ -168,24 +189,27 @@ class VersionSplit:
 
     # -- mirroring -------------------------------------------------------------------------------------------------
 
-    def _begin_mirroring(self, request: InferRequest, mirror: Mirror) -> Exchange | None:
+    def _is_mirrored(self, request: InferRequest, mirror: Mirror) -> bool:
         if request.synthetic or request.correlation_id or self._random() >= mirror.fraction:
-            return None
-        if self._mirror_state is None:
-            self._mirroring.of(mirror.version).skipped += 1
-            return None
-        if self._mirror_state.spec.decoupled:
-            return None
-        return self._mirroring.begin(request, mirror.version, mirror.tolerance)
+            return False
+        return self._mirror_state is None or not self._mirror_state.spec.decoupled
 
-    async def _submit_mirrored(self, request: InferRequest, exchange: Exchange) -> None:
+    @contextmanager
+    def _mirrored(self, request: InferRequest, plan: Mirror) -> Iterator[None]:
+        """Around the submission of `request`: once it is queued, a copy goes to the mirror version."""
         mirror = self._mirror_state
+        exchange = None
+        if mirror is not None:
+            exchange = self._mirroring.begin(request, plan.version, plan.tolerance)
         try:
-            await self._submit(request)
+            yield
         except BaseException:
-            exchange.abandon()
+            if exchange is not None:
+                exchange.withdraw()
             raise
-        if mirror is None or request.routed_to is mirror:
+        if exchange is None or mirror is None:
+            self._mirroring.of(plan.version).skipped += 1
+        elif request.routed_to is mirror:
             exchange.abandon()
         else:
-            await exchange.send(mirror)
+            exchange.send(mirror)

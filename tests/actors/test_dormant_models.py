@@ -79,6 +79,14 @@ async def settled():
     await trio.testing.wait_all_tasks_blocked()
 
 
+async def test_who_can_not_wait_for_a_load_is_told_so_and_wakes_nobody():
+    async with trio.open_nursery() as nursery:
+        bed = Bed(nursery)
+        with pytest.raises(trio.WouldBlock):
+            bed.dormant.submit_nowait(make_request())
+        assert (bed.rings, bed.room.waiting) == (0, 0)
+
+
 async def test_requests_wait_for_one_load_and_are_then_submitted_where_it_serves(nursery):
     bed = Bed(nursery)
     sent = [bed.sending() for _ in range(5)]

@@ -254,6 +254,20 @@ async def test_a_mirror_with_a_full_queue_is_skipped_and_nobody_waits():
     assert counts(versions) == {"sent": 1, "skipped": 1, "outstanding": 1}
 
 
+async def test_a_request_that_can_not_wait_is_copied_too_but_only_once_it_has_been_queued():
+    versions = mirrored(queue_bounds=QueueBounds(requests=1))
+    model = versions.router.resolve("model")
+    model.submit_nowait(versions.request())
+    assert counts(versions) == {"sent": 1, "outstanding": 1}
+    versions[2].queue.drain()
+    request = versions.request()
+    port = request.reply
+    with pytest.raises(trio.WouldBlock):
+        model.submit_nowait(request)
+    assert request.reply is port  # as it came, to be submitted again
+    assert counts(versions) == {"sent": 1, "outstanding": 1}
+
+
 async def test_a_mirror_whose_queue_refuses_is_skipped():
     full = DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=1))
     versions = mirrored(scheduling=full)

@@ -124,6 +124,32 @@ async def test_a_queue_full_in_requests_makes_callers_wait_in_line(stage, autoju
     assert len(model.state.queue) == 2
 
 
+async def test_who_can_not_wait_is_told_that_it_would_have_to_and_may_come_again(stage, autojump_clock):
+    model = stage(queue_bounds=QueueBounds(requests=1))
+    await busy(model)
+    first, second = model.request(), model.request()
+    model.state.submit_nowait(first)
+    with pytest.raises(trio.WouldBlock):
+        model.state.submit_nowait(second)
+    assert len(model.state.queue) == 1
+    assert second not in model.state.in_flight
+    model.worker.finish()
+    await model.settled()
+    model.state.submit_nowait(second)
+    assert second in model.state.queue
+
+
+async def test_who_can_not_wait_does_not_overtake_those_who_do(stage, autojump_clock):
+    model = stage(queue_bounds=QueueBounds(nbytes=40))
+    await busy(model)
+    await model.send(rows=4)
+    waiting = model.sending(rows=2)
+    await model.settled()
+    with pytest.raises(trio.WouldBlock):
+        model.state.submit_nowait(model.request())
+    assert not waiting.reply.admitted
+
+
 async def test_a_queue_full_in_bytes_makes_callers_wait(stage, autojump_clock):
     model = stage(queue_bounds=QueueBounds(nbytes=20))
     await busy(model)

@@ -123,6 +123,23 @@ async def test_requests_waiting_for_room_in_a_version_that_is_retired_go_to_anot
     assert len(versions[1].queue) == 1
 
 
+async def test_who_can_not_wait_is_sent_to_the_chosen_version_or_told_to_come_with_time():
+    versions = splitting(random=drawing(0.95), queue_bounds=QueueBounds(requests=1))
+    held = versions.router.resolve("model")
+    held.submit_nowait(versions.request())
+    assert len(versions[2].queue) == 1
+    with pytest.raises(trio.WouldBlock):
+        held.submit_nowait(versions.request())
+    versions.control.change("model", {})
+    new = versions.add(2)
+    with pytest.raises(
+        trio.WouldBlock
+    ):  # the one that was chosen is retired: the search for another may wait
+        held.submit_nowait(versions.request())
+    await held.submit(versions.request())
+    assert len(new.queue) + len(versions[1].queue) == 1
+
+
 async def test_a_version_that_refuses_for_want_of_room_refuses_for_all():
     full = DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=1))
     versions = splitting(random=drawing(0.95), scheduling=full)

@@ -64,6 +64,9 @@ class FakeModel:
         self.affinity_header = b""
 
     async def submit(self, request: InferRequest) -> None:
+        self.submit_nowait(request)
+
+    def submit_nowait(self, request: InferRequest) -> None:
         for tensor in request.inputs:
             if tensor.name not in self.spec.inputs_by_name:
                 raise InvalidArgument(
