@@ -1,0 +1,80 @@
+"""How much of what costs the peer nothing a connection puts up with.
+
+Each kind of frame that makes us work, or answer, without carrying a call has a budget of tokens. It starts full, refills
+with time and, where a healthy peer's frames follow from what it is sent, with that. `Http2Limits` says why they are what
+they are.
+"""
+
+from __future__ import annotations
+
+from protocols.grpc.frames import ConnectionViolation, ErrorCode
+from protocols.grpc.limits import Http2Limits
+
+
+class Budget:
+    """A token bucket that is told the time (seconds on the caller's clock, never going back).
+
+    Holds `burst` tokens at the most and gains `rate` a second.
+    """
+
+    __slots__ = ("_burst", "_rate", "_since", "_tokens")
+
+    def __init__(self, burst: int, rate: float) -> None:
+        self._burst = burst
+        self._rate = rate
+        self._tokens = float(burst)
+        self._since: float | None = None
+
+    def spend(self, now: float, *, earned: float = 0.0) -> bool:
+        """Take one token, after adding those `earned` otherwise. False: there is none left, the peer floods us."""
+        if self._since is not None:
+            earned += (now - self._since) * self._rate
+        self._since = now
+        self._tokens = min(self._burst, self._tokens + earned) - 1
+        return self._tokens >= 0
+
+
+class Floods:
+    """The budgets of one connection. Each method raises ConnectionViolation (ENHANCE_YOUR_CALM) once its is spent."""
+
+    __slots__ = ("_chatter", "_max_queued", "_per_frame", "_queued", "_resets", "_settings", "_work")
+
+    def __init__(self, limits: Http2Limits) -> None:
+        self._chatter = Budget(limits.chatter_burst, limits.chatter_rate)
+        self._per_frame = limits.chatter_per_frame
+        self._resets = Budget(limits.reset_burst, limits.reset_rate)
+        self._settings = Budget(limits.settings_burst, limits.settings_rate)
+        self._max_queued = limits.max_queued
+        self._queued = 0
+        self._work = 0
+
+    def chatter(self, now: float, work: int) -> None:
+        """A frame that carries nothing came, after `work` streams and DATA frames in all, which excuse some of it."""
+        earned = (work - self._work) * self._per_frame
+        self._work = work
+        if not self._chatter.spend(now, earned=earned):
+            raise _calm("too many frames that carry nothing")
+
+    def reset(self, now: float) -> None:
+        """A stream was reset, by the peer or for what it did."""
+        if not self._resets.spend(now):
+            raise _calm("too many streams were reset")
+
+    def settings(self, now: float) -> None:
+        """SETTINGS came."""
+        if not self._settings.spend(now):
+            raise _calm("too many SETTINGS frames")
+
+    def reply(self) -> None:
+        """A frame is queued in answer to one: the peer must read those, too."""
+        self._queued += 1
+        if self._queued > self._max_queued:
+            raise _calm("too many frames to answer while no answer is read")
+
+    def replies_taken(self) -> None:
+        """What was queued is handed out."""
+        self._queued = 0
+
+
+def _calm(message: str) -> ConnectionViolation:
+    return ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, message)

@@ -1,0 +1,393 @@
+"""The half of an HTTP/2 connection that sends: answers, the peer's windows, and whose turn it is.
+
+What has to be written waits in three places, and `take` hands it out in their order:
+
+- `_control`: frames about the connection. They overtake answers, save the acknowledgement of settings (`_hurry`).
+- `_ready`: whole frames of answers whose flow control is settled, and *markers*: a stream takes its place in the line for
+  the windows where it stands in here, so what it sent before stays before what it sends next.
+- `_turns`: streams with DATA left and a window of their own. Each gives one frame a turn while the connection's window
+  lasts. A stream whose own window is shut leaves the line until the peer opens it.
+
+Small answers are joined into one object: copying a few kilobytes is cheaper than handing four buffers to the kernel. Larger
+ones stay views of whatever memory they were given in, sliced but never copied unless `own` is called.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from protocols.grpc import frames
+from protocols.grpc.closed import ClosedStreams
+from protocols.grpc.frames import (
+    DATA,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    HEADER,
+    HEADERS,
+    LARGEST_WINDOW,
+    SMALLEST_FRAME_LIMIT,
+    ConnectionViolation,
+    ErrorCode,
+)
+
+if TYPE_CHECKING:
+    from actors.messages.tensors import Buffer
+
+# Bytes of an answer that is copied together: few, and they fit a frame whatever the settings of the peer.
+_JOINED: Final = SMALLEST_FRAME_LIMIT
+_TURN: Final = 64 * 1024  # bytes of DATA that a stream sends before it is another's turn
+# Bytes of a DATA frame that excuse updates of the window: less comes of windows opened by crumbs (CVE-2019-9511).
+_WORTH_A_REPLY: Final = 1024
+# RFC 7541, section 6.3, and RFC 9113, section 4.3.1: an encoder has to say so when a setting of its peer shrinks the table.
+# Ours never uses it, and says that once, in the first block: then no setting is ever news, and blocks may be made beforehand.
+_NO_TABLE: Final = b"\x20"
+_ENDS: Final = END_HEADERS | END_STREAM
+
+_pack = HEADER.pack
+
+
+class _Queue:
+    """What a stream could not send yet."""
+
+    __slots__ = ("buffers", "parked", "trailers")
+
+    def __init__(self) -> None:
+        self.buffers: deque[Buffer] = deque()
+        self.trailers: bytes | None = None
+        self.parked = False  # not in line: its own window is shut
+
+
+class Stream:
+    """One stream, from its HEADERS until both sides have ended it or either has reset it."""
+
+    __slots__ = (
+        "allowed",
+        "announced",
+        "call",
+        "id",
+        "open",
+        "pending",
+        "queue",
+        "received",
+        "remote_open",
+        "window",
+    )
+
+    def __init__(self, stream_id: int, allowed: int, window: int, announced: int) -> None:
+        self.id = stream_id
+        self.call: Any = None  # whatever the connection keeps for it
+        self.open = True  # we may still send; what is sent after that is dropped
+        self.remote_open = True  # the peer may still send DATA
+        self.pending = 0  # bytes of DATA that `take` has not handed out yet
+        self.received = 0  # flow-controlled bytes
+        self.allowed = allowed  # ... and how many of them the peer may send as of now
+        self.announced = announced  # bytes of a content-length that are to come; -1 where there is none
+        self.window = window  # bytes that we may send as of now; negative after the peer lowered it
+        self.queue: _Queue | None = None
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.id}>"
+
+
+class SendingSide:
+    """Frames outward. Nothing here does I/O: `output` says that there is something, `take` hands it out."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Stream] = {}
+        self.pending = 0  # the sum of the streams' `pending`
+        self.max_frame_size = SMALLEST_FRAME_LIMIT  # of the peer
+        self._closed = ClosedStreams()
+        self._peer_window = DEFAULT_WINDOW  # for a new stream
+        self._outward = DEFAULT_WINDOW  # the connection's window
+        self._control: list[Buffer] = []
+        self._ready: deque[bytes | Stream] = deque()
+        self._ready_size = 0
+        self._markers = 0
+        self._turns: deque[Stream] = deque()
+        self._joined = 0  # the largest answer to join: none before the first header block
+        self._data_frames = 0  # sent by turns, and not too small
+
+    @property
+    def output(self) -> bool:
+        """Whether `take` has anything to hand out."""
+        return bool(self._control or self._ready or (self._turns and self._outward > 0))
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of answers that `take` has not handed out: those pending, and the frames that are ready."""
+        return self.pending + self._ready_size
+
+    def send_answer(
+        self, stream: Stream, head: bytes, message: Sequence[Buffer], size: int, trailers: bytes
+    ) -> None:
+        """Answer a unary call: HEADERS with `head`, DATA with the buffers of `message` (`size` bytes), trailers.
+
+        Dropped if the stream is gone. A small answer is copied at once; otherwise the buffers must stay as they are until
+        `stream.pending` is 0 or `own` has been called.
+        """
+        if (
+            0 < size <= self._outward
+            and size <= stream.window
+            and len(head) + size + len(trailers) <= self._joined
+            and stream.open
+            and stream.queue is None
+        ):
+            stream_id = stream.id
+            self._outward -= size
+            stream.open = False
+            del self.streams[stream_id]
+            joined = b"".join(
+                (
+                    _pack(len(head) << 8 | HEADERS, END_HEADERS, stream_id),
+                    head,
+                    _pack(size << 8, 0, stream_id),
+                    *message,
+                    _pack(len(trailers) << 8 | HEADERS, _ENDS, stream_id),
+                    trailers,
+                )
+            )
+            self._ready.append(joined)
+            self._ready_size += len(joined)
+            if stream.remote_open:
+                self._cut_short(stream)
+        else:
+            self.send_head(stream, head)
+            self.send_message(stream, message, size)
+            self.send_trailers(stream, trailers)
+
+    def send_head(self, stream: Stream, block: bytes, *, end: bool = False) -> None:
+        """Send the HEADERS that begin an answer, and with `end` are all of it. Dropped if the stream is gone."""
+        if end:
+            self.send_trailers(stream, block)
+        elif stream.open:
+            self._write(self._headers(stream, block, end=False))
+
+    def send_message(self, stream: Stream, buffers: Sequence[Buffer], size: int) -> None:
+        """Send `size` bytes of DATA, as the windows allow. Dropped if the stream is gone.
+
+        Buffers beyond a few kilobytes must stay as they are until `stream.pending` is 0 or `own` has been called.
+        """
+        if not stream.open or size == 0:
+            return
+        if size <= _JOINED and size <= self._outward and size <= stream.window and stream.queue is None:
+            self._outward -= size
+            stream.window -= size
+            self._write(b"".join((_pack(size << 8, 0, stream.id), *buffers)))
+            return
+        queue = stream.queue
+        if queue is None:
+            queue = stream.queue = _Queue()
+            self._ready.append(stream)
+            self._markers += 1
+        queue.buffers.extend(memoryview(buffer).cast("B") for buffer in buffers if memoryview(buffer).nbytes)
+        stream.pending += size
+        self.pending += size
+
+    def send_trailers(self, stream: Stream, block: bytes) -> None:
+        """End the stream with HEADERS, after what is pending. Dropped if the stream is gone.
+
+        If the peer has not ended its side it is told to send no more: RST_STREAM with NO_ERROR (RFC 9113, section 8.1).
+        """
+        if not stream.open:
+            return
+        stream.open = False
+        if stream.queue is not None:
+            stream.queue.trailers = block
+        else:
+            self._write(self._headers(stream, block, end=True))
+            self._finish(stream)
+
+    def reset(self, stream: Stream, code: int) -> None:
+        """RST_STREAM, and forget the stream with all that it had pending. Nothing if it is gone."""
+        if self.streams.get(stream.id) is not stream:
+            return
+        self._write(frames.reset_frame(stream.id, code))
+        remote_open = stream.remote_open
+        self._forget(stream)
+        if remote_open:
+            self._closed.cut_short(stream.id)
+
+    def own(self, stream: Stream) -> None:
+        """Copy what is pending: whoever lent the buffers wants them back."""
+        if stream.queue is not None:
+            buffers = stream.queue.buffers
+            for index, buffer in enumerate(buffers):
+                buffers[index] = memoryview(bytes(buffer))
+
+    def take(self, limit: int) -> list[Buffer]:
+        """Hand out what is to be written now, in order: all control frames, then about `limit` bytes of answers.
+
+        Buffers of a large answer are slices of those it was given in, and count as handed out in `pending`.
+        """
+        taken = self._control
+        self._control = []
+        if not self._markers and self._ready_size <= limit:
+            taken += self._ready  # type: ignore[arg-type]  # without markers there are only bytes
+            room = limit - self._ready_size
+            self._ready.clear()
+            self._ready_size = 0
+        else:
+            room = self._take_ready(taken, limit)
+        if self._turns:
+            self._take_turns(taken, room)
+        return taken
+
+    def _hurry(self) -> None:
+        """Put what is ready among the control frames, in order.
+
+        It keeps to the settings that the peer had, so it goes before the acknowledgement of new ones: the peer may
+        hold everything behind that to them (RFC 9113, section 6.5.3).
+        """
+        markers = [item for item in self._ready if isinstance(item, Stream)]
+        self._control += [item for item in self._ready if not isinstance(item, Stream)]
+        self._ready.clear()
+        self._ready.extend(markers)
+        self._ready_size = 0
+
+    def _take_ready(self, taken: list[Buffer], room: int) -> int:
+        """Hand out at least one of the frames that are ready. Returns how much room is left."""
+        ready = self._ready
+        while ready and room > 0:
+            item = ready.popleft()
+            if isinstance(item, Stream):
+                assert item.queue is not None
+                self._markers -= 1
+                self._line_up(item, item.queue)
+            else:
+                taken.append(item)
+                room -= len(item)
+                self._ready_size -= len(item)
+        return room
+
+    def _line_up(self, stream: Stream, queue: _Queue) -> None:
+        queue.parked = stream.window <= 0
+        if not queue.parked:
+            self._turns.append(stream)
+
+    def _take_turns(self, taken: list[Buffer], room: int) -> None:
+        """Hand out DATA, a frame a turn: one at the least, or small answers without end would let no large one through."""
+        turns = self._turns
+        while turns and self._outward > 0:
+            stream = turns.popleft()
+            queue = stream.queue
+            assert queue is not None
+            if stream.window > 0:  # the peer may have lowered it since
+                room -= self._take_frame(stream, queue, taken)
+            if queue.buffers:
+                self._line_up(stream, queue)
+            if room <= 0:
+                return
+
+    def _take_frame(self, stream: Stream, queue: _Queue, taken: list[Buffer]) -> int:
+        """Hand out the next frame of a stream in line, and its end if that was the last. Returns its size in bytes."""
+        size = min(stream.pending, stream.window, self._outward, self.max_frame_size, _TURN)
+        stream.window -= size
+        stream.pending -= size
+        self.pending -= size
+        self._outward -= size
+        if size >= _WORTH_A_REPLY:
+            self._data_frames += 1
+        taken.append(_pack(size << 8 | DATA, 0, stream.id))
+        _move(queue.buffers, size, taken)
+        if not queue.buffers:
+            stream.queue = None
+            if queue.trailers is not None:
+                taken.append(self._headers(stream, queue.trailers, end=True))
+                self._finish(stream, taken)
+        return size
+
+    def _headers(self, stream: Stream, block: bytes, *, end: bool) -> bytes:
+        if not self._joined:
+            self._joined = _JOINED
+            block = _NO_TABLE + block
+        return frames.headers_frames(stream.id, block, end=end, max_frame_size=self.max_frame_size)
+
+    def _write(self, written: bytes) -> None:
+        self._ready.append(written)
+        self._ready_size += len(written)
+
+    def _finish(self, stream: Stream, taken: list[Buffer] | None = None) -> None:
+        """The end of the answer is on its way."""
+        del self.streams[stream.id]
+        if stream.remote_open:
+            self._cut_short(stream, taken)
+
+    def _cut_short(self, stream: Stream, taken: list[Buffer] | None = None) -> None:
+        stream.remote_open = False
+        reset = frames.reset_frame(stream.id, ErrorCode.NO_ERROR)
+        if taken is None:
+            self._write(reset)
+        else:
+            taken.append(reset)
+        self._closed.cut_short(stream.id)
+
+    def _forget(self, stream: Stream) -> None:
+        """Drop the stream without a word."""
+        del self.streams[stream.id]
+        stream.open = stream.remote_open = False
+        self.pending -= stream.pending
+        stream.pending = 0
+        if stream.queue is not None:
+            self._leave_line(stream, stream.queue)
+            stream.queue = None
+
+    def _leave_line(self, stream: Stream, queue: _Queue) -> None:
+        """The line may not move for long, and must not grow by what left it."""
+        if queue.parked:
+            return
+        if stream in self._turns:
+            self._turns.remove(stream)
+        else:
+            self._ready.remove(stream)
+            self._markers -= 1
+
+    def _apply_setting(self, identifier: int, value: int) -> None:
+        """Take over a setting of the peer. Those not named here don't concern a server that pushes and indexes nothing."""
+        if identifier == frames.ENABLE_PUSH:
+            if value > 1:
+                raise ConnectionViolation(
+                    ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}, but must be 0 or 1"
+                )
+        elif identifier == frames.MAX_FRAME_SIZE:
+            if not frames.SMALLEST_FRAME_LIMIT <= value <= frames.LARGEST_FRAME_LIMIT:
+                raise ConnectionViolation(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE is {value}")
+            self.max_frame_size = value
+        elif identifier == frames.INITIAL_WINDOW_SIZE:
+            if value > LARGEST_WINDOW:
+                raise ConnectionViolation(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE is {value}")
+            change, self._peer_window = value - self._peer_window, value
+            for stream in self.streams.values():
+                if not self._credit_stream(stream, change):
+                    raise ConnectionViolation(
+                        ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE overflows a window"
+                    )
+
+    def _credit_outward(self, increment: int) -> bool:
+        """The peer opened the connection's window. False: too far."""
+        self._outward += increment
+        return self._outward <= LARGEST_WINDOW
+
+    def _credit_stream(self, stream: Stream, increment: int) -> bool:
+        """The peer opened a stream's window, or with a negative increment shut it. False: it is open too far."""
+        stream.window += increment
+        queue = stream.queue
+        if queue is not None and queue.parked and stream.window > 0:
+            queue.parked = False
+            self._turns.append(stream)
+        return stream.window <= LARGEST_WINDOW
+
+
+def _move(buffers: deque[Buffer], size: int, taken: list[Buffer]) -> None:
+    """Move `size` bytes from the front of `buffers` to the end of `taken`, splitting the last buffer."""
+    while size:
+        buffer = buffers.popleft()
+        length = len(buffer)
+        if length > size:
+            taken.append(buffer[:size])
+            buffers.appendleft(buffer[size:])
+            return
+        taken.append(buffer)
+        size -= length

@@ -1,0 +1,974 @@
+"""One HTTP/2 connection from the server's side: windows both ways, whose turn it is, going away, and floods.
+
+Which error each violation costs is in `test_grpc_violations`; agreement with another implementation in
+`test_grpc_h2_peer`.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.grpc import frames
+from protocols.grpc.frames import ConnectionViolation, ErrorCode
+from protocols.grpc.headers import encode_headers
+from protocols.grpc.streams import Http2Limits, Stream
+from tests.fuzz import h2wire as wire
+from tests.fuzz.h2wire import Frame
+from tests.fuzz.recorder import Rig
+
+BOTH = wire.END_HEADERS | wire.END_STREAM
+HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
+TRAILERS = encode_headers([(b"grpc-status", b"0")])
+KIB = 1024
+
+
+def connected(
+    limits: Http2Limits | None = None, *settings: tuple[int, int], acknowledged: bool = True
+) -> Rig:
+    rig = Rig(limits)
+    rig.send(wire.PREFACE + wire.settings(settings))
+    if acknowledged:
+        rig.send(wire.frame(wire.SETTINGS, wire.ACK))
+    rig.drain()
+    return rig
+
+
+def asked(rig: Rig, number: int = 1) -> Stream:
+    """A stream whose client waits for its answer."""
+    rig.send(wire.headers(number, flags=BOTH))
+    return rig.recorder.known[number]
+
+
+def speaking(rig: Rig, number: int = 1) -> Stream:
+    """A stream whose client has not ended its side."""
+    rig.send(wire.headers(number))
+    return rig.recorder.known[number]
+
+
+def written(rig: Rig, limit: int = 1 << 30) -> list[Frame]:
+    """What one `take` hands out."""
+    return wire.split(b"".join(rig.connection.take(limit)))
+
+
+def kinds(out: list[Frame]) -> list[tuple[int, int]]:
+    return [(one.kind, one.stream) for one in out]
+
+
+def body(out: list[Frame], number: int) -> bytes:
+    return b"".join(one.payload for one in out if one.kind == wire.DATA and one.stream == number)
+
+
+def updates(out: list[Frame]) -> list[tuple[int, int]]:
+    return [(one.stream, one.number()) for one in out if one.kind == wire.WINDOW_UPDATE]
+
+
+def answer(rig: Rig, stream: Stream, message: bytes = b"\0\0\0\0\2ok") -> None:
+    rig.connection.send_answer(stream, HEAD, [message], len(message), TRAILERS)
+
+
+# Greeting
+
+
+def test_the_greeting_announces_the_limits_and_opens_the_connection_s_window():
+    rig = Rig(Http2Limits(max_streams=7, stream_window=100, connection_window=100_000, max_frame_size=20_000))
+    first, second = written(rig)
+    assert (
+        first
+        == wire.split(
+            wire.settings(
+                [
+                    (wire.MAX_CONCURRENT_STREAMS, 7),
+                    (wire.INITIAL_WINDOW_SIZE, 100),
+                    (wire.MAX_FRAME_SIZE, 20_000),
+                    (wire.MAX_HEADER_LIST_SIZE, 16_384),
+                ]
+            )
+        )[0]
+    )
+    assert updates([second]) == [(0, 100_000 - 65_535)]
+
+
+def test_a_connection_window_of_the_default_needs_no_update():
+    rig = Rig(Http2Limits(connection_window=65_535))
+    assert kinds(written(rig)) == [(wire.SETTINGS, 0)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_streams": 0},
+        {"stream_window": 2**31},
+        {"connection_window": 65_534},
+        {"max_frame_size": 16_383},
+        {"max_frame_size": 2**24},
+    ],
+)
+def test_limits_that_can_t_be_announced_are_refused(wrong):
+    [name] = wrong
+    with pytest.raises(ValueError, match=f"{name} is {wrong[name]}, but must be from"):
+        Http2Limits(**wrong)
+
+
+# Data inward
+
+
+@given(
+    body=st.binary(max_size=300),
+    padding=st.none() | st.integers(0, 255),
+    cuts=st.lists(st.integers(0, 700), max_size=6),
+    end=st.booleans(),
+)
+def test_data_arrives_whole_however_it_is_cut_and_padded(body, padding, cuts, end):
+    rig = connected()
+    stream = speaking(rig)
+    flags = wire.END_STREAM if end else 0
+    if padding is None:
+        sent = wire.data(1, body, flags)
+    else:
+        payload = bytes((padding,)) + body + bytes(padding)
+        sent = wire.frame(wire.DATA, flags | wire.PADDED, 1, payload)
+    rig.send(sent + wire.headers(3, flags=BOTH), cuts=cuts)
+    heard = rig.recorder.streams[1]
+    assert (bytes(heard.data), heard.ended) == (body, end)
+    assert stream.received == len(sent) - 9
+    assert rig.recorder.streams[3].ended
+
+
+def test_a_large_frame_is_passed_on_as_it_arrives():
+    rig = connected(Http2Limits(stream_window=2**20))
+    speaking(rig)
+    sent = wire.data(1, bytes(range(256)) * 4096, wire.END_STREAM)
+    heard = rig.recorder.streams[1]
+    for start in range(0, len(sent), 64 * KIB):
+        rig.send(sent[start : start + 64 * KIB])
+        assert len(heard.data) == min(start + 64 * KIB, len(sent)) - 9
+        assert heard.ended == (start + 64 * KIB >= len(sent))
+    assert heard.data == sent[9:]
+
+
+def test_what_is_still_arriving_of_a_frame_is_known():
+    rig = connected()
+    stream = speaking(rig)
+    sent = wire.data(1, bytes(100))
+    rig.send(sent[:39])
+    assert (stream.received, rig.connection.arriving(stream)) == (100, 70)
+    rig.send(sent[39:])
+    assert (stream.received, rig.connection.arriving(stream)) == (100, 0)
+
+
+def test_a_priority_of_the_wrong_size_costs_its_stream():
+    """RFC 9113, section 6.3."""
+    rig = connected()
+    speaking(rig)
+    rig.send(wire.frame(wire.PRIORITY, 0, 1, bytes(4)))
+    assert rig.recorder.streams[1].code == ErrorCode.FRAME_SIZE_ERROR
+    with pytest.raises(ConnectionViolation, match="FRAME_SIZE_ERROR"):
+        rig.send(wire.frame(wire.PRIORITY, 0, 99, bytes(6)))  # an idle stream can't be reset
+
+
+def test_the_rest_of_a_frame_is_dropped_once_its_stream_was_reset():
+    rig = connected()
+    stream = speaking(rig)
+    sent = wire.data(1, b"a" * 100, wire.END_STREAM)
+    rig.send(sent[:50])
+    rig.connection.reset(stream, ErrorCode.CANCEL)
+    rig.send(sent[50:] + wire.headers(3, flags=BOTH))
+    assert len(rig.recorder.streams[1].data) == 41
+    assert not rig.recorder.streams[1].ended
+    assert rig.recorder.streams[3].ended
+    with pytest.raises(ConnectionViolation, match="STREAM_CLOSED"):
+        rig.send(wire.data(1, b"more"))
+
+
+def test_a_large_frame_of_an_unknown_type_is_skipped_as_it_arrives():
+    rig = connected()
+    sent = wire.frame(0xF0, 0, 0, bytes(2**20)) + wire.headers(1, flags=BOTH)
+    rig.send(sent, cuts=range(0, len(sent), 64 * KIB))
+    assert rig.recorder.streams[1].ended
+
+
+@given(cuts=st.lists(st.integers(0, 2000), max_size=12))
+def test_how_the_bytes_are_cut_changes_nothing(cuts):
+    sent = b"".join(
+        [
+            wire.PREFACE + wire.settings() + wire.frame(wire.SETTINGS, wire.ACK),
+            wire.headers(1) + wire.data(1, b"one"),
+            wire.headers(3) + wire.data(3, b"three", wire.END_STREAM),
+            wire.frame(wire.PING, 0, 0, b"12345678") + wire.window_update(0, 9),
+            wire.frame(wire.HEADERS, wire.END_STREAM, 5, wire.block()[:40]),
+            wire.frame(wire.CONTINUATION, wire.END_HEADERS, 5, wire.block()[40:]),
+            wire.frame(wire.PRIORITY, 0, 5, bytes(5)) + wire.rst_stream(1) + wire.headers(7, flags=BOTH),
+        ]
+    )
+    rig = Rig()
+    rig.send(sent, cuts=cuts)
+    seen = {number: (bytes(one.data), one.ended, one.code) for number, one in rig.recorder.streams.items()}
+    assert seen == {
+        1: (b"one", False, wire.CANCEL),
+        3: (b"three", True, None),
+        5: (b"", True, None),
+        7: (b"", True, None),
+    }
+    rig.drain()
+    assert [one.kind for one in rig.frames] == [wire.SETTINGS, wire.WINDOW_UPDATE, wire.SETTINGS, wire.PING]
+
+
+# Windows inward
+
+
+def test_credit_is_announced_when_half_the_window_has_gathered():
+    rig = connected(Http2Limits(connection_window=100_000))
+    rig.connection.consumed(49_999)
+    assert not rig.connection.output
+    rig.connection.consumed(1)
+    assert updates(written(rig)) == [(0, 50_000)]
+
+
+def test_data_beyond_the_connection_s_window_costs_the_connection():
+    rig = connected(Http2Limits(connection_window=65_535, stream_window=100_000))
+    speaking(rig)
+    rig.send(wire.data(1, bytes(65_535)))
+    with pytest.raises(ConnectionViolation, match="FLOW_CONTROL_ERROR"):
+        rig.send(wire.data(1, b"x"))
+
+
+def test_credit_opens_the_connection_s_window_again():
+    rig = connected(Http2Limits(connection_window=65_535, stream_window=100_000))
+    stream = speaking(rig)
+    rig.send(wire.data(1, bytes(65_535)))
+    rig.connection.consumed(stream.received)
+    rig.send(wire.data(1, bytes(1000)))
+    assert stream.received == 66_535
+
+
+def test_data_beyond_a_stream_s_window_costs_the_stream():
+    rig = connected(Http2Limits(stream_window=10))
+    speaking(rig)
+    speaking(rig, 3)
+    rig.send(wire.data(1, bytes(10)) + wire.data(1, b"x") + wire.data(3, bytes(10)))
+    assert rig.recorder.streams[1].code == ErrorCode.FLOW_CONTROL_ERROR
+    assert len(rig.recorder.streams[3].data) == 10
+
+
+def test_a_client_that_has_not_seen_our_settings_may_use_the_default_window():
+    rig = connected(Http2Limits(stream_window=10), acknowledged=False)
+    speaking(rig)
+    rig.send(wire.data(1, bytes(65_535)))
+    rig.send(wire.frame(wire.SETTINGS, wire.ACK))
+    speaking(rig, 3)
+    rig.send(wire.data(3, bytes(11)))
+    assert rig.recorder.streams[1].code is None
+    assert rig.recorder.streams[3].code == ErrorCode.FLOW_CONTROL_ERROR
+
+
+def test_a_grant_opens_both_windows_for_a_message_larger_than_either():
+    rig = connected(Http2Limits(connection_window=65_535))
+    stream = speaking(rig)
+    rig.send(wire.data(1, bytes(65_535)))
+    rig.connection.grant(stream, 200_000)
+    assert updates(written(rig)) == [(1, 200_000), (0, 200_000)]
+    rig.send(wire.data(1, bytes(200_000), wire.END_STREAM))
+    assert rig.recorder.streams[1].ended
+    assert stream.received == 265_535
+
+
+def test_a_grant_never_opens_a_window_too_far():
+    """RFC 9113, section 6.9.1: what does not fit now is announced as the window drains."""
+    rig = connected(Http2Limits(connection_window=200_000))
+    stream = speaking(rig)
+    rig.connection.grant(stream, 2**31 - 1)
+    assert updates(written(rig)) == [(1, 2**31 - 1 - 65_535), (0, 2**31 - 1 - 200_000)]
+    rig.send(wire.data(1, bytes(99_999)))
+    assert not rig.connection.output
+    rig.send(wire.data(1, b"x"))
+    assert updates(written(rig)) == [(0, 100_000)]
+
+
+def test_a_grant_for_a_stream_that_has_ended_is_nothing():
+    rig = connected()
+    rig.connection.grant(asked(rig), 1000)
+    assert not rig.connection.output
+
+
+def test_data_for_a_stream_that_nobody_was_told_of_is_credited():
+    rig = connected(Http2Limits(max_streams=1, connection_window=65_535))
+    speaking(rig)
+    rig.send(wire.headers(3) + wire.data(3, bytes(40_000)))
+    out = written(rig)
+    assert updates(out) == [(0, 40_000)]
+    assert [(one.stream, one.number()) for one in out if one.kind == wire.RST_STREAM] == [
+        (3, ErrorCode.REFUSED_STREAM)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("length", "bodies", "code"),
+    [
+        (b"5", [b"123", b"45"], None),
+        (b"0", [b""], None),
+        (b"5", [b"123", b"456"], ErrorCode.PROTOCOL_ERROR),
+        (b"5", [b"123", b"4"], ErrorCode.PROTOCOL_ERROR),
+        (b"0", [b"1"], ErrorCode.PROTOCOL_ERROR),
+    ],
+)
+def test_a_content_length_is_kept_by_the_first_request_and_by_those_that_repeat_it(length, bodies, code):
+    rig = connected()
+    for number in (1, 3, 5):
+        rig.send(wire.headers(number, raw=wire.block() + wire.literal(b"content-length", length)))
+        for part in bodies[:-1]:
+            rig.send(wire.data(number, part))
+        rig.send(wire.data(number, bodies[-1], wire.END_STREAM))
+        heard = rig.recorder.streams[number]
+        assert (heard.code, heard.ended) == (code, code is None)
+
+
+def test_a_content_length_without_content_is_malformed():
+    rig = connected()
+    rig.send(wire.headers(1, raw=wire.block() + wire.literal(b"content-length", b"3"), flags=BOTH))
+    assert rig.recorder.streams[1].code == ErrorCode.PROTOCOL_ERROR
+
+
+# Answers
+
+
+def test_a_small_answer_is_one_buffer():
+    rig = connected()
+    answer(rig, asked(rig))
+    rig.drain()
+    answer(rig, asked(rig, 3), b"\0\0\0\0\4four")
+    [buffer] = rig.connection.take(KIB)
+    assert wire.split(buffer) == [
+        Frame(wire.HEADERS, wire.END_HEADERS, 3, HEAD),
+        Frame(wire.DATA, 0, 3, b"\0\0\0\0\4four"),
+        Frame(wire.HEADERS, BOTH, 3, TRAILERS),
+    ]
+    assert not rig.connection.streams
+
+
+def test_only_the_first_block_says_that_the_table_is_not_used():
+    rig = connected()
+    answer(rig, asked(rig))
+    rig.connection.send_head(asked(rig, 3), TRAILERS, end=True)
+    blocks = [one.payload for one in written(rig) if one.kind == wire.HEADERS]
+    assert blocks == [b"\x20" + HEAD, TRAILERS, TRAILERS]
+
+
+def test_an_answer_without_a_message_is_one_frame():
+    rig = connected()
+    rig.connection.send_head(asked(rig), HEAD, end=True)
+    [one] = written(rig)
+    assert (one.kind, one.flags) == (wire.HEADERS, BOTH)
+
+
+def test_an_empty_message_is_no_frame():
+    rig = connected()
+    rig.connection.send_answer(asked(rig), HEAD, [], 0, TRAILERS)
+    assert kinds(written(rig)) == [(wire.HEADERS, 1)] * 2
+
+
+def test_a_client_that_is_answered_early_is_told_to_send_no_more():
+    rig = connected()
+    answer(rig, speaking(rig))
+    answer(rig, speaking(rig, 3))
+    out = written(rig)
+    assert kinds(out)[-2:] == [(wire.HEADERS, 3), (wire.RST_STREAM, 3)]
+    assert [one.number() for one in out if one.kind == wire.RST_STREAM] == [ErrorCode.NO_ERROR] * 2
+    rig.send(wire.data(1, bytes(1000)) + wire.headers(1, [(b"x-a", b"1")], flags=BOTH))
+    with pytest.raises(ConnectionViolation, match="STREAM_CLOSED"):
+        rig.send(wire.data(1, b"x"))
+
+
+def test_a_client_that_is_answered_early_at_length_is_told_so_at_the_end():
+    rig = connected()
+    answer(rig, speaking(rig), bytes(40_000))
+    assert kinds(written(rig))[-2:] == [(wire.HEADERS, 1), (wire.RST_STREAM, 1)]
+    rig.send(wire.headers(1, [(b"x-a", b"1")]) + wire.data(1, b"late", wire.END_STREAM))
+    assert not rig.connection.output
+
+
+def test_what_waits_is_what_was_not_handed_out():
+    rig = connected()
+    answer(rig, asked(rig))
+    rig.connection.send_message(asked(rig, 3), [bytes(70_000)], 70_000)
+    assert rig.connection.pending == 70_000
+    waiting = rig.connection.waiting
+    assert waiting > 70_000
+    rig.drain()
+    assert rig.connection.waiting == rig.connection.pending == 70_000 - (65_535 - 7)
+
+
+def test_an_answer_waits_for_its_stream_s_window_and_goes_on():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 10))
+    stream = asked(rig)
+    answer(rig, stream, bytes(25))
+    out = written(rig)
+    assert kinds(out) == [(wire.HEADERS, 1), (wire.DATA, 1)]
+    assert (len(body(out, 1)), stream.pending, rig.connection.pending) == (10, 15, 15)
+    assert not rig.connection.output
+    rig.send(wire.window_update(1, 5))
+    assert [len(one.payload) for one in written(rig)] == [5]
+    rig.send(wire.window_update(1, 1000))
+    out = written(rig)
+    assert kinds(out) == [(wire.DATA, 1), (wire.HEADERS, 1)]
+    assert (len(body(out, 1)), stream.pending, rig.connection.pending) == (10, 0, 0)
+    assert not rig.connection.streams
+
+
+def test_small_messages_use_the_window_up():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 10))
+    stream = asked(rig)
+    for part in (b"1234", b"5678", b"90ab"):
+        rig.connection.send_message(stream, [part], 4)
+    assert body(written(rig), 1) == b"1234567890"
+    assert stream.pending == 2
+
+
+def test_an_answer_waits_for_the_connection_s_window_and_goes_on():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+    stream = asked(rig)
+    answer(rig, stream, bytes(70_000))
+    assert len(body(written(rig), 1)) == 65_535
+    assert not rig.connection.output
+    answer(rig, asked(rig, 3))
+    assert kinds(written(rig)) == [(wire.HEADERS, 3)]
+    rig.send(wire.window_update(0, 4465))
+    assert len(body(written(rig), 1)) == 4465
+    rig.send(wire.window_update(0, 100))
+    assert kinds(written(rig)) == [(wire.DATA, 3), (wire.HEADERS, 3)]
+
+
+def test_a_window_may_become_negative():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 100))
+    stream = asked(rig)
+    answer(rig, stream, bytes(150))
+    assert len(body(written(rig), 1)) == 100
+    rig.send(wire.settings([(wire.INITIAL_WINDOW_SIZE, 30)]))
+    rig.drain()
+    rig.send(wire.window_update(1, 70))
+    assert not rig.connection.output
+    rig.send(wire.window_update(1, 1))
+    assert len(body(written(rig), 1)) == 1
+    rig.send(wire.settings([(wire.INITIAL_WINDOW_SIZE, 1000)]))
+    assert len(body(written(rig), 1)) == 49
+
+
+def test_a_window_may_become_negative_while_its_stream_stands_in_line():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+    stream, other = asked(rig), asked(rig, 3)
+    answer(rig, stream, bytes(60_000))
+    answer(rig, other, bytes(60_000))
+    while other.pending == 60_000:
+        written(rig, 1)
+    rig.send(wire.settings([(wire.INITIAL_WINDOW_SIZE, 16_384)]))
+    assert not [one for one in written(rig) if one.kind == wire.DATA]
+    rig.send(wire.window_update(3, 2))
+    assert len(body(written(rig), 3)) == 2
+
+
+def test_a_window_that_opens_before_the_stream_s_turn_is_no_second_turn():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 0))
+    answer(rig, asked(rig), bytes(10))
+    rig.send(wire.window_update(1, 4) + wire.window_update(1, 4))
+    assert body(written(rig), 1) == bytes(8)
+    assert not rig.connection.output
+
+
+def test_data_fits_the_frames_that_the_peer_takes():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20), (wire.MAX_FRAME_SIZE, 20_000))
+    answer(rig, asked(rig), bytes(50_000))
+    assert [len(one.payload) for one in written(rig) if one.kind == wire.DATA] == [20_000, 20_000, 10_000]
+
+
+def test_frames_stay_short_however_long_the_peer_takes_them():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20), (wire.MAX_FRAME_SIZE, 2**24 - 1))
+    rig.send(wire.window_update(0, 2**20))
+    answer(rig, asked(rig), bytes(200_000))
+    assert max(len(one.payload) for one in written(rig)) == 64 * KIB
+
+
+def test_long_trailers_are_continued():
+    rig = connected()
+    rig.connection.send_head(asked(rig), encode_headers([(b"grpc-message", b"m" * 40_000)]), end=True)
+    out = written(rig)
+    assert [one.kind for one in out] == [wire.HEADERS, wire.CONTINUATION, wire.CONTINUATION]
+    assert [one.flags for one in out] == [wire.END_STREAM, 0, wire.END_HEADERS]
+
+
+def test_large_messages_are_handed_out_as_views_of_their_own_memory():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+    first, second = bytearray(b"a" * 20_000), bytearray(b"b" * 30_000)
+    rig.connection.send_answer(asked(rig), HEAD, [b"\0\0\0\0\0", first, memoryview(second)], 50_005, TRAILERS)
+    views = [part for part in rig.connection.take(2**20) if isinstance(part, memoryview)]
+    assert sum(len(view) for view in views) == 50_005
+    assert [view.obj for view in views if len(view) > 5 and view.obj not in (first, second)] == []
+
+
+def test_messages_of_numbers_are_sent_as_bytes():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+    numbers = memoryview(bytearray(range(200)) * 100).cast("I", (50, 100))
+    rig.connection.send_message(asked(rig), [numbers, b""], 20_000)
+    assert body(written(rig), 1) == numbers.tobytes()
+
+
+def test_memory_that_is_wanted_back_is_copied():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 10_000))
+    lent = bytearray(b"a" * 30_000)
+    stream = asked(rig)
+    answer(rig, stream, lent)
+    seen = body(written(rig), 1)
+    rig.connection.own(stream)
+    lent[:] = bytes(30_000)
+    rig.send(wire.window_update(1, 30_000))
+    assert seen + body(written(rig), 1) == b"a" * 30_000
+    rig.connection.own(stream)
+
+
+def test_messages_and_trailers_keep_their_order_whatever_they_wait_for():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 40_000))
+    stream = asked(rig)
+    connection = rig.connection
+    connection.send_head(stream, HEAD)
+    connection.send_message(stream, [b"a" * 10], 10)
+    connection.send_message(stream, [b"b" * 30_000], 30_000)
+    connection.send_message(stream, [b"c" * 10], 10)
+    connection.send_message(stream, [b"d" * 30_000], 30_000)
+    connection.send_trailers(stream, TRAILERS)
+    connection.send_message(stream, [b"dropped"], 7)
+    connection.send_trailers(stream, TRAILERS)
+    out: list[Frame] = []
+    while connection.output:
+        out += written(rig, 1)
+    rig.send(wire.window_update(1, 10**6))
+    while connection.output:
+        out += written(rig, 1)
+    assert body(out, 1) == b"a" * 10 + b"b" * 30_000 + b"c" * 10 + b"d" * 30_000
+    assert [one.kind for one in out if one.kind != wire.DATA] == [wire.HEADERS, wire.HEADERS]
+    assert out[-1].flags == BOTH
+
+
+def test_a_small_message_overtakes_a_large_one_of_another_stream():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+    answer(rig, asked(rig), bytes(2**20))
+    out = written(rig, 30_000)
+    answer(rig, asked(rig, 3))
+    assert kinds(written(rig, 1))[:3] == [(wire.HEADERS, 3), (wire.DATA, 3), (wire.HEADERS, 3)]
+    assert len(body(out, 1)) < 65_535
+
+
+def test_large_answers_take_turns():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+    for number in (1, 3, 5):
+        answer(rig, asked(rig, number), bytes(40_000))
+    turns = [one.stream for one in written(rig) if one.kind == wire.DATA]
+    assert turns[:4] == [1, 3, 5, 1]
+
+
+def test_small_answers_without_end_do_not_stop_a_large_one():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+    rig.send(wire.window_update(0, 2**20))
+    answer(rig, asked(rig), bytes(100_000))
+    seen = b""
+    number = 3
+    while len(seen) < 100_000:
+        assert number < 100
+        for _ in range(2):
+            answer(rig, asked(rig, number), bytes(10_000))
+            number += 2
+        seen += body(written(rig, 10_000), 1)
+
+
+def test_frames_about_the_connection_overtake_answers():
+    rig = connected()
+    answer(rig, asked(rig))
+    rig.send(wire.frame(wire.PING, 0, 0, b"12345678"))
+    rig.connection.ping(b"abcdefgh")
+    assert kinds(written(rig))[:3] == [(wire.PING, 0), (wire.PING, 0), (wire.HEADERS, 1)]
+
+
+def test_settings_are_acknowledged_behind_what_kept_to_the_old_ones():
+    """RFC 9113, section 6.5.3: once it has the acknowledgement, the peer may hold us to the new ones."""
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 100))
+    answer(rig, asked(rig), bytes(100))
+    answer(rig, asked(rig, 3), bytes(200))
+    rig.send(wire.settings([(wire.INITIAL_WINDOW_SIZE, 0)]))
+    assert [one.kind for one in written(rig)][-2:] == [wire.HEADERS, wire.SETTINGS]
+    assert not rig.connection.output
+
+
+def test_about_as_much_is_handed_out_as_was_asked_for():
+    rig = connected()
+    for number in range(1, 101, 2):
+        answer(rig, asked(rig, number), bytes(1000))
+    sizes = []
+    while rig.connection.output:
+        sizes.append(sum(len(part) for part in rig.connection.take(5000)))
+    assert all(5000 <= size < 6200 for size in sizes[:-1])
+
+
+def test_a_reset_overtakes_nothing_that_its_stream_sent():
+    rig = connected()
+    stream = asked(rig)
+    rig.connection.send_head(stream, HEAD)
+    rig.connection.reset(stream, ErrorCode.CANCEL)
+    assert kinds(written(rig)) == [(wire.HEADERS, 1), (wire.RST_STREAM, 1)]
+
+
+@pytest.mark.parametrize("when", ["before its turn", "in line", "with its window shut"])
+def test_a_stream_that_is_reset_leaves_the_line(when):
+    window = 10 if when == "with its window shut" else 2**20
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, window))
+    stream, other = asked(rig), asked(rig, 3)
+    answer(rig, stream, bytes(40_000))
+    answer(rig, other, bytes(20))
+    if when != "before its turn":
+        written(rig, 20_000)
+    rig.connection.reset(stream, ErrorCode.CANCEL)
+    assert (stream.pending, stream.open, stream.remote_open) == (0, False, False)
+    rig.send(wire.window_update(3, 1000))
+    while rig.connection.output:
+        out = rig.connection.take(20_000)
+        assert out
+    assert not rig.connection.streams
+    assert rig.connection.pending == 0
+
+
+def test_a_client_s_reset_drops_what_was_pending():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 10))
+    stream = asked(rig)
+    answer(rig, stream, bytes(1000))
+    written(rig)
+    rig.send(wire.rst_stream(1))
+    assert rig.recorder.streams[1].code == ErrorCode.CANCEL
+    assert (stream.pending, rig.connection.pending) == (0, 0)
+    assert not rig.connection.output
+
+
+def test_what_is_sent_on_a_stream_that_is_gone_is_dropped():
+    rig = connected()
+    stream = asked(rig)
+    rig.send(wire.rst_stream(1))
+    answer(rig, stream)
+    rig.connection.send_head(stream, HEAD)
+    rig.connection.send_head(stream, HEAD, end=True)
+    rig.connection.reset(stream, ErrorCode.CANCEL)
+    rig.connection.own(stream)
+    assert not rig.connection.output
+    assert repr(stream) == "<Stream 1>"
+
+
+# Streams that open and close
+
+
+def test_one_stream_too_many_is_refused_and_the_next_served_once_there_is_room():
+    rig = connected(Http2Limits(max_streams=2))
+    asked(rig)
+    second = asked(rig, 3)
+    rig.send(wire.headers(5, flags=BOTH))
+    assert 5 not in rig.recorder.streams
+    assert [(one.stream, one.number()) for one in written(rig)] == [(5, ErrorCode.REFUSED_STREAM)]
+    answer(rig, second)
+    asked(rig, 7)
+
+
+def test_a_repeated_block_is_read_once_for_all_its_calls():
+    rig = connected()
+    for number in range(1, 21, 2):
+        rig.send(wire.headers(number) + wire.data(number, b"hi", wire.END_STREAM))
+    heads = [one.head for one in rig.recorder.streams.values()]
+    assert all(head is heads[0] for head in heads)
+
+
+def test_padding_and_priority_are_no_part_of_the_block():
+    rig = connected()
+    plain = wire.block()
+    rig.send(wire.headers(1, flags=BOTH))
+    rig.send(wire.frame(wire.HEADERS, BOTH | wire.PADDED, 3, b"\x07" + plain + bytes(7)))
+    rig.send(wire.frame(wire.HEADERS, BOTH | wire.HAS_PRIORITY, 5, bytes(5) + plain))
+    rig.send(
+        wire.frame(
+            wire.HEADERS, BOTH | wire.PADDED | wire.HAS_PRIORITY, 7, b"\x02" + bytes(5) + plain + bytes(2)
+        )
+    )
+    rig.send(wire.frame(wire.HEADERS, wire.END_STREAM, 9, plain[:30]))
+    rig.send(wire.frame(wire.CONTINUATION, wire.END_HEADERS, 9, plain[30:]))
+    heads = [one.head for one in rig.recorder.streams.values()]
+    assert len(heads) == 5
+    assert all(head is heads[0] for head in heads)
+
+
+@pytest.mark.slow
+def test_late_frames_are_ignored_however_many_streams_were_cut_short():
+    rig = connected()
+    for number in range(1, 10_001, 2):
+        rig.connection.reset(speaking(rig, number), ErrorCode.CANCEL)
+        rig.drain()
+    rig.send(wire.data(1, b"late") + wire.data(9_999, b"late", wire.END_STREAM))
+    rig.send(wire.headers(3, [(b"x-a", b"1")], flags=BOTH))
+    with pytest.raises(ConnectionViolation, match="STREAM_CLOSED"):
+        rig.send(wire.data(9_999, b"x"))
+
+
+def test_an_answer_given_as_its_request_opens_is_the_end_of_it():
+    rig = connected()
+    opened = rig.recorder.opened
+
+    def refuse(stream: Stream, head: tuple[wire.Field, ...]) -> None:
+        opened(stream, head)
+        rig.connection.send_head(stream, TRAILERS, end=True)
+
+    rig.recorder.opened = refuse
+    for number in (1, 3, 5):
+        rig.send(wire.headers(number, flags=BOTH))
+    assert not rig.connection.streams
+    assert not any(one.ended for one in rig.recorder.streams.values())
+
+
+def test_a_stream_that_is_reset_over_its_data_does_not_end():
+    rig = connected()
+    heard = rig.recorder.received
+
+    def refuse(stream: Stream, data: memoryview) -> None:
+        heard(stream, data)
+        rig.connection.reset(stream, ErrorCode.CANCEL)
+
+    rig.recorder.received = refuse
+    for number, flags in ((1, wire.END_STREAM), (3, wire.END_STREAM | wire.PADDED)):
+        speaking(rig, number)
+        rig.send(wire.data(number, b"\0abc", flags))
+        assert rig.recorder.streams[number].data
+        assert not rig.recorder.streams[number].ended
+
+
+# Going away
+
+
+def test_a_graceful_goodbye_loses_no_call():
+    rig = connected()
+    asked(rig)
+    rig.connection.go_away(ErrorCode.NO_ERROR, last=frames.LARGEST_STREAM)
+    asked(rig, 3)
+    rig.connection.go_away(ErrorCode.NO_ERROR)
+    rig.send(wire.headers(5) + wire.data(5, b"ignored", wire.END_STREAM))
+    assert 5 not in rig.recorder.streams
+    out = written(rig)
+    assert [(one.kind, one.number(0), one.number(4)) for one in out] == [
+        (wire.GOAWAY, 2**31 - 1, 0),
+        (wire.GOAWAY, 3, 0),
+    ]
+    for number in (1, 3):
+        answer(rig, rig.connection.streams[number])
+    assert kinds(written(rig)).count((wire.DATA, 3)) == 1
+
+
+def test_the_last_stream_of_a_goodbye_never_rises():
+    rig = connected()
+    asked(rig)
+    rig.connection.go_away(ErrorCode.NO_ERROR)
+    rig.connection.go_away(ErrorCode.INTERNAL_ERROR, last=99)
+    assert [one.number(0) for one in written(rig)] == [1, 1]
+
+
+def test_streams_up_to_the_last_of_a_goodbye_are_served():
+    rig = connected()
+    asked(rig)
+    rig.connection.go_away(ErrorCode.NO_ERROR, last=3)
+    asked(rig, 3)
+    rig.send(wire.headers(5, flags=BOTH))
+    assert 5 not in rig.recorder.streams
+
+
+def test_a_client_that_leaves_is_remembered_and_its_calls_go_on():
+    rig = connected()
+    stream = asked(rig)
+    assert not rig.connection.peer_leaving
+    rig.send(wire.frame(wire.GOAWAY, 0, 0, bytes(8) + b"bye"))
+    assert rig.connection.peer_leaving
+    answer(rig, stream)
+    assert kinds(written(rig)).count((wire.DATA, 1)) == 1
+
+
+def test_a_violation_ends_the_connection_with_one_goaway_that_says_why():
+    rig = connected()
+    asked(rig)
+    with pytest.raises(ConnectionViolation):
+        rig.send(wire.data(0, b"x"))
+    rig.send(wire.headers(3, flags=BOTH))
+    [one] = written(rig)
+    assert (one.kind, one.number(0), one.number(4)) == (wire.GOAWAY, 1, ErrorCode.PROTOCOL_ERROR)
+    assert one.payload[8:] == b"DATA on stream 0"
+
+
+# Floods
+
+
+def calm(rig: Rig, octets: bytes) -> None:
+    with pytest.raises(ConnectionViolation) as raised:
+        rig.send(octets)
+    assert raised.value.code == ErrorCode.ENHANCE_YOUR_CALM
+    assert (wire.GOAWAY, 0) in kinds(written(rig))
+
+
+FEW = Http2Limits(
+    chatter_burst=100, chatter_rate=10.0, chatter_per_frame=10, settings_burst=5, settings_rate=1.0
+)
+
+CHATTER = [
+    ("PING", wire.frame(wire.PING, 0, 0, bytes(8))),
+    ("PING acknowledged", wire.frame(wire.PING, wire.ACK, 0, bytes(8))),
+    ("SETTINGS acknowledged", wire.frame(wire.SETTINGS, wire.ACK)),
+    ("WINDOW_UPDATE", wire.window_update(0, 1)),
+    ("WINDOW_UPDATE of a stream", wire.window_update(1, 1)),
+    ("WINDOW_UPDATE of a closed stream", wire.window_update(3, 1)),
+    ("PRIORITY", wire.frame(wire.PRIORITY, 0, 1, bytes(5))),
+    ("an unknown type", wire.frame(0x77)),
+    ("empty DATA", wire.data(1)),
+    ("empty DATA, padded", wire.frame(wire.DATA, wire.PADDED, 1, b"\x02\0\0")),
+    ("RST_STREAM of a closed stream", wire.rst_stream(3)),
+    ("GOAWAY", wire.frame(wire.GOAWAY, 0, 0, bytes(8))),
+]
+
+
+@pytest.mark.parametrize("one", [one for _, one in CHATTER], ids=[name for name, _ in CHATTER])
+def test_frames_that_carry_nothing_are_bounded(one):
+    rig = connected(FEW)
+    speaking(rig)
+    asked(rig, 3)
+    rig.send(wire.rst_stream(3))
+    rig.send(one * 90)
+    calm(rig, one * 40)
+
+
+def test_frames_that_carry_nothing_are_excused_by_time():
+    rig = connected(FEW)
+    for _ in range(50):
+        rig.now += 1
+        rig.send(wire.window_update(0, 1) * 10)
+
+
+def test_window_updates_are_excused_by_the_calls_they_follow():
+    rig = connected(FEW)
+    for number in range(1, 401, 2):
+        answer(rig, asked(rig, number))
+        rig.drain()
+        rig.send(wire.window_update(0, 1) * 9)
+
+
+def test_window_updates_are_excused_by_the_data_they_follow():
+    rig = connected(FEW)
+    answer(rig, asked(rig), bytes(10**6))
+    for _ in range(900):
+        if not rig.connection.streams:
+            break
+        rig.drain()
+        rig.send(wire.window_update(0, 4000) + wire.window_update(1, 4000))
+        rig.now -= 0.01
+    assert not rig.connection.streams
+
+
+def test_windows_that_are_opened_by_crumbs_excuse_nothing():
+    """CVE-2019-9511: each update would have us send a frame of one byte."""
+    rig = connected(FEW, (wire.INITIAL_WINDOW_SIZE, 0))
+    answer(rig, asked(rig), bytes(10_000))
+    for _ in range(90):
+        rig.drain()
+        rig.send(wire.window_update(1, 1))
+        rig.now -= 0.01
+    calm(rig, wire.window_update(1, 1) * 40)
+
+
+def test_stream_numbers_that_were_left_out_excuse_nothing():
+    rig = connected(FEW)
+    asked(rig, 100_001)
+    rig.send(wire.window_update(0, 1) * 90)
+    calm(rig, wire.window_update(0, 1) * 40)
+
+
+def test_settings_are_bounded():
+    rig = connected(FEW)
+    calm(rig, wire.settings([(wire.INITIAL_WINDOW_SIZE, 1)]) * 6)
+
+
+def test_settings_are_excused_by_time():
+    rig = connected(FEW)
+    for _ in range(20):
+        rig.now += 1
+        rig.send(wire.settings([(wire.INITIAL_WINDOW_SIZE, 1)]))
+
+
+def test_rapid_resets_are_bounded():
+    """CVE-2023-44487."""
+    rig = connected(Http2Limits(reset_burst=50, reset_rate=10.0))
+    calm(rig, b"".join(wire.headers(number) + wire.rst_stream(number) for number in range(1, 201, 2)))
+
+
+def test_resets_that_the_client_has_us_send_are_bounded():
+    """CVE-2025-8671: the client breaks a rule on each stream instead of resetting it."""
+    rig = connected(Http2Limits(reset_burst=50, reset_rate=10.0))
+    calm(rig, b"".join(wire.headers(number) + wire.window_update(number, 0) for number in range(1, 201, 2)))
+
+
+def test_requests_that_are_refused_are_bounded():
+    rig = connected(Http2Limits(max_streams=1, reset_burst=50, reset_rate=10.0))
+    calm(rig, b"".join(wire.headers(number, flags=BOTH) for number in range(1, 201, 2)))
+
+
+def test_malformed_requests_are_bounded():
+    rig = connected(Http2Limits(reset_burst=50, reset_rate=10.0))
+    calm(rig, b"".join(wire.headers(number, [], flags=BOTH) for number in range(1, 201, 2)))
+
+
+def test_all_calls_may_time_out_every_second():
+    rig = connected(Http2Limits(max_streams=100, reset_burst=200, reset_rate=100.0))
+    number = 1
+    for _ in range(10):
+        numbers = range(number, number + 200, 2)
+        rig.send(b"".join(wire.headers(one, flags=BOTH) for one in numbers))
+        rig.now += 1
+        rig.send(b"".join(wire.rst_stream(one) for one in numbers))
+        number += 200
+
+
+def test_a_block_in_too_many_pieces_is_refused():
+    """CVE-2024-27316 and its kin."""
+    rig = connected()
+    calm(rig, wire.frame(wire.HEADERS, 0, 1, wire.block()) + wire.frame(wire.CONTINUATION, 0, 1) * 9)
+
+
+def test_a_block_that_grows_too_large_is_refused():
+    rig = connected()
+    piece = wire.literal(b"x", bytes(100)) * 150
+    calm(rig, wire.frame(wire.HEADERS, 0, 1, piece) + wire.frame(wire.CONTINUATION, 0, 1, piece) * 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [(wire.HEADERS, 40_000), (wire.CONTINUATION, 40_000), (wire.SETTINGS, 6000), (wire.GOAWAY, 9000)],
+)
+def test_a_frame_that_would_be_kept_is_refused_before_it_is_here(kind, size):
+    rig = connected()
+    if kind == wire.CONTINUATION:
+        rig.send(wire.frame(wire.HEADERS, 0, 1, wire.block()))
+    calm(rig, wire.frame(kind, 0, 0 if kind in (wire.SETTINGS, wire.GOAWAY) else 1, size=size))
+
+
+def test_a_peer_that_reads_nothing_can_t_have_answers_pile_up():
+    rig = connected(Http2Limits(max_queued=100))
+    ping = wire.frame(wire.PING, 0, 0, bytes(8))
+    for _ in range(5):
+        rig.send(ping * 100)
+        rig.drain()
+    calm(rig, ping * 101)
+
+
+def test_a_handler_may_end_the_connection_over_a_ping():
+    rig = connected()
+
+    def strike(now: float) -> None:
+        raise ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+
+    rig.recorder.pinged = strike
+    with pytest.raises(ConnectionViolation, match="too_many_pings"):
+        rig.send(wire.frame(wire.PING, 0, 0, bytes(8)))
+    assert [one.payload[8:] for one in written(rig) if one.kind == wire.GOAWAY] == [b"too_many_pings"]
