@@ -1,7 +1,7 @@
 """The ASGI application: `hypercorn engine.asgi`, on asyncio, or with `-k trio`.
 
 Configuration comes from `TRITIUM_*` variables, one for each flag of `tritium serve`. The lifespan starts the tree, with its
-metrics port, and drains it at the end; HTTP connections are the ASGI server's. See `engine.hosting`.
+gRPC and metrics ports, and drains it at the end; HTTP connections are the ASGI server's. See `engine.hosting`.
 """
 
 from __future__ import annotations

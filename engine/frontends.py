@@ -2,73 +2,120 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import re
 import socket
-from collections.abc import Awaitable, Callable
-from typing import Final
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+import trio
 
 from actors.interfaces import Server
 from actors.messages.events import Event, Log
 from actors.supervision.context import ChildContext
 from actors.supervision.spec import ChildSpec, Intensity, Restart, Strategy
 from actors.supervision.supervisor import Supervisor
+from engine.listening import GrpcSettings, RestrictedHeader
 from engine.observability.requests import RequestHook
 from engine.settings import Settings
+from protocols.grpc.listener import GrpcListener
+from protocols.grpc.options import GrpcOptions
+from protocols.grpc.services import services
 from protocols.http.app import V2App, V2Options
-from protocols.http.connection import Application
-from protocols.http.listener import HttpListener
-from protocols.http.routes import Category
+from protocols.kserve.categories import Category
 
-BACKLOG: Final = 1024  # as Triton's
+Spawn = Callable[[str, Callable[[], Awaitable[None]]], None]
 
 
-class AddressInUse(Exception):
-    """A listener's address is taken, or not ours. The message is Triton's."""
+class Listener(Protocol):
+    """What accepts connections of one protocol: `protocols.http.listener.HttpListener`, or gRPC's."""
 
+    async def serve(
+        self, sock: socket.socket, spawn: Spawn, *, task_status: trio.TaskStatus[None] = ...
+    ) -> None:
+        """Accept from `sock` until drained; return when the last connection has ended. May be called again."""
 
-def bind(address: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises AddressInUse."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        return socket.create_server((address, port), family=family, backlog=BACKLOG, reuse_port=False)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(f"Socket '{address}:{port}' already in use ") from error
-        raise AddressInUse(f"Socket '{address}:{port}' can't be opened: {error.strerror}") from error
+    def drain(self) -> None:
+        """Stop accepting, and have connections end once they have answered what they took."""
+
+    async def wait_drained(self) -> None:
+        """Wait until `drain` was called and no connection is left."""
+
+    def close(self) -> None:
+        """Let go of what the listener holds. For when `serve` will not be called again."""
 
 
 def v2_app(settings: Settings, server: Server, *, on_finished: RequestHook | None) -> V2App:
     """Return the v2 application with what the settings say of it."""
-    restricted = {
-        Category(api): (header.key, header.value) for api, header in settings.http_restricted_api.items()
-    }
-    pattern = settings.http_header_forward_pattern
     return V2App(
         server,
         options=V2Options(
             max_input_size=settings.http_max_input_size,
-            restricted=restricted,
-            header_forward_pattern=re.compile(pattern, re.IGNORECASE) if pattern else None,
+            restricted=_restricted(settings.http_restricted_api),
+            header_forward_pattern=_pattern(settings.http_header_forward_pattern),
             on_finished=on_finished,
         ),
     )
 
 
+def grpc_listener(
+    settings: GrpcSettings,
+    server: Server,
+    *,
+    tls: ssl.SSLContext | None,
+    on_finished: RequestHook | None,
+    log: Log,
+) -> GrpcListener:
+    """Return a gRPC listener for all services, with what the settings say of them; in the clear without `tls`."""
+    keepalive = settings.keepalive
+    options = GrpcOptions(
+        connection_bytes=settings.connection_bytes,
+        compression=settings.compression,
+        keepalive_time=keepalive.time,
+        keepalive_timeout=keepalive.timeout,
+        keepalive_permit_without_calls=keepalive.permit_without_calls,
+        max_pings_without_data=keepalive.max_pings_without_data,
+        min_ping_interval_without_data=keepalive.min_ping_interval_without_data,
+        max_ping_strikes=keepalive.max_ping_strikes,
+        max_connection_age=keepalive.max_connection_age,
+        max_connection_age_grace=keepalive.max_connection_age_grace,
+        restricted=_restricted(settings.restricted_protocol),
+        header_forward_pattern=_pattern(settings.header_forward_pattern),
+        on_finished=on_finished,
+    )
+
+    def crashed(path: str, bug: Exception) -> None:
+        # As a supervisor would tell of a child, though it has cost a call only.
+        log(Event.CHILD_EXITED, level="error", call=path, reason=f"crashed: {bug!r}", exc_info=bug)
+
+    return GrpcListener(services(server, options), options=options, tls=tls, on_crash=crashed)
+
+
+def _restricted(apis: Mapping[str, RestrictedHeader]) -> dict[Category, tuple[str, str]]:
+    return {Category(api): (header.key, header.value) for api, header in apis.items()}
+
+
+def _pattern(pattern: str) -> re.Pattern[str] | None:
+    return re.compile(pattern, re.IGNORECASE) if pattern else None
+
+
 class Frontend:
     """One listening socket, the listener that accepts from it, and the connections it has accepted."""
 
-    def __init__(self, name: str, title: str, sock: socket.socket, app: Application, *, log: Log) -> None:
+    def __init__(self, name: str, title: str, sock: socket.socket, listener: Listener, *, log: Log) -> None:
         self._name = name
         self._title = title
         self._sock = sock
         self._log = log
-        self._listener = HttpListener(app)
+        self._listener = listener
         self._connections = Supervisor(intensity=Intensity(100, 1.0))
-        host, port = sock.getsockname()[:2]
-        self.address = f"{host}:{port}"
-        self.port: int = port
+        self.port: int = 0  # of a Unix socket
+        if sock.family == socket.AF_UNIX:
+            self.address = f"unix:{sock.getsockname()}"
+        else:
+            host, self.port = sock.getsockname()[:2]
+            self.address = f"{host}:{self.port}"
 
     def spec(self) -> ChildSpec:
         """Return the child spec: a supervisor of the connections and, after them, the listener."""

@@ -19,10 +19,10 @@ from typing import IO, Any
 import outcome
 import trio
 
-from engine.frontends import AddressInUse
 from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.process import allow_many_files, leaves, settle_garbage_collection
 from engine.settings import Settings, SettingsError
+from engine.sockets import AddressInUse
 from engine.tree import RunningServer, ServerFailed, open_server
 
 Message = dict[str, Any]

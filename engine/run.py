@@ -12,7 +12,6 @@ import trio
 from actors.messages.events import Event
 from actors.model import Status
 from engine.cli.startup import startup_table
-from engine.frontends import AddressInUse
 from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.process import (
     allow_many_files,
@@ -21,6 +20,7 @@ from engine.process import (
     settle_garbage_collection,
 )
 from engine.settings import Settings, SettingsError
+from engine.sockets import AddressInUse
 from engine.tree import Log, RunningServer, ServerFailed, open_server
 
 

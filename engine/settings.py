@@ -8,7 +8,6 @@ server is given the few values it uses, not this object.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -17,6 +16,14 @@ from typing import Final, Literal, cast
 from engine.cli.flags import BY_NAME
 from engine.cli.words import Given, read_memory_limit, read_size, scan_argv, scan_environ, to_int
 from engine.cli.words import SettingsError as SettingsError
+from engine.listening import (
+    GrpcSettings,
+    RestrictedHeader,
+    read_grpc,
+    read_pattern,
+    read_restrictions,
+    refuse_clashes,
+)
 from engine.repository.remote.uris import is_remote, without_query
 
 LogFormat = Literal["default", "ISO8601", "json", "console"]
@@ -24,18 +31,6 @@ ControlMode = Literal["none", "poll", "explicit"]
 
 EVERY_MODEL: Final = "*"
 """The name that stands for all of them in `Settings.load_models`; always the only one."""
-
-RESTRICTABLE_APIS: Final = (
-    "health",
-    "metadata",
-    "inference",
-    "shared-memory",
-    "model-config",
-    "model-repository",
-    "statistics",
-    "trace",
-    "logging",
-)
 
 _DEFAULT_QUANTILES: Final = MappingProxyType({0.5: 0.05, 0.9: 0.01, 0.95: 0.001, 0.99: 0.001, 0.999: 0.001})
 
@@ -65,14 +60,6 @@ class MetricsSettings:
     summary_quantiles: Mapping[float, float] = field(
         default_factory=lambda: _DEFAULT_QUANTILES
     )  # quantile → error
-
-
-@dataclass(frozen=True, slots=True)
-class RestrictedHeader:
-    """The header that a restricted API asks for, and the value it must have."""
-
-    key: str
-    value: str
 
 
 def default_cache_directory(environ: Mapping[str, str]) -> str:
@@ -113,6 +100,9 @@ class Settings:
     http_header_forward_pattern: str = ""
     http_restricted_api: Mapping[str, RestrictedHeader] = field(default_factory=dict)  # API → header
 
+    allow_grpc: bool = True
+    grpc: GrpcSettings = field(default_factory=GrpcSettings)
+
     allow_metrics: bool = True
     metrics_address: str = "0.0.0.0"
     metrics_port: int = 8002
@@ -150,6 +140,7 @@ class Settings:
             ("exit_on_error", str(int(self.exit_on_error))),
             ("exit_timeout", f"{self.exit_timeout:g}"),
             ("http", f"{self.http_address}:{self.http_port}" if self.allow_http else "off"),
+            *(self.grpc.options() if self.allow_grpc else [("grpc", "off")]),
             ("metrics", f"{self.metrics_address}:{self.metrics_port}" if self.allow_metrics else "off"),
             ("log_format", self.log.format),
         ]
@@ -201,8 +192,10 @@ def _settings(given: Given, environ: Mapping[str, str]) -> Settings:
         http_address=http_address,
         http_port=given.integer("http-port", 8000, most=65535),
         http_max_input_size=max_input_size,
-        http_header_forward_pattern=_pattern(given.text("http-header-forward-pattern", "")),
-        http_restricted_api=_restricted_apis(given.all("http-restricted-api")),
+        http_header_forward_pattern=read_pattern(given, "http-header-forward-pattern"),
+        http_restricted_api=read_restrictions(given, "http-restricted-api", kind="api"),
+        allow_grpc=given.boolean("allow-grpc", True),
+        grpc=read_grpc(given),
         allow_metrics=given.boolean("allow-metrics", True),
         metrics_address=given.text("metrics-address", http_address if allow_http else "0.0.0.0"),
         metrics_port=given.integer("metrics-port", 8002, most=65535),
@@ -210,26 +203,18 @@ def _settings(given: Given, environ: Mapping[str, str]) -> Settings:
         log=_log(given),
         warnings=tuple(given.warnings),
     )
-    _refuse_clashes(settings, given)
+    refuse_clashes(_listeners(settings))
     return settings
 
 
-def _refuse_clashes(settings: Settings, given: Given) -> None:
-    """Two listeners on one port are a mistake even where one of them is gRPC, which binds nothing yet."""
-    listeners = []
-    if settings.allow_http:
-        listeners.append(("HTTP requests", settings.http_address, settings.http_port))
-    if given.boolean("allow-grpc", True) and given.has("grpc-port"):
-        address = given.text("grpc-address", "0.0.0.0")
-        listeners.append(("GRPC requests", address, given.integer("grpc-port", 8001, most=65535)))
-    if settings.allow_metrics:
-        listeners.append(("metrics requests", settings.metrics_address, settings.metrics_port))
-    for index, (what, address, port) in enumerate(listeners):
-        for other, other_address, other_port in listeners[index + 1 :]:
-            if port and (address, port) == (other_address, other_port):
-                raise SettingsError(
-                    f"The server cannot listen to {what} and {other} at the same address and port {address}:{port}"
-                )
+def _listeners(settings: Settings) -> list[tuple[str, str, int]]:
+    """Return what each listener is for, in Triton's words, and where it is."""
+    places = [
+        (settings.allow_http, "HTTP requests", settings.http_address, settings.http_port),
+        (settings.allow_grpc, "GRPC requests", settings.grpc.address, settings.grpc.port),
+        (settings.allow_metrics, "metrics requests", settings.metrics_address, settings.metrics_port),
+    ]
+    return [(what, address, port) for allowed, what, address, port in places if allowed]
 
 
 def _repositories(paths: Sequence[str]) -> tuple[str, ...]:
@@ -314,36 +299,6 @@ def _backend_settings(pairs: Sequence[str]) -> dict[str, Mapping[str, str]]:
             )
         settings.setdefault(backend, {})[setting] = value
     return {backend: MappingProxyType(values) for backend, values in settings.items()}
-
-
-def _pattern(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise SettingsError(
-            f"--http-header-forward-pattern is not a regular expression. Got {pattern}: {error}"
-        ) from None
-    return pattern
-
-
-def _restricted_apis(groups: Sequence[str]) -> dict[str, RestrictedHeader]:
-    restricted: dict[str, RestrictedHeader] = {}
-    for group in groups:
-        names, colon, header = group.partition(":")
-        key, equals, value = header.partition("=")
-        if not colon or not equals or not key:
-            raise SettingsError(
-                f"--http-restricted-api option format is '<API>[,<API>...]:<key>=<value>'. Got {group}"
-            )
-        for name in names.split(","):
-            if name not in RESTRICTABLE_APIS:
-                raise SettingsError(
-                    f"unknown restricted api '{name}'", hint="APIs are " + ", ".join(RESTRICTABLE_APIS)
-                )
-            if name in restricted:
-                raise SettingsError(f"restricted api '{name}' can not be specified in multiple config groups")
-            restricted[name] = RestrictedHeader(key, value)
-    return restricted
 
 
 def _metrics(given: Given) -> MetricsSettings:

@@ -5,7 +5,7 @@ root            one_for_one, 3 restarts in 60 s
 ├─ services     traffic between versions, residency
 ├─ models       dynamic: a subtree for each version, see `engine.subtree`
 ├─ repository   rest_for_one: lanes and retirements of models, the catalog, the watcher
-└─ frontends    http and metrics listeners, see `engine.frontends`
+└─ frontends    http, grpc and metrics listeners, see `engine.frontends`
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import random
-import socket
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ from actors.watcher import Watcher
 from engine.cli.words import read_memory_limit
 from engine.config.backends import discover
 from engine.devices import gpu_count
-from engine.frontends import Frontend, bind, v2_app
+from engine.frontends import Frontend, grpc_listener, v2_app
 from engine.launch import WorkerLauncher
 from engine.observability.loop_lag import LoopLag, measure_loop_lag
 from engine.observability.metrics import Exposition, MetricsApp
@@ -60,10 +60,15 @@ from engine.repository.source import Source
 from engine.repository.view import RepositoryView
 from engine.residency import Memory, memory_total
 from engine.settings import Settings
+from engine.sockets import Sockets, open_sockets
 from engine.subtree import ModelSubtrees, milliseconds_since_epoch
+from engine.tls import TlsUnusable, server_context
 from protocols.http.app import V2App
+from protocols.http.listener import HttpListener
 
 ROOT_INTENSITY: Final = Intensity(3, 60.0)
+
+_GRPC_TITLE: Final = "GRPCInferenceService"
 
 EXTENSIONS: Final = (
     "classification",
@@ -119,6 +124,8 @@ class RunningServer:
     stopped: trio.Event
     failures: list[str] = field(default_factory=list)  # why the exit status will not be 0
     http: Frontend | None
+    grpc: Frontend | None
+    grpc_unix: Frontend | None
     metrics: Frontend | None
 
     async def wait_loaded(self) -> None:
@@ -134,9 +141,11 @@ class RunningServer:
         self.readiness.exiting = True
         self.residents.close()
         deadline = trio.current_time() + self.settings.exit_timeout
-        if self.http is not None:
-            with trio.move_on_at(deadline):
-                await self.http.drain()
+        with trio.move_on_at(deadline):
+            async with trio.open_nursery() as nursery:
+                for frontend in (self.http, self.grpc, self.grpc_unix):
+                    if frontend is not None:
+                        nursery.start_soon(frontend.drain)
         return await self.subtrees.drain(max(0.0, deadline - trio.current_time()))
 
 
@@ -155,18 +164,23 @@ async def open_server(
 ) -> AsyncIterator[RunningServer]:
     """Run the tree around the block: models load meanwhile. Leaving the block stops it, children in reverse order.
 
-    `http` is false where another server, such as hypercorn, accepts the connections. Raises AddressInUse where a port is
-    taken, and ServerFailed where the tree gives up.
+    `http` is false where another server, such as hypercorn, accepts HTTP connections; gRPC and metrics have their ports then
+    too. Raises AddressInUse where a port is taken, and ServerFailed where the TLS files make no listener or the tree gives up.
     """
     check_repositories(settings)
-    with ExitStack() as sockets:
-        http_socket = metrics_socket = None
-        if http and settings.allow_http:
-            http_socket = sockets.enter_context(bind(settings.http_address, settings.http_port))
-        if settings.allow_metrics:
-            metrics_socket = sockets.enter_context(bind(settings.metrics_address, settings.metrics_port))
-        async with _running_tree(settings, http_socket, metrics_socket, environ) as running:
+    grpc_tls = _grpc_tls(settings)
+    with open_sockets(settings, http=http) as sockets:
+        async with _running_tree(settings, sockets, grpc_tls, environ) as running:
             yield running
+
+
+def _grpc_tls(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.allow_grpc or settings.grpc.tls is None:
+        return None
+    try:
+        return server_context(settings.grpc.tls)
+    except TlsUnusable as error:
+        raise ServerFailed(str(error)) from error
 
 
 class _Composition:
@@ -175,8 +189,8 @@ class _Composition:
     def __init__(
         self,
         settings: Settings,
-        http_socket: socket.socket | None,
-        metrics_socket: socket.socket | None,
+        sockets: Sockets,
+        grpc_tls: ssl.SSLContext | None,
         environ: Mapping[str, str],
     ) -> None:
         self._settings = settings
@@ -185,7 +199,7 @@ class _Composition:
         self._loop_lag = LoopLag()
         self._compose_models(environ)
         self._compose_repository(environ)
-        self._compose_frontends(http_socket, metrics_socket)
+        self._compose_frontends(sockets, grpc_tls)
         self.root = self._tree()
         self._view.root = self.root
 
@@ -267,9 +281,7 @@ class _Composition:
         if specs:
             self.traffic.adopt(key, specs[-1].traffic)
 
-    def _compose_frontends(
-        self, http_socket: socket.socket | None, metrics_socket: socket.socket | None
-    ) -> None:
+    def _compose_frontends(self, sockets: Sockets, grpc_tls: ssl.SSLContext | None) -> None:
         settings = self._settings
         self._view = TreeView()
         self.server = Server(
@@ -284,12 +296,23 @@ class _Composition:
         if settings.log.requests or settings.log.verbose:
             hook = request_hook(failures_only=not settings.log.requests)
         self.app = v2_app(settings, self.server, on_finished=hook)
-        self.http = self.metrics = None
-        if http_socket is not None:
-            self.http = Frontend("http", "HTTPService", http_socket, self.app, log=self._log)
-        if metrics_socket is not None:
+        listen = partial(grpc_listener, settings.grpc, self.server, on_finished=hook, log=self._log)
+        self.http = self.grpc = self.grpc_unix = self.metrics = None
+        if sockets.http is not None:
+            self.http = Frontend("http", "HTTPService", sockets.http, HttpListener(self.app), log=self._log)
+        if sockets.grpc is not None:
+            self.grpc = Frontend("grpc", _GRPC_TITLE, sockets.grpc, listen(tls=grpc_tls), log=self._log)
+        if sockets.grpc_unix is not None:
+            self.grpc_unix = Frontend(
+                "grpc-unix", _GRPC_TITLE, sockets.grpc_unix, listen(tls=None), log=self._log
+            )
+        if sockets.metrics is not None:
             self.metrics = Frontend(
-                "metrics", "Metrics Service", metrics_socket, self._metrics_app(), log=self._log
+                "metrics",
+                "Metrics Service",
+                sockets.metrics,
+                HttpListener(self._metrics_app()),
+                log=self._log,
             )
 
     def _metrics_app(self) -> MetricsApp:
@@ -364,7 +387,8 @@ class _Composition:
     @property
     def frontends(self) -> list[Frontend]:
         """Those whose ports are open."""
-        return [frontend for frontend in (self.http, self.metrics) if frontend is not None]
+        every = (self.http, self.grpc, self.grpc_unix, self.metrics)
+        return [frontend for frontend in every if frontend is not None]
 
     def running(self) -> RunningServer:
         """Return the handle that callers of `open_server` get."""
@@ -380,6 +404,8 @@ class _Composition:
             root=self.root,
             stopped=trio.Event(),
             http=self.http,
+            grpc=self.grpc,
+            grpc_unix=self.grpc_unix,
             metrics=self.metrics,
         )
 
@@ -387,11 +413,11 @@ class _Composition:
 @asynccontextmanager
 async def _running_tree(
     settings: Settings,
-    http_socket: socket.socket | None,
-    metrics_socket: socket.socket | None,
+    sockets: Sockets,
+    grpc_tls: ssl.SSLContext | None,
     environ: Mapping[str, str],
 ) -> AsyncIterator[RunningServer]:
-    composition = _Composition(settings, http_socket, metrics_socket, environ)
+    composition = _Composition(settings, sockets, grpc_tls, environ)
     running, root = composition.running(), composition.root
     logs_supervision = supervision_observer(structlog.get_logger())
 

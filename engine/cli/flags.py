@@ -13,100 +13,12 @@ Reference: contract repository.md section 10.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
+from engine.cli.flag import Flag, Group, Kind, cache_config, grpc_threads, one_of, positive, trace_config
+from engine.cli.flags_grpc import GRPC_FLAGS
 
-class Kind(Enum):
-    """What a flag's value must look like; a SWITCH takes none."""
-
-    SWITCH = "switch"
-    BOOL = "bool"
-    INT = "int"
-    NUMBER = "number"  # decimals, not negative
-    TEXT = "text"
-
-
-class Group(Enum):
-    """Headings of the help text, in its order."""
-
-    SERVER = "Server"
-    MODELS = "Model repository"
-    BACKENDS = "Backends"
-    HTTP = "HTTP"
-    METRICS = "Metrics"
-    LOGGING = "Logging"
-    COMPATIBLE = "Accepted for Triton's sake, without effect (each one given is named in a warning)"
-    REFUSED = "Triton flags that this version refuses, rather than ignore"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flag:
-    """One flag. `default` and `metavar` are for the reader; the values themselves are typed in `engine.settings`."""
-
-    name: str
-    kind: Kind = Kind.TEXT
-    group: Group
-    help: str = ""
-    default: str = ""
-    metavar: str = ""
-    repeatable: bool = False
-    separator: str = ";"  # between the values of a repeatable flag in its environment variable
-    aliases: tuple[str, ...] = ()
-    no_effect: str = ""
-    instead: str = ""
-    harmless: tuple[str, ...] = ()
-    check: Callable[[str], str] | None = None  # the complaint Triton itself would make about a value, or ""
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that sets it."""
-        return "TRITIUM_" + self.name.upper().replace("-", "_")
-
-
-def _one_of(complaint: str, *choices: str) -> Callable[[str], str]:
-    return lambda value: "" if value in choices else complaint
-
-
-def _trace_config(value: str) -> str:
-    head, equals, _ = value.partition("=")
-    if head.rpartition(",")[2] and equals:
-        return ""
-    return f"--trace-config option format is '<trace mode>,<setting>=<value>'. Got {value}"
-
-
-def _cache_config(value: str) -> str:
-    cache, comma, pair = value.partition(",")
-    setting, equals, _ = pair.partition("=")
-    if cache and comma and setting and equals:
-        return ""
-    return f"--cache-config option format is '<cache name>,<setting>=<value>'. Got {value}"
-
-
-def _whole(value: str) -> int | None:
-    """Return a whole number; None for what is none, or is out of every bound, of which others complain."""
-    return int(value) if re.fullmatch(r"[+-]?[0-9]{1,19}", value) else None
-
-
-def _positive(complaint: str) -> Callable[[str], str]:
-    def check(value: str) -> str:
-        number = _whole(value)
-        return complaint if number is not None and number <= 0 else ""
-
-    return check
-
-
-def _grpc_threads(value: str) -> str:
-    number = _whole(value)
-    if number is not None and not 2 <= number <= 128:
-        return "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128."
-    return ""
-
-
-_NO_GRPC: Final = "gRPC is not served yet, use the HTTP endpoint"
 _FALSE: Final = ("false", "off", "0")
 
 
@@ -129,8 +41,17 @@ def _refused(
     )
 
 
-def _no_effect(name: str, why: str, *, kind: Kind = Kind.INT, repeatable: bool = False) -> Flag:
-    return Flag(name=name, kind=kind, group=Group.COMPATIBLE, no_effect=why, repeatable=repeatable)
+def _no_effect(
+    name: str,
+    why: str,
+    *,
+    kind: Kind = Kind.INT,
+    repeatable: bool = False,
+    check: Callable[[str], str] | None = None,
+) -> Flag:
+    return Flag(
+        name=name, kind=kind, group=Group.COMPATIBLE, no_effect=why, repeatable=repeatable, check=check
+    )
 
 
 _HONOURED: Final = (
@@ -180,7 +101,7 @@ _HONOURED: Final = (
         group=Group.MODELS,
         default="none",
         metavar="MODE",
-        check=_one_of("invalid argument for --model-control-mode", "none", "poll", "explicit"),
+        check=one_of("invalid argument for --model-control-mode", "none", "poll", "explicit"),
         help="none: load every model at start-up. poll: the same, then follow what changes in the repositories."
         " explicit: load what --load-model names, then what the load and unload requests of the repository API ask for.",
     ),
@@ -317,6 +238,7 @@ _HONOURED: Final = (
         help="Answer these APIs only where the header KEY has the value VALUE: health, metadata, inference,"
         " shared-memory, model-config, model-repository, statistics, trace, logging. Repeatable.",
     ),
+    *GRPC_FLAGS,
     # -- metrics
     Flag(
         name="allow-metrics",
@@ -379,7 +301,7 @@ _HONOURED: Final = (
         group=Group.LOGGING,
         default="default",
         metavar="FORMAT",
-        check=_one_of("invalid argument for --log-format", "default", "ISO8601", "json", "console"),
+        check=one_of("invalid argument for --log-format", "default", "ISO8601", "json", "console"),
         help="default and ISO8601: Triton's lines; json: an object a line; console: for reading.",
     ),
     Flag(
@@ -399,11 +321,15 @@ _HONOURED: Final = (
 
 _WITHOUT_EFFECT: Final = (
     _no_effect("http-thread-count", "one event loop serves all HTTP connections"),
-    _no_effect("grpc-port", "gRPC is not served by this version, and nothing listens on that port"),
+    _no_effect("grpc-infer-thread-count", "one event loop serves all gRPC connections", check=grpc_threads),
     _no_effect(
-        "grpc-address",
-        "gRPC is not served by this version, and nothing listens on that address",
-        kind=Kind.TEXT,
+        "grpc-infer-allocation-pool-size",
+        "there is no pool: what a connection may hold is bounded by --grpc-connection-bytes",
+    ),
+    _no_effect(
+        "grpc-max-response-pool-size",
+        "there is no pool: what a connection may hold is bounded by --grpc-connection-bytes",
+        check=positive("Error: --grpc-max-response-pool-size must be greater than 0."),
     ),
     _no_effect("buffer-manager-thread-count", "each batch is gathered by one copy, without helper threads"),
     _no_effect("pinned-memory-pool-byte-size", "there is no pinned memory pool"),
@@ -423,32 +349,6 @@ _WITHOUT_EFFECT: Final = (
 )
 
 _REFUSED: Final = (
-    _refused("allow-grpc", _NO_GRPC, kind=Kind.BOOL, harmless=_FALSE),
-    _refused("reuse-grpc-port", _NO_GRPC, kind=Kind.BOOL, harmless=_FALSE),
-    _refused("grpc-header-forward-pattern", _NO_GRPC, harmless=("",)),
-    _refused("grpc-infer-thread-count", _NO_GRPC, kind=Kind.INT, check=_grpc_threads),
-    _refused("grpc-infer-allocation-pool-size", _NO_GRPC, kind=Kind.INT),
-    _refused(
-        "grpc-max-response-pool-size",
-        _NO_GRPC,
-        kind=Kind.INT,
-        check=_positive("Error: --grpc-max-response-pool-size must be greater than 0."),
-    ),
-    _refused("grpc-use-ssl", _NO_GRPC, kind=Kind.BOOL, harmless=_FALSE),
-    _refused("grpc-use-ssl-mutual", _NO_GRPC, kind=Kind.BOOL, harmless=_FALSE),
-    _refused("grpc-server-cert", _NO_GRPC, harmless=("",)),
-    _refused("grpc-server-key", _NO_GRPC, harmless=("",)),
-    _refused("grpc-root-cert", _NO_GRPC, harmless=("",)),
-    _refused("grpc-infer-response-compression-level", _NO_GRPC, harmless=("none",)),
-    _refused("grpc-keepalive-time", _NO_GRPC, kind=Kind.INT),
-    _refused("grpc-keepalive-timeout", _NO_GRPC, kind=Kind.INT),
-    _refused("grpc-keepalive-permit-without-calls", _NO_GRPC, kind=Kind.BOOL, harmless=_FALSE),
-    _refused("grpc-http2-max-pings-without-data", _NO_GRPC, kind=Kind.INT),
-    _refused("grpc-http2-min-recv-ping-interval-without-data", _NO_GRPC, kind=Kind.INT),
-    _refused("grpc-http2-max-ping-strikes", _NO_GRPC, kind=Kind.INT),
-    _refused("grpc-max-connection-age", _NO_GRPC, kind=Kind.INT),
-    _refused("grpc-max-connection-age-grace", _NO_GRPC, kind=Kind.INT),
-    _refused("grpc-restricted-protocol", _NO_GRPC),
     _refused("allow-sagemaker", "send requests to the HTTP endpoint", kind=Kind.BOOL, harmless=_FALSE),
     _refused("sagemaker-port", "send requests to the HTTP endpoint", kind=Kind.INT),
     _refused("sagemaker-safe-port-range", "send requests to the HTTP endpoint"),
@@ -460,20 +360,20 @@ _REFUSED: Final = (
     _refused("reuse-http-port", "give each server a port of its own", kind=Kind.BOOL, harmless=_FALSE),
     _refused("model-load-gpu-limit", "limit what the framework allocates by its own settings"),
     _refused("allow-gpu-metrics", "read GPU figures from a device exporter", kind=Kind.BOOL, harmless=_FALSE),
-    _refused("trace-config", "statistics and metrics give the durations of each phase", check=_trace_config),
+    _refused("trace-config", "statistics and metrics give the durations of each phase", check=trace_config),
     _refused("trace-file", "statistics and metrics give the durations of each phase", harmless=("",)),
     _refused("trace-level", "statistics and metrics give the durations of each phase", harmless=("OFF",)),
     _refused("trace-rate", "statistics and metrics give the durations of each phase", kind=Kind.INT),
     _refused("trace-count", "statistics and metrics give the durations of each phase", kind=Kind.INT),
     _refused("trace-log-frequency", "statistics and metrics give the durations of each phase", kind=Kind.INT),
-    _refused("cache-config", "every request is computed", check=_cache_config),
+    _refused("cache-config", "every request is computed", check=cache_config),
     _refused("cache-directory", "every request is computed"),
     _refused("response-cache-byte-size", "every request is computed", kind=Kind.INT, harmless=("0",)),
     _refused(
         "rate-limit",
         "the number of instances bounds what runs at once",
         harmless=("off",),
-        check=_one_of("invalid argument for --rate-limit", "off", "execution_count"),
+        check=one_of("invalid argument for --rate-limit", "off", "execution_count"),
     ),
     _refused("rate-limit-resource", "the number of instances bounds what runs at once"),
     _refused("min-supported-compute-capability", "the framework decides which devices it can use"),

@@ -9,7 +9,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from engine.cli.flags import FLAGS, Flag, Group, Kind
+from engine.cli.flag import Flag, Group, Kind
+from engine.cli.flags import FLAGS
 from engine.settings import Settings, SettingsError
 
 _USAGE: Final = "usage: tritium serve --model-repository=DIR [--FLAG=VALUE | --FLAG VALUE]...\n"
@@ -17,7 +18,8 @@ _USAGE: Final = "usage: tritium serve --model-repository=DIR [--FLAG=VALUE | --F
 _EXAMPLES: Final = """\
 examples:
   tritium serve --model-repository=./models
-  tritium serve --model-repository=./models --http-port=9000 --metrics-port=9002
+  tritium serve --model-repository=./models --http-port=9000 --grpc-port=9001 --metrics-port=9002
+  tritium serve --model-repository=./models --grpc-use-ssl=true --grpc-server-cert=s.pem --grpc-server-key=s.key
   tritium serve --model-repository=./models --model-control-mode=poll --repository-poll-secs=5
   tritium serve --model-repository=./models --model-control-mode=explicit --load-model=resnet --load-model=bert
   tritium serve --model-repository=s3://bucket/models --model-cache-size=100GiB

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from engine.cli.flags import BY_NAME, BY_VARIABLE, Flag, Kind
+from engine.cli.flag import Flag, Kind
+from engine.cli.flags import BY_NAME, BY_VARIABLE
 
 REMOTE: Final = re.compile(r"(?:s3|gs|as)://")
 """How the name of a repository in cloud storage begins."""

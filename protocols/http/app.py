@@ -33,8 +33,9 @@ from actors.messages.errors import (
 )
 from actors.messages.requests import InferRequest, InferResponse
 from protocols.http.reply import ReplyPort
-from protocols.http.routes import Category, Endpoint, Route, match
+from protocols.http.routes import Endpoint, Route, match
 from protocols.kserve import metadata
+from protocols.kserve.categories import Category
 from protocols.kserve.compression import (
     OFFERED,
     UnsupportedCompression,
@@ -435,7 +436,7 @@ class V2App:
         answered_by = request.routed_to or model
         return await self._encoded(outcome, plan, answered_by, fields.get(b"accept-encoding"))
 
-    async def _decompressed(self, body: Buffer) -> bytes:
+    async def _decompressed(self, body: Buffer) -> Buffer:
         limit = self._options.max_input_size
         if len(body) < _UNFOLDED_AT_ONCE:
             return decompress(body, limit)

@@ -12,19 +12,7 @@ from enum import Enum
 from typing import Final
 from urllib.parse import unquote
 
-
-class Category(Enum):
-    """What `--http-restricted-api` can put behind a header (contract, section 2.1)."""
-
-    HEALTH = "health"
-    METADATA = "metadata"
-    INFERENCE = "inference"
-    SHARED_MEMORY = "shared-memory"
-    MODEL_CONFIG = "model-config"
-    MODEL_REPOSITORY = "model-repository"
-    STATISTICS = "statistics"
-    TRACE = "trace"
-    LOGGING = "logging"
+from protocols.kserve.categories import Category
 
 
 class Endpoint(Enum):

@@ -10,6 +10,7 @@ import numpy as np
 from actors.messages.datatypes import DataType
 from actors.messages.errors import Internal, InvalidArgument
 from actors.messages.tensors import Tensor, element_count, pack_bytes
+from actors.specs import ModelSpec
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Array
@@ -30,6 +31,13 @@ _CLASSIFIED: Final = frozenset(
         DataType.FP64,
     )
 )
+
+
+def classified(output: Tensor, classes: int, spec: ModelSpec) -> Tensor:
+    """Return `output` of a model replaced by its `classes` best classes, with the labels that `spec` declares for it."""
+    declared = spec.outputs_by_name.get(output.name)
+    labels = declared.labels if declared is not None else ()
+    return classify(output, classes, labels, batched=spec.batches)
 
 
 def classify(output: Tensor, classes: int, labels: Sequence[str], *, batched: bool) -> Tensor:

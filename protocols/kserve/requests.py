@@ -36,6 +36,7 @@ _SIGNED: Final = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _RESERVED_HEADERS: Final = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
 )
+NO_SHARED_MEMORY: Final = "shared memory is not supported by this version of Tritium"
 _RAISE_LIMIT: Final = "Use --http-max-input-size to increase the limit."
 
 
@@ -329,7 +330,7 @@ class _InputReader:
             parameters = {}
         _check_one_source(element, parameters)
         if "shared_memory_region" in parameters:
-            raise Unsupported("shared memory is not supported by this version of Tritium")
+            raise Unsupported(NO_SHARED_MEMORY)
         if "binary_data_size" in parameters:
             size = self._binary_size(name, parameters)
             return _Input(name, datatype or self._no_datatype(name), shape, size, None)
@@ -359,14 +360,18 @@ class _InputReader:
         return size
 
     def _no_datatype(self, name: str) -> DataType:
-        """Raise what the core says of an input whose datatype does not exist: nothing later could carry it there."""
-        declared = self._spec.inputs_by_name.get(name)
-        if declared is None:
-            raise InvalidArgument(f"unexpected inference input '{name}' for model '{self._spec.name}'")
-        raise InvalidArgument(
-            f"[request id: {self._request_id or '<id_unknown>'}] inference input '{name}' data-type is '<invalid>', "
-            f"but model '{self._spec.name}' expects '{declared.datatype}'"
-        )
+        raise unknown_datatype(name, self._request_id, self._spec)
+
+
+def unknown_datatype(name: str, request_id: str, spec: ModelSpec) -> InvalidArgument:
+    """Return what the core says of input `name` whose datatype does not exist: nothing later could carry it there."""
+    declared = spec.inputs_by_name.get(name)
+    if declared is None:
+        return InvalidArgument(f"unexpected inference input '{name}' for model '{spec.name}'")
+    return InvalidArgument(
+        f"[request id: {request_id or '<id_unknown>'}] inference input '{name}' data-type is '<invalid>', "
+        f"but model '{spec.name}' expects '{declared.datatype}'"
+    )
 
 
 def _shape(element: Any) -> tuple[int, ...]:
@@ -441,7 +446,7 @@ def _output_choice(parameters: dict[str, Any]) -> OutputChoice:
             raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
         if binary is True:
             raise InvalidArgument("Output can't set both 'shared_memory_region' and 'binary_data'")
-        raise Unsupported("shared memory is not supported by this version of Tritium")
+        raise Unsupported(NO_SHARED_MEMORY)
     if type(binary) is not bool:
         raise misfit(parameters, "binary_data", "boolean")
     return OutputChoice(binary, classes)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from actors.messages.errors import Unsupported
 from actors.messages.requests import InferResponse
 from actors.specs import ModelSpec
-from protocols.kserve.classification import classify
+from protocols.kserve.classification import classified
 from protocols.kserve.documents import Verbatim, dump, number, text
 from protocols.kserve.elements import render
 from protocols.kserve.requests import OutputPlan
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
 
 COPIED: Final = 64 * 1024
+NO_BYTES_PARAMETER: Final = (
+    "Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported"
+)
 
 
 class Body:
@@ -57,9 +60,7 @@ def encode(response: InferResponse, plan: OutputPlan, spec: ModelSpec) -> Body:
                 continue  # made by the backend, asked for by nobody
             as_binary = choice.binary
             if choice.classes:
-                declared = spec.outputs_by_name.get(tensor.name)
-                labels = declared.labels if declared is not None else ()
-                tensor = classify(tensor, choice.classes, labels, batched=spec.batches)
+                tensor = classified(tensor, choice.classes, spec)
         output: dict[str, Any] = {
             "name": tensor.name,
             "datatype": tensor.datatype.protocol_name,
@@ -103,9 +104,7 @@ def _parameters(parameters: Mapping[str, object]) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for key, value in parameters.items():
         if isinstance(value, bytes):
-            raise Unsupported(
-                "Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported"
-            )
+            raise Unsupported(NO_BYTES_PARAMETER)
         if isinstance(value, float):
             document[key] = number(value)
         elif isinstance(value, str):

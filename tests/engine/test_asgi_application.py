@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251  # hypercorn's default worker runs on it
 import os
+import re
+import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 import structlog
 import trio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from engine.asgi import Application
 from engine.hosting import ONE_PROCESS
@@ -30,6 +34,7 @@ def environ(tmp_path):
     return {
         "TRITIUM_MODEL_REPOSITORY": str(tmp_path),
         "TRITIUM_ALLOW_METRICS": "false",
+        "TRITIUM_ALLOW_GRPC": "false",
         "TRITIUM_LOG_INFO": "false",
     }
 
@@ -137,12 +142,45 @@ def test_the_engine_lives_from_startup_to_shutdown(environ, loop):
     run_on(loop, test)
 
 
+def grpc_says_live(address):
+    with grpc.insecure_channel(address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=30).live
+
+
+@both_loops
+@pytest.mark.slow
+def test_grpc_has_a_port_of_its_own(environ, loop):
+    places = {"TRITIUM_GRPC_ADDRESS": "127.0.0.1", "TRITIUM_GRPC_PORT": "0", "TRITIUM_ALLOW_GRPC": "true"}
+    in_thread = trio.to_thread.run_sync if loop == "trio" else asyncio.to_thread
+
+    async def test(server):
+        app = Application(environ | places)
+        async with server(app):
+            _, tree = await get(app, "/v2/tritium/tree")
+            (address,) = re.findall(r'"address": ?"(127\.0\.0\.1:\d+)"', tree.decode())
+            assert await in_thread(grpc_says_live, address)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address.split(":")).close()
+
+    run_on(loop, test)
+
+
 @both_loops
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"TRITIUM_MODEL_REPOSITRY": "x"}, "unknown environment variable TRITIUM_MODEL_REPOSITRY"),
         ({"TRITIUM_MODEL_REPOSITORY": "/nowhere/at/all"}, "repository path is not a valid directory"),
+        (
+            {
+                "TRITIUM_ALLOW_GRPC": "true",
+                "TRITIUM_GRPC_USE_SSL": "true",
+                "TRITIUM_GRPC_SERVER_CERT": "/nowhere/server.pem",
+                "TRITIUM_GRPC_SERVER_KEY": "/nowhere/server.key",
+            },
+            "--grpc-server-cert: '/nowhere/server.pem' can't be read: No such file or directory",
+        ),
     ],
 )
 def test_a_server_that_can_not_start_says_why(environ, loop, change, message):

@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from engine.devices import gpu_count
-from engine.frontends import AddressInUse, bind
 from engine.launch import scrubbed
+from engine.sockets import AddressInUse, bind
 
 
 def test_a_worker_sees_what_it_needs_of_the_environment():

@@ -1,7 +1,11 @@
-"""Every example model, through tritonclient as it comes from PyPI, against a real server; answers as the models give them."""
+"""Every example model, through tritonclient as it comes from PyPI, against a real server; answers as the models give them.
+
+Over HTTP all of it; over gRPC, that it is the same to the byte.
+"""
 
 import http.client
 import json
+import os
 import subprocess
 import sys
 import time
@@ -18,7 +22,11 @@ import torch
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # gevent's and geventhttpclient's, while they are imported
     import tritonclient.http as triton
+    from google.protobuf.json_format import ParseDict
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
     from tritonclient.utils import InferenceServerException
+
+    from tests.support.grpc_clients import Ask, Tensor, TritonClient
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "examples" / "models"
@@ -35,13 +43,25 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def log(tmp_path_factory):
+    """Where the server writes its log."""
+    return tmp_path_factory.mktemp("examples") / "log"
+
+
+@pytest.fixture(scope="module")
+def server(log):
     """`tritium serve` over the examples; its address."""
-    log = tmp_path_factory.mktemp("examples") / "log"
     command = [sys.executable, "-m", "engine", "serve", f"--model-repository={MODELS}", "--log-format=json"]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*command, "--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0"],
+            [
+                *command,
+                "--http-address=127.0.0.1",
+                "--http-port=0",
+                "--grpc-address=127.0.0.1",
+                "--grpc-port=0",
+                "--metrics-port=0",
+            ],
             stdout=out,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
@@ -60,11 +80,18 @@ def server(tmp_path_factory):
 def _address(process, log):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
-        for line in log.read_text().splitlines():
-            if '"HTTPService"' in line and '"listener_opened"' in line:
-                return json.loads(line)["address"]
+        if opened := _opened(log, "HTTPService"):
+            return opened[0]
         time.sleep(0.02)
     raise AssertionError(log.read_text())
+
+
+def _opened(log, service):
+    return [
+        json.loads(line)["address"]
+        for line in log.read_text().splitlines()
+        if f'"{service}"' in line and '"listener_opened"' in line
+    ]
 
 
 def _wait_ready(process, address, log):
@@ -77,6 +104,20 @@ def _wait_ready(process, address, log):
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.05)
     raise AssertionError(log.read_text())
+
+
+@pytest.fixture(scope="module")
+def grpc_server(server, log):
+    """The address of the same server's gRPC listener, which is open by the time the server is ready."""
+    [address] = _opened(log, "GRPCInferenceService")
+    return address
+
+
+@pytest.fixture
+def grpc_client(grpc_server):
+    opened = TritonClient(grpc_server)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
@@ -122,15 +163,17 @@ def a_case(name):
 def asked(inputs, *, binary):
     tensors = []
     for name, array in inputs.items():
-        datatype = triton.InferInput(
-            name, array.shape, "BYTES" if array.dtype == object else _NAMES[array.dtype.str]
-        )
+        datatype = triton.InferInput(name, array.shape, _datatype(array))
         datatype.set_data_from_numpy(array, binary_data=binary)
         tensors.append(datatype)
     return tensors
 
 
-_NAMES = {"<f4": "FP32", "|u1": "UINT8"}
+_NAMES = {"<f4": "FP32", "|u1": "UINT8", "|O": "BYTES"}
+
+
+def _datatype(array):
+    return _NAMES[array.dtype.str]
 
 
 def check(result, expected):
@@ -243,6 +286,54 @@ def test_a_reader_that_stalls_with_16_mib_holds_up_nobody_who_wants_its_slot(ser
         content = answer.read()
         assert content[int(answer.getheader("Inference-Header-Content-Length")) :] == values.tobytes()
         connection.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("streamed", [False, True], ids=["unary", "stream"])
+def test_grpc_and_http_give_the_same_bytes(client, grpc_client, name, streamed):
+    inputs, expected = a_case(name)
+    ask = Ask(model=name, inputs={key: Tensor(_datatype(array), array) for key, array in inputs.items()})
+    if streamed:
+        [answer] = grpc_client.stream([ask])
+    else:
+        answer = grpc_client.infer(ask)
+    assert set(answer.outputs) == set(expected)
+    outputs = [triton.InferRequestedOutput(each, binary_data=True) for each in expected]
+    over_http = client.infer(name, asked(inputs, binary=True), outputs=outputs)
+    for each in expected:
+        here, there = answer.outputs[each], over_http.as_numpy(each)
+        assert (here.dtype, here.shape) == (there.dtype, there.shape)
+        assert (here.tolist() if here.dtype == object else here.tobytes()) == (
+            there.tolist() if there.dtype == object else there.tobytes()
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_grpc_and_http_show_the_same_configuration_and_metadata(client, grpc_client, name):
+    told = grpc_client.describe("ModelConfig", name=name)["config"]
+    shown = client.get_model_config(name)
+    assert ParseDict(told, ModelConfig()) == ParseDict(shown, ModelConfig())
+    metadata = grpc_client.describe("ModelMetadata", name=name)
+    for tensor in metadata["inputs"] + metadata["outputs"]:
+        tensor["shape"] = [int(dim) for dim in tensor["shape"]]  # protobuf's JSON has int64 as strings
+    assert metadata == client.get_model_metadata(name)
+
+
+def test_the_grpc_example_client_prints_real_sums(grpc_server):
+    path = ROOT / "examples" / "clients" / "add_sub_grpclib.py"
+    done = subprocess.run(
+        [sys.executable, path, grpc_server],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "is ready" in done.stdout
+    assert "sum        2 3 4 5" in done.stdout
+    assert "request '2' to add_sub 1" in done.stdout
 
 
 @pytest.mark.parametrize("program", ["digits_tritonclient.py", "add_sub_tritonclient.py", "digits_curl.sh"])

@@ -15,7 +15,7 @@ import trio.testing
 from actors.messages.errors import Cancelled, Unavailable
 from actors.messages.requests import InferResponse
 from protocols.http.app import V2App, V2Options
-from protocols.http.routes import Category
+from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeServer
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from protocols.http.app import V2App, V2Options
-from protocols.http.routes import Category
+from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeServer
 
 PART = {"part": "model add version 1", "ready": True, "since": "2027-01-15T08:00:00.000Z", "seconds": 0.003}

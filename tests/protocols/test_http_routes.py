@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.http.routes import Category, Endpoint, Route, match
+from protocols.http.routes import Endpoint, Route, match
+from protocols.kserve.categories import Category
 
 ROUTES = [
     ("/v2", Route(endpoint=Endpoint.SERVER_METADATA)),

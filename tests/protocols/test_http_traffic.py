@@ -9,7 +9,7 @@ import pytest
 
 from actors.messages.datatypes import DataType
 from protocols.http.app import V2App, V2Options
-from protocols.http.routes import Category
+from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeModel, FakeServer, identity, make_spec
 from tests.protocols.test_http_app import Client
 

@@ -412,6 +412,7 @@ def settings(repository):
         model_repositories=(str(repository),),
         http_address="127.0.0.1",
         http_port=0,
+        allow_grpc=False,
         allow_metrics=False,
     )
 

@@ -13,7 +13,8 @@ import pytest
 
 from actors.interfaces import IndexEntry
 from engine.__main__ import main
-from engine.cli.flags import FLAGS, Group
+from engine.cli.flag import Group
+from engine.cli.flags import FLAGS
 from engine.cli.serve import help_text
 from engine.cli.startup import startup_table
 from engine.cli.text import aligned, duration, printable

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cli.flags import BY_NAME, BY_VARIABLE, FLAGS, Kind
-from engine.settings import RestrictedHeader, Settings, SettingsError
+from engine.cli.flag import Kind
+from engine.cli.flags import BY_NAME, BY_VARIABLE, FLAGS
+from engine.listening import RestrictedHeader
+from engine.settings import Settings, SettingsError
 
 REPOSITORY = "--model-repository=/models"
 
@@ -334,8 +336,6 @@ def test_remote_models_are_kept_where_caches_belong(environ, directory):
 @pytest.mark.parametrize(
     "flag",
     [
-        "--allow-grpc=true",
-        "--grpc-use-ssl=true",
         "--allow-sagemaker=1",
         "--allow-vertex-ai=on",
         "--rate-limit=execution_count",
@@ -347,7 +347,6 @@ def test_remote_models_are_kept_where_caches_belong(environ, directory):
         "--allow-client-shm=true",
         "--allow-gpu-metrics=true",
         "--host-policy=a,numa-node=0",
-        "--grpc-infer-thread-count=4",
         "--reuse-http-port=true",
     ],
 )
@@ -359,8 +358,6 @@ def test_what_this_version_cannot_do_is_refused_and_not_ignored(flag):
 @pytest.mark.parametrize(
     "flag",
     [
-        "--allow-grpc=false",
-        "--grpc-use-ssl=0",
         "--allow-sagemaker=false",
         "--allow-vertex-ai=off",
         "--rate-limit=off",
@@ -378,8 +375,9 @@ def test_asking_for_what_happens_anyway_is_fine(flag):
 @pytest.mark.parametrize(
     "flag",
     [
-        "--grpc-port=8001",
-        "--grpc-address=0.0.0.0",
+        "--grpc-infer-thread-count=4",
+        "--grpc-infer-allocation-pool-size=8",
+        "--grpc-max-response-pool-size=100",
         "--http-thread-count=16",
         "--pinned-memory-pool-byte-size=268435456",
     ],

@@ -1,0 +1,224 @@
+"""The requests of a gRPC connection on their way in: messages in pieces, the windows they need, and their unfolding.
+
+A message that fits a stream's first window needs nothing of this. A longer one is let in whole once there is a grant for
+it; a compressed one is unfolded once what it may come to has found room as well; and what a streaming call's method
+does not take stays here, its window shut. So a client makes the server hold no more than a few times
+`GrpcOptions.connection_bytes`, whatever it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import trio
+from grpclib.exceptions import GRPCError
+
+from actors.messages.errors import Internal, TritiumError, Unsupported
+from protocols.grpc import messages
+from protocols.grpc.admission import Grants
+from protocols.grpc.call import Call, ServerStream
+from protocols.grpc.messages import Message, MessageReader
+
+if TYPE_CHECKING:
+    from actors.messages.tensors import Buffer
+    from protocols.grpc.options import GrpcOptions
+    from protocols.grpc.streams import Http2Connection, Stream
+
+_PADDING: Final = 512  # bytes of window beyond a message: for frames that its client pads
+_CREDIT: Final = 32 * 1024  # bytes of a streaming call that are given back together
+_UNFOLDED_HERE: Final = 1024  # longer compressed messages are unfolded in a thread: a megabyte may be in them
+_UNFOLDED_A_TURN: Final = (
+    1024 * 1024
+)  # ... and so are all of them, once this much was unfolded since the last read
+_RATIO: Final = 1032  # no byte of a deflate stream unfolds to more
+
+# gRPC's table of status codes (statuscodes.md) has UNIMPLEMENTED for a wrong number of requests.
+NO_MESSAGE: Final = Unsupported("the call ended before its request message")
+TOO_MANY: Final = Unsupported("the call takes one request message, and got more")
+
+
+class Owner(Protocol):
+    """What arrivals need of the connection."""
+
+    def admit(self, call: Call) -> None:
+        """The request of a unary call is whole."""
+
+    def refuse(self, call: Call, error: TritiumError | GRPCError) -> None:
+        """The client broke gRPC's rules on `call`."""
+
+    def run(self, call: Call, body: Callable[[], Awaitable[None]]) -> None:
+        """Start a task beside the call."""
+
+    def wake(self) -> None:
+        """There is something to write."""
+
+
+class Arrivals:
+    """Gathers the messages of one connection's calls, but for those that come whole in one piece."""
+
+    def __init__(
+        self, h2: Http2Connection[Any], owner: Owner, options: GrpcOptions, threads: trio.CapacityLimiter
+    ) -> None:
+        self._h2 = h2
+        self._owner = owner
+        self._limit = options.max_receive_message
+        self._threads = threads
+        self._grants: Grants[Call] = Grants(options.connection_bytes)
+        self._unfolding: Grants[trio.Event] = Grants(options.connection_bytes)
+        self._unfolded = 0  # bytes unfolded on the loop since the last read
+
+    def turn(self) -> None:
+        """Something was read: the loop may spend time again."""
+        self._unfolded = 0
+
+    def reader(self, call: Call) -> MessageReader:
+        """Return what gathers the messages of `call`."""
+        if call.incoming is None:
+            call.incoming = MessageReader(self._limit, encoded=bool(call.head.coding))
+        return call.incoming
+
+    def gather(self, call: Call, data: memoryview) -> None:
+        """Take what came on a call."""
+        reader = self.reader(call)
+        try:
+            for message in reader.feed(data):
+                self._keep(call, message)
+        except (TritiumError, GRPCError) as error:
+            self._owner.refuse(call, error)
+            return
+        if call.server_stream is not None:
+            self._return_window(call, call.server_stream, reader)
+        self._make_room(call, reader)
+
+    def _keep(self, call: Call, message: Message) -> None:
+        if call.server_stream is not None:
+            if call.server_stream.unary_request and call.server_stream.fed:
+                raise TOO_MANY
+            call.server_stream.feed(message)
+        elif call.message is None:
+            call.message, call.folded = message.data, message.compressed
+        else:
+            raise TOO_MANY
+
+    def ended(self, call: Call) -> None:
+        """The client has sent all of a call."""
+        if call.incoming is not None and call.incoming.under_way:
+            self._owner.refuse(call, Internal("the call's last message was cut short"))
+        elif call.server_stream is not None:
+            call.server_stream.end()
+        elif call.message is None:
+            self._owner.refuse(call, NO_MESSAGE)
+        elif call.folded:
+            self._unfold(call, call.message)
+        else:
+            self._owner.admit(call)
+
+    def taken(self, call: Call) -> None:
+        """A streaming call's method took a message: its client may send again."""
+        server_stream, reader = call.server_stream, call.incoming
+        if server_stream is None or reader is None or call.gone:
+            return
+        if call.granted and server_stream.taken >= call.granted:
+            self._release_grant(call)
+        self._return_window(call, server_stream, reader)
+        self._make_room(call, reader)
+
+    def over(self, call: Call) -> None:
+        """Give back what was granted to a call."""
+        if call.granted:
+            self._release_grant(call)
+        if call.ticket is not None:
+            self._release_ticket(call.ticket)
+            call.ticket = None
+
+    # Windows
+
+    def _make_room(self, call: Call, reader: MessageReader) -> None:
+        """Let the rest of a message come that is too long for the window, once there is a grant for it."""
+        opened = self._opened(call.stream)
+        if reader.missing <= opened and (opened >= _PADDING or not reader.missing):
+            return
+        number = 1 if call.server_stream is None else call.server_stream.fed + 1
+        if not call.granted:
+            call.granted = number
+            self._grants.ask(call, reader.declared or 0)
+        if call.granted == number and self._grants.holds(call):
+            self._let_in(call, reader)
+
+    def _let_in(self, call: Call, reader: MessageReader) -> None:
+        self._open_window(call, reader.missing + _PADDING - self._opened(call.stream))
+
+    def _release_grant(self, call: Call) -> None:
+        call.granted = 0
+        for other in self._grants.release(call):
+            if other.incoming is not None:
+                self._let_in(other, other.incoming)
+
+    def _return_window(
+        self, call: Call, server_stream: ServerStream[Any, Any], reader: MessageReader
+    ) -> None:
+        """Let a streaming call's client send again what is not held here, once that is worth a frame."""
+        under_way = 0 if reader.declared is None else messages.PREFIX_SIZE + reader.declared - reader.missing
+        come = call.stream.received - self._h2.arriving(call.stream)
+        free = come - call.credited - server_stream.held - under_way
+        if free >= _CREDIT or (free > 0 and reader.missing > self._opened(call.stream)):
+            self._open_window(call, free)
+
+    def _opened(self, stream: Stream) -> int:
+        """How many bytes more may come on a stream as of now."""
+        return stream.allowed - stream.received + self._h2.arriving(stream)
+
+    def _open_window(self, call: Call, amount: int) -> None:
+        if amount > 0 and call.stream.remote_open:
+            call.credited += amount
+            self._h2.grant(call.stream, amount)
+            self._owner.wake()
+
+    # Compressed messages
+
+    def _unfold(self, call: Call, message: Buffer) -> None:
+        """Unfold a unary request, here where that can't take long."""
+        if len(message) > _UNFOLDED_HERE or self._unfolded > _UNFOLDED_A_TURN:
+            self._owner.run(call, partial(self._unfold_slowly, call, message))
+            return
+        try:
+            call.message = messages.unfold(message, call.head.coding, self._limit)
+        except (TritiumError, GRPCError) as error:
+            self._owner.refuse(call, error)
+            return
+        self._unfolded += len(call.message)
+        self._owner.admit(call)
+
+    async def _unfold_slowly(self, call: Call, message: Buffer) -> None:
+        call.ticket = ticket = trio.Event()
+        content = await self._unfold_in_thread(call, message, ticket)
+        if call.closed:  # meanwhile; a thread is not interrupted
+            return
+        self._open_tickets(self._unfolding.resize(ticket, len(content)))
+        call.message = content
+        self._owner.admit(call)
+
+    async def unfolded(self, call: Call, message: Buffer) -> Buffer:
+        """Return the content of a streaming call's message. Raises TritiumError and GRPCError."""
+        ticket = trio.Event()
+        try:
+            return await self._unfold_in_thread(call, message, ticket)
+        finally:
+            self._release_ticket(ticket)
+
+    async def _unfold_in_thread(self, call: Call, message: Buffer, ticket: trio.Event) -> Buffer:
+        """Unfold once what it may come to has found room. Whoever has the ticket releases it."""
+        if not self._unfolding.ask(ticket, min(len(message) * _RATIO, self._limit)):
+            await ticket.wait()
+        return await trio.to_thread.run_sync(
+            messages.unfold, message, call.head.coding, self._limit, limiter=self._threads
+        )
+
+    def _release_ticket(self, ticket: trio.Event) -> None:
+        self._open_tickets(self._unfolding.release(ticket))
+
+    def _open_tickets(self, tickets: Sequence[trio.Event]) -> None:
+        for ticket in tickets:
+            ticket.set()

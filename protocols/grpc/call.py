@@ -1,0 +1,371 @@
+"""One RPC as methods see it: `Call` for methods that are answered without a task, `ServerStream` for coroutines.
+
+A `Call` is the reply port of its inference, so nothing else is made for one. What methods ask of the connection goes
+through the `Wire` it was opened on, and is refused or dropped there once the call is `closed`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+
+import trio
+from google.protobuf.message import DecodeError
+from grpclib.const import Status
+
+from actors.messages.errors import Internal, TritiumError, Unavailable
+from actors.messages.requests import InferResponse
+
+if TYPE_CHECKING:
+    from actors.messages.tensors import Buffer
+    from protocols.grpc.head import CallHead
+    from protocols.grpc.messages import Message, MessageReader
+    from protocols.grpc.methods import Method
+    from protocols.grpc.streams import Stream
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+Metadata = Mapping[str, "str | bytes"]
+
+STREAM_LIMIT: Final = 1024 * 1024
+"""How many bytes of answers one streaming call may have waiting before it is to be asked for no more."""
+
+
+SHUTTING_DOWN: Final = "GRPC server is shutting down and has stopped accepting new requests."
+
+
+class Leaving(Unavailable):
+    """The server shuts down: a streaming call gets no more requests, and ends once it has answered those it got."""
+
+
+class UnaryMethod(Protocol):
+    """A unary method that is answered without a task. All of it is synchronous and runs on the loop.
+
+    For a call that reached `begin`, `finished` is called exactly once. An exception that is no TritiumError is a bug: it
+    is reported, and costs the call, whose client is told INTERNAL.
+    """
+
+    def begin(self, call: Call, message: Buffer) -> None:
+        """Raise TritiumError at once, or see to it that `call.put(..., final=True)` is called exactly once.
+
+        `message` is the request's bytes, decompressed; it stays valid.
+        """
+
+    def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], int, bool]:
+        """Return the answer's buffers without a prefix, their size, and whether they view the response's lease.
+
+        Raises TritiumError where the response can't be told.
+        """
+
+    def cancel(self, call: Call) -> None:
+        """Learn that the client left, or that the deadline passed, before the answer came."""
+
+    def finished(self, call: Call, outcome: InferResponse | TritiumError) -> None:
+        """Learn what came of the call, before the memory of `outcome` is given back."""
+
+
+class Wire(Protocol):
+    """What a call needs of its connection. Every method is synchronous and does nothing for a closed call."""
+
+    peer: str
+    threads: trio.CapacityLimiter
+
+    def answer(self, call: Call, outcome: InferResponse | TritiumError) -> None:
+        """Have the one answer of a unary call encoded and sent."""
+
+    def expire(self, call: Call) -> None:
+        """The deadline of a unary call has passed."""
+
+    def run(self, call: Call, body: Callable[[], Awaitable[None]]) -> None:
+        """Start `body` as a task that is cancelled with the call, and whose TritiumError answers it."""
+
+    def send_head(self, call: Call, metadata: Metadata | None) -> None:
+        """Send initial metadata, once."""
+
+    def send_part(
+        self, call: Call, buffers: Sequence[Buffer], size: int, lease: InferResponse | None
+    ) -> None:
+        """Send one message; `lease` is released as soon as `buffers` are no longer read."""
+
+    def send_status(self, call: Call, status: int, message: str, metadata: Metadata | None) -> None:
+        """Send trailers behind everything else, and close the call."""
+
+    def taken(self, call: Call) -> None:
+        """Let the client send again what the method has taken."""
+
+    async def unfolded(self, call: Call, message: Buffer) -> Buffer:
+        """Return a compressed message's content. Raises TritiumError."""
+
+
+class Call:
+    """One RPC. `deadline` is absolute on trio's clock, inf for none; `context` is for the method's own use."""
+
+    __slots__ = (
+        "_first",
+        "_parts",
+        "begun",
+        "closed",
+        "context",
+        "credited",
+        "deadline",
+        "folded",
+        "gone",
+        "granted",
+        "head",
+        "head_sent",
+        "incoming",
+        "message",
+        "scopes",
+        "server_stream",
+        "stream",
+        "ticket",
+        "timed",
+        "unary",
+        "wire",
+    )
+
+    def __init__(self, wire: Wire, stream: Stream, head: CallHead[Method]) -> None:
+        self.wire = wire
+        self.stream = stream
+        self.head = head
+        self.unary: UnaryMethod | None = None if head.method is None else head.method.unary
+        self.deadline = math.inf
+        self.context: Any = None
+        self.closed = False  # answered, or the client left: later parts are dropped
+        # The rest is the connection's.
+        self.begun = False  # the method has been given the request, and wants to hear of the end
+        self.message: Buffer | None = None  # a unary request, once it is whole
+        self.incoming: MessageReader | None = None  # what gathers messages that come in pieces
+        self.credited = 0  # bytes received, or to come, that the connection's window has got back already
+        self.folded = False  # whether `message` is compressed
+        self.granted = 0  # the number of the message for which a grant is held, or waited for; 0 for none
+        self.ticket: trio.Event | None = None  # for the content of a compressed message
+        self.head_sent = False
+        self.gone = False  # the stream is no more
+        self.scopes: set[trio.CancelScope] | None = None  # of its tasks
+        self.server_stream: ServerStream[Any, Any] | None = None
+        self.timed = False  # whether somebody watches its deadline
+        self._first: InferResponse | TritiumError | None = None
+        self._parts = 0
+
+    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
+        """Take one part of a unary answer (`actors.messages.requests.ReplyPort`). Never raises."""
+        if self.closed:
+            release(part)
+        elif final:
+            self.closed = True
+            if self._first is not None:
+                part = self._counted(part)
+            self.wire.answer(self, part)
+        elif self._first is None:
+            self._first = part
+            self._parts = 1
+        else:
+            self._parts += 1
+            release(part)
+
+    def _counted(self, last: InferResponse | TritiumError) -> InferResponse | TritiumError:
+        self.drop()
+        release(last)
+        return Internal(f"expected a single response, got {self._parts + 1}")
+
+    def drop(self) -> None:
+        """Let go of a part that waits for the final one."""
+        first, self._first = self._first, None
+        if first is not None:
+            release(first)
+
+    def start(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Run `run` as a task of the connection, cancelled with the call; a TritiumError it raises is the answer."""
+        self.wire.run(self, run)
+
+
+class Deadline:
+    """When a call must be over, with the face of grpclib's class of this name, on trio's clock."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+
+    def time_remaining(self) -> float:
+        """Return the seconds that are left, never less than 0."""
+        return max(0.0, self._at - trio.current_time())
+
+
+class ServerStream(Generic[Request, Reply]):
+    """One RPC as a coroutine method sees it, with the face of `grpclib.server.Stream` and some more.
+
+    The method runs as a task that is cancelled when the client leaves or the deadline passes. What it does not take the
+    client can't go on sending, and `send_message` waits while `STREAM_LIMIT` bytes of answers wait for the client.
+    """
+
+    def __init__(
+        self, call: Call, request_type: type[Request], *, unary_request: bool, unary_reply: bool
+    ) -> None:
+        self.call = call
+        self.deadline = Deadline(call.deadline) if call.deadline < math.inf else None
+        self.in_flight = 0
+        self.unary_request = unary_request
+        self._request_type = request_type
+        self._unary_reply = unary_reply
+        self._messages: deque[Message] = deque()
+        self._ended = False
+        self._leaving = False
+        self._largest = 0
+        self._sent = 0
+        self._arrivals = trio.lowlevel.ParkingLot()
+        self._departures = trio.lowlevel.ParkingLot()
+        # The connection's account of requests.
+        self.fed = 0
+        self.taken = 0
+        self.held = 0  # bytes on the wire of what waits here
+
+    @property
+    def metadata(self) -> Mapping[str, str | bytes]:
+        """The request's metadata, its keys in lower case; binary values are decoded."""
+        return self.call.head.metadata
+
+    @property
+    def peer(self) -> str:
+        """The client's address, as gRPC writes it: `ipv4:127.0.0.1:1234`, `unix:`."""
+        return self.call.wire.peer
+
+    @property
+    def pending(self) -> int:
+        """Bytes of answers that wait for the client to make room."""
+        return self.call.stream.pending
+
+    # Requests
+
+    def feed(self, message: Message) -> None:
+        """Take a whole message. For the connection."""
+        self._messages.append(message)
+        self.fed += 1
+        self.held += message.wire_size
+        self._arrivals.unpark_all()
+
+    def end(self) -> None:
+        """Learn that no more requests will come. For the connection."""
+        self._ended = True
+        self._arrivals.unpark_all()
+
+    def leave(self) -> None:
+        """Learn that the server shuts down. For the connection."""
+        self._leaving = not self.unary_request
+        self._arrivals.unpark_all()
+
+    async def recv_raw(self) -> Buffer | None:
+        """Return the next request's bytes, decompressed; None after the last.
+
+        Raises TritiumError, and Leaving where there would be more to wait for while the server shuts down.
+        """
+        while not self._messages:
+            if self._ended:
+                return None
+            if self._leaving:
+                raise Leaving(SHUTTING_DOWN)
+            await self._arrivals.park()
+        message = self._messages.popleft()
+        self.taken += 1
+        self.held -= message.wire_size
+        self.call.wire.taken(self.call)
+        if message.compressed:
+            return await self.call.wire.unfolded(self.call, message.data)
+        return message.data
+
+    async def recv_message(self) -> Request | None:
+        """Return the next request; None after the last. Raises TritiumError where it can't be parsed."""
+        message = await self.recv_raw()
+        return None if message is None else self._parsed(message)
+
+    def _parsed(self, message: Buffer) -> Request:
+        try:
+            return cast("Request", cast("Any", self._request_type).FromString(bytes(message)))
+        except DecodeError as error:
+            raise Internal("Exception deserializing request!") from error
+
+    def __aiter__(self) -> AsyncIterator[Request]:
+        return self
+
+    async def __anext__(self) -> Request:
+        message = await self.recv_message()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    async def wait_admissible(self) -> None:
+        """Wait until the next request may be begun: its answer, as large as the largest so far, would find room.
+
+        Counts `in_flight`, which the method keeps: add one for a request begun, and call `answered` at its end.
+        """
+        while self.in_flight and self.pending + (self.in_flight + 1) * self._expected() > STREAM_LIMIT:
+            await self._departures.park()
+
+    def _expected(self) -> int:
+        return self._largest if self._sent else STREAM_LIMIT
+
+    def answered(self) -> None:
+        """One request in flight has got its last answer."""
+        self.in_flight -= 1
+        self._departures.unpark_all()
+
+    # Answers
+
+    async def send_initial_metadata(self, *, metadata: Metadata | None = None) -> None:
+        """Send initial metadata now, rather than with the first message."""
+        self.call.wire.send_head(self.call, metadata)
+
+    async def send_message(self, message: Reply) -> None:
+        """Send one answer; wait while too much waits for the client. Raises TritiumError where it is too large."""
+        serialized = cast("Any", message).SerializeToString()
+        self.send_raw_nowait((serialized,), len(serialized))
+        await self.wait_sendable()
+
+    def send_raw_nowait(
+        self, buffers: Sequence[Buffer], size: int, lease: InferResponse | None = None
+    ) -> None:
+        """Send one answer of `size` bytes. `lease` is released as soon as `buffers` are no longer read.
+
+        After the call is over everything is dropped, its lease released. Raises TritiumError, with the lease released,
+        where the answer is too large.
+        """
+        self._sent += 1
+        self._largest = max(self._largest, size)
+        self.call.wire.send_part(self.call, buffers, size, lease)
+
+    async def wait_sendable(self) -> None:
+        """Wait until less than `STREAM_LIMIT` bytes of this call's answers wait."""
+        while self.pending >= STREAM_LIMIT and not self.call.closed:
+            await self._departures.park()
+
+    def departed(self) -> None:
+        """Some of what waited has left. For the connection."""
+        self._departures.unpark_all()
+
+    async def send_trailing_metadata(
+        self,
+        *,
+        status: Status = Status.OK,
+        status_message: str | None = None,
+        status_details: object = None,
+        metadata: Metadata | None = None,
+    ) -> None:
+        """End the call with `status`. Raises ValueError for `status_details`, which this server does not send."""
+        if status_details is not None:
+            raise ValueError("status details are not sent; put what the client needs into `status_message`")
+        self.call.wire.send_status(self.call, status.value, status_message or "", metadata)
+
+    def conclude(self) -> None:
+        """End the call that its method has returned from without saying how. For the connection."""
+        if self._unary_reply and not self._sent and not self.call.closed:
+            raise RuntimeError(f"{self.call.head.path} returned without an answer")
+        self.call.wire.send_status(self.call, 0, "", None)
+
+
+def release(part: InferResponse | TritiumError) -> None:
+    """Give back the memory of an answer that nobody wants."""
+    if isinstance(part, InferResponse):
+        part.release()

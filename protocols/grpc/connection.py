@@ -1,0 +1,545 @@
+"""One gRPC connection: what HTTP/2 reports becomes calls, calls become methods' business, and all of it ends together.
+
+Its own task reads. A second one, in `protocols.grpc.answers`, writes. A unary method of the fast kind needs no more than
+those; coroutine methods, and what is slow about a unary one, run as tasks beside them.
+
+What a client may make the server hold is bounded in three ways (`protocols.grpc.admission`): by the windows, which open
+again only when a call is over or a method took its message; by grants, which let large messages in one after the other;
+and by answers, of which no more are begun than might find room. What is not begun waits in `_parked`, its bytes
+counting against the windows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+import trio
+from grpclib.exceptions import GRPCError
+
+from actors.messages.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Internal,
+    TritiumError,
+    Unavailable,
+)
+from protocols.grpc import messages
+from protocols.grpc.admission import AnswerRoom
+from protocols.grpc.answers import BUG, Answers, status_of
+from protocols.grpc.arrivals import TOO_MANY, Arrivals
+from protocols.grpc.call import SHUTTING_DOWN, Call, Metadata, ServerStream
+from protocols.grpc.frames import LARGEST_STREAM, ConnectionViolation, ErrorCode
+from protocols.grpc.head import CallHead
+from protocols.grpc.keepalive import Action, Keepalive
+from protocols.grpc.methods import Method, Router
+from protocols.grpc.options import GrpcOptions
+from protocols.grpc.streams import Http2Connection, Http2Limits, Stream
+from protocols.grpc.transport import ConnectionLost, Transport
+
+if TYPE_CHECKING:
+    from actors.messages.requests import InferResponse
+    from actors.messages.tensors import Buffer
+
+_PREFACE: Final = 24 + 9  # bytes that every client sends first: the preface and the head of its SETTINGS
+_LINGER: Final = (
+    2.0  # seconds in which what a client still sends is swallowed, so that it can read our last words
+)
+_LINGER_SIZE: Final = 4 * 1024 * 1024
+_GOODBYE: Final = 1.0  # seconds that a client has to answer the ping behind the first GOAWAY
+
+_RETIRING: Final = b"goodbye?"  # payloads of our pings
+_ALIVE: Final = b"anybody?"
+
+_TOO_LATE: Final = "Deadline Exceeded"
+_LEFT: Final = "the client left"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Environment:
+    """What all connections of a listener share.
+
+    `scratch` is what is read into: nothing in it outlives a read. `deadlines` has the `expire` of a call's connection
+    called. `on_crash` is told the path and the exception of a method's bug, `on_violation` why a client was sent away.
+    """
+
+    options: GrpcOptions
+    router: Router
+    limits: Http2Limits
+    scratch: memoryview
+    threads: trio.CapacityLimiter
+    deadlines: Deadlines
+    on_crash: Callable[[str, Exception], None]
+    on_violation: Callable[[ErrorCode], None]
+
+
+class Deadlines(Protocol):
+    """Watches the deadlines of unary calls."""
+
+    def add(self, call: Call, deadline: float) -> None:
+        """Have `call` expire once `deadline` has passed."""
+
+    def discard(self, call: Call) -> None:
+        """Forget the deadline of `call`."""
+
+
+class GrpcConnection:
+    """Serves one client. `jitter`, in [-1, 1], makes its age differ from others'.
+
+    It is the `Handler` of its HTTP/2 state, the `Wire` of its calls and the `Owner` of its answers.
+    """
+
+    def __init__(
+        self, transport: Transport, environment: Environment, *, now: float, jitter: float = 0.0
+    ) -> None:
+        options = environment.options
+        self.peer = transport.peer
+        self.threads = environment.threads
+        self.deadline = now + options.handshake_timeout  # when the sweep shuts the socket, whatever goes on
+        self._environment = environment
+        self._options = options
+        self._transport = transport
+        self._keepalive = Keepalive(options, now=now, jitter=jitter)
+        self._room = AnswerRoom(options.connection_bytes)
+        self._h2: Http2Connection[CallHead[Method]] = Http2Connection(self, environment.limits)
+        self._answers = Answers(transport, self._h2, self, options, self._room)
+        self._arrivals = Arrivals(self._h2, self, options, environment.threads)
+        self._calls: dict[Call, None] = {}  # those that are not over
+        self._parked: deque[Call] = deque()  # whole requests that may not begin yet
+        self._nursery: trio.Nursery | None = None
+        self._now = now
+        self._limit = options.max_receive_message
+        self._unproven = _PREFACE  # bytes until the client has shown that it speaks HTTP/2
+        self._refusing = False  # the server shuts down
+        self._goodbye_by = math.inf  # when the second GOAWAY is due
+        self._leaving = False  # the last GOAWAY is out: ends with the last call
+        self._closing = False  # answers have been told to end
+
+    # For statistics
+
+    @property
+    def streams(self) -> int:
+        """How many calls are open."""
+        return len(self._h2.streams)
+
+    @property
+    def pending(self) -> int:
+        """How many bytes of answers wait here for the client."""
+        return self._h2.waiting + self._answers.stalled_bytes
+
+    # The task
+
+    async def serve(self) -> None:
+        """Serve until the client leaves or is sent away. A bug of this connection's is raised, one of a method is not."""
+        try:
+            await self._transport.handshake()
+            self._h2.begin()
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._write)
+                try:
+                    await self._read()
+                finally:
+                    self._abandon_all()
+                self._nursery.cancel_scope.cancel()
+        except ConnectionLost:
+            return
+        finally:
+            self._answers.drop()
+            for call in list(self._calls):
+                self.over(call)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._transport.close()
+
+    async def _write(self) -> None:
+        await self._answers.run()
+        self._transport.finish()
+        self._linger()
+
+    async def _read(self) -> None:
+        """Read until the end. Raises nothing for a client that is lost or breaks rules."""
+        transport, h2, scratch = self._transport, self._h2, self._environment.scratch
+        size = len(scratch)
+        try:
+            while True:
+                try:
+                    count = transport.receive_into(scratch)
+                except BlockingIOError:
+                    await transport.wait_readable()
+                    continue
+                if not count:
+                    return
+                self._now = now = trio.current_time()
+                self._arrivals.turn()
+                self._keepalive.heard(now)
+                if self._unproven > 0:
+                    self._prove(count)
+                h2.receive(scratch[:count], now)
+                if h2.output:
+                    self._answers.wake()
+                if self._leaving:
+                    self._close_if_done()
+                if transport.exhausted(count, size):
+                    await transport.wait_readable()
+                else:
+                    await trio.lowlevel.checkpoint()
+        except ConnectionLost:
+            return
+        except ConnectionViolation as violation:
+            self._environment.on_violation(violation.code)
+            await self._part()
+
+    def _prove(self, count: int) -> None:
+        self._unproven -= count
+        if self._unproven <= 0 and not self._closing:
+            self.deadline = math.inf
+
+    async def _part(self) -> None:
+        """Have the client read why it is sent away: closing while it still sends would lose that."""
+        self._abandon_all()
+        self._linger()
+        self._end()
+        swallowed = 0
+        scratch = self._environment.scratch
+        try:
+            while swallowed < _LINGER_SIZE:
+                await self._transport.wait_readable()
+                try:
+                    count = self._transport.receive_into(scratch)
+                except BlockingIOError:
+                    continue
+                if not count:
+                    return
+                swallowed += count
+        except ConnectionLost:
+            return
+
+    def _end(self) -> None:
+        """Write what is left, and then leave it to the client or to the sweep to close."""
+        self._closing = True
+        self._answers.end()
+
+    def _linger(self) -> None:
+        self.deadline = min(self.deadline, trio.current_time() + _LINGER)
+
+    # Told by the listener
+
+    def drain(self) -> None:
+        """Take no new streams, finish those that are open, and close."""
+        self._refusing = True
+        if self._nursery is None:
+            self._transport.shut()
+        else:
+            self._retire(b"")
+            for call in self._calls:
+                if call.server_stream is not None:
+                    call.server_stream.leave()
+
+    def _retire(self, debug: bytes) -> None:
+        """Say goodbye in two steps, so that no call is lost that was on its way (RFC 9113, section 6.8)."""
+        if self._leaving or self._goodbye_by < math.inf:
+            return
+        self._goodbye_by = trio.current_time() + _GOODBYE
+        self._h2.go_away(ErrorCode.NO_ERROR, debug, last=LARGEST_STREAM)
+        self._h2.ping(_RETIRING)
+        self._answers.wake()
+
+    def _say_goodbye(self) -> None:
+        self._goodbye_by = math.inf
+        self._leaving = True
+        self._h2.go_away(ErrorCode.NO_ERROR)
+        self._answers.wake()
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if not self._h2.streams and not self._calls and not self._closing:
+            self._end()
+
+    def sweep(self, now: float) -> None:
+        """Do what the time asks for."""
+        if now >= self.deadline or now >= self._answers.stalled_since + self._options.stall_timeout:
+            self._transport.shut(abort=True)
+            return
+        if self._nursery is None or self._closing:
+            return
+        if now >= self._goodbye_by:
+            self._say_goodbye()
+        match self._keepalive.check(now, calls=len(self._h2.streams)):
+            case Action.PING:
+                self._h2.ping(_ALIVE)
+                self._answers.wake()
+            case Action.RETIRE:
+                self._retire(b"max_age")
+            case Action.DROP | Action.EXPIRE:
+                self._transport.shut(abort=True)
+            case Action.NONE:
+                pass
+
+    # HTTP/2's handler
+
+    def read_head(self, headers: Sequence[tuple[bytes, bytes]]) -> CallHead[Method]:
+        """Say what a header list means (`protocols.grpc.streams.Handler`)."""
+        return self._environment.router.head(headers)
+
+    def opened(self, stream: Stream, head: CallHead[Method]) -> None:
+        """Open a call."""
+        stream.call = call = Call(self, stream, head)
+        self._calls[call] = None
+        method = head.method
+        if head.refusal is not None or method is None:
+            assert head.refusal is not None, "a head without a method is refused"
+            call.closed = True
+            self._answers.put(call, head.refusal)
+        elif self._refusing and method.infer:
+            call.put(Unavailable(SHUTTING_DOWN), final=True)
+        else:
+            if head.timeout < math.inf:
+                call.deadline = self._now + head.timeout
+            if method.unary is None:
+                self._open_coroutine(call, method)
+            elif call.deadline < math.inf:
+                call.timed = True
+                self._environment.deadlines.add(call, call.deadline)
+
+    def received(self, stream: Stream, data: memoryview) -> None:
+        """Gather a call's messages."""
+        call: Call = stream.call
+        if call.closed:
+            return
+        if call.incoming is None:
+            if call.message is not None:
+                self.refuse(call, TOO_MANY)
+                return
+            call.message = messages.whole(data, self._limit)
+            if call.message is not None:
+                return
+        self._arrivals.gather(call, data)
+
+    def ended(self, stream: Stream) -> None:
+        """The request is whole: begin it, or have it wait."""
+        call: Call = stream.call
+        if call.closed:
+            return
+        if call.incoming is not None or call.message is None:
+            self._arrivals.ended(call)
+        elif self._parked or not self._room.open:
+            self._parked.append(call)
+        else:
+            self._begin(call)
+
+    def reset(self, stream: Stream, code: int) -> None:
+        """The client gave the call up."""
+        del code
+        self._lose(stream.call)
+
+    def pinged(self, now: float) -> None:
+        """Count the client's pings; too many cost it the connection."""
+        if self._keepalive.struck_out(now, calls=len(self._h2.streams)):
+            raise ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+
+    def pong(self, payload: bytes) -> None:
+        """The client has seen the first GOAWAY."""
+        if payload == _RETIRING and self._goodbye_by < math.inf:
+            self._say_goodbye()
+
+    # Unary calls
+
+    def _begin(self, call: Call) -> None:
+        unary = call.unary
+        assert unary is not None
+        message, call.message = call.message, None
+        assert message is not None
+        self._room.in_flight += 1
+        call.begun = True
+        try:
+            unary.begin(call, message)
+        except TritiumError as error:
+            call.put(error, final=True)
+        except Exception as bug:  # noqa: BLE001  # as in `tell`
+            self.crashed(call, bug)
+            call.put(Internal(BUG), final=True)
+
+    def admit(self, call: Call) -> None:
+        """Begin a call that has its message, or have it wait for room (`protocols.grpc.arrivals.Owner`)."""
+        if self._parked or not self._room.open:
+            self._parked.append(call)
+        else:
+            self._begin(call)
+
+    def room_made(self) -> None:
+        """Begin what waited for room (`protocols.grpc.answers.Owner`)."""
+        while self._parked and self._room.open:
+            call = self._parked.popleft()
+            if not call.closed:
+                self._begin(call)
+
+    def answer(self, call: Call, outcome: InferResponse | TritiumError) -> None:
+        """Have a unary call answered (`protocols.grpc.call.Wire`)."""
+        self._answers.put(call, outcome)
+
+    def expire(self, call: Call) -> None:
+        """The deadline of a unary call has passed."""
+        call.timed = False
+        if not call.closed:
+            self._cancel(call)
+            self._answers.put(call, DeadlineExceeded(_TOO_LATE))
+
+    def refuse(self, call: Call, error: TritiumError | GRPCError) -> None:
+        """End a call with an error of the client's or of a task's (`protocols.grpc.arrivals.Owner`)."""
+        if call.server_stream is None:
+            self._cancel(call)
+            self._answers.put(call, error)
+        else:
+            self._answers.send_status(call, *status_of(error), None)
+            self._cancel_tasks(call)
+
+    def _cancel(self, call: Call) -> None:
+        """Have the method of a unary call that is not answered, and its tasks, give up."""
+        call.closed = True
+        call.drop()
+        self._cancel_tasks(call)
+        if call.begun and call.unary is not None:
+            self.tell(call, partial(call.unary.cancel, call))
+
+    def _cancel_tasks(self, call: Call) -> None:
+        for scope in call.scopes or ():
+            scope.cancel()
+
+    def _lose(self, call: Call) -> None:
+        """The stream is gone, answered or not."""
+        call.gone = True
+        if call.closed:
+            self._cancel_tasks(call)
+            if self._answers.forget(call):
+                self.over(call)
+        elif call.server_stream is None:
+            self._cancel(call)
+            self._answers.put(call, Cancelled(_LEFT))
+        else:
+            call.closed = True
+            self._cancel_tasks(call)
+            self._answers.leave(call)
+
+    def _abandon_all(self) -> None:
+        for call in list(self._calls):
+            self._lose(call)
+
+    def over(self, call: Call) -> None:
+        """Give back all that `call` took (`protocols.grpc.answers.Owner`)."""
+        del self._calls[call]
+        stream = call.stream
+        if call.timed:
+            call.timed = False
+            self._environment.deadlines.discard(call)
+        self._h2.consumed(stream.received - call.credited)  # less than nothing, where a message broke off
+        self._arrivals.over(call)
+        # What refers to the call in a circle would wait for the collector.
+        stream.call = call.context = call.message = call.incoming = None
+        if self._leaving:
+            self._close_if_done()
+
+    def wake(self) -> None:
+        """There is something to write (`protocols.grpc.arrivals.Owner`)."""
+        self._answers.wake()
+
+    def data_sent(self) -> None:
+        """Pings are excused again (`protocols.grpc.answers.Owner`)."""
+        self._keepalive.sent_data()
+
+    def crashed(self, call: Call, bug: Exception) -> None:
+        """Report a bug of a method, which has cost its call (`protocols.grpc.answers.Owner`)."""
+        self._environment.on_crash(call.head.path, bug)
+
+    def tell(self, call: Call, hook: Callable[[], None]) -> None:
+        """Call a method's hook, whose failure changes nothing (`protocols.grpc.answers.Owner`)."""
+        try:
+            hook()
+        except Exception as bug:  # noqa: BLE001  # a protocol's outer edge: a bug costs no other call
+            self.crashed(call, bug)
+
+    def taken(self, call: Call) -> None:
+        """Let the client send again what the method has taken (`protocols.grpc.call.Wire`)."""
+        self._arrivals.taken(call)
+
+    async def unfolded(self, call: Call, message: Buffer) -> Buffer:
+        """Return a compressed message's content (`protocols.grpc.call.Wire`)."""
+        return await self._arrivals.unfolded(call, message)
+
+    # Tasks
+
+    def run(self, call: Call, body: Callable[[], Awaitable[None]]) -> None:
+        """Run `body` beside the call, unless that is over (`protocols.grpc.call.Wire`)."""
+        if not call.closed:
+            self.run_always(call, body)
+
+    def run_always(self, call: Call, body: Callable[[], Awaitable[None]]) -> None:
+        """Run `body` beside the call, answered or not (`protocols.grpc.answers.Owner`)."""
+        assert self._nursery is not None, "calls come from reading, which the nursery encloses"
+        scope = trio.CancelScope()
+        if call.scopes is None:
+            call.scopes = set()
+        call.scopes.add(scope)
+        self._nursery.start_soon(self._run, call, body, scope, name=call.head.path)
+
+    async def _run(self, call: Call, body: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
+        try:
+            with scope:
+                await body()
+        except (TritiumError, GRPCError) as error:
+            self._fail(call, error)
+        except Exception as bug:  # noqa: BLE001  # as in `tell`
+            self.crashed(call, bug)
+            self._fail(call, Internal(BUG))
+        finally:
+            if call.scopes is not None:
+                call.scopes.discard(scope)
+
+    def _fail(self, call: Call, error: TritiumError | GRPCError) -> None:
+        """A task of the call's raised what is to be its answer."""
+        if call.closed:
+            return
+        if isinstance(error, TritiumError) and call.server_stream is None:
+            call.put(error, final=True)
+        else:
+            self.refuse(call, error)
+
+    # Coroutine methods
+
+    def _open_coroutine(self, call: Call, method: Method) -> None:
+        cardinality = method.handler.cardinality.value
+        call.server_stream = ServerStream(
+            call,
+            method.handler.request_type,
+            unary_request=not cardinality.client_streaming,
+            unary_reply=not cardinality.server_streaming,
+        )
+        self._arrivals.reader(call)
+        self.run(call, partial(self._run_method, call, method))
+
+    async def _run_method(self, call: Call, method: Method) -> None:
+        server_stream = call.server_stream
+        assert server_stream is not None
+        with trio.CancelScope(deadline=call.deadline) as scope:
+            await method.handler.func(server_stream)
+            server_stream.conclude()
+        if scope.cancelled_caught:
+            raise DeadlineExceeded(_TOO_LATE)
+
+    def send_head(self, call: Call, metadata: Metadata | None) -> None:
+        """Send initial metadata (`protocols.grpc.call.Wire`)."""
+        self._answers.send_head(call, metadata)
+
+    def send_part(
+        self, call: Call, buffers: Sequence[Buffer], size: int, lease: InferResponse | None
+    ) -> None:
+        """Send one message (`protocols.grpc.call.Wire`)."""
+        self._answers.send_part(call, buffers, size, lease)
+
+    def send_status(self, call: Call, status: int, message: str, metadata: Metadata | None) -> None:
+        """Send trailers (`protocols.grpc.call.Wire`)."""
+        self._answers.send_status(call, status, message, metadata)

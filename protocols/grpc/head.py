@@ -1,0 +1,190 @@
+"""What a request's header block means for gRPC: `CallHead`, a value that many calls may share.
+
+Reference: gRPC over HTTP/2 ("Requests"). What is wrong with a head is told in the head (`refusal`), so that a bad one can
+be kept and shared like a good one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Generic, TypeVar
+
+from grpclib.const import Status
+from grpclib.metadata import decode_bin_value
+
+M = TypeVar("M")
+
+ACCEPTED_CODINGS: Final = b"identity,deflate,gzip"
+"""What `grpc-accept-encoding` says of this server."""
+
+_UNITS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_CONTENT_TYPE: Final = re.compile(rb"application/grpc(?:\+([^;\s]*))?\s*(?:;.*)?", re.IGNORECASE)
+_CODINGS: Final = {b"": b"", b"identity": b"", b"gzip": b"gzip", b"deflate": b"deflate"}
+_BY_LIKING: Final = (b"gzip", b"deflate")
+_NOT_METADATA: Final = frozenset((b"te", b"content-type", b"content-length", b"host"))
+_BINARY: Final = b"-bin"
+_SHOWN: Final = 200  # bytes of what a client sent that a refusal repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call is not served: a gRPC status with its message; `http_status` is not 200 for what is not gRPC at all.
+
+    `headers` go along with the answer.
+    """
+
+    status: Status
+    message: str
+    http_status: int = 200
+    headers: Sequence[tuple[bytes, bytes]] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CallHead(Generic[M]):
+    """A request's head. `method` is what a table had for its path, None where it had nothing.
+
+    `timeout` is in seconds, inf without one. `coding` is that of the request's messages and `answer_coding` the one that
+    the client likes for answers: `gzip`, `deflate`, or empty for identity. `fields` are the client's own, as they came.
+    Where there is a `refusal` nothing but `path` is to be relied on.
+    """
+
+    path: str
+    method: M | None = None
+    timeout: float = math.inf
+    coding: bytes = b""
+    answer_coding: bytes = b""
+    fields: Sequence[tuple[bytes, bytes]] = ()
+    refusal: Refusal | None = None
+
+    @cached_property
+    def metadata(self) -> Mapping[str, str | bytes]:
+        """The client's metadata, the values of `-bin` keys decoded; of a repeated key the first value counts."""
+        decoded: dict[str, str | bytes] = {}
+        for name, value in self.fields:
+            decoded.setdefault(name.decode("latin-1"), _decoded(name, value))
+        return decoded
+
+
+def _decoded(name: bytes, value: bytes) -> str | bytes:
+    meant = meant_by(name, value)
+    return meant if name.endswith(_BINARY) else meant.decode("latin-1")
+
+
+def meant_by(name: bytes, value: bytes) -> bytes:
+    """Return what the value of a metadata field stands for: itself, or what is in base64 where `name` ends in `-bin`.
+
+    Raises ValueError for what is no base64; `read_head` refuses such metadata.
+    """
+    return decode_bin_value(value.partition(b",")[0]) if name.endswith(_BINARY) else value
+
+
+def read_head(fields: Iterable[tuple[bytes, bytes]], methods: Mapping[str, M]) -> CallHead[M]:
+    """Return what the header list of a request means, given the methods that are served, by path.
+
+    Names are in lower case and the list obeys HTTP/2's rules; nothing else is taken for granted, and nothing raised.
+    """
+    known: dict[bytes, bytes] = {}
+    own: list[tuple[bytes, bytes]] = []
+    for name, value in fields:
+        if name.startswith((b":", b"grpc-")) or name in _NOT_METADATA:
+            known[name] = value
+        else:
+            own.append((name, value))
+    path = known.get(b":path", b"").decode("latin-1")
+    method = methods.get(path)
+    try:
+        _check_protocol(known)
+        if method is None:
+            raise _unknown(path, methods)
+        for name, value in own:
+            _check_metadata(name, value)
+        return CallHead(
+            path=path,
+            method=method,
+            timeout=_timeout(known),
+            coding=_coding(known),
+            answer_coding=_answer_coding(known.get(b"grpc-accept-encoding", b"")),
+            fields=tuple(own),
+        )
+    except _Refused as refused:
+        return CallHead(path=path, method=method, refusal=refused.refusal)
+
+
+class _Refused(Exception):  # carries a refusal out of the checks; nobody else sees it
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+
+
+def _check_protocol(known: Mapping[bytes, bytes]) -> None:
+    method = known.get(b":method", b"")
+    if method != b"POST":
+        message = f"gRPC calls are POST requests, not {_shown(method)}"
+        raise _Refused(Refusal(Status.INTERNAL, message, 405, ((b"allow", b"POST"),)))
+    content_type = known.get(b"content-type", b"")
+    found = _CONTENT_TYPE.fullmatch(content_type)
+    if found is None:
+        message = f"content-type is '{_shown(content_type)}'; gRPC calls have application/grpc"
+        raise _Refused(Refusal(Status.UNKNOWN, message, 415))
+    if found[1] not in {None, b"proto"}:
+        message = f"messages in '{_shown(found[1])}' are not offered; use application/grpc+proto"
+        raise _Refused(Refusal(Status.UNIMPLEMENTED, message))
+    if known.get(b"te") != b"trailers":
+        message = "the header 'te: trailers' is missing: a client or proxy without it loses a call's status"
+        raise _Refused(Refusal(Status.INTERNAL, message, 400))
+
+
+def _unknown(path: str, methods: Mapping[str, object]) -> _Refused:
+    service, _, method = path.removeprefix("/").rpartition("/")
+    if any(served.startswith(f"/{service}/") for served in methods):
+        message = f"service {service} has no method '{method[:_SHOWN]}'"
+    else:
+        services = ", ".join(sorted({served.split("/")[1] for served in methods}))
+        message = f"there is no service '{service[:_SHOWN]}' here, but: {services}"
+    return _Refused(Refusal(Status.UNIMPLEMENTED, message))
+
+
+def _check_metadata(name: bytes, value: bytes) -> None:
+    if not name.endswith(_BINARY):
+        return
+    try:
+        _decoded(name, value)
+    except ValueError:
+        message = f"metadata '{_shown(name)}' is not base64, which keys that end in -bin stand for"
+        raise _Refused(Refusal(Status.INTERNAL, message)) from None
+
+
+def _timeout(known: Mapping[bytes, bytes]) -> float:
+    value = known.get(b"grpc-timeout")
+    if value is None:
+        return math.inf
+    found = _TIMEOUT.fullmatch(value)
+    if found is None:
+        message = (
+            f"malformed grpc-timeout '{_shown(value)}': it takes 1 to 8 digits and one of H, M, S, m, u and n"
+        )
+        raise _Refused(Refusal(Status.INTERNAL, message))
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _coding(known: Mapping[bytes, bytes]) -> bytes:
+    value = known.get(b"grpc-encoding", b"")
+    coding = _CODINGS.get(value)
+    if coding is None:
+        message = f"grpc-encoding '{_shown(value)}' is not supported; use {ACCEPTED_CODINGS.decode()}"
+        accepted = ((b"grpc-accept-encoding", ACCEPTED_CODINGS),)
+        raise _Refused(Refusal(Status.UNIMPLEMENTED, message, headers=accepted))
+    return coding
+
+
+def _answer_coding(accepted: bytes) -> bytes:
+    offered = {coding.strip() for coding in accepted.split(b",")}
+    return next((coding for coding in _BY_LIKING if coding in offered), b"")
+
+
+def _shown(value: bytes) -> str:
+    return value[:_SHOWN].decode("latin-1")

@@ -1,0 +1,32 @@
+"""grpc.health.v1: the standard health service, over the server's readiness (contract, grpc.md section 5.7)."""
+
+from __future__ import annotations
+
+from actors.interfaces import Health
+from actors.messages.errors import Unavailable, Unsupported
+from protocols.grpc.call import ServerStream
+from protocols.grpc.generated.health_base import HealthBase
+from protocols.kserve.proto.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+
+class HealthService(HealthBase):
+    """Answers for the whole server, whichever service a probe names.
+
+    As `ServerReady`, so never SERVICE_UNKNOWN.
+    """
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    async def Check(self, stream: ServerStream[HealthCheckRequest, HealthCheckResponse]) -> None:
+        """Say SERVING or NOT_SERVING. Raises Unavailable `Server exiting` once shutdown has begun."""
+        await stream.recv_message()
+        if self._health.exiting:
+            raise Unavailable("Server exiting")
+        ready = await self._health.ready()
+        status = HealthCheckResponse.SERVING if ready else HealthCheckResponse.NOT_SERVING
+        await stream.send_message(HealthCheckResponse(status=status))
+
+    async def Watch(self, stream: ServerStream[HealthCheckRequest, HealthCheckResponse]) -> None:
+        """Raise Unsupported, as Triton does (contract, grpc.md section 1)."""
+        raise Unsupported("grpc.health.v1.Health/Watch is not offered: poll grpc.health.v1.Health/Check")

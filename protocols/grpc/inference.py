@@ -1,0 +1,418 @@
+"""ModelInferRequest bytes into `InferRequest`s, and `InferResponse`s into ModelInferResponse bytes.
+
+No protobuf object is built for what clients send most: a message that differs from an earlier one in its id and its raw
+tensors only. Such a message is recognised by the rest of its bytes, whose meaning is kept. Raw tensors stay views on the
+message; nothing is copied.
+
+Contract: grpc.md section 7; texts and codes are exact, and errors come in the order in which Triton looks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from actors.messages.datatypes import BY_PROTOCOL_NAME, DataType
+from actors.messages.errors import Internal, InvalidArgument, Unsupported
+from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
+from actors.messages.tensors import Tensor
+from actors.specs import ModelSpec
+from protocols.grpc.contents import pack_contents
+from protocols.grpc.wire import (
+    ID,
+    MAX_FIELDS,
+    MODEL_NAME,
+    MODEL_VERSION,
+    RAW,
+    Malformed,
+    long_size,
+    split,
+)
+from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
+from protocols.kserve.requests import NO_SHARED_MEMORY, unknown_datatype
+
+if TYPE_CHECKING:
+    from actors.messages.requests import Parameter, ReplyPort
+    from actors.messages.tensors import Buffer
+
+Forwarded = Mapping[str, str] | InvalidArgument | None
+"""Metadata that becomes parameters, None for none, or what is wrong with it: told when its turn comes."""
+
+_KEPT: Final = 512  # meanings remembered by a decoder,
+_KEPT_LENGTH: Final = 4096  # none of more bytes than this: 4 MiB of keys at most
+_UINT64_MAX: Final = 2**64 - 1
+_EMPTY_FINAL: Final = "triton_enable_empty_final_response"
+_CUSTOM: Final = frozenset(("bool_param", "int64_param", "string_param", "double_param"))
+_FLAGS: Final = {"sequence_start": FLAG_SEQUENCE_START, "sequence_end": FLAG_SEQUENCE_END}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerPlan:
+    """How a client wants its answer.
+
+    `classes` maps each output that it named to how many best classes it wants of it (0: the output as it is); None where
+    it named none and wants them all. `empty_final` asks for a last streamed answer without outputs where a model gives
+    none with its last one.
+    """
+
+    classes: Mapping[str, int] | None = None
+    empty_final: bool = False
+
+
+ALL_OUTPUTS: Final = AnswerPlan()
+
+
+@dataclass(slots=True, eq=False)
+class Meaning:
+    """What a request says, its id left open and, where `data` is None, its tensors' bytes."""
+
+    model_name: str
+    model_version: str
+    parameters: Mapping[str, Parameter] | None = None
+    priority: int = 0
+    timeout: float = 0.0
+    correlation_id: int | str = 0
+    flags: int = 0
+    names: Sequence[str] = ()
+    datatypes: Sequence[DataType] = ()
+    shapes: Sequence[tuple[int, ...]] = ()
+    data: Sequence[Buffer] | None = None
+    requested_outputs: tuple[str, ...] = ()
+    plan: AnswerPlan = ALL_OUTPUTS
+
+
+class _Unread(NamedTuple):
+    """A request that was parsed and not yet checked. Its model's fields are the first `front` bytes of `rest`."""
+
+    document: ModelInferRequest
+    rest: bytes
+    front: int
+
+
+class Target:
+    """A request of which is known whose it is: the rest is read by `InferDecoder.decode`, given that model."""
+
+    __slots__ = ("id", "meaning", "model_name", "model_version", "raw", "unread")
+
+    def __init__(
+        self,
+        request_id: str,
+        raw: list[memoryview],
+        names: Meaning | ModelInferRequest,
+        meaning: Meaning | None,
+        unread: _Unread | None,
+    ) -> None:
+        self.id = request_id
+        self.raw = raw
+        self.model_name: str = names.model_name
+        self.model_version: str = names.model_version
+        self.meaning = meaning
+        self.unread = unread
+
+    @property
+    def unread_size(self) -> int:
+        """Bytes that `decode` has to work through. Typed contents can make that a second's work, which suits a thread."""
+        return 0 if self.unread is None else len(self.unread.rest)
+
+
+class InferDecoder:
+    """Decode ModelInferRequests in two steps, remembering what messages mean but for their ids and raw tensors."""
+
+    def __init__(self) -> None:
+        self._meanings: dict[bytes, Meaning] = {}
+        # By the bytes of a model's name and version: the bytes that last followed (behind the id), and the meaning.
+        self._latest: dict[bytes, tuple[bytes, Meaning]] = {}
+
+    def peek(self, message: Buffer) -> Target:
+        """Return whose request `message` is. Raises Internal where it is no ModelInferRequest."""
+        front = 0
+        if type(message) is bytes:
+            try:
+                # Nearly every message is [name][version][id][the same as last time][raw tensors].
+                at = 0
+                if message[0] == MODEL_NAME and (size := message[1]) < 0x80:
+                    at = size + 2
+                if message[at] == MODEL_VERSION and (size := message[at + 1]) < 0x80:
+                    at += size + 2
+                front = at
+                latest = self._latest.get(message[:at])
+                if latest is not None:
+                    repeated, meaning = latest
+                    request_id = ""
+                    if message[at] == ID and (size := message[at + 1]) < 0x80:
+                        start = at + 2
+                        at = start + size
+                        request_id = message[start:at].decode()
+                    if message.startswith(repeated, at):
+                        raw = _raw_only(message, at + len(repeated))
+                        if raw is not None:
+                            return Target(request_id, raw, meaning, meaning, None)
+            except (IndexError, ValueError):
+                pass  # unusual or broken: what follows tells
+        return self._peek_anew(message, front)
+
+    def _peek_anew(self, message: Buffer, front: int) -> Target:
+        try:
+            rest, request_id, raw = split(message)
+            meaning = self._meanings.get(rest) if len(rest) <= _KEPT_LENGTH else None
+            if meaning is not None:
+                self._latest[rest[:front]] = (rest[front:], meaning)
+                return Target(request_id, raw, meaning, meaning, None)
+            document = ModelInferRequest.FromString(rest)
+        except (Malformed, DecodeError) as error:
+            raise Internal(
+                f"failed to parse the {len(message)} bytes received as inference.ModelInferRequest: {error}"
+            ) from error
+        return Target(request_id, raw, document, None, _Unread(document, rest, front))
+
+    def decode(
+        self,
+        target: Target,
+        spec: ModelSpec,
+        *,
+        requested_version: int,
+        reply: ReplyPort,
+        accepted_at: float,
+        deadline: float = math.inf,
+        forwarded: Forwarded = None,
+    ) -> tuple[InferRequest, AnswerPlan]:
+        """Return the request that `target` holds and how its answer is to be written.
+
+        May run in a thread for a target whose `unread_size` is over 4 KiB: those are not remembered.
+        `deadline` is absolute, on the clock of `accepted_at`. The request's tensors view the message.
+        Raises InvalidArgument and Unsupported.
+        """
+        meaning = target.meaning or self._learn(target, spec, forwarded)
+        parameters = meaning.parameters
+        if forwarded is not None:
+            parameters = {**_accepted(forwarded), **(parameters or {})}
+        names = meaning.names
+        data = target.raw if meaning.data is None else meaning.data
+        if len(data) < len(names):
+            raise _no_data(names[len(data)], spec)
+        request = InferRequest(
+            model_name=spec.name,
+            requested_version=requested_version,
+            id=target.id,
+            inputs=list(map(Tensor, names, meaning.datatypes, meaning.shapes, data)),
+            requested_outputs=meaning.requested_outputs,
+            parameters=parameters,
+            priority=meaning.priority,
+            timeout=meaning.timeout,
+            deadline=deadline,
+            correlation_id=meaning.correlation_id,
+            flags=meaning.flags,
+            reply=reply,
+            accepted_at=accepted_at,
+        )
+        return request, meaning.plan
+
+    def _learn(self, target: Target, spec: ModelSpec, forwarded: Forwarded) -> Meaning:
+        assert target.unread is not None, "a target has a meaning or is unread"
+        document, rest, front = target.unread
+        meaning = _read(document, target, spec, forwarded)
+        if meaning.data is None and len(rest) <= _KEPT_LENGTH:
+            if len(self._meanings) >= _KEPT:
+                self._meanings.clear()
+                self._latest.clear()
+            self._meanings[rest] = meaning
+            self._latest[rest[:front]] = (rest[front:], meaning)
+        return meaning
+
+
+def _raw_only(message: bytes, at: int) -> list[memoryview] | None:
+    """Return the raw tensors of which `message` consists from `at` on, None where there is anything else."""
+    view = memoryview(message)
+    end = len(message)
+    raw: list[memoryview] = []
+    for _ in range(MAX_FIELDS):
+        if at >= end:
+            break
+        if message[at] != RAW:
+            return None
+        size = message[at + 1]
+        if size < 0x80:
+            at += 2
+        else:
+            size, at = long_size(message, at + 1)
+        content = at
+        at += size
+        raw.append(view[content:at])
+    return raw if at == end else None
+
+
+def _accepted(forwarded: Mapping[str, str] | InvalidArgument) -> Mapping[str, str]:
+    if isinstance(forwarded, InvalidArgument):
+        raise InvalidArgument(forwarded.message)  # anew: this one is raised for many requests
+    return forwarded
+
+
+def _no_data(name: str, spec: ModelSpec) -> InvalidArgument:
+    return InvalidArgument(
+        f"unable to find data for input tensor '{name}' for model '{spec.name}' in request."
+    )
+
+
+def _read(document: ModelInferRequest, target: Target, spec: ModelSpec, forwarded: Forwarded) -> Meaning:
+    meaning = Meaning(document.model_name, document.model_version)
+    empty_final = _read_parameters(document.parameters, meaning)
+    meaning.names = tuple(declared.name for declared in document.inputs)
+    meaning.shapes = tuple(tuple(declared.shape) for declared in document.inputs)
+    meaning.requested_outputs = tuple(output.name for output in document.outputs)
+    if forwarded is not None:
+        _accepted(forwarded)
+    meaning.data = _read_data(document.inputs, len(target.raw), spec)
+    classes = {output.name: _classes(output) for output in document.outputs}
+    if classes or empty_final:
+        meaning.plan = AnswerPlan(classes or None, empty_final)
+    # The core checks datatypes, after everything else; nothing later could carry one that does not exist.
+    meaning.datatypes = tuple(
+        BY_PROTOCOL_NAME.get(declared.datatype) or _refuse_datatype(declared.name, target.id, spec)
+        for declared in document.inputs
+    )
+    return meaning
+
+
+def _refuse_datatype(name: str, request_id: str, spec: ModelSpec) -> DataType:
+    raise unknown_datatype(name, request_id, spec)
+
+
+# Parameters
+
+
+def _read_parameters(parameters: Mapping[str, Any], meaning: Meaning) -> bool:
+    """Set what `parameters` mean, and return whether a last empty answer is wanted. They are looked at in their keys' order."""
+    custom: dict[str, Parameter] = {}
+    empty_final = False
+    for key in sorted(parameters):
+        choice = parameters[key]
+        kind: str | None = choice.WhichOneof("parameter_choice")
+        value: Any = None if kind is None else getattr(choice, kind)
+        match key:
+            case "sequence_id":
+                _expect(key, kind, "int64_param", "string_param")
+                meaning.correlation_id = value if kind == "string_param" else value & _UINT64_MAX
+            case "sequence_start" | "sequence_end":
+                _expect(key, kind, "bool_param")
+                if value:
+                    meaning.flags |= _FLAGS[key]
+            case "priority":
+                _expect(key, kind, "int64_param", "uint64_param")
+                if value < 0:
+                    raise InvalidArgument("invalid value for 'priority', expected value >= 0.")
+                meaning.priority = value
+            case "timeout":
+                _expect(key, kind, "int64_param")
+                meaning.timeout = (value & _UINT64_MAX) / 1_000_000
+            case "triton_enable_empty_final_response":
+                _expect(key, kind, "bool_param")
+                empty_final = value
+            case _:
+                custom[key] = _custom_parameter(key, kind, value)
+    meaning.parameters = custom or None
+    return empty_final
+
+
+def _expect(key: str, kind: str | None, *expected: str) -> None:
+    if kind not in expected:
+        raise InvalidArgument(f"invalid value type for '{key}' parameter, expected {' or '.join(expected)}.")
+
+
+def _custom_parameter(key: str, kind: str | None, value: Any) -> Parameter:
+    if key.startswith("triton_"):
+        raise InvalidArgument(
+            "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting "
+            f"with 'triton_' are allowed: {_EMPTY_FINAL}"
+        )
+    if kind not in _CUSTOM:
+        raise InvalidArgument(
+            f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
+        )
+    parameter: Parameter = value
+    return parameter
+
+
+# Tensors
+
+
+def _read_data(inputs: Sequence[Any], raw_count: int, spec: ModelSpec) -> list[Buffer] | None:
+    """Return typed contents, packed; None where the inputs' data is to be found among the raw tensors."""
+    typed: list[Buffer] = []
+    taken = 0
+    for declared in inputs:
+        name = declared.name
+        shared = _names_region(declared)
+        typed_here = declared.HasField("contents")
+        if shared and typed_here:
+            raise InvalidArgument(
+                f"unexpected 'content' provided when using shared memory for input tensor '{name}' "
+                f"for model '{spec.name}'"
+            )
+        if shared:
+            raise Unsupported(NO_SHARED_MEMORY)
+        if typed_here and raw_count:
+            raise InvalidArgument(
+                f"contents field must not be specified when using raw_input_contents for '{name}' "
+                f"for model '{spec.name}'"
+            )
+        if typed_here:
+            datatype = BY_PROTOCOL_NAME.get(declared.datatype)
+            typed.append(pack_contents(declared.contents, datatype, name=name, model=spec.name))
+        elif taken < raw_count:
+            taken += 1
+        else:
+            raise _no_data(name, spec)
+    return typed or None
+
+
+def _names_region(tensor: Any) -> bool:
+    """Return whether `tensor` lies in shared memory, its parameters about that checked (contract, shared_memory.md section 5)."""
+    parameters = tensor.parameters
+    if not parameters:
+        return False
+    region = "shared_memory_region" in parameters
+    if region:
+        _expect_kind(tensor, "shared_memory_region", "string_param")
+    for key in ("shared_memory_offset", "shared_memory_byte_size"):
+        if key not in parameters:
+            continue
+        if not region:
+            raise InvalidArgument(
+                f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor.name}'"
+            )
+        _expect_kind(tensor, key, "int64_param")
+    if region and "shared_memory_byte_size" not in parameters:
+        raise InvalidArgument(
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
+            f"'{tensor.name}'"
+        )
+    return region
+
+
+def _expect_kind(tensor: Any, key: str, expected: str) -> None:
+    if tensor.parameters[key].WhichOneof("parameter_choice") != expected:
+        raise InvalidArgument(
+            f"invalid value type for '{key}' parameter for tensor '{tensor.name}', expected {expected}."
+        )
+
+
+def _classes(output: Any) -> int:
+    """Return how many best classes are wanted of a requested output, 0 for the output as it is."""
+    shared = _names_region(output)
+    classes = 0
+    if "classification" in output.parameters:
+        choice = output.parameters["classification"]
+        if choice.WhichOneof("parameter_choice") != "int64_param":
+            raise InvalidArgument("invalid value type for 'classification' parameter, expected int64_param")
+        classes = choice.int64_param
+        if classes <= 0:
+            raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
+        if shared:
+            raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
+    if shared:
+        raise Unsupported(NO_SHARED_MEMORY)
+    return classes

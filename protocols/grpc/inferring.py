@@ -1,0 +1,191 @@
+"""ModelInfer, from a message to a model's queue and back, without a task; ModelStreamInfer takes the same way in.
+
+Contract: grpc.md sections 3, 7 and 8. The order of the checks is the contract's: shutdown, version, model, whether it is
+decoupled, then whatever the decoder finds, then what the model finds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from actors.interfaces import ServedModel, Server
+from actors.messages.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
+from actors.messages.requests import InferRequest, InferResponse
+from actors.router import parse_version
+from protocols.grpc.call import SHUTTING_DOWN
+from protocols.grpc.head import meant_by
+from protocols.grpc.inference import AnswerPlan, Forwarded, InferDecoder, Target
+from protocols.grpc.responses import MAX_MESSAGE, encode
+from protocols.kserve.requests import forward_headers
+
+if TYPE_CHECKING:
+    from actors.messages.requests import ReplyPort
+    from actors.messages.tensors import Buffer
+    from protocols.grpc.call import Call
+    from protocols.grpc.head import CallHead
+    from protocols.grpc.options import FinishedHook
+
+READ_AT_ONCE: Final = 64 * 1024
+"""Of how many bytes, raw tensors left out, a request may be to be decoded on the loop. Typed contents are that long."""
+
+Given = tuple[Target, ServedModel, int, "ReplyPort", "Call", Forwarded]
+"""The arguments of `Intake.decode`."""
+
+
+class Intake:
+    """What both inference RPCs do with a message before a model sees it.
+
+    `header_forward_pattern` picks metadata, by a match anywhere in its key, that becomes parameters. An answer's message
+    may have `max_message` bytes.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        *,
+        header_forward_pattern: re.Pattern[str] | None = None,
+        max_message: int = MAX_MESSAGE,
+    ) -> None:
+        decoder = InferDecoder()
+        self.peek = decoder.peek
+        self.max_message = max_message
+        self._decode = decoder.decode
+        self._server = server
+        self._pattern = header_forward_pattern
+
+    def find(self, target: Target) -> tuple[ServedModel, int]:
+        """Return the model that `target` is for, and the version that it names, -1 for none.
+
+        Raises Unavailable once shutdown has begun, and what `Models.resolve` does.
+        """
+        if self._server.health.exiting:
+            raise Unavailable(SHUTTING_DOWN)
+        version = target.model_version
+        number = parse_version(version) if version else -1
+        return self._server.models.resolve(target.model_name, version), number
+
+    def forwarded(self, head: CallHead[Any]) -> Forwarded:
+        """Return what of a call's metadata becomes parameters of its requests; of a repeated key the last value counts."""
+        if self._pattern is None:
+            return None
+        try:
+            return forward_headers(
+                [(name, meant_by(name, value)) for name, value in head.fields], self._pattern
+            )
+        except InvalidArgument as error:
+            return error
+
+    def decode(
+        self,
+        target: Target,
+        model: ServedModel,
+        requested_version: int,
+        reply: ReplyPort,
+        call: Call,
+        forwarded: Forwarded,
+    ) -> tuple[InferRequest, AnswerPlan]:
+        """Return the request for `model` in `target`, and how its answer is to be written. Raises as the decoder does."""
+        request, plan = self._decode(
+            target,
+            model.spec,
+            requested_version=requested_version,
+            reply=reply,
+            accepted_at=trio.current_time(),
+            deadline=call.deadline,
+            forwarded=forwarded,
+        )
+        _keep_together(request, model, call.head)
+        return request, plan
+
+    async def decode_in_thread(
+        self,
+        target: Target,
+        model: ServedModel,
+        requested_version: int,
+        reply: ReplyPort,
+        call: Call,
+        forwarded: Forwarded,
+    ) -> tuple[InferRequest, AnswerPlan]:
+        """Do as `decode` does, for a target whose `unread_size` is over `READ_AT_ONCE`."""
+        decode = partial(
+            self._decode,
+            target,
+            model.spec,
+            requested_version=requested_version,
+            reply=reply,
+            accepted_at=trio.current_time(),
+            deadline=call.deadline,
+            forwarded=forwarded,
+        )
+        request, plan = await trio.to_thread.run_sync(decode, limiter=call.wire.threads)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        _keep_together(request, model, call.head)
+        return request, plan
+
+
+def _keep_together(request: InferRequest, model: ServedModel, head: CallHead[Any]) -> None:
+    """Have `request` go to the version that others with the same value in the model's header went to."""
+    if model.affinity_header:
+        value = head.metadata.get(model.affinity_header.decode("latin-1"), "")
+        request.affinity = value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+_Accepted = tuple[ServedModel, InferRequest, AnswerPlan]  # what a call remembers
+
+
+class ModelInferMethod:
+    """ModelInfer as the connection calls it; see `protocols.grpc.call.UnaryMethod`."""
+
+    def __init__(self, intake: Intake, on_finished: FinishedHook | None = None) -> None:
+        self._intake = intake
+        self._on_finished = on_finished
+
+    def begin(self, call: Call, message: Buffer) -> None:
+        """Have a model answer `call`. Raises TritiumError where none will."""
+        intake = self._intake
+        target = intake.peek(message)
+        model, version = intake.find(target)
+        if model.spec.decoupled:
+            raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        given = (target, model, version, call, call, intake.forwarded(call.head))
+        if target.unread_size > READ_AT_ONCE:
+            call.start(partial(self._begin_slowly, call, given))
+            return
+        request, plan = intake.decode(*given)
+        call.context = (model, request, plan)
+        try:
+            model.submit_nowait(request)
+        except trio.WouldBlock:
+            call.start(partial(model.submit, request))
+
+    async def _begin_slowly(self, call: Call, given: Given) -> None:
+        request, plan = await self._intake.decode_in_thread(*given)
+        model = given[1]
+        call.context = (model, request, plan)
+        await model.submit(request)
+
+    def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], int, bool]:
+        """Return the ModelInferResponse that carries `response`. Raises TritiumError where it can't be told."""
+        accepted: _Accepted = call.context
+        model, request, plan = accepted
+        spec = (request.routed_to or model).spec
+        return encode(response, plan, spec, max_message=self._intake.max_message)
+
+    def cancel(self, call: Call) -> None:
+        """Have the model forget the request of `call`, which nobody waits for."""
+        accepted: _Accepted | None = call.context
+        if accepted is not None:
+            model, request, _ = accepted
+            model.cancel(request)
+
+    def finished(self, call: Call, outcome: InferResponse | TritiumError) -> None:
+        """Tell the request log, and let go of the request. One that could not be read is none."""
+        accepted: _Accepted | None = call.context
+        call.context = None  # the request holds the call: together they would wait for the garbage collector
+        if self._on_finished is not None and accepted is not None:
+            self._on_finished(accepted[1], outcome)

@@ -1,0 +1,283 @@
+"""The gRPC listener: accepts connections and looks after them from outside.
+
+The listening socket belongs to whoever calls `serve`, and so does the lifetime of connections: each is given to `spawn`
+to run under a supervisor of the caller's choice. A `GrpcListener` outlives a crash of `serve`: called again, it goes on
+with the connections it had.
+
+Two small tasks serve all connections together. One cancels unary calls whose deadline has passed; the *sweep* sends
+keepalive pings, retires old connections, and shuts the sockets of those that are out of patience.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import math
+import random
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import trio
+
+from protocols.grpc.call import Call
+from protocols.grpc.connection import Environment, GrpcConnection
+from protocols.grpc.deadlines import DeadlineWheel
+from protocols.grpc.frames import DEFAULT_WINDOW, ErrorCode
+from protocols.grpc.limits import Http2Limits
+from protocols.grpc.methods import Router, Service
+from protocols.grpc.options import GrpcOptions
+from protocols.grpc.transport import PlainTransport, TlsTransport
+
+Spawn = Callable[[str, Callable[[], Awaitable[None]]], None]
+
+_MOST_STREAMS: Final = 1024
+_SCRATCH: Final = 64 * 1024
+_THREADS: Final = 2  # that compress and unfold
+_SWEEP_PERIOD: Final = 1.0
+_SHORTEST_PERIOD: Final = 0.01
+_SWEEPS: Final = 4  # in the shortest patience of the options
+_EXHAUSTED_PAUSE: Final = 0.1
+_EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+# What accept(2) reports of a client that is gone already, or of the network, rather than of the listening socket.
+_PASSING: Final = frozenset(
+    (
+        errno.ECONNABORTED,
+        errno.EPERM,
+        errno.EPROTO,
+        errno.ENETDOWN,
+        errno.ENOPROTOOPT,
+        errno.EHOSTDOWN,
+        errno.ENONET,
+        errno.EHOSTUNREACH,
+        errno.EOPNOTSUPP,
+        errno.ENETUNREACH,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcStatistics:
+    """A listener at one moment.
+
+    `streams` counts open calls, `pending` bytes of answers that wait for slow readers. `violations` counts clients that
+    were sent away for breaking HTTP/2's rules, `floods` those of them that only asked too much.
+    """
+
+    accepted: int
+    connections: int
+    streams: int
+    pending: int
+    violations: int
+    floods: int
+    draining: bool
+
+
+class GrpcListener:
+    """Serves grpclib services on accepted connections, with TLS where it is given a context.
+
+    `on_crash` is told the path and the exception of each bug in a method, which costs one call. `uniform` returns random
+    numbers in [0, 1), by which the ages of connections differ.
+    """
+
+    def __init__(
+        self,
+        services: Iterable[Service],
+        options: GrpcOptions | None = None,
+        *,
+        on_crash: Callable[[str, Exception], None],
+        tls: ssl.SSLContext | None = None,
+        uniform: Callable[[], float] = random.random,
+    ) -> None:
+        self._options = options = options or GrpcOptions()
+        self._tls = tls
+        self._uniform = uniform
+        self._deadlines = CallDeadlines()
+        self._violations: Counter[ErrorCode] = Counter()
+        self._environment = Environment(
+            options=options,
+            router=Router(services, options),
+            limits=http2_limits(options.connection_bytes),
+            scratch=memoryview(bytearray(_SCRATCH)),
+            threads=trio.CapacityLimiter(_THREADS),
+            deadlines=self._deadlines,
+            on_crash=on_crash,
+            on_violation=self._count_violation,
+        )
+        self._connections: dict[GrpcConnection, None] = {}
+        self._room = trio.Semaphore(options.max_connections)
+        self._names = itertools.count(1)
+        self._accepted = 0
+        self._drain = trio.Event()
+        self._empty = trio.Event()
+        self._accepting = trio.CancelScope()
+
+    def statistics(self) -> GrpcStatistics:
+        """Return a snapshot."""
+        return GrpcStatistics(
+            accepted=self._accepted,
+            connections=len(self._connections),
+            streams=sum(connection.streams for connection in self._connections),
+            pending=sum(connection.pending for connection in self._connections),
+            violations=self._violations.total(),
+            floods=self._violations[ErrorCode.ENHANCE_YOUR_CALM],
+            draining=self._drain.is_set(),
+        )
+
+    async def serve(
+        self,
+        sock: socket.socket,
+        spawn: Spawn,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Accept from `sock`, a listening socket, until drained; return when the last connection has ended.
+
+        `spawn(name, run)` starts a connection as a child of the caller's and returns at once.
+        """
+        sock.setblocking(False)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._deadlines.watch)
+            nursery.start_soon(self._sweep)
+            task_status.started()
+            if not self._drain.is_set():
+                with trio.CancelScope() as self._accepting:
+                    await self._accept_all(sock, spawn)
+            await self.wait_drained()
+            nursery.cancel_scope.cancel()
+
+    def drain(self) -> None:
+        """Stop accepting, and have connections finish the calls that are open, take no new ones, and close."""
+        self._drain.set()
+        self._accepting.cancel()
+        for connection in list(self._connections):
+            connection.drain()
+        if not self._connections:
+            self._empty.set()
+
+    async def wait_drained(self) -> None:
+        """Wait until `drain` was called and no connection is left."""
+        await self._drain.wait()
+        await self._empty.wait()
+
+    def close(self) -> None:
+        """Do nothing: no descriptor is held here but those of connections, which close their own."""
+
+    async def _accept_all(self, sock: socket.socket, spawn: Spawn) -> None:
+        while True:
+            await self._room.acquire()
+            try:
+                connection = self._adopt(await self._accept(sock))
+            except BaseException:
+                self._room.release()
+                raise
+            try:
+                spawn(f"connection-{next(self._names)}", partial(self._run, connection))
+            except BaseException:
+                self._forget(connection)
+                raise
+
+    async def _accept(self, sock: socket.socket) -> socket.socket:
+        while True:
+            try:
+                return sock.accept()[0]
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(sock)
+            except OSError as failure:
+                if failure.errno in _EXHAUSTED:
+                    await trio.sleep(_EXHAUSTED_PAUSE)
+                elif failure.errno not in _PASSING:
+                    raise
+
+    def _adopt(self, accepted: socket.socket) -> GrpcConnection:
+        try:
+            if accepted.family != socket.AF_UNIX:
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            transport = PlainTransport(accepted) if self._tls is None else TlsTransport(accepted, self._tls)
+            connection = GrpcConnection(
+                transport,
+                self._environment,
+                now=trio.current_time(),
+                jitter=2 * self._uniform() - 1,
+            )
+        except BaseException:
+            accepted.close()
+            raise
+        self._connections[connection] = None
+        self._accepted += 1
+        return connection
+
+    async def _run(self, connection: GrpcConnection) -> None:
+        try:
+            await connection.serve()
+        finally:
+            self._forget(connection)
+
+    def _forget(self, connection: GrpcConnection) -> None:
+        del self._connections[connection]
+        connection.close()
+        self._room.release()
+        if not self._connections and self._drain.is_set():
+            self._empty.set()
+
+    def _count_violation(self, code: ErrorCode) -> None:
+        self._violations[code] += 1
+
+    async def _sweep(self) -> None:
+        period = sweep_period(self._options)
+        while True:
+            await trio.sleep(period)
+            now = trio.current_time()
+            for connection in list(self._connections):
+                connection.sweep(now)
+
+
+class CallDeadlines:
+    """A wheel of deadlines, and the task that turns it."""
+
+    def __init__(self) -> None:
+        self._wheel: DeadlineWheel[Call] = DeadlineWheel()
+        self._alarm = trio.CancelScope()
+
+    def add(self, call: Call, deadline: float) -> None:
+        """Have `call` expire once `deadline` has passed."""
+        self._wheel.add(call, deadline)
+        if deadline < self._alarm.deadline:
+            self._alarm.deadline = self._wheel.next_expiry()
+
+    def discard(self, call: Call) -> None:
+        """Forget the deadline of `call`."""
+        self._wheel.discard(call)
+
+    async def watch(self) -> None:
+        """Expire calls, for ever."""
+        while True:
+            with trio.CancelScope(deadline=self._wheel.next_expiry()) as self._alarm:
+                await trio.sleep_forever()
+            for call in self._wheel.expire(trio.current_time()):
+                call.wire.expire(call)
+
+
+def http2_limits(connection_bytes: int) -> Http2Limits:
+    """Return limits by which first windows can't fill the connection's while no message is whole."""
+    return Http2Limits(
+        max_streams=max(1, min(_MOST_STREAMS, connection_bytes // DEFAULT_WINDOW)),
+        connection_window=min(max(connection_bytes, DEFAULT_WINDOW), 2**30),
+    )
+
+
+def sweep_period(options: GrpcOptions) -> float:
+    """Return how often connections are looked after: a fraction of the shortest patience, a second at most."""
+    patience = (
+        options.keepalive_time,
+        options.keepalive_timeout,
+        options.max_connection_age,
+        options.max_connection_age_grace or math.inf,
+        options.handshake_timeout,
+        options.stall_timeout,
+    )
+    return max(_SHORTEST_PERIOD, min(_SWEEP_PERIOD, min(patience) / _SWEEPS))

@@ -1,0 +1,170 @@
+"""Length-prefixed messages: a flag byte, four bytes of length, and the message (gRPC over HTTP/2, "Requests").
+
+`MessageReader` cuts what the client sends into messages. A length is only a claim: memory grows with what has come.
+A compressed message is handed out as it came; `unfold` may take long, and its caller decides where it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from actors.messages.errors import Internal
+from protocols.kserve import compression
+from protocols.kserve.compression import BrokenStream, OverLimit, inflate
+
+if TYPE_CHECKING:
+    from actors.messages.tensors import Buffer
+
+PREFIX_SIZE: Final = 5
+
+LEVELS: Final = {"low": 1, "medium": 6, "high": 9}
+"""zlib's levels for the words of `--grpc-infer-response-compression-level`."""
+
+_prefix = Struct(">BI")
+_COMPRESSED: Final = 1
+
+
+class Message(NamedTuple):
+    """One message without its prefix, still in the call's `grpc-encoding` where `compressed`."""
+
+    data: Buffer
+    compressed: bool
+
+    @property
+    def wire_size(self) -> int:
+        """Bytes it took on the wire, its prefix included."""
+        return PREFIX_SIZE + len(self.data)
+
+
+def whole(data: memoryview, limit: int) -> bytes | None:
+    """Return the uncompressed message that `data` is exactly; None for anything else, which takes a MessageReader.
+
+    Most unary requests come in one piece. The result is a copy.
+    """
+    size = len(data) - PREFIX_SIZE
+    if 0 <= size <= limit and _prefix.unpack_from(data) == (0, size):
+        return bytes(data[PREFIX_SIZE:])
+    return None
+
+
+class MessageReader:
+    """Cuts what one call's client sends into messages of at most `limit` bytes each.
+
+    `encoded` says whether the call declared a `grpc-encoding` other than identity. Once `feed` has raised, the call is
+    over: where the next message would begin nobody knows.
+    """
+
+    __slots__ = ("_body", "_compressed", "_encoded", "_limit", "_prefix", "declared")
+
+    def __init__(self, limit: int, *, encoded: bool = False) -> None:
+        self.declared: int | None = None
+        """The length of the message that is on its way, its prefix left out; None between messages."""
+        self._limit = limit
+        self._encoded = encoded
+        self._compressed = False
+        self._prefix = b""  # what has come of an incomplete one
+        self._body = bytearray()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether some of a message has come, and not all: a client that ends its side now has cut it short."""
+        return self.declared is not None or bool(self._prefix)
+
+    @property
+    def missing(self) -> int:
+        """How many bytes of the message on its way have not come; 0 between messages."""
+        return 0 if self.declared is None else self.declared - len(self._body)
+
+    def feed(self, data: memoryview) -> Sequence[Message]:
+        """Take what came next and return the messages that are whole now, copied from `data`.
+
+        Raises GRPCError RESOURCE_EXHAUSTED for a message over the limit, as soon as its length is known, and Internal for
+        a prefix that means nothing.
+        """
+        if self.declared is None and not self._prefix:
+            body = whole(data, self._limit)
+            if body is not None:
+                return (Message(body, compressed=False),)
+        messages: list[Message] = []
+        at = 0
+        end = len(data)
+        while at < end:
+            if self.declared is None:
+                taken = min(PREFIX_SIZE - len(self._prefix), end - at)
+                self._prefix += data[at : at + taken]
+                at += taken
+                if len(self._prefix) < PREFIX_SIZE:
+                    break
+                self._open()
+            at += self._take(data[at:], messages)
+        return messages
+
+    def _open(self) -> None:
+        flag, size = _prefix.unpack(self._prefix)
+        self._prefix = b""
+        if flag > _COMPRESSED:
+            raise Internal(
+                f"a message's first byte is {flag:#04x}; it must be 0 or, for a compressed message, 1"
+            )
+        if flag and not self._encoded:
+            raise Internal("a message is marked as compressed, but its call declared no grpc-encoding")
+        if size > self._limit:
+            raise GRPCError(
+                Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {self._limit})"
+            )
+        self._compressed = flag == _COMPRESSED
+        self.declared = size
+
+    def _take(self, data: memoryview, messages: list[Message]) -> int:
+        """Take what belongs to the message on its way, and return how many bytes that is."""
+        size = self.declared or 0
+        wanted = size - len(self._body)
+        if len(data) < wanted:
+            self._body += data
+            return len(data)
+        if self._body:
+            self._body += data[:wanted]
+            body: Buffer = self._body
+            self._body = bytearray()
+        else:
+            body = bytes(data[:wanted])
+        self.declared = None
+        messages.append(Message(body, self._compressed))
+        return wanted
+
+
+def unfold(message: Buffer, coding: bytes, limit: int) -> Buffer:
+    """Return the content of a compressed message, in the call's `grpc-encoding` (`gzip` or `deflate`).
+
+    Raises Internal where it is broken, and GRPCError RESOURCE_EXHAUSTED where it unfolds to more than `limit` bytes, of
+    which not many more are made.
+    """
+    try:
+        content, behind = inflate(message, limit, coding)
+    except BrokenStream as error:
+        raise Internal(
+            f"failed to decompress a message of grpc-encoding {coding.decode()}: {error}"
+        ) from error
+    except OverLimit as error:
+        raise GRPCError(
+            Status.RESOURCE_EXHAUSTED,
+            f"Received message larger than max (more than {limit} bytes after decompression vs. {limit})",
+        ) from error
+    if behind:
+        raise Internal(f"{behind} bytes follow the end of a compressed message")
+    return content
+
+
+def prefix(size: int, *, compressed: bool = False) -> bytes:
+    """Return what stands before a message of `size` bytes."""
+    return _prefix.pack(compressed, size)
+
+
+def compress(buffers: Iterable[Buffer], coding: bytes, level: int) -> bytes:
+    """Return `buffers`, one after the other, in `gzip` or `deflate` (the zlib format); `level` is zlib's, 1 to 9."""
+    return compression.compress(buffers, coding, level)

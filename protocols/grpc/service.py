@@ -1,0 +1,210 @@
+"""`inference.GRPCInferenceService`: what its RPCs mean, over `actors.interfaces`.
+
+ModelInfer is answered without a task (see `protocols.grpc.inferring`), ModelStreamInfer lives in
+`protocols.grpc.streaming`, and the RPCs of extensions that Tritium has not got in `protocols.grpc.unoffered`.
+
+Contract: grpc.md sections 4 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from actors.interfaces import Server
+from actors.messages.errors import InvalidArgument, Unavailable, Unsupported
+from actors.router import parse_version
+from protocols.grpc import descriptions
+from protocols.grpc.inferring import Intake, ModelInferMethod
+from protocols.grpc.options import GrpcOptions
+from protocols.grpc.restrictions import INFERENCE_SERVICE
+from protocols.grpc.streaming import StreamedInference
+from protocols.grpc.unoffered import UnofferedExtensions
+from protocols.kserve.proto import grpc_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from protocols.grpc.call import ServerStream, UnaryMethod
+
+Request = TypeVar("Request")
+
+
+class InferenceService(UnofferedExtensions):
+    """Serves `server`. One instance serves all connections of a listener.
+
+    `unary_methods` are the RPCs that are answered without a task, by full path.
+    """
+
+    def __init__(self, server: Server, options: GrpcOptions | None = None) -> None:
+        options = options or GrpcOptions()
+        self._server = server
+        self._metadata = descriptions.server_metadata(server.identity)
+        self._intake = Intake(
+            server,
+            header_forward_pattern=options.header_forward_pattern,
+            max_message=options.max_send_message,
+        )
+        self._on_finished = options.on_finished
+        self.unary_methods: Mapping[str, UnaryMethod] = {
+            INFERENCE_SERVICE + "ModelInfer": ModelInferMethod(self._intake, options.on_finished)
+        }
+
+    # Health and metadata
+
+    async def ServerLive(self, stream: ServerStream[pb.ServerLiveRequest, pb.ServerLiveResponse]) -> None:
+        """Say whether the server initialised. Raises Unavailable `Server exiting` once shutdown has begun."""
+        await _request(stream)
+        self._refuse_while_exiting()
+        await stream.send_message(pb.ServerLiveResponse(live=self._server.health.live()))
+
+    async def ServerReady(self, stream: ServerStream[pb.ServerReadyRequest, pb.ServerReadyResponse]) -> None:
+        """Say whether the server serves. Raises Unavailable `Server exiting` once shutdown has begun."""
+        await _request(stream)
+        self._refuse_while_exiting()
+        await stream.send_message(pb.ServerReadyResponse(ready=await self._server.health.ready()))
+
+    async def ModelReady(self, stream: ServerStream[pb.ModelReadyRequest, pb.ModelReadyResponse]) -> None:
+        """Say whether a model version serves and its instances agree. Raises as `Models.resolve`."""
+        request = await _request(stream)
+        self._require_running()
+        _check_version(request.version)
+        ready = await self._server.health.model_ready(request.name, request.version)
+        await stream.send_message(pb.ModelReadyResponse(ready=ready))
+
+    async def ServerMetadata(
+        self, stream: ServerStream[pb.ServerMetadataRequest, pb.ServerMetadataResponse]
+    ) -> None:
+        """Tell the server's name, version and extensions."""
+        await _request(stream)
+        await stream.send_message(self._metadata)
+
+    async def ModelMetadata(
+        self, stream: ServerStream[pb.ModelMetadataRequest, pb.ModelMetadataResponse]
+    ) -> None:
+        """Tell a model's tensors and its READY versions, or the one asked for. Raises as `Models.resolve`."""
+        request = await _request(stream)
+        self._require_running()
+        _check_version(request.version)
+        models = self._server.models
+        spec = models.resolve(request.name, request.version).spec
+        versions = [spec.version] if request.version else models.versions(request.name)
+        await stream.send_message(descriptions.model_metadata(spec, versions))
+
+    async def ModelConfig(self, stream: ServerStream[pb.ModelConfigRequest, pb.ModelConfigResponse]) -> None:
+        """Tell a model's normalised and completed configuration. Raises as `Models.resolve`."""
+        request = await _request(stream)
+        self._require_running()
+        _check_version(request.version)
+        spec = self._server.models.resolve(request.name, request.version).spec
+        config = descriptions.model_config(spec.config_json)
+        await stream.send_message(pb.ModelConfigResponse(config=config))
+
+    async def ModelStatistics(
+        self, stream: ServerStream[pb.ModelStatisticsRequest, pb.ModelStatisticsResponse]
+    ) -> None:
+        """Tell the statistics of a model, or of all that are READY. Raises InvalidArgument for an unknown one."""
+        request = await _request(stream)
+        self._require_running()
+        _check_version(request.version)
+        statistics = self._server.models.statistics(request.name, request.version)
+        await stream.send_message(descriptions.model_statistics(statistics))
+
+    def _refuse_while_exiting(self) -> None:
+        if self._server.health.exiting:
+            raise Unavailable("Server exiting")
+
+    def _require_running(self) -> None:
+        health = self._server.health
+        if health.exiting or not health.live():
+            raise Unavailable("Server not ready")
+
+    # Repository
+
+    async def RepositoryIndex(
+        self, stream: ServerStream[pb.RepositoryIndexRequest, pb.RepositoryIndexResponse]
+    ) -> None:
+        """List the models that are known, with their states."""
+        request = await _request(stream)
+        _refuse_repository_name(request.repository_name)
+        self._require_running()
+        entries = await self._server.repository.index(ready_only=request.ready)
+        await stream.send_message(descriptions.repository_index(entries))
+
+    async def RepositoryModelLoad(
+        self, stream: ServerStream[pb.RepositoryModelLoadRequest, pb.RepositoryModelLoadResponse]
+    ) -> None:
+        """Load or reload a model, and answer when it serves."""
+        request = await _request(stream)
+        _refuse_repository_name(request.repository_name)
+        await self._server.repository.load(request.model_name, load_parameters(request.parameters))
+        await stream.send_message(pb.RepositoryModelLoadResponse())
+
+    async def RepositoryModelUnload(
+        self, stream: ServerStream[pb.RepositoryModelUnloadRequest, pb.RepositoryModelUnloadResponse]
+    ) -> None:
+        """Unload a model, which gets no more requests when this answers."""
+        request = await _request(stream)
+        _refuse_repository_name(request.repository_name)
+        dependents = unload_dependents(request.parameters)
+        await self._server.repository.unload(request.model_name, unload_dependents=dependents)
+        await stream.send_message(pb.RepositoryModelUnloadResponse())
+
+    # Inference
+
+    async def ModelInfer(self, stream: ServerStream[pb.ModelInferRequest, pb.ModelInferResponse]) -> None:
+        """Raise RuntimeError: ModelInfer is one of `unary_methods`, which whoever serves this must look at first."""
+        raise RuntimeError(f"{stream.call.head.path} is answered by `unary_methods`, without a task")
+
+    async def ModelStreamInfer(
+        self, stream: ServerStream[pb.ModelInferRequest, pb.ModelStreamInferResponse]
+    ) -> None:
+        """Answer any number of requests to any models until the client ends its side (contract, section 9)."""
+        await StreamedInference(stream, self._intake, self._on_finished).run()
+
+
+async def _request(stream: ServerStream[Request, Any]) -> Request:
+    """Return the one request of a unary call; Unsupported where there is none, as gRPC's status table has it."""
+    request = await stream.recv_message()
+    if request is None:
+        raise Unsupported("the call ended before its request message")
+    return request
+
+
+def _check_version(version: str) -> None:
+    """Raise InvalidArgument for a version that is none, whether or not there is such a model."""
+    if version:
+        parse_version(version)
+
+
+def _refuse_repository_name(name: str) -> None:
+    if name:
+        raise Unsupported("'repository_name' specification is not supported")
+
+
+def load_parameters(given: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, object]:
+    """Return the parameters of a load: `config` as text, `file:<path>` as bytes.
+
+    Raises InvalidArgument for any other key and for a value of the wrong type (contract, section 6).
+    """
+    loaded: dict[str, object] = {}
+    for key, parameter in given.items():
+        if key == "config":
+            expected = "string_param"
+        elif key.startswith("file:"):
+            expected = "bytes_param"
+        else:
+            raise InvalidArgument(f"unrecognized load parameter '{key}'.")
+        if parameter.WhichOneof("parameter_choice") != expected:
+            raise InvalidArgument(f"invalid value type for load parameter '{key}', expected {expected}.")
+        loaded[key] = getattr(parameter, expected)
+    return loaded
+
+
+def unload_dependents(given: Mapping[str, pb.ModelRepositoryParameter]) -> bool:
+    """Return whether an unload takes a model's parts along. Raises InvalidArgument where that is no bool_param."""
+    if "unload_dependents" not in given:
+        return False
+    parameter = given["unload_dependents"]
+    if parameter.WhichOneof("parameter_choice") != "bool_param":
+        raise InvalidArgument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
+    dependents: bool = parameter.bool_param
+    return dependents

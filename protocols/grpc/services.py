@@ -1,0 +1,29 @@
+"""The services of the gRPC frontend, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from actors.interfaces import Server
+from protocols.grpc.health import HealthService
+from protocols.grpc.options import GrpcOptions
+from protocols.grpc.reflection import ReflectionAlphaService, ReflectionService, Reflector
+from protocols.grpc.service import InferenceService
+
+
+def services(server: Server, options: GrpcOptions | None = None) -> Sequence[Any]:
+    """Return what a `GrpcListener` serves of `server`: inference, health, and reflection of these and of itself.
+
+    Each has grpclib's `__mapping__`; one may have `unary_methods`, by path, which go before its mapping.
+    """
+    inference, health = InferenceService(server, options), HealthService(server.health)
+    reflector = Reflector(
+        (
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1.ServerReflection",
+            "grpc.reflection.v1alpha.ServerReflection",
+            "inference.GRPCInferenceService",
+        )
+    )
+    return (inference, health, ReflectionService(reflector), ReflectionAlphaService(reflector))

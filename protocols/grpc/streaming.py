@@ -1,0 +1,321 @@
+"""ModelStreamInfer: any number of requests, to any models, on one call.
+
+Two tasks serve a call, however many requests are in flight: one reads and submits them, one takes what models have put
+into their reply ports, brings it into order and sends it. A request whose model is not decoupled is answered in its
+turn; an answer that comes too early is copied, so that it holds no memory that an earlier one may be in need of.
+Answers of decoupled models are sent as they come.
+
+Nothing is read while the answers in flight might not find room (`ServerStream.wait_admissible`), nor while a full queue
+keeps a request waiting.
+
+Contract: grpc.md section 9.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from actors.messages.errors import Cancelled, DeadlineExceeded, Internal, TritiumError
+from actors.messages.requests import InferResponse
+from protocols.grpc.call import Leaving, release
+from protocols.grpc.inference import ALL_OUTPUTS
+from protocols.grpc.inferring import READ_AT_ONCE
+from protocols.grpc.responses import Encoded, encode_stream, encode_stream_error
+
+if TYPE_CHECKING:
+    from actors.interfaces import ServedModel
+    from actors.messages.requests import InferRequest
+    from actors.messages.tensors import Buffer
+    from protocols.grpc.call import ServerStream
+    from protocols.grpc.inferring import Intake
+    from protocols.grpc.options import FinishedHook
+    from protocols.kserve.proto import grpc_service_pb2 as pb
+
+Part = InferResponse | TritiumError
+
+STRICT_KEY: Final = "triton_grpc_error"
+
+
+class Exchange:
+    """One request of a stream and its reply port, from its bytes to its last answer."""
+
+    __slots__ = (
+        "_stream",
+        "_surplus",
+        "accepted",
+        "answer",
+        "complete",
+        "decoupled",
+        "id",
+        "model",
+        "plan",
+        "request",
+        "settled",
+        "version",
+    )
+
+    def __init__(self, stream: StreamedInference) -> None:
+        self.id = ""
+        self.version = ""  # as it was asked for
+        self.model: ServedModel | None = None
+        self.request: InferRequest | None = None
+        self.plan = ALL_OUTPUTS
+        self.decoupled = False  # one whose model is not known is not
+        self.accepted = False  # by its model: what goes wrong then is told with the model's name
+        self.settled = False  # the final part has come, or nobody waits for it
+        self.answer: Part | None = None  # what waits for its turn
+        self.complete = False  # that is all there will be
+        self._stream = stream
+        self._surplus = 0  # parts beside the one that a model may give
+
+    def put(self, part: Part, *, final: bool) -> None:
+        """Take one part (`actors.messages.requests.ReplyPort`). Never raises."""
+        if self.settled:
+            release(part)
+            return
+        self.settled = final
+        self._stream.arrived(self, part, final=final)
+
+    def refuse(self, error: TritiumError) -> None:
+        """Answer with an error that was found before the model accepted the request."""
+        if not self.settled:
+            self.accepted = False
+            self.put(error, final=True)
+
+    def keep(self, part: Part, *, final: bool) -> None:
+        """Keep a part of a model that may give one only, until its turn."""
+        if self.answer is None:
+            self.answer = part
+        else:
+            self._surplus += 1
+            release(part)
+        self.complete = final
+        if final and self._surplus:
+            release(self.answer)
+            self.answer = Internal(f"expected a single response, got {self._surplus + 1}")
+
+    def close(self) -> None:
+        """Nobody waits for the answer: have the model forget the request, and let go of what came."""
+        forget = not self.settled
+        self.settled = True
+        if self.answer is not None:
+            release(self.answer)
+        if forget and self.model is not None and self.request is not None:
+            self.model.cancel(self.request)
+
+    def forget(self) -> None:
+        """Let go of the request, which holds this port: together they would wait for the garbage collector."""
+        self.request = None
+
+
+class StreamedInference:
+    """One ModelStreamInfer call."""
+
+    def __init__(
+        self,
+        stream: ServerStream[pb.ModelInferRequest, pb.ModelStreamInferResponse],
+        intake: Intake,
+        on_finished: FinishedHook | None,
+    ) -> None:
+        self._stream = stream
+        self._intake = intake
+        self._on_finished = on_finished
+        self._strict = stream.metadata.get(STRICT_KEY) == "true"
+        self._forwarded = intake.forwarded(stream.call.head)
+        self._open: dict[Exchange, None] = {}  # not answered to the end, in the order of the requests
+        self._line: deque[Exchange] = deque()  # those that are answered in their turn
+        self._arrivals: deque[tuple[Exchange, Part, bool]] = deque()
+        self._bell = trio.lowlevel.ParkingLot()
+        self._ended = False  # no more requests come
+        self._failure: TritiumError | None = None  # ends the call at once
+        self._parting: TritiumError | None = None  # ends it, once everything is answered
+
+    async def run(self) -> None:
+        """Serve the call until the client has ended its side, or the server shuts down, and everything is answered.
+
+        Raises the TritiumError that ends it: one that was found in the stream itself or, where the client asked
+        for that with `triton_grpc_error`, the first one of a request. However this ends, requests in flight are cancelled
+        and what they have still to say is let go of.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read)
+                while self._failure is None and (self._open or not self._ended):
+                    if self._arrivals:
+                        self._send_arrivals()
+                    else:
+                        await self._bell.park()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._close()
+        why = self._failure or self._parting
+        if why is not None:
+            raise why
+
+    # Requests
+
+    async def _read(self) -> None:
+        try:
+            while await self._read_one():
+                pass
+        except Leaving as error:
+            self._parting = error
+        except TritiumError as error:
+            self._failure = error
+        self._ended = True
+        self._bell.unpark_all()
+
+    async def _read_one(self) -> bool:
+        """Take in the next request; False where there is none."""
+        await self._stream.wait_admissible()
+        message = await self._stream.recv_raw()
+        if message is None:
+            return False
+        await self._stream.wait_admissible()  # much may have happened since the message was waited for
+        await self._begin(message)
+        return True
+
+    async def _begin(self, message: Buffer) -> None:
+        exchange = Exchange(self)
+        self._open[exchange] = None
+        self._stream.in_flight += 1
+        try:
+            try:
+                await self._decode(exchange, message)
+            finally:
+                if not exchange.decoupled:
+                    self._line.append(exchange)
+            await self._submit(exchange)
+        except TritiumError as error:
+            exchange.refuse(error)
+
+    async def _decode(self, exchange: Exchange, message: Buffer) -> None:
+        intake = self._intake
+        target = intake.peek(message)
+        exchange.id, exchange.version = target.id, target.model_version
+        exchange.model, version = intake.find(target)
+        exchange.decoupled = exchange.model.spec.decoupled
+        given = (target, exchange.model, version, exchange, self._stream.call, self._forwarded)
+        if target.unread_size > READ_AT_ONCE:
+            exchange.request, exchange.plan = await intake.decode_in_thread(*given)
+        else:
+            exchange.request, exchange.plan = intake.decode(*given)
+
+    async def _submit(self, exchange: Exchange) -> None:
+        model, request = exchange.model, exchange.request
+        assert model is not None, "a request was decoded for a model"
+        assert request is not None, "a request was decoded"
+        exchange.accepted = True
+        try:
+            model.submit_nowait(request)
+        except trio.WouldBlock:
+            await model.submit(request)
+
+    # Answers
+
+    def arrived(self, exchange: Exchange, part: Part, *, final: bool) -> None:
+        """Take what a model has put into a request's reply port. Never raises."""
+        self._arrivals.append((exchange, part, final))
+        self._bell.unpark_all()
+
+    def _send_arrivals(self) -> None:
+        while self._arrivals and self._failure is None:
+            exchange, part, final = self._arrivals.popleft()
+            if self._strict and isinstance(part, TritiumError):  # that ends the call, whoever's turn it is
+                self._failure = part
+                if final:
+                    self._finish(exchange, part)
+            elif exchange.decoupled:
+                self._deliver(exchange, part, final=final)
+            else:
+                self._deliver_in_turn(exchange, part, final=final)
+
+    def _deliver_in_turn(self, exchange: Exchange, part: Part, *, final: bool) -> None:
+        exchange.keep(part, final=final)
+        while self._line and self._line[0].complete and self._failure is None:
+            answer, self._line[0].answer = self._line[0].answer, None
+            assert answer is not None, "a complete exchange has an answer"
+            self._deliver(self._line.popleft(), answer, final=True)
+        if exchange.answer is not None:
+            _own(exchange.answer)
+
+    def _deliver(self, exchange: Exchange, part: Part, *, final: bool) -> None:
+        """Send one part, whose turn it is."""
+        if final:
+            self._finish(exchange, part)
+        if isinstance(part, TritiumError):
+            self._send_error(exchange, part, final=final)
+        elif final and exchange.decoupled and not part.outputs and not exchange.plan.empty_final:
+            part.release()
+        else:
+            self._send_response(exchange, part, final=final)
+        if final:
+            exchange.forget()
+            self._stream.answered()
+
+    def _send_response(self, exchange: Exchange, response: InferResponse, *, final: bool) -> None:
+        try:
+            buffers, size, borrowed = self._encoded(exchange, response, final=final)
+        except TritiumError as error:
+            response.release()
+            self._send_error(exchange, error, final=final)
+            return
+        except BaseException:
+            response.release()
+            raise
+        if not borrowed:
+            response.release()
+        self._stream.send_raw_nowait(buffers, size, response if borrowed else None)
+
+    def _encoded(self, exchange: Exchange, response: InferResponse, *, final: bool) -> Encoded:
+        request, model = exchange.request, exchange.model
+        assert model is not None, "what answers is a model"
+        assert request is not None, "what is answered is a request"
+        spec = (request.routed_to or model).spec
+        return encode_stream(response, exchange.plan, spec, final=final, max_message=self._intake.max_message)
+
+    def _send_error(self, exchange: Exchange, error: TritiumError, *, final: bool) -> None:
+        if self._strict:
+            self._failure = error
+            return
+        text = error.message or error.code.rendered  # an empty one would say that all is well
+        if exchange.accepted and exchange.request is not None:
+            name = exchange.request.model_name
+            message = encode_stream_error(text, exchange.id, name, exchange.version, final)
+        else:
+            message = encode_stream_error(text, exchange.id)
+        self._stream.send_raw_nowait((message,), len(message))
+
+    # Ends
+
+    def _finish(self, exchange: Exchange, outcome: Part) -> None:
+        """Tell the request log what came of a request, before the memory of its answer is given back."""
+        del self._open[exchange]
+        if self._on_finished is not None and exchange.request is not None:
+            self._on_finished(exchange.request, outcome)
+
+    def _close(self) -> None:
+        """Let go of everything that is in flight, of what waits to be sent, and of what still comes."""
+        for _, part, _ in self._arrivals:
+            release(part)
+        self._arrivals.clear()
+        for exchange in list(self._open):
+            exchange.close()
+            self._finish(exchange, self._why_over())
+            exchange.forget()
+
+    def _why_over(self) -> TritiumError:
+        if trio.current_time() >= self._stream.call.deadline:
+            return DeadlineExceeded("the deadline of the stream passed before this request was answered")
+        return Cancelled("the stream ended before this request was answered")
+
+
+def _own(part: Part) -> None:
+    """Copy what an answer lent: it waits for an earlier one, which may be in need of the same memory."""
+    if isinstance(part, InferResponse) and part.leased:
+        for tensor in part.outputs:
+            tensor.data = bytes(tensor.data)
+        part.release()

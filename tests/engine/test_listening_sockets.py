@@ -1,0 +1,143 @@
+"""Which sockets a server opens, how a port is shared, and who may have the path of a Unix socket."""
+
+import errno
+import os
+import socket
+import stat
+from contextlib import ExitStack
+
+import pytest
+
+from engine.listening import GrpcSettings
+from engine.settings import Settings
+from engine.sockets import AddressInUse, bind, open_sockets, unix_listening
+
+
+def settings(**changes):
+    ports = {"http_address": "127.0.0.1", "http_port": 0, "metrics_address": "127.0.0.1", "metrics_port": 0}
+    grpc = changes.pop("grpc", GrpcSettings(address="127.0.0.1", port=0))
+    return Settings(model_repositories=("/models",), grpc=grpc, **ports | changes)
+
+
+def names(sockets):
+    every = ("http", "grpc", "grpc_unix", "metrics")
+    return {name for name in every if getattr(sockets, name) is not None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "http", "opened"),
+    [
+        ({}, True, {"http", "grpc", "metrics"}),
+        ({}, False, {"grpc", "metrics"}),
+        ({"allow_http": False}, True, {"grpc", "metrics"}),
+        ({"allow_grpc": False}, True, {"http", "metrics"}),
+        ({"allow_metrics": False}, True, {"http", "grpc"}),
+    ],
+)
+def test_what_is_allowed_is_opened(changes, http, opened):
+    with open_sockets(settings(**changes), http=http) as sockets:
+        assert names(sockets) == opened
+
+
+def test_a_port_that_is_taken_leaves_no_other_open(tmp_path):
+    path = tmp_path / "grpc"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        grpc = GrpcSettings(address="127.0.0.1", port=0, unix_socket=str(path))
+        with pytest.raises(AddressInUse), open_sockets(settings(grpc=grpc, metrics_port=port)):
+            pass
+    assert not path.exists()
+
+
+def test_a_port_is_shared_by_those_who_say_so_and_by_no_others():
+    with bind("127.0.0.1", 0, reuse_port=True) as first:
+        port = first.getsockname()[1]
+        with bind("127.0.0.1", port, reuse_port=True) as second:
+            assert second.getsockname()[1] == port
+        with pytest.raises(AddressInUse):
+            bind("127.0.0.1", port)
+
+
+# -- Unix sockets
+
+
+def connect(path):
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+
+
+def test_a_unix_socket_is_there_while_it_is_served(tmp_path):
+    path = tmp_path / "grpc"
+    with unix_listening(str(path)) as sock:
+        assert sock.getsockname() == str(path)
+        connect(path)
+    assert not path.exists()
+
+
+def test_a_unix_socket_may_be_named_from_where_the_server_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with unix_listening("grpc"):
+        connect(tmp_path / "grpc")
+
+
+def test_what_a_server_that_died_left_behind_is_taken_over(tmp_path):
+    path = tmp_path / "grpc"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+        dead.listen()
+    assert stat.S_ISSOCK(path.stat().st_mode)
+    with unix_listening(str(path)):
+        connect(path)
+
+
+def test_a_unix_socket_that_is_served_is_not_taken_over(tmp_path):
+    path = str(tmp_path / "grpc")
+    with unix_listening(path):
+        with pytest.raises(AddressInUse) as caught, unix_listening(path):
+            pass
+        connect(path)
+    assert str(caught.value) == f"Socket 'unix:{path}' already in use "
+
+
+def test_a_unix_socket_whose_server_is_slow_to_accept_is_not_taken_over(tmp_path):
+    path = str(tmp_path / "grpc")
+    with ExitStack() as clients, socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(path)
+        busy.listen(0)
+        status = 0
+        while status == 0:
+            client = clients.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            status = client.connect_ex(path)
+        assert status == errno.EAGAIN
+        with pytest.raises(AddressInUse, match="already in use"), unix_listening(path):
+            pass
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "link"])
+def test_what_is_no_socket_is_left_alone(tmp_path, kind):
+    path = tmp_path / "grpc"
+    if kind == "file":
+        path.write_text("precious")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(AddressInUse, match="there is a file that is no socket"), unix_listening(str(path)):
+        pass
+    assert os.path.lexists(path)
+
+
+def test_a_directory_that_does_not_exist_is_told(tmp_path):
+    path = tmp_path / "missing" / "grpc"
+    with pytest.raises(AddressInUse) as caught, unix_listening(str(path)):
+        pass
+    assert str(caught.value) == f"Socket 'unix:{path}' can't be opened: No such file or directory"
+
+
+def test_what_somebody_else_put_in_its_place_is_left_there(tmp_path):
+    path = tmp_path / "grpc"
+    with unix_listening(str(path)):
+        path.unlink()
+        path.write_text("another's")
+    assert path.read_text() == "another's"

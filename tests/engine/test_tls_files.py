@@ -1,0 +1,144 @@
+"""The PEM files of a TLS listener make a context that speaks HTTP/2, or an error that says which of them is wrong."""
+
+import os
+import ssl
+
+import pytest
+
+from engine.listening import TlsFiles
+from engine.tls import TlsUnusable, server_context
+from tests.support.certificates import Authority
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def server(authority):
+    return authority.sign("server")
+
+
+def files(server, **changes):
+    return TlsFiles(**{"certificate": str(server.certificate), "key": str(server.key)} | changes)
+
+
+def shake_hands(server, client):
+    """Have two contexts meet in memory; return the client's end, or raise what either of them raises."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    there = server.wrap_bio(to_server, to_client, server_side=True)
+    here = client.wrap_bio(to_client, to_server, server_hostname="localhost")
+    pending = [here, there]
+    for _ in range(8):
+        for end in list(pending):
+            try:
+                end.do_handshake()
+                pending.remove(end)
+            except ssl.SSLWantReadError:
+                continue
+    assert not pending
+    return here
+
+
+def client_context(authority, **versions):
+    context = ssl.create_default_context(cafile=str(authority.root))
+    context.set_alpn_protocols(["http/1.1", "h2"])
+    for name, version in versions.items():
+        setattr(context, name, version)
+    return context
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_clients_agree_on_http_2(authority, server, version):
+    context = server_context(files(server))
+    client = client_context(authority, minimum_version=version, maximum_version=version)
+    end = shake_hands(context, client)
+    assert end.selected_alpn_protocol() == "h2"
+    assert end.version() == version.name.replace("_", ".")
+
+
+def test_old_versions_of_tls_are_not_spoken(server):
+    assert server_context(files(server)).minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_mutual_tls_takes_a_client_that_the_roots_vouch_for(authority, server):
+    context = server_context(files(server, client_roots=str(authority.root)))
+    client = client_context(authority)
+    mine = authority.sign("client")
+    client.load_cert_chain(mine.certificate, mine.key)
+    assert shake_hands(context, client).selected_alpn_protocol() == "h2"
+
+
+def test_mutual_tls_turns_away_a_client_without_a_certificate(authority, server):
+    context = server_context(files(server, client_roots=str(authority.root)))
+    with pytest.raises(ssl.SSLError, match="PEER_DID_NOT_RETURN_A_CERTIFICATE"):
+        shake_hands(context, client_context(authority))
+
+
+def test_mutual_tls_turns_away_a_client_of_another_authority(authority, server, tmp_path):
+    context = server_context(files(server, client_roots=str(authority.root)))
+    client = client_context(authority)
+    stranger = Authority(tmp_path, "elsewhere").sign("stranger")
+    client.load_cert_chain(stranger.certificate, stranger.key)
+    with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
+        shake_hands(context, client)
+
+
+# -- what is wrong with files
+
+
+def complaint(*arguments, **changes):
+    with pytest.raises(TlsUnusable) as caught:
+        server_context(files(*arguments, **changes))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "flag"),
+    [
+        ("certificate", "--grpc-server-cert"),
+        ("key", "--grpc-server-key"),
+        ("client_roots", "--grpc-root-cert"),
+    ],
+)
+def test_a_file_that_is_not_there_is_named_with_its_flag(server, field, flag):
+    assert complaint(server, **{field: "/nowhere/at.pem"}) == (
+        f"{flag}: '/nowhere/at.pem' can't be read: No such file or directory"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable for the superuser")
+def test_a_key_that_may_not_be_read_is_named_with_the_reason(server):
+    server.key.chmod(0)
+    assert complaint(server) == f"--grpc-server-key: '{server.key}' can't be read: Permission denied"
+
+
+def test_files_that_were_mixed_up_are_noticed(server):
+    mixed = TlsFiles(certificate=str(server.key), key=str(server.certificate))
+    with pytest.raises(TlsUnusable, match=r"--grpc-server-cert: '.*server\.key' holds no PEM certificate"):
+        server_context(mixed)
+    assert complaint(server, key=str(server.certificate)).startswith(
+        f"--grpc-server-key: '{server.certificate}' holds no PEM private key"
+    )
+
+
+def test_a_key_of_another_certificate_is_named(authority, server):
+    other = authority.sign("other")
+    assert complaint(server, key=str(other.key)) == (
+        f"--grpc-server-key: the key in '{other.key}' does not belong to the certificate in '{server.certificate}'"
+    )
+
+
+def test_an_encrypted_key_is_refused_and_no_password_asked_for(authority):
+    secret = authority.sign("secret", password=b"s3cret")
+    text = complaint(secret)
+    assert text.startswith(f"--grpc-server-key: the key in '{secret.key}' is encrypted")
+    assert "openssl pkey" in text
+
+
+@pytest.mark.parametrize("field", ["certificate", "client_roots"])
+def test_a_certificate_that_is_damaged_is_named(server, tmp_path, field):
+    damaged = tmp_path / "damaged.pem"
+    damaged.write_text("-----BEGIN CERTIFICATE-----\nbm9uc2Vuc2U=\n-----END CERTIFICATE-----\n")
+    assert f"'{damaged}'" in complaint(server, **{field: str(damaged)})

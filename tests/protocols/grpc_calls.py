@@ -1,0 +1,138 @@
+"""gRPC calls without a connection: the real `Call` and `ServerStream` on a wire that keeps what it is given."""
+
+import math
+
+import trio
+
+from actors.messages.errors import TritiumError
+from actors.messages.requests import InferResponse
+from protocols.grpc.call import Call, ServerStream
+from protocols.grpc.head import CallHead
+from protocols.grpc.messages import Message
+from protocols.kserve.proto import grpc_service_pb2 as pb
+
+
+class KeptWire:
+    """Keeps the answer of a unary call, the messages of a streaming one, and what a call wants to have run."""
+
+    peer = "ipv4:127.0.0.1:1"
+
+    def __init__(self):
+        self.threads = trio.CapacityLimiter(1)
+        self.answers = []
+        self.started = []
+        self.messages = []
+        self.leases = []
+        self.wake = trio.Event()
+
+    def answer(self, call, outcome):
+        self.answers.append(outcome)
+
+    def run(self, call, body):
+        self.started.append(body)
+
+    def send_head(self, call, metadata):
+        raise AssertionError("no method here sends a head by itself")
+
+    def send_part(self, call, buffers, size, lease):
+        message = b"".join(buffers)
+        assert len(message) == size
+        self.messages.append(message)
+        if lease is not None:
+            self.leases.append(lease)
+            lease.release()
+        self.wake.set()
+        self.wake = trio.Event()
+
+    def send_status(self, call, status, message, metadata):
+        raise AssertionError("methods here end by returning or raising")
+
+    def taken(self, call):
+        """Nothing: the tests' clients never run into a window."""
+
+    async def unfolded(self, call, message):
+        raise AssertionError("the tests' clients do not compress")
+
+
+class FakeHttp2Stream:
+    def __init__(self):
+        self.pending = 0
+
+
+def make_call(wire=None, *, metadata=None, deadline=math.inf):
+    """Return a call whose `metadata` is given as text."""
+    fields = tuple((name.encode(), value.encode()) for name, value in (metadata or {}).items())
+    call = Call(wire or KeptWire(), FakeHttp2Stream(), CallHead(path="/a/b", fields=fields))
+    call.deadline = deadline
+    return call
+
+
+async def infer(method, request, **kwargs):
+    """Have a unary method answer `request`: return the response as a message, or raise the error."""
+    call = make_call(**kwargs)
+    method.begin(call, request.SerializeToString())
+    for body in call.wire.started:
+        await body()
+    (outcome,) = call.wire.answers
+    if isinstance(outcome, TritiumError):
+        method.finished(call, outcome)
+        raise outcome
+    assert isinstance(outcome, InferResponse)
+    try:
+        buffers, size, _ = method.encode(call, outcome)
+        message = b"".join(buffers)
+        assert len(message) == size
+        method.finished(call, outcome)
+    finally:
+        outcome.release()
+    return pb.ModelInferResponse.FromString(message)
+
+
+class Client:
+    """The other side of a ModelStreamInfer call that `serve` runs."""
+
+    def __init__(self, service, *, metadata=None, deadline=math.inf):
+        self.wire = KeptWire()
+        self.call = make_call(self.wire, metadata=metadata, deadline=deadline)
+        self.stream = ServerStream(self.call, pb.ModelInferRequest, unary_request=False, unary_reply=False)
+        self._service = service
+        self._read = 0
+
+    async def serve(self):
+        await self._service.ModelStreamInfer(self.stream)
+
+    def send(self, *requests):
+        for request in requests:
+            self.send_raw(request.SerializeToString())
+
+    def send_raw(self, message):
+        self.stream.feed(Message(message, compressed=False))
+
+    def half_close(self):
+        self.stream.end()
+
+    @property
+    def received(self):
+        """All that came so far."""
+        return [pb.ModelStreamInferResponse.FromString(message) for message in self.wire.messages]
+
+    async def receive(self):
+        """Return the next message, when it has come."""
+        while len(self.wire.messages) <= self._read:
+            await self.wire.wake.wait()
+        self._read += 1
+        return pb.ModelStreamInferResponse.FromString(self.wire.messages[self._read - 1])
+
+
+def infer_request(model="add", arrays=(), *, version="", id="", parameters=None):  # noqa: A002
+    """Return a request with raw inputs, given as (name, datatype, array)."""
+    request = pb.ModelInferRequest(model_name=model, model_version=version, id=id)
+    for name, datatype, array in arrays:
+        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        request.raw_input_contents.append(array.tobytes())
+    for key, value in (parameters or {}).items():
+        field = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}[
+            type(value)
+        ]
+        setattr(request.parameters[key], field, value)
+    return request

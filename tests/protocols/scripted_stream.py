@@ -1,0 +1,15 @@
+"""A call whose requests are known beforehand, with the face that coroutine methods are given."""
+
+
+class ScriptedStream:
+    """Gives out `requests`, then the end of the client's side; keeps what was sent in `sent`."""
+
+    def __init__(self, *requests):
+        self._requests = list(requests)
+        self.sent = []
+
+    async def recv_message(self):
+        return self._requests.pop(0) if self._requests else None
+
+    async def send_message(self, message):
+        self.sent.append(message)

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from grpclib.const import Status
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.grpc.head import read_head
+
+METHODS = {"/a.Service/Do": "do", "/a.Service/Undo": "undo"}
+
+
+def head(**changes):
+    """The head of a good request with `changes`: names with `_` for `-`, None to leave one out."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/a.Service/Do",
+        ":authority": "localhost",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    fields.update({name.replace("_", "-"): value for name, value in changes.items()})
+    fields.update({":" + name: fields.pop(name) for name in ("method", "path") if name in fields})
+    return read_head(
+        [(name.encode(), value.encode("latin-1")) for name, value in fields.items() if value is not None],
+        METHODS,
+    )
+
+
+def refusal(**changes):
+    refused = head(**changes).refusal
+    assert refused is not None
+    return refused
+
+
+def test_a_good_head_says_what_the_call_is():
+    read = head()
+    assert read.refusal is None
+    assert (read.path, read.method) == ("/a.Service/Do", "do")
+    assert read.timeout == math.inf
+    assert (read.coding, read.answer_coding) == (b"", b"")
+    assert read.metadata == {}
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8", "APPLICATION/GRPC"],
+)
+def test_content_types_of_grpc_are_taken(content_type):
+    assert head(content_type=content_type).refusal is None
+
+
+@pytest.mark.parametrize(
+    "content_type", [None, "", "application/json", "application/grpcx", "text/application/grpc"]
+)
+def test_what_is_not_grpc_is_told_so_in_http(content_type):
+    refused = refusal(content_type=content_type)
+    assert (refused.http_status, refused.status) == (415, Status.UNKNOWN)
+
+
+def test_messages_in_another_format_are_not_offered():
+    refused = refusal(content_type="application/grpc+json")
+    assert (refused.http_status, refused.status) == (200, Status.UNIMPLEMENTED)
+    assert "'json'" in refused.message
+
+
+def test_other_http_methods_are_refused():
+    refused = refusal(method="GET")
+    assert refused.http_status == 405
+    assert refused.headers == ((b"allow", b"POST"),)
+
+
+@pytest.mark.parametrize("te", [None, "gzip"])
+def test_a_client_that_does_not_take_trailers_is_refused(te):
+    refused = refusal(te=te)
+    assert (refused.http_status, refused.status) == (400, Status.INTERNAL)
+
+
+def test_an_unknown_method_is_told_from_an_unknown_service():
+    refused = refusal(path="/a.Service/Nothing")
+    assert (refused.status, refused.message) == (
+        Status.UNIMPLEMENTED,
+        "service a.Service has no method 'Nothing'",
+    )
+    refused = refusal(path="/b.Service/Do")
+    assert refused.message == "there is no service 'b.Service' here, but: a.Service"
+    assert refusal(path="nonsense").status is Status.UNIMPLEMENTED
+    assert len(refusal(path="/x/" + "y" * 10_000).message) < 1000
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("1H", 3600),
+        ("2M", 120),
+        ("99999999S", 99999999),
+        ("5m", 0.005),
+        ("7u", 7e-6),
+        ("8n", 8e-9),
+        ("0S", 0),
+    ],
+)
+def test_timeouts_are_read_in_seconds(value, seconds):
+    assert head(grpc_timeout=value).timeout == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "S", "1", "1s", "-1S", "1.5S", "123456789S", "1S ", "١S".encode().decode("latin-1")]
+)
+def test_malformed_timeouts_are_refused(value):
+    refused = refusal(grpc_timeout=value)
+    assert (refused.http_status, refused.status) == (200, Status.INTERNAL)
+    assert "malformed grpc-timeout" in refused.message
+
+
+@pytest.mark.parametrize(("value", "coding"), [("identity", b""), ("gzip", b"gzip"), ("deflate", b"deflate")])
+def test_codings_that_are_known_are_taken(value, coding):
+    assert head(grpc_encoding=value).coding == coding
+
+
+def test_an_unknown_coding_is_refused_with_those_that_are_known():
+    refused = refusal(grpc_encoding="snappy")
+    assert refused.status is Status.UNIMPLEMENTED
+    assert refused.headers == ((b"grpc-accept-encoding", b"identity,deflate,gzip"),)
+    assert "'snappy'" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("accepted", "coding"),
+    [
+        ("identity", b""),
+        ("snappy", b""),
+        ("identity,deflate,gzip", b"gzip"),
+        ("deflate", b"deflate"),
+        ("identity, gzip ", b"gzip"),
+    ],
+)
+def test_answers_get_the_best_coding_that_the_client_takes(accepted, coding):
+    assert head(grpc_accept_encoding=accepted).answer_coding == coding
+
+
+def test_metadata_is_the_clients_own_fields():
+    read = head(user_agent="test/1", x_key="vålue", grpc_timeout="1S", trace_bin="AAEC")
+    assert read.metadata == {"user-agent": "test/1", "x-key": "vålue", "trace-bin": b"\0\1\2"}
+    assert read.fields == (
+        (b"user-agent", b"test/1"),
+        (b"x-key", "vålue".encode("latin-1")),
+        (b"trace-bin", b"AAEC"),
+    )
+
+
+def test_of_repeated_metadata_the_first_counts():
+    fields = [
+        (b":method", b"POST"),
+        (b":path", b"/a.Service/Do"),
+        (b"content-type", b"application/grpc"),
+        (b"te", b"trailers"),
+        (b"x", b"1"),
+        (b"x", b"2"),
+        (b"y-bin", b"AA==,AQ=="),
+    ]
+    assert read_head(fields, METHODS).metadata == {"x": "1", "y-bin": b"\0"}
+
+
+def test_binary_metadata_that_is_no_base64_is_refused():
+    assert refusal(x_bin="A").status is Status.INTERNAL
+
+
+names = st.one_of(
+    st.sampled_from(
+        [b":path", b":method", b"te", b"grpc-timeout", b"grpc-encoding", b"content-type", b"x-bin"]
+    ),
+    st.binary(max_size=5),
+)
+
+
+@pytest.mark.slow
+@given(st.lists(st.tuples(names, st.binary(max_size=10))))
+def test_no_head_breaks_the_reader(fields):
+    read = read_head(fields, METHODS)
+    assert read.refusal is not None
+    good = [(b":method", b"POST"), (b":path", b"/a.Service/Do"), (b"content-type", b"application/grpc")]
+    read = read_head([*good, (b"te", b"trailers"), *fields], METHODS)
+    assert read.refusal is not None or isinstance(read.metadata, dict)

@@ -1,0 +1,684 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from google.protobuf.message import DecodeError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc._utils import _get_inference_request
+
+from actors.messages.datatypes import DataType
+from actors.messages.errors import Internal, InvalidArgument, Unsupported
+from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+from actors.messages.tensors import pack_bytes
+from protocols.grpc.inference import ALL_OUTPUTS, InferDecoder
+from protocols.grpc.wire import MAX_FIELDS, varint
+from protocols.kserve.proto.grpc_service_pb2 import InferParameter, InferTensorContents, ModelInferRequest
+from tests.protocols.fakes import KeptPort, make_spec
+
+SPEC = make_spec("m", inputs=[("A", DataType.INT32, (-1,)), ("B", DataType.FP32, (-1,))])
+
+
+def decode(message, *, spec=SPEC, decoder=None, forwarded=None):
+    decoder = decoder or InferDecoder()
+    if not isinstance(message, (bytes, bytearray, memoryview)):
+        message = message.SerializeToString()
+    target = decoder.peek(message)
+    return decoder.decode(
+        target, spec, requested_version=-1, reply=KeptPort(), accepted_at=3.5, forwarded=forwarded
+    )
+
+
+def refusal(message, error=InvalidArgument, **options):
+    """The text with which `message` is refused: the same whether or not something is remembered."""
+    decoder = InferDecoder()
+    texts = []
+    for _ in range(2):
+        with pytest.raises(error) as caught:
+            decode(message, decoder=decoder, **options)
+        assert type(caught.value) is error
+        texts.append(caught.value.message)
+    assert texts[0] == texts[1]
+    return texts[0]
+
+
+def make(*raw, request_id="r", inputs=(("A", "INT32", (2,)),), **fields):
+    message = ModelInferRequest(model_name="m", id=request_id, raw_input_contents=raw, **fields)
+    for name, datatype, shape in inputs:
+        message.inputs.add(name=name, datatype=datatype, shape=shape)
+    return message
+
+
+def typed(datatype, shape=(2,), **contents):
+    message = make(inputs=[("A", datatype, shape)])
+    message.inputs[0].contents.CopyFrom(InferTensorContents(**contents))
+    return message
+
+
+def with_parameter(key, **choice):
+    message = make(b"\1" * 8)
+    message.parameters[key].CopyFrom(InferParameter(**choice))
+    return message
+
+
+# What a good request becomes
+
+
+def test_raw_inputs_become_tensors_over_the_message():
+    message = bytearray(
+        make(
+            b"\1" * 8, b"\2" * 4, inputs=[("A", "INT32", (2,)), ("B", "FP32", (1,))], model_version="3"
+        ).SerializeToString()
+    )
+    decoder = InferDecoder()
+    target = decoder.peek(message)
+    assert (target.model_name, target.model_version, target.id) == ("m", "3", "r")
+    request, plan = decoder.decode(
+        target, SPEC, requested_version=3, reply=KeptPort(), accepted_at=3.5, deadline=9.0
+    )
+    assert (request.model_name, request.requested_version, request.id) == ("m", 3, "r")
+    assert (request.accepted_at, request.deadline) == (3.5, 9.0)
+    assert [(t.name, t.datatype, t.shape) for t in request.inputs] == [
+        ("A", DataType.INT32, (2,)),
+        ("B", DataType.FP32, (1,)),
+    ]
+    assert plan is ALL_OUTPUTS
+    assert request.parameters is None
+    message[-1] = 7
+    assert bytes(request.inputs[1].data) == b"\2\2\2\7"
+
+
+def test_a_request_without_a_deadline_has_time_without_end():
+    request, _ = decode(make(b"\1" * 8))
+    assert request.deadline == math.inf
+
+
+def test_messages_that_differ_in_ids_and_tensors_get_their_own():
+    decoder = InferDecoder()
+    answers = []
+    for request_id, byte in (("a", b"\1"), ("bbbb", b"\2"), ("", b"\3"), ("ü", b"\4"), ("x" * 200, b"\5")):
+        request, _ = decode(make(byte * 8, request_id=request_id), decoder=decoder)
+        answers.append((request.id, bytes(request.inputs[0].data)))
+    assert answers == [
+        ("a", b"\1" * 8),
+        ("bbbb", b"\2" * 8),
+        ("", b"\3" * 8),
+        ("ü", b"\4" * 8),
+        ("x" * 200, b"\5" * 8),
+    ]
+
+
+def test_tensors_of_any_size_are_cut_right():
+    decoder = InferDecoder()
+    for size in (0, 1, 127, 128, 16383, 16384, 2_097_151, 2_097_152):
+        request, _ = decode(
+            make(b"x" * size, b"y" * 3, inputs=[("A", "UINT8", (size,)), ("B", "UINT8", (3,))])
+        )
+        again, _ = decode(make(b"x" * size, b"y" * 3), decoder=decoder)
+        assert [tensor.nbytes for tensor in request.inputs] == [size, 3]
+        assert again.inputs[0].nbytes == size
+
+
+def test_the_same_shapes_for_different_models_and_versions_are_told_apart():
+    decoder = InferDecoder()
+    for _ in range(2):
+        for name, version in (("m", ""), ("m", "1"), ("n", "1"), ("", ""), ("m" * 200, ""), ("m", "1" * 200)):
+            message = make(b"\1" * 8, model_version=version)
+            message.model_name = name
+            target = decoder.peek(message.SerializeToString())
+            assert (target.model_name, target.model_version) == (name, version)
+
+
+def test_shapes_that_alternate_are_told_apart():
+    decoder = InferDecoder()
+    for _ in range(3):
+        for count in (1, 2, 3):
+            request, _ = decode(make(b"\1" * 4 * count, inputs=[("A", "INT32", (count,))]), decoder=decoder)
+            assert request.inputs[0].shape == (count,)
+
+
+def test_a_request_that_says_more_than_the_last_one_is_read_anew():
+    decoder = InferDecoder()
+    short = make(b"\1" * 8)
+    decode(short, decoder=decoder)
+    longer = make(b"\1" * 8)
+    longer.outputs.add(name="S")
+    request, plan = decode(longer, decoder=decoder)
+    assert request.requested_outputs == ("S",)
+    assert plan.classes == {"S": 0}
+    request, _ = decode(short, decoder=decoder)
+    assert request.requested_outputs == ()
+
+
+def test_thousands_of_different_requests_do_not_confuse_the_decoder():
+    decoder = InferDecoder()
+    for number in range(1500):
+        message = make(b"\1" * 8)
+        message.parameters["number"].int64_param = number
+        request, _ = decode(message, decoder=decoder)
+        assert request.parameters == {"number": number}
+
+
+def test_surplus_raw_entries_are_ignored():
+    for _ in range(2):
+        request, _ = decode(make(b"\1" * 8, b"left over"))
+        assert [tensor.nbytes for tensor in request.inputs] == [8]
+
+
+def test_fields_may_come_in_any_order_and_the_last_of_a_singular_one_counts():
+    raw = ModelInferRequest(raw_input_contents=[b"\1" * 8]).SerializeToString()
+    first = ModelInferRequest(id="first", model_name="other").SerializeToString()
+    rest = make(inputs=[("A", "INT32", (2,))]).SerializeToString()
+    decoder = InferDecoder()
+    for order in ((first, rest, raw), (first, raw, rest), (raw, first, rest)) * 2:
+        target = decoder.peek(b"".join(order))
+        assert (target.model_name, target.id) == ("m", "r")
+        request, _ = decoder.decode(target, SPEC, requested_version=-1, reply=KeptPort(), accepted_at=0.0)
+        assert bytes(request.inputs[0].data) == b"\1" * 8
+
+
+def test_a_message_may_be_any_buffer():
+    message = make(b"\1" * 8).SerializeToString()
+    for buffer in (message, bytearray(message), memoryview(message)):
+        request, _ = decode(buffer)
+        assert request.inputs[0].nbytes == 8
+
+
+# Parameters
+
+
+def test_parameters_go_to_the_fields_they_mean():
+    message = make(b"\1" * 8)
+    parameters = message.parameters
+    parameters["sequence_id"].int64_param = 7
+    parameters["sequence_start"].bool_param = True
+    parameters["sequence_end"].bool_param = True
+    parameters["priority"].uint64_param = 2
+    parameters["timeout"].int64_param = 1500
+    parameters["triton_enable_empty_final_response"].bool_param = True
+    parameters["binary_data_output"].bool_param = True
+    parameters["text"].string_param = "x"
+    parameters["count"].int64_param = -3
+    parameters["flag"].bool_param = False
+    parameters["rate"].double_param = 0.5
+    decoder = InferDecoder()
+    for _ in range(2):
+        request, plan = decode(message, decoder=decoder)
+        assert request.correlation_id == 7
+        assert request.flags == FLAG_SEQUENCE_START | FLAG_SEQUENCE_END
+        assert request.priority == 2
+        assert request.timeout == 0.0015
+        assert plan.empty_final
+        assert plan.classes is None
+        assert request.parameters == {
+            "binary_data_output": True,
+            "text": "x",
+            "count": -3,
+            "flag": False,
+            "rate": 0.5,
+        }
+
+
+def test_flags_that_are_false_are_no_flags():
+    message = make(b"\1" * 8)
+    message.parameters["sequence_start"].bool_param = False
+    message.parameters["triton_enable_empty_final_response"].bool_param = False
+    request, plan = decode(message)
+    assert request.flags == 0
+    assert plan is ALL_OUTPUTS
+
+
+def test_correlation_ids_may_be_text_and_numbers_are_unsigned():
+    assert decode(with_parameter("sequence_id", string_param="s"))[0].correlation_id == "s"
+    assert decode(with_parameter("sequence_id", int64_param=-1))[0].correlation_id == 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("key", "choice", "text"),
+    [
+        ("sequence_id", {"bool_param": True}, "expected int64_param or string_param."),
+        ("sequence_id", {"uint64_param": 1}, "expected int64_param or string_param."),
+        ("sequence_start", {"int64_param": 1}, "expected bool_param."),
+        ("sequence_end", {}, "expected bool_param."),
+        ("priority", {"string_param": "1"}, "expected int64_param or uint64_param."),
+        ("timeout", {"uint64_param": 1}, "expected int64_param."),
+        ("triton_enable_empty_final_response", {"int64_param": 1}, "expected bool_param."),
+        ("mine", {"uint64_param": 1}, "expected int64_param, bool_param, or string_param."),
+        ("mine", {}, "expected int64_param, bool_param, or string_param."),
+    ],
+)
+def test_a_parameter_of_the_wrong_type_is_refused(key, choice, text):
+    assert refusal(with_parameter(key, **choice)) == f"invalid value type for '{key}' parameter, {text}"
+
+
+def test_a_negative_priority_is_refused():
+    text = refusal(with_parameter("priority", int64_param=-1))
+    assert text == "invalid value for 'priority', expected value >= 0."
+
+
+def test_parameters_with_tritons_prefix_are_reserved():
+    assert refusal(with_parameter("triton_x", int64_param=1)) == (
+        "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting with "
+        "'triton_' are allowed: triton_enable_empty_final_response"
+    )
+
+
+def test_forwarded_metadata_becomes_parameters_beside_the_clients_own():
+    message = with_parameter("k", string_param="own")
+    decoder = InferDecoder()
+    for value in ("1", "2"):
+        request, _ = decode(message, decoder=decoder, forwarded={"x-user": value, "k": "metadata"})
+        assert request.parameters == {"x-user": value, "k": "own"}
+    request, _ = decode(message, decoder=decoder)
+    assert request.parameters == {"k": "own"}
+
+
+def test_metadata_that_is_refused_is_told_after_parameters_and_before_data():
+    forwarded = InvalidArgument("Header 'timeout' is reserved for Triton usage and cannot be forwarded.")
+    assert refusal(make(), forwarded=forwarded) == forwarded.message
+    assert refusal(make(b"\1" * 8), forwarded=forwarded) == forwarded.message
+    message = with_parameter("timeout", string_param="x")
+    assert "invalid value type for 'timeout'" in refusal(message, forwarded=forwarded)
+
+
+# Data
+
+
+CONTENTS = [
+    ("BOOL", "bool_contents", [True, False]),
+    ("INT8", "int_contents", [-1, 127]),
+    ("INT16", "int_contents", [-1, 32767]),
+    ("INT32", "int_contents", [-(2**31), 2**31 - 1]),
+    ("INT64", "int64_contents", [-(2**63), 2**63 - 1]),
+    ("UINT8", "uint_contents", [0, 255]),
+    ("UINT16", "uint_contents", [1, 65535]),
+    ("UINT32", "uint_contents", [1, 2**32 - 1]),
+    ("UINT64", "uint64_contents", [1, 2**64 - 1]),
+    ("FP32", "fp32_contents", [0.5, -math.inf]),
+    ("FP64", "fp64_contents", [0.1, 1e300]),
+]
+
+
+@pytest.mark.parametrize(("datatype", "field", "values"), CONTENTS)
+def test_typed_contents_are_packed_as_raw_ones_would_be(datatype, field, values):
+    request, _ = decode(typed(datatype, **{field: values}))
+    (tensor,) = request.inputs
+    assert tensor.as_numpy().tolist() == values
+    assert tensor.nbytes == 2 * tensor.datatype.size
+
+
+def test_typed_strings_are_packed():
+    request, _ = decode(typed("BYTES", bytes_contents=[b"", b"\xff\0"]))
+    assert bytes(request.inputs[0].data) == pack_bytes([b"", b"\xff\0"])
+
+
+def test_narrow_integers_keep_their_low_bytes():
+    request, _ = decode(typed("INT8", int_contents=[256 + 5, -129]))
+    assert request.inputs[0].as_numpy().tolist() == [5, 127]
+    request, _ = decode(typed("UINT16", uint_contents=[65536 + 5, 7]))
+    assert request.inputs[0].as_numpy().tolist() == [5, 7]
+
+
+def test_the_bits_of_a_float_that_is_no_number_survive():
+    bits = np.array([0x7FA00001, 0xFFC01234], dtype="<u4")
+    packed = InferTensorContents()
+    packed.MergeFromString(b"\x32\x08" + bits.tobytes())
+    message = make()
+    message.inputs[0].datatype = "FP32"
+    message.inputs[0].contents.CopyFrom(packed)
+    request, _ = decode(message)
+    assert bytes(request.inputs[0].data) == bits.tobytes()
+
+
+def test_fields_unknown_to_us_in_typed_contents_do_not_get_into_the_tensor():
+    contents = InferTensorContents(fp32_contents=[1.0, 2.0]).SerializeToString() + b"\xf8\x01\x05"
+    message = make()
+    message.inputs[0].datatype = "FP32"
+    message.inputs[0].contents.MergeFromString(contents)
+    request, _ = decode(message)
+    assert request.inputs[0].as_numpy().tolist() == [1.0, 2.0]
+
+
+def test_typed_contents_differ_from_request_to_request():
+    decoder = InferDecoder()
+    for value in (1, 2, 3):
+        request, _ = decode(typed("INT32", int_contents=[value, value]), decoder=decoder)
+        assert request.inputs[0].as_numpy().tolist() == [value, value]
+
+
+def test_the_work_that_a_target_holds_is_known_beforehand():
+    decoder = InferDecoder()
+    message = typed("FP32", (5000,), fp32_contents=[0.5] * 5000).SerializeToString()
+    assert decoder.peek(message).unread_size > 20_000
+    raw = make(bytes(20_000)).SerializeToString()
+    assert 0 < decoder.peek(raw).unread_size < 100
+    decode(raw, decoder=decoder)
+    assert decoder.peek(raw).unread_size == 0
+
+
+def test_contents_without_elements_are_an_empty_tensor():
+    message = make(inputs=[("A", "FP16", (0,))])
+    message.inputs[0].contents.SetInParent()
+    request, _ = decode(message)
+    assert bytes(request.inputs[0].data) == b""
+
+
+def test_contents_of_another_type_are_refused():
+    assert refusal(typed("INT64", int_contents=[1, 2])) == (
+        "unexpected explicit tensor data for input tensor 'A' for model 'm' of type 'INT32', expected datatype 'INT64'"
+    )
+    assert refusal(typed("FP16", fp32_contents=[1, 2])) == (
+        "unexpected explicit tensor data for input tensor 'A' for model 'm' of type 'FP32', expected datatype 'FP16'"
+    )
+    assert refusal(typed("FP8", fp32_contents=[1, 2])) == (
+        "unexpected explicit tensor data for input tensor 'A' for model 'm' of type 'FP32', "
+        "expected datatype '<invalid>'"
+    )
+
+
+def test_contents_of_two_types_are_refused():
+    assert refusal(typed("INT32", int_contents=[1, 2], int64_contents=[1])) == (
+        "unexpected explicit tensor data for input tensor 'A' for model 'm', binary data was already supplied."
+    )
+
+
+def test_contents_beside_raw_entries_are_refused():
+    message = typed("INT32", int_contents=[1, 2])
+    message.raw_input_contents.append(b"x")
+    assert refusal(message) == (
+        "contents field must not be specified when using raw_input_contents for 'A' for model 'm'"
+    )
+
+
+def test_an_input_without_data_is_refused():
+    inputs = [("A", "INT32", (2,)), ("B", "FP32", (1,))]
+    text = "unable to find data for input tensor 'B' for model 'm' in request."
+    assert refusal(make(b"\1" * 8, inputs=inputs)) == text
+    decoder = InferDecoder()
+    decode(make(b"\1" * 8, b"\1" * 4, inputs=inputs), decoder=decoder)
+    with pytest.raises(InvalidArgument, match=text):
+        decode(make(b"\1" * 8, inputs=inputs), decoder=decoder)
+
+
+def test_a_datatype_that_does_not_exist_is_refused_as_the_core_does():
+    assert refusal(make(b"\1" * 8, inputs=[("A", "FP8", (2,))])) == (
+        "[request id: r] inference input 'A' data-type is '<invalid>', but model 'm' expects 'INT32'"
+    )
+    assert refusal(make(b"\1" * 8, inputs=[("Z", "FP8", (2,))])) == (
+        "unexpected inference input 'Z' for model 'm'"
+    )
+
+
+# Outputs and shared memory
+
+
+def with_output(**parameters):
+    message = make(b"\1" * 8)
+    output = message.outputs.add(name="S")
+    for key, (kind, value) in parameters.items():
+        setattr(output.parameters[key], kind, value)
+    return message
+
+
+def test_classification_is_planned():
+    decoder = InferDecoder()
+    for _ in range(2):
+        request, plan = decode(with_output(classification=("int64_param", 3)), decoder=decoder)
+        assert request.requested_outputs == ("S",)
+        assert plan.classes == {"S": 3}
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_classes_are_refused(count):
+    text = refusal(with_output(classification=("int64_param", count)))
+    assert text == "invalid value for 'classification' parameter, expected >= 0"
+
+
+def test_classification_by_another_type_is_refused():
+    text = refusal(with_output(classification=("uint64_param", 1)))
+    assert text == "invalid value type for 'classification' parameter, expected int64_param"
+
+
+REGION = {"shared_memory_region": ("string_param", "R"), "shared_memory_byte_size": ("int64_param", 8)}
+
+
+def shared_input(**parameters):
+    message = make()
+    for key, (kind, value) in parameters.items():
+        setattr(message.inputs[0].parameters[key], kind, value)
+    return message
+
+
+@pytest.mark.parametrize("holder", [shared_input, with_output])
+def test_shared_memory_is_not_offered(holder):
+    assert refusal(holder(**REGION), Unsupported) == (
+        "shared memory is not supported by this version of Tritium"
+    )
+
+
+@pytest.mark.parametrize("holder", [shared_input, with_output])
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        (
+            {**REGION, "shared_memory_region": ("int64_param", 1)},
+            "invalid value type for 'shared_memory_region' parameter for tensor '{}', expected string_param.",
+        ),
+        (
+            {**REGION, "shared_memory_offset": ("string_param", "1")},
+            "invalid value type for 'shared_memory_offset' parameter for tensor '{}', expected int64_param.",
+        ),
+        (
+            {**REGION, "shared_memory_byte_size": ("uint64_param", 1)},
+            "invalid value type for 'shared_memory_byte_size' parameter for tensor '{}', expected int64_param.",
+        ),
+        (
+            {"shared_memory_offset": ("int64_param", 1)},
+            "'shared_memory_offset' can not be specified without 'shared_memory_region' parameter for tensor '{}'",
+        ),
+        (
+            {"shared_memory_byte_size": ("int64_param", 1)},
+            "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for tensor '{}'",
+        ),
+        (
+            {"shared_memory_region": ("string_param", "R")},
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor '{}'",
+        ),
+    ],
+)
+def test_shared_memory_parameters_that_make_no_sense_are_refused(holder, parameters, text):
+    assert refusal(holder(**parameters)) == text.format("A" if holder is shared_input else "S")
+
+
+def test_contents_in_shared_memory_are_refused():
+    message = shared_input(**REGION)
+    message.inputs[0].contents.int_contents.append(1)
+    assert refusal(message) == (
+        "unexpected 'content' provided when using shared memory for input tensor 'A' for model 'm'"
+    )
+
+
+def test_classification_in_shared_memory_is_refused():
+    assert refusal(with_output(**REGION, classification=("int64_param", 1))) == (
+        "output can't set both 'shared_memory_region' and 'classification'"
+    )
+
+
+# Bytes that are no request
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\x0a",
+        b"\x0a\x05abc",
+        b"\x0a\xff",
+        b"\x0a\x02\xff\xff",  # a model's name that is not UTF-8
+        b"\x1a\x02\xff\xff",  # an id that is not
+        b"\x1a\x03\xed\xa0\x80",  # half a surrogate pair
+        b"\x3a\x05abc",
+        b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+        b"\x3a" + b"\x80" * 10 + b"\x00",
+        b"\xba\x80\x80\x80\x10\x00",
+        b"\x00\x00",  # field number 0
+        b"\x0c",  # a group that ends before it began
+        b"\x0b",  # a group without an end
+        b"\x0b\x14",  # a group with another's end
+        b"\x0b" * 200 + b"\x0c" * 200,  # groups without a bottom
+        b"\x0e\x00",  # no such wire type
+        b"\x09\1\2\3",
+        b"\x0d\1\2\3",
+        b"\x08" + b"\xff" * 10,
+        b"\x2a\x02\x0a\x05",  # an input that is no message
+        b"\xff" * 20,
+    ],
+)
+def test_bytes_that_are_no_request_are_refused(message):
+    with pytest.raises(DecodeError):
+        ModelInferRequest.FromString(message)
+    for after in (b"", ModelInferRequest(model_name="m", model_version="1", id="a").SerializeToString()):
+        with pytest.raises(Internal, match="bytes received as inference"):
+            InferDecoder().peek(after + message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\xba\x80\x00\x01a",  # a raw entry's tag in three bytes,
+        b"\x9a\x00\x01a",  # an id's in two
+        b"\x3a\x81\x80\x80\x80\x00a",  # and lengths in five
+        b"\x3a\x81" + b"\x80" * 8 + b"\x02a",  # and ten
+        b"\x08\x05",  # a name that is a number is a field that nobody knows
+        b"\x0b\x0b\x08\x01\x12\x01a\x0c\x0c",  # groups
+        b"\xf8\xff\xff\xff\x0f\x01",  # the greatest field number
+        b"\x49\1\2\3\4\5\6\7\x08\x4d\1\2\3\x04",
+    ],
+)
+def test_unusual_messages_are_read_as_protobuf_reads_them(message):
+    same_as_protobuf(message, InferDecoder())
+
+
+@pytest.mark.slow
+def test_a_message_of_too_many_fields_is_refused():
+    assert "more than 65536 fields" in refusal(b"\x3a\x00" * (MAX_FIELDS + 1), Internal)
+    assert "more than 65536 fields" in refusal(b"\x0b" + b"\x08\x00" * MAX_FIELDS + b"\x0c", Internal)
+    assert len(InferDecoder().peek(b"\x3a\x00" * MAX_FIELDS).raw) == MAX_FIELDS
+
+
+def same_as_protobuf(message, decoder):
+    """Check that `decoder` takes what protobuf takes, and finds in it what protobuf finds."""
+    try:
+        expected = ModelInferRequest.FromString(message)
+    except DecodeError:
+        expected = None
+    try:
+        target = decoder.peek(message)
+    except Internal:
+        assert expected is None
+        return
+    assert expected is not None
+    assert (target.model_name, target.model_version) == (expected.model_name, expected.model_version)
+    assert target.id == expected.id
+    assert [bytes(part) for part in target.raw] == list(expected.raw_input_contents)
+    try:
+        request, plan = decoder.decode(target, SPEC, requested_version=-1, reply=KeptPort(), accepted_at=0.0)
+    except (InvalidArgument, Unsupported):
+        return
+    assert [(t.name, str(t.datatype), list(t.shape)) for t in request.inputs] == [
+        (declared.name, declared.datatype, list(declared.shape)) for declared in expected.inputs
+    ]
+    if expected.raw_input_contents:
+        data = [bytes(tensor.data) for tensor in request.inputs]
+        assert data == list(expected.raw_input_contents)[: len(data)]
+    assert list(request.requested_outputs) == [output.name for output in expected.outputs]
+    assert plan.empty_final == expected.parameters["triton_enable_empty_final_response"].bool_param
+
+
+@st.composite
+def requests(draw):
+    message = ModelInferRequest(
+        model_name=draw(st.sampled_from(["m", "n", "m" * 130])),
+        model_version=draw(st.sampled_from(["", "1"])),
+        id=draw(st.text(max_size=5)),
+        raw_input_contents=draw(st.lists(st.binary(max_size=200), max_size=3)),
+    )
+    for name in draw(st.lists(st.sampled_from("AB"), max_size=2)):
+        message.inputs.add(name=name, datatype=draw(st.sampled_from(["INT32", "FP32"])), shape=[1, 2])
+    for name in draw(st.lists(st.sampled_from("SD"), max_size=2)):
+        message.outputs.add(name=name)
+    if draw(st.booleans()):
+        message.parameters["triton_enable_empty_final_response"].bool_param = draw(st.booleans())
+    return message.SerializeToString()
+
+
+@st.composite
+def mutated(draw):
+    pieces = [bytearray(draw(requests())) for _ in range(draw(st.integers(1, 2)))]
+    message = bytearray().join(pieces)
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(message)))
+        what = draw(st.sampled_from(["replace", "insert", "cut", "pad"]))
+        if what == "replace" and at < len(message):
+            message[at] = draw(st.integers(0, 255))
+        elif what == "insert":
+            message[at:at] = draw(st.binary(max_size=6))
+        elif what == "cut":
+            del message[at : at + draw(st.integers(1, 8))]
+        elif what == "pad" and at < len(message) and message[at] < 0x80:
+            message[at : at + 1] = bytes((message[at] | 0x80, 0))
+    return bytes(message)
+
+
+@pytest.mark.slow
+@given(st.lists(st.one_of(requests(), mutated()), max_size=6))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_message_is_read_as_protobuf_reads_it_whatever_came_before(messages):
+    decoder = InferDecoder()
+    for message in [*messages, *messages]:
+        same_as_protobuf(message, decoder)
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_numbers_are_written_as_protobuf_writes_them(value):
+    written = InferParameter(int64_param=value).SerializeToString()
+    assert b"\x10" + varint(value) == written
+
+
+# The official client
+
+
+def test_what_tritons_client_sends_is_understood():
+    array = np.arange(4, dtype=np.float32).reshape(1, 4)
+    words = np.array([b"a", b"bc"], dtype=object)
+    inputs = [triton.InferInput("B", [1, 4], "FP32"), triton.InferInput("W", [2], "BYTES")]
+    inputs[0].set_data_from_numpy(array)
+    inputs[1].set_data_from_numpy(words)
+    outputs = [triton.InferRequestedOutput("S", class_count=2), triton.InferRequestedOutput("D")]
+    message = _get_inference_request(
+        model_name="m",
+        inputs=inputs,
+        model_version="2",
+        request_id="r9",
+        outputs=outputs,
+        sequence_id="s",
+        sequence_start=True,
+        sequence_end=False,
+        priority=3,
+        timeout=2_000_000,
+        parameters={"a": 1, "b": 0.5, "c": True, "d": "x"},
+    ).SerializeToString()
+    decoder = InferDecoder()
+    for _ in range(2):
+        request, plan = decode(message, decoder=decoder)
+        assert request.id == "r9"
+        assert request.inputs[0].as_numpy().tolist() == array.tolist()
+        assert request.inputs[1].as_numpy().tolist() == words.tolist()
+        assert request.requested_outputs == ("S", "D")
+        assert plan.classes == {"S": 2, "D": 0}
+        assert (request.correlation_id, request.flags) == ("s", FLAG_SEQUENCE_START)
+        assert (request.priority, request.timeout) == (3, 2.0)
+        assert request.parameters == {"a": 1, "b": 0.5, "c": True, "d": "x"}

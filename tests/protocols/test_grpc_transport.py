@@ -1,0 +1,160 @@
+"""Transports over real sockets: plain, Unix and TLS."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+import grpc
+import pytest
+import trio
+
+from protocols.grpc.options import GrpcOptions
+from protocols.grpc.transport import ConnectionLost, PlainTransport, TlsTransport, behind, server_context
+from tests.protocols.grpc_certificates import Authority
+from tests.protocols.grpc_serving import bidi, in_thread, serve, unary
+
+MiB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return Authority()
+
+
+@pytest.fixture
+def server_files(authority, tmp_path):
+    return authority.issue("localhost").write(tmp_path, "server")
+
+
+def secure(served, authority, client=None, **options):
+    port = served.socket.getsockname()[1]
+    credentials = grpc.ssl_channel_credentials(
+        authority.certificate, client and client.key, client and client.certificate
+    )
+    pairs = [(f"grpc.{key}", value) for key, value in options.items()]
+    return grpc.secure_channel(f"localhost:{port}", credentials, pairs)
+
+
+def pair(**options):
+    """Return a plain transport and the client's socket."""
+    ours, theirs = socket.socketpair()
+    for name, value in options.items():
+        ours.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+    return PlainTransport(ours), theirs
+
+
+def test_what_the_socket_does_not_take_comes_back_in_order():
+    transport, theirs = pair(SO_SNDBUF=4096)
+    buffers = [bytes([number]) * 50_000 for number in range(20)]
+    received, rest = b"", buffers
+    while rest:
+        rest = transport.send(rest)
+        received += theirs.recv(1 << 20)
+    theirs.setblocking(False)
+    while len(received) < 20 * 50_000:
+        received += theirs.recv(1 << 20)
+    assert received == b"".join(buffers)
+    assert transport.send([b"small", b"ones"]) == []
+    assert theirs.recv(100) == b"smallones"
+    theirs.close()
+    transport.close()
+
+
+def test_a_client_that_left_is_lost():
+    transport, theirs = pair()
+    buffer = memoryview(bytearray(10))
+    with pytest.raises(BlockingIOError):
+        transport.receive_into(buffer)
+    theirs.send(b"last")
+    theirs.close()
+    assert transport.receive_into(buffer) == 4
+    assert transport.exhausted(4, 10)
+    assert transport.receive_into(buffer) == 0
+    with pytest.raises(ConnectionLost):
+        transport.send([b"to nobody"])
+    transport.finish()
+    transport.shut(abort=True)
+    transport.close()
+
+
+def test_behind_cuts_where_it_is_told():
+    buffers = [b"abc", b"", b"defg"]
+    for count in range(8):
+        assert b"".join(behind(buffers, count)) == b"abcdefg"[count:]
+
+
+async def test_calls_pass_through_tls(authority, server_files):
+    async with serve(tls=server_context(*server_files)) as served:
+        options = {"max_receive_message_length": -1, "max_send_message_length": -1}
+        with secure(served, authority, **options) as channel:
+            assert await in_thread(unary(channel), b"hidden", timeout=10) == b"hidden"
+            large = bytes(range(256)) * (16 * MiB // 256)
+            assert await in_thread(unary(channel), large, timeout=20) == large
+            messages = [b"%d" % number * number for number in range(200)]
+            each = bidi(channel)
+            assert await in_thread(lambda: list(each(iter(messages), timeout=20))) == messages
+        assert served.service.echo.released == 2
+
+
+async def test_mutual_tls_wants_a_certificate_that_the_authority_signed(authority, server_files, tmp_path):
+    roots = tmp_path / "roots.pem"
+    roots.write_bytes(authority.certificate)
+    async with serve(tls=server_context(*server_files, client_roots=str(roots))) as served:
+        with secure(served, authority, authority.issue("client")) as channel:
+            assert await in_thread(unary(channel), b"known", timeout=10) == b"known"
+        for unknown in (None, Authority().issue("client")):
+            with secure(served, authority, unknown) as channel:
+                with pytest.raises(grpc.RpcError) as caught:
+                    await in_thread(unary(channel), b"unknown", timeout=2)
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert served.service.echo.begun == 1
+
+
+async def test_a_client_that_agrees_on_no_http2_is_sent_away(authority, server_files):
+    async with serve(tls=server_context(*server_files)) as served:
+        context = ssl.create_default_context(cadata=authority.certificate.decode())
+        context.set_alpn_protocols(["http/1.1"])
+        stream = await trio.open_tcp_stream("127.0.0.1", served.socket.getsockname()[1])
+        async with trio.SSLStream(stream, context, server_hostname="localhost") as secured:
+            await secured.do_handshake()
+            with trio.fail_after(5), pytest.raises(trio.BrokenResourceError):
+                await secured.receive_some()
+        await served.until(lambda: not served.listener.statistics().connections)
+
+
+@pytest.mark.slow
+async def test_a_client_that_never_finishes_its_handshake_costs_only_its_connection(authority, server_files):
+    options = GrpcOptions(handshake_timeout=0.3)
+    async with serve(options=options, tls=server_context(*server_files)) as served:
+        idle = [socket.create_connection(served.socket.getsockname()) for _ in range(5)]
+        idle[0].send(b"\x16\x03\x01")
+        idle[1].send(b"not TLS at all, this")
+        with secure(served, authority) as channel:
+            assert await in_thread(unary(channel), b"me", timeout=10) == b"me"
+            await served.until(lambda: served.listener.statistics().connections == 1)
+        for sock in idle:
+            sock.close()
+
+
+async def test_a_handshake_with_a_client_that_left_is_lost(server_files):
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    transport = TlsTransport(ours, server_context(*server_files))
+    with pytest.raises(ConnectionLost):
+        await transport.handshake()
+    transport.shut()
+    transport.close()
+
+
+async def test_calls_pass_through_a_unix_socket(tmp_path):
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(tmp_path / "grpc.sock"))
+        sock.listen()
+        async with serve(sock=sock) as served:
+            with served.channel() as channel:
+                assert await in_thread(unary(channel), b"local", timeout=5) == b"local"
+                _, call = await in_thread(
+                    unary(channel, "/inference.GRPCInferenceService/ServerLive").with_call, b"", timeout=5
+                )
+                assert dict(call.trailing_metadata())["peer"] == "unix:"
