@@ -15,6 +15,9 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from benchmarks import clients, report, repository
+from benchmarks.grpc.clients import preferred
+from benchmarks.grpc.scenarios import GRPC_SCENARIOS
+from benchmarks.grpc.subjects import REFERENCES, USUAL
 from benchmarks.results import Report
 from benchmarks.runner import Plan
 from benchmarks.scenarios import OPERATIONS, SCENARIOS
@@ -31,13 +34,14 @@ from benchmarks.terminal import Terminal, show
 _DESCRIPTION: Final = """\
 Measure the server of this checkout: throughput and latency under load, start-up, idle memory, and recovery from a
 killed worker. Everything is started on 127.0.0.1, on free ports, and ended again; nothing else needs to be running.
-Each figure comes with that of a bare responder (trio and httptools, no work) measured in the same minute, so that
-machines can be compared."""
+Each figure over HTTP comes with that of a bare responder (trio and httptools, no work) measured in the same minute, each
+over gRPC with those of grpclib's and grpcio's servers doing the same sums, so that machines can be compared."""
 
 _EPILOG: Final = """\
 examples:
-  python -m benchmarks                                    everything, some three minutes
+  python -m benchmarks                                    everything, some eight minutes
   python -m benchmarks --quick --only onnx-binary         one scenario, a second a cell
+  python -m benchmarks --only grpc-unary grpc-stream      two scenarios over gRPC, beside the references
   python -m benchmarks --compare HEAD~1 .                 a commit and the working tree, in turn, three rounds
   python -m benchmarks --compare http://127.0.0.1:8000 .  a running server and the working tree
   python -m benchmarks --write-repository /tmp/models     the models, to serve them with something else
@@ -45,6 +49,9 @@ examples:
 
 What each row means is in docs/benchmarks.md. Ends with 1 if a request failed or something could not be measured, what
 needs a GPU on a machine without one excepted."""
+
+
+_NAMES: Final = [*(each.name for each in (*SCENARIOS, *GRPC_SCENARIOS)), *OPERATIONS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +81,6 @@ _positive.__name__, _natural.__name__ = "number of seconds", "positive number"  
 
 
 def _parser() -> argparse.ArgumentParser:
-    names = [*(each.name for each in SCENARIOS), *OPERATIONS]
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=_DESCRIPTION,
@@ -82,14 +88,26 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_argument_group("what to measure")
-    what.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"some of: {', '.join(names)}")
+    what.add_argument(
+        "--only", nargs="+", choices=_NAMES, metavar="NAME", help=f"some of: {', '.join(_NAMES)}"
+    )
     what.add_argument("--compare", nargs="+", metavar="TARGET", help=(
         "measure these side by side, in turn, ratios to the first: a git revision, a directory with the source, or the "
-        "http://host:port of a running server that serves the models of --write-repository"
+        "http://host:port (?grpc=port) of a running server that serves the models of --write-repository"
     ))  # fmt: skip
     what.add_argument(
-        "--client", choices=["wrk", "h2load", "both"], default="wrk", help="load client (default: wrk)"
+        "--client",
+        choices=["wrk", "h2load", "both"],
+        default="wrk",
+        help="load client over HTTP (default: wrk)",
     )
+    what.add_argument("--grpc-client", choices=["h2load", "own", "both"], help=(
+        "load client for unary calls (default: h2load where it is installed); metadata and streams take the own one"
+    ))  # fmt: skip
+    what.add_argument("--grpc-references", nargs="*", choices=list(REFERENCES), default=USUAL, metavar="NAME", help=(
+        f"what is measured beside the server over gRPC, none or some of: {', '.join(REFERENCES)} "
+        f"(default: {', '.join(USUAL)})"
+    ))  # fmt: skip
     what.add_argument("--list", action="store_true", help="list what can be measured, and end")
     what.add_argument("--write-repository", type=Path, metavar="DIR", help="write the models there, and end")
     how = parser.add_argument_group("how long")
@@ -126,15 +144,21 @@ def options(argv: Sequence[str] | None = None) -> Options:
             parser.error(str(error))
         if len({target.label for target in targets}) != len(targets) or len(targets) < 2:
             parser.error("--compare takes two or more different targets")
-    chosen = given.only or [*(each.name for each in SCENARIOS), *OPERATIONS]
-    wanted = ("wrk", "h2load") if given.client == "both" else (given.client,)
+    chosen = given.only or _NAMES
     scenarios = [each for each in SCENARIOS if each.name in chosen]
-    for reason in filter(None, map(clients.missing, wanted if scenarios else ())):
+    grpc_scenarios = [each for each in GRPC_SCENARIOS if each.name in chosen]
+    wanted = ("wrk", "h2load") if given.client == "both" else (given.client,)
+    over_grpc = ("h2load", "own") if given.grpc_client == "both" else (given.grpc_client or preferred(),)
+    needed = {*(wanted if scenarios else ()), *(over_grpc if grpc_scenarios else ())} - {"own"}
+    for reason in filter(None, map(clients.missing, sorted(needed))):
         parser.error(reason)
     order = Order(
         plan=Plan(
             scenarios=scenarios,
             clients=wanted,
+            grpc_scenarios=grpc_scenarios,
+            grpc_clients=over_grpc,
+            grpc_references=tuple(dict.fromkeys(given.grpc_references)),
             seconds=given.seconds or (1.0 if given.quick else 3.0),
             rounds=given.rounds or (3 if given.compare else 1),
         ),
@@ -148,9 +172,11 @@ def options(argv: Sequence[str] | None = None) -> Options:
 
 def _list() -> None:
     for scenario in SCENARIOS:
-        print(f"{scenario.name:19} {scenario.title}, at {', '.join(map(str, scenario.concurrencies))}")
+        print(f"{scenario.name:24} {scenario.title}, at {', '.join(map(str, scenario.concurrencies))}")
+    for each in GRPC_SCENARIOS:
+        print(f"{each.name:24} gRPC: {each.title}, at {', '.join(map(str, each.shapes))}")
     for name, title in OPERATIONS.items():
-        print(f"{name:19} {title}")
+        print(f"{name:24} {title}")
 
 
 def _write_repository(parser: argparse.ArgumentParser, directory: Path) -> None:

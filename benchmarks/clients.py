@@ -27,7 +27,8 @@ def _headers(request: Request) -> list[str]:
     return [f"{name}: {value}" for name, value in request.headers.items()]
 
 
-def _finish(child: subprocess.Popen[str], program: str, timeout: float) -> str:
+def finish(child: subprocess.Popen[str], program: str, timeout: float) -> str:
+    """Return what a client printed, once it has ended. Raises ClientFailed where it ended badly."""
     try:
         output, errors = child.communicate(timeout=timeout)
     finally:
@@ -46,8 +47,9 @@ def _answered(load: Load, url: str) -> Load:
     return load
 
 
-def _start(command: Sequence[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(command: Sequence[str], cwd: Path | None = None) -> subprocess.Popen[str]:
+    """Start a client."""
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
 
 
 def wrk(url: str, request: Request, *, concurrency: int, seconds: float) -> Load:
@@ -57,13 +59,13 @@ def wrk(url: str, request: Request, *, concurrency: int, seconds: float) -> Load
         body.flush()
         whole = math.ceil(seconds)
         command = ["wrk", "-t1", f"-c{concurrency}", f"-d{whole}s", "--latency", "-s", str(_POST), url]
-        child = _start([*command, "--", body.name, *_headers(request)])
+        child = start([*command, "--", body.name, *_headers(request)])
         if whole != seconds:  # wrk takes whole seconds only; interrupted, it stops and prints what it has
             try:
                 child.wait(timeout=seconds)
             except subprocess.TimeoutExpired:
                 child.send_signal(signal.SIGINT)
-        return _answered(parsers.wrk(_finish(child, "wrk", whole + _GRACE)), url)
+        return _answered(parsers.wrk(finish(child, "wrk", whole + _GRACE)), url)
 
 
 def h2load(url: str, request: Request, *, concurrency: int, seconds: float) -> Load:
@@ -80,8 +82,8 @@ def h2load(url: str, request: Request, *, concurrency: int, seconds: float) -> L
             f"--log-file={log}",
         ]
         headers = [argument for header in _headers(request) for argument in ("-H", header)]
-        child = _start([*command, "-d", str(body), *headers, url])
-        output = _finish(child, "h2load", seconds + _GRACE)
+        child = start([*command, "-d", str(body), *headers, url])
+        output = finish(child, "h2load", seconds + _GRACE)
         return _answered(parsers.h2load(output, log.read_text()), url)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from benchmarks.subjects import CHECKOUT
 
-_PACKAGES: Final = ("trio", "httptools", "orjson", "numpy", "onnxruntime")
+_PACKAGES: Final = ("trio", "httptools", "orjson", "numpy", "onnxruntime", "protobuf", "grpclib", "grpcio")
 
 
 def _processor() -> str:
@@ -45,6 +45,8 @@ def _revision() -> str:
 
 
 def _client(name: str) -> str:
+    if name == "own":
+        return "benchmarks.grpc.load (own)"
     line = _first_line([name, "-v" if name == "wrk" else "--version"])
     return line.partition(" [")[0] or f"{name} (not installed)"
 
@@ -61,7 +63,7 @@ def describe(clients: Sequence[str]) -> Sequence[tuple[str, str]]:
         ("processor", f"{_processor()}, {len(os.sched_getaffinity(0))} cores usable, {_memory()}"),
         ("system", f"{platform.system()} {platform.release()}"),
         ("python", f"{platform.python_implementation()} {platform.python_version()}; {packages}"),
-        ("load client", ", ".join(map(_client, clients))),
+        ("load client", ", ".join(map(_client, clients)) or "none"),
         ("revision", _revision()),
         ("load before the run", f"{busy():.2f} a core"),
     ]

@@ -13,7 +13,7 @@ from benchmarks.scenarios import Array, Scenario, Tensors
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 
-_DATATYPES: Final[Mapping[str, type[np.generic]]] = {
+DATATYPES: Final[Mapping[str, type[np.generic]]] = {
     "BOOL": np.bool_,
     "UINT8": np.uint8,
     "UINT16": np.uint16,
@@ -27,7 +27,7 @@ _DATATYPES: Final[Mapping[str, type[np.generic]]] = {
     "FP32": np.float32,
     "FP64": np.float64,
 }
-_NAMES: Final = {np.dtype(kind): name for name, kind in _DATATYPES.items()}
+DATATYPE_NAMES: Final = {np.dtype(kind): name for name, kind in DATATYPES.items()}
 
 
 class WrongAnswer(Exception):
@@ -57,7 +57,7 @@ def encode(inputs: Tensors, encoding: Literal["binary", "json"]) -> Request:
 
 
 def _entry(name: str, array: Array) -> dict[str, Any]:
-    return {"name": name, "shape": list(array.shape), "datatype": _NAMES[array.dtype]}
+    return {"name": name, "shape": list(array.shape), "datatype": DATATYPE_NAMES[array.dtype]}
 
 
 def decode(body: bytes, header_length: int | None) -> Tensors:
@@ -70,7 +70,7 @@ def decode(body: bytes, header_length: int | None) -> Tensors:
         offset = len(body) if header_length is None else header_length
         outputs = {}
         for entry in head["outputs"]:
-            kind = np.dtype(_DATATYPES[entry["datatype"]])
+            kind = np.dtype(DATATYPES[entry["datatype"]])
             size = entry.get("parameters", {}).get("binary_data_size")
             if size is None:
                 array = np.array(entry["data"], kind)
@@ -113,12 +113,12 @@ def inputs_from_metadata(metadata: Mapping[str, Any]) -> Tensors:
     """
     inputs = {}
     for entry in metadata["inputs"]:
-        if entry["datatype"] not in _DATATYPES:
+        if entry["datatype"] not in DATATYPES:
             raise ValueError(
                 f"input {entry['name']!r} has datatype {entry['datatype']}, which has no fixed size"
             )
         inputs[entry["name"]] = np.ones(
-            [max(1, size) for size in entry["shape"]], _DATATYPES[entry["datatype"]]
+            [max(1, size) for size in entry["shape"]], DATATYPES[entry["datatype"]]
         )
     return inputs
 

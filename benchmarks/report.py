@@ -58,7 +58,7 @@ def ratio(value: float, base: float) -> str:
 
 
 def _copies(report: Report, cell: Cell) -> Timings | None:
-    if cell.concurrency != 1:
+    if cell.concurrency * cell.streams != 1:
         return None
     return next((timings for scenario, timings in report.transfers if scenario == cell.scenario), None)
 
@@ -77,7 +77,7 @@ _FIGURES: Final = ("req/s", "p50 ms", "p99 ms", "failed", "CPU µs/req")
 
 
 def _cell(cell: Cell, *, clients: bool) -> list[str]:
-    return [cell.title, *([cell.client] if clients else []), str(cell.concurrency)]
+    return [cell.title, *([cell.client] if clients else []), cell.at]
 
 
 def _against_yardstick(report: Report, *, clients: bool) -> Table:
@@ -90,10 +90,34 @@ def _against_yardstick(report: Report, *, clients: bool) -> Table:
         compared.append(ratio(each.p50, copies.p50) if copies else NOTHING)
         return [*_cell(cell, clients=clients), *_figures(each), *compared]
 
-    found = ((cell, report.measured(cell, server)) for cell in report.rows for server in servers)
+    found = ((cell, report.measured(cell, server)) for cell in _rows(report, "http") for server in servers)
     rows = [row(cell, each) for cell, each in found if each is not None]
     columns = ["scenario", *(["client"] if clients else []), "conc.", *_FIGURES]
     return Table("Load", [*columns, "bare req/s", "of bare", "p50 ÷ copies"], rows, words=2 if clients else 1)
+
+
+def _against_references(report: Report) -> Table:
+    """One row a gRPC cell: the server's figures, and each reference's rate with what the server's is of it."""
+
+    def row(cell: Cell, each: Measured) -> list[str]:
+        compared = []
+        for reference in report.references:
+            beside = report.measured(cell, reference)
+            compared += [count(beside.rate), ratio(each.rate, beside.rate)] if beside else [NOTHING, NOTHING]
+        copies = _copies(report, cell)
+        compared.append(ratio(each.p50, copies.p50) if copies else NOTHING)
+        return [*_cell(cell, clients=True), *_figures(each), *compared]
+
+    _, *servers = report.subjects
+    found = ((cell, report.measured(cell, server)) for cell in _rows(report, "grpc") for server in servers)
+    rows = [row(cell, each) for cell, each in found if each is not None]
+    beside = [column for each in report.references for column in (f"{each} req/s", f"÷ {each}")]
+    columns = ["scenario", "client", "conc.", *_FIGURES, *beside, "p50 ÷ copies"]
+    return Table("Load over gRPC", columns, rows, words=2)
+
+
+def _rows(report: Report, protocol: str) -> Sequence[Cell]:
+    return [cell for cell in report.rows if cell.protocol == protocol]
 
 
 def _side_by_side(report: Report, *, clients: bool) -> Table:
@@ -137,9 +161,12 @@ def _skipped(report: Report) -> Table:
 
 def tables(report: Report) -> Sequence[Table]:
     """Return the tables that have rows."""
-    clients = len({cell.client for cell in report.rows}) > 1
-    load = _against_yardstick if report.against_yardstick else _side_by_side
-    every = [load(report, clients=clients), _timings(report), _memory(report), _skipped(report)]
+    if report.against_yardstick:
+        clients = len({cell.client for cell in _rows(report, "http")}) > 1
+        load = [_against_yardstick(report, clients=clients), _against_references(report)]
+    else:
+        load = [_side_by_side(report, clients=len({cell.client for cell in report.rows}) > 1)]
+    every = [*load, _timings(report), _memory(report), _skipped(report)]
     return [table for table in every if table.rows]
 
 
@@ -200,7 +227,9 @@ def _cell_json(report: Report, each: Measured) -> dict[str, Any]:
     copies = _copies(report, each.cell)
     return {
         "scenario": each.cell.scenario,
+        "protocol": each.cell.protocol,
         "concurrency": each.cell.concurrency,
+        "streams": each.cell.streams,
         "client": each.cell.client,
         "subject": each.subject,
         "rate": _number(each.rate),
@@ -209,6 +238,11 @@ def _cell_json(report: Report, each: Measured) -> dict[str, Any]:
         "failures": each.failures,
         "cpu_per_request": each.cpu_per_request,
         "rate_of_baseline": _number(each.rate / base.rate) if base and base.rate else None,
+        "rate_of_references": {
+            name: _number(each.rate / beside.rate)
+            for name in report.references
+            if (beside := report.measured(each.cell, name)) and beside.rate
+        },
         "p50_of_baseline": _number(each.p50 / base.p50) if base and base.p50 else None,
         "p50_of_copies": _number(each.p50 / copies.p50) if copies else None,
         "rounds": [
@@ -233,6 +267,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "schema": 1,
         "baseline": report.subjects[0],
         "subjects": list(report.subjects),
+        "references": list(report.references),
         "machine": dict(report.machine),
         "options": dict(report.options),
         "cells": [_cell_json(report, each) for each in report.cells],

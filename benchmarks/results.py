@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -47,8 +48,16 @@ class Cell:
 
     scenario: str
     title: str
-    concurrency: int
+    concurrency: int  # connections
     client: str
+    protocol: Literal["http", "grpc"] = "http"
+    streams: int = 1  # requests under way on each connection
+
+    @property
+    def at(self) -> str:
+        """The concurrency as it is written: `16`, or `4×8` for eight streams on each of four connections."""
+        alone = self.protocol == "http" or self.concurrency * self.streams == 1
+        return str(self.concurrency) if alone else f"{self.concurrency}×{self.streams}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +150,7 @@ class Report:
     timings: Sequence[Timings]
     memory: Sequence[Memory]
     skipped: Sequence[Skipped]
+    references: Sequence[str] = ()  # who was measured beside the servers over gRPC
 
     def measured(self, cell: Cell, subject: str) -> Measured | None:
         """Return the figures of `subject` in `cell`, if it was measured there."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 from benchmarks import payloads, processes, transfer
 from benchmarks.clients import CLIENTS, Client, ClientFailed
+from benchmarks.grpc.scenarios import GrpcScenario
 from benchmarks.parsers import UnreadableOutput
 from benchmarks.payloads import Request, WrongAnswer
-from benchmarks.results import Cell, Measured, Sample, Skipped, Timings
+from benchmarks.results import Cell, Load, Measured, Sample, Skipped, Timings
 from benchmarks.scenarios import MIB, Scenario
 from benchmarks.subjects import Subject
 
 WARM_UP: Final = 0.25  # of a round's length, before the first round of a cell
+_WARM_UP_LEAST: Final = 0.5  # seconds: enough for an answer of the slowest
 
 
 class Progress(Protocol):
@@ -30,16 +33,19 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to measure and for how long."""
+    """What to measure over HTTP and over gRPC, and for how long."""
 
     scenarios: Sequence[Scenario]
     clients: Sequence[str] = ("wrk",)
+    grpc_scenarios: Sequence[GrpcScenario] = ()
+    grpc_clients: Sequence[str] = ("h2load",)
+    grpc_references: Sequence[str] = ()
     seconds: float = 3.0
     rounds: int = 1
 
     @property
     def cells(self) -> int:
-        """How many cells there are, for whoever counts."""
+        """How many cells there are over HTTP, for whoever counts."""
         return sum(len(each.concurrencies) for each in self.scenarios) * len(self.clients)
 
 
@@ -50,6 +56,12 @@ class Findings:
     cells: list[Measured] = field(default_factory=list)
     transfers: list[tuple[str, Timings]] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+
+    def extend(self, more: Findings) -> None:
+        """Add what another run has found."""
+        self.cells += more.cells
+        self.transfers += more.transfers
+        self.skipped += more.skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,75 @@ def verify(scenario: Scenario, subject: Subject) -> Verified:
     return Verified(request, size)
 
 
+def sampled(pid: int | None, load: Callable[[], Load]) -> Sample:
+    """Run a load client once, and read the CPU time of a process tree, where there is one to read, around it."""
+    before = 0.0 if pid is None else processes.cpu_seconds(pid)
+    seen = load()
+    return Sample(seen, None if pid is None else processes.cpu_seconds(pid) - before)
+
+
+class Turns:
+    """Loads subjects in turn, cell by cell, and keeps what was found."""
+
+    def __init__(self, *, seconds: float, rounds: int, cells: int, progress: Progress) -> None:
+        self.findings = Findings()
+        self._seconds = seconds
+        self._rounds = rounds
+        self._cells = cells
+        self._progress = progress
+        self._done = 0
+
+    def pass_over(self, cells: int) -> None:
+        """Count cells that are not measured."""
+        self._done += cells
+
+    def skip(self, what: str, subject: str, reason: str) -> None:
+        """Say that something is left out."""
+        self.findings.skipped.append(Skipped(what, subject, reason))
+        self._progress.result(f"{what} of {subject} is left out: {reason}")
+
+    def transfer(self, scenario: str, nbytes: int, title: str) -> None:
+        """Measure what copies and loopback take, for a scenario."""
+        self._progress.step(title)
+        timings = Timings(
+            "transfer", title, "memory and loopback", transfer.measure(nbytes, min(1.0, self._seconds))
+        )
+        self.findings.transfers.append((scenario, timings))
+        self._progress.result(f"{title}: {timings.p50 * 1e3:.2f} ms")
+
+    def measure(self, cell: Cell, takers: Mapping[str, Callable[[float], Sample]]) -> None:
+        """Warm up, then take the rounds of a cell; `takers` are the subjects' labels and what loads them so long."""
+        self._done += 1
+        samples: dict[str, list[Sample]] = {label: [] for label in takers}
+        for turn in range(-1, self._rounds):  # turn -1 warms up
+            for label in list(samples):
+                self._say(cell, label, turn)
+                seconds = self._seconds if turn >= 0 else max(self._seconds * WARM_UP, _WARM_UP_LEAST)
+                try:
+                    sample = takers[label](seconds)
+                except (ClientFailed, UnreadableOutput, WrongAnswer) as error:
+                    del samples[label]
+                    self.skip(f"{cell.scenario} at {cell.at}", label, str(error))
+                else:
+                    samples[label] += [sample] if turn >= 0 else []
+        for label, taken in samples.items():
+            self._found(Measured(cell, label, taken))
+
+    def _found(self, measured: Measured) -> None:
+        self.findings.cells.append(measured)
+        cell = measured.cell
+        self._progress.result(
+            f"{cell.title}, {cell.client} at {cell.at}, {measured.subject}: {measured.rate:,.0f} req/s, "
+            f"p50 {measured.p50 * 1e3:.3f} ms"
+            + (f", {measured.failures} FAILED" if measured.failures else "")
+        )
+
+    def _say(self, cell: Cell, label: str, turn: int) -> None:
+        which = "warm-up" if turn < 0 else f"round {turn + 1} of {self._rounds}"
+        where = f"[{self._done}/{self._cells}]"
+        self._progress.step(f"{where} {cell.title}, {cell.client} at {cell.at}, {label}, {which}")
+
+
 class Runner:
     """Runs a plan's scenarios against servers, and the yardstick where one is given."""
 
@@ -83,31 +164,32 @@ class Runner:
         progress: Progress,
         clients: Mapping[str, Client] = CLIENTS,
     ) -> None:
-        self.findings = Findings()
         self._plan = plan
         self._servers = servers
         self._yardstick = yardstick
-        self._progress = progress
         self._clients = clients
-        self._done = 0
+        self._turns = Turns(seconds=plan.seconds, rounds=plan.rounds, cells=plan.cells, progress=progress)
 
     def run(self) -> Findings:
         """Measure everything; what can't be measured is listed in the findings with its reason."""
         for scenario in self._plan.scenarios:
             answering = self._verify(scenario)
             if not answering:
-                self._done += len(scenario.concurrencies) * len(self._plan.clients)
+                self._turns.pass_over(len(scenario.concurrencies) * len(self._plan.clients))
                 continue
             if scenario.transfer and self._yardstick is not None:
-                self._transfer(scenario)
+                mib = scenario.transfer // MIB
+                self._turns.transfer(
+                    scenario.name, scenario.transfer, f"two copies and a loopback trip, {mib} MiB"
+                )
             subjects = [subject for subject, _ in answering]
             _, verified = answering[0]
             if self._yardstick is not None:
                 subjects.insert(0, self._yardstick)
             for cell in self._cells(scenario):
-                self._done += 1
-                self._measure(cell, scenario, subjects, verified)
-        return self.findings
+                takers = {each.label: self._taker(cell, scenario, each, verified) for each in subjects}
+                self._turns.measure(cell, takers)
+        return self._turns.findings
 
     def _cells(self, scenario: Scenario) -> Iterator[Cell]:
         for client in self._plan.clients:
@@ -120,58 +202,16 @@ class Runner:
             try:
                 answering.append((subject, verify(scenario, subject)))
             except WrongAnswer as error:
-                self._skip(scenario.name, subject.label, str(error))
+                self._turns.skip(scenario.name, subject.label, str(error))
         return answering
 
-    def _skip(self, what: str, subject: str, reason: str) -> None:
-        self.findings.skipped.append(Skipped(what, subject, reason))
-        self._progress.result(f"{what} of {subject} is left out: {reason}")
+    def _taker(
+        self, cell: Cell, scenario: Scenario, subject: Subject, verified: Verified
+    ) -> Callable[[float], Sample]:
+        url, client = subject.url(scenario.model, verified.answer_size), self._clients[cell.client]
 
-    def _transfer(self, scenario: Scenario) -> None:
-        title = f"two copies and a loopback trip, {scenario.transfer // MIB} MiB"
-        self._progress.step(title)
-        times = transfer.measure(scenario.transfer, min(1.0, self._plan.seconds))
-        timings = Timings("transfer", title, "memory and loopback", times)
-        self.findings.transfers.append((scenario.name, timings))
-        self._progress.result(f"{title}: {timings.p50 * 1e3:.2f} ms")
+        def take(seconds: float) -> Sample:
+            run = partial(client, url, verified.request, concurrency=cell.concurrency, seconds=seconds)
+            return sampled(subject.pid, run)
 
-    def _measure(
-        self, cell: Cell, scenario: Scenario, subjects: Sequence[Subject], verified: Verified
-    ) -> None:
-        samples: dict[Subject, list[Sample]] = {subject: [] for subject in subjects}
-        for turn in range(-1, self._plan.rounds):  # turn -1 warms up
-            for subject in list(samples):
-                self._say(cell, subject, turn)
-                url = subject.url(scenario.model, verified.answer_size)
-                seconds = self._plan.seconds * (1.0 if turn >= 0 else WARM_UP)
-                try:
-                    sample = self._sample(cell, subject, url, verified.request, seconds)
-                except (ClientFailed, UnreadableOutput) as error:
-                    del samples[subject]
-                    self._skip(f"{cell.scenario} at {cell.concurrency}", subject.label, str(error))
-                else:
-                    samples[subject] += [sample] if turn >= 0 else []
-        for subject, taken in samples.items():
-            self._found(Measured(cell, subject.label, taken))
-
-    def _sample(self, cell: Cell, subject: Subject, url: str, request: Request, seconds: float) -> Sample:
-        """Run the load client once, and read the CPU time of the subject's processes around it."""
-        before = 0.0 if subject.pid is None else processes.cpu_seconds(subject.pid)
-        load = self._clients[cell.client](url, request, concurrency=cell.concurrency, seconds=seconds)
-        return Sample(load, None if subject.pid is None else processes.cpu_seconds(subject.pid) - before)
-
-    def _found(self, measured: Measured) -> None:
-        self.findings.cells.append(measured)
-        cell = measured.cell
-        self._progress.result(
-            f"{cell.title}, {cell.client} at {cell.concurrency}, {measured.subject}: {measured.rate:,.0f} req/s, "
-            f"p50 {measured.p50 * 1e3:.3f} ms"
-            + (f", {measured.failures} FAILED" if measured.failures else "")
-        )
-
-    def _say(self, cell: Cell, subject: Subject, turn: int) -> None:
-        which = "warm-up" if turn < 0 else f"round {turn + 1} of {self._plan.rounds}"
-        where = f"[{self._done}/{self._plan.cells}]"
-        self._progress.step(
-            f"{where} {cell.title}, {cell.client} at {cell.concurrency}, {subject.label}, {which}"
-        )
+        return take

@@ -36,21 +36,25 @@ class Scenario:
     transfer: int = 0  # at concurrency 1, compare with two copies and a loopback trip of so many bytes
 
 
-def _pair() -> Tensors:
+def pair() -> Tensors:
+    """Return the two FP32[1,16] inputs of the add/sub models."""
     left = np.arange(16, dtype=np.float32).reshape(1, 16)
     return {"INPUT0": left, "INPUT1": np.full_like(left, 0.5)}
 
 
-def _sum_and_difference(inputs: Tensors) -> Tensors:
+def sum_and_difference(inputs: Tensors) -> Tensors:
+    """Return what the add/sub models compute."""
     left, right = inputs["INPUT0"], inputs["INPUT1"]
     return {"OUTPUT0": left + right, "OUTPUT1": left - right}
 
 
-def _ramp(nbytes: int) -> Callable[[], Tensors]:
+def ramp(nbytes: int) -> Callable[[], Tensors]:
+    """Return what makes one FP32 input of `nbytes`, no two elements alike."""
     return lambda: {"INPUT0": np.arange(nbytes // 4, dtype=np.float32)}
 
 
-def _same(inputs: Tensors) -> Tensors:
+def same(inputs: Tensors) -> Tensors:
+    """Return what the identity models compute."""
     return {"OUTPUT0": inputs["INPUT0"]}
 
 
@@ -61,8 +65,8 @@ SCENARIOS: Final = (
         model="onnx_add_sub",
         encoding="binary",
         concurrencies=(1, 16, 64),
-        inputs=_pair,
-        expected=_sum_and_difference,
+        inputs=pair,
+        expected=sum_and_difference,
     ),
     Scenario(
         name="onnx-json",
@@ -70,8 +74,8 @@ SCENARIOS: Final = (
         model="onnx_add_sub",
         encoding="json",
         concurrencies=(1, 16, 64),
-        inputs=_pair,
-        expected=_sum_and_difference,
+        inputs=pair,
+        expected=sum_and_difference,
     ),
     Scenario(
         name="python-binary",
@@ -79,8 +83,8 @@ SCENARIOS: Final = (
         model="python_add_sub",
         encoding="binary",
         concurrencies=(1, 16, 64),
-        inputs=_pair,
-        expected=_sum_and_difference,
+        inputs=pair,
+        expected=sum_and_difference,
     ),
     Scenario(
         name="digits",
@@ -97,8 +101,8 @@ SCENARIOS: Final = (
         model="onnx_identity",
         encoding="binary",
         concurrencies=(1, 4),
-        inputs=_ramp(MIB),
-        expected=_same,
+        inputs=ramp(MIB),
+        expected=same,
         transfer=MIB,
     ),
     Scenario(
@@ -107,8 +111,8 @@ SCENARIOS: Final = (
         model="onnx_identity",
         encoding="binary",
         concurrencies=(1,),
-        inputs=_ramp(16 * MIB),
-        expected=_same,
+        inputs=ramp(16 * MIB),
+        expected=same,
         transfer=16 * MIB,
     ),
     Scenario(
@@ -117,8 +121,8 @@ SCENARIOS: Final = (
         model="torch_identity_gpu",
         encoding="binary",
         concurrencies=(1,),
-        inputs=_ramp(16 * MIB),
-        expected=_same,
+        inputs=ramp(16 * MIB),
+        expected=same,
         on_gpu=True,
         transfer=16 * MIB,
     ),

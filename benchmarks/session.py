@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from benchmarks import machine, operations, repository
+from benchmarks.grpc.clients import for_way
+from benchmarks.grpc.runner import GrpcRunner
+from benchmarks.grpc.subjects import of as grpc_face
+from benchmarks.grpc.subjects import reference
 from benchmarks.operations import NoRecovery
 from benchmarks.payloads import WrongAnswer
 from benchmarks.results import Memory, Report, Skipped, Timings
@@ -44,7 +48,7 @@ class Session:
 
     def run(self) -> Report:
         """Measure everything that was asked. Raises NotStarted where a server or the yardstick does not come up."""
-        described = machine.describe(self._asked.plan.clients)
+        described = machine.describe(self._clients)
         if machine.busy() > BUSY:
             self._progress.result(
                 f"this machine is busy ({machine.busy():.2f} a core): expect low and noisy figures"
@@ -65,7 +69,17 @@ class Session:
             timings=self._timings,
             memory=self._memory,
             skipped=[*self._skipped, *found.skipped],
+            references=self._references if plan.grpc_scenarios else (),
         )
+
+    @property
+    def _clients(self) -> Sequence[str]:
+        plan = self._asked.plan
+        over_http = plan.clients if plan.scenarios else ()
+        over_grpc = (
+            each for row in plan.grpc_scenarios for each in for_way(row.way, tuple(plan.grpc_clients))
+        )
+        return list(dict.fromkeys([*over_http, *over_grpc]))
 
     def _serve(self, sources: Sequence[Source]) -> tuple[Findings, Sequence[str]]:
         """Start everyone, measure memory, load and recovery, in this order; return the load's findings."""
@@ -83,21 +97,41 @@ class Session:
             if not self._asked.comparing:
                 bare = stack.enter_context(yardstick(self._scratch))
             subjects = [subject.label for subject in (*filter(None, [bare]), *servers)]
-            found = Runner(self._without(left_out), servers, bare, self._progress).run()
+            plan = self._without(left_out)
+            found = Runner(plan, servers, bare, self._progress).run()
+            found.extend(self._grpc(plan, servers))
             if "recovery" in self._asked.operations:
                 for subject in ours:
                     self._recovery(subject)
         return found, subjects
 
+    def _grpc(self, plan: Plan, servers: Sequence[Subject]) -> Findings:
+        """Load the servers over gRPC, beside the references unless servers are compared with one another."""
+        if not plan.grpc_scenarios:
+            return Findings()
+        with ExitStack() as stack:
+            references = [stack.enter_context(reference(name, self._scratch)) for name in self._references]
+            faces = [grpc_face(subject) for subject in servers]
+            return GrpcRunner(plan, faces, references, self._progress).run()
+
+    @property
+    def _references(self) -> Sequence[str]:
+        return () if self._asked.comparing else self._asked.plan.grpc_references
+
     def _without(self, left_out: Mapping[str, str]) -> Plan:
         """Return the plan without scenarios whose model could not be written."""
         plan = self._asked.plan
-        for each in plan.scenarios:
-            if each.model in left_out:
-                reason = left_out[each.model]
-                self._skipped.append(Skipped(each.name, "all", reason, expected=reason == repository.NO_GPU))
-        scenarios = [each for each in plan.scenarios if each.model not in left_out]
-        return Plan(scenarios=scenarios, clients=plan.clients, seconds=plan.seconds, rounds=plan.rounds)
+        models = [(each.name, each.model) for each in plan.scenarios]
+        models += [(each.name, each.model) for each in plan.grpc_scenarios]
+        for name, model in models:
+            if model in left_out:
+                reason = left_out[model]
+                self._skipped.append(Skipped(name, "all", reason, expected=reason == repository.NO_GPU))
+        return replace(
+            plan,
+            scenarios=[each for each in plan.scenarios if each.model not in left_out],
+            grpc_scenarios=[each for each in plan.grpc_scenarios if each.model not in left_out],
+        )
 
     def _startup(self, sources: Sequence[Source]) -> None:
         models = self._scratch / "startup"

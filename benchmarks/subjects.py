@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -36,11 +37,15 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """Something that answers HTTP on this host or another. `pid` is known only of what was started here."""
+    """Something that answers HTTP on this host or another. `pid` is known only of what was started here.
+
+    `grpc_port` is None where nobody said whether it answers gRPC.
+    """
 
     label: str
     host: str
     port: int
+    grpc_port: int | None = None
     pid: int | None = None
     is_yardstick: bool = False
 
@@ -150,18 +155,27 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def yardstick(scratch: Path) -> Iterator[Subject]:
-    """Run `benchmarks.yardstick` in a process of its own."""
-    log = scratch / "yardstick.log"
-    command = [sys.executable, "-m", "benchmarks.yardstick", "--port=0"]
-    with running(command, cwd=CHECKOUT, log=log) as child:
+def printing_port(label: str, module: Sequence[str], scratch: Path) -> Iterator[tuple[int, int]]:
+    """Run a module of this checkout, with arguments, that prints the port it serves; yields its pid and the port.
+
+    Raises NotStarted.
+    """
+    log = scratch / f"{label}.log"
+    with running([sys.executable, "-m", *module], cwd=CHECKOUT, log=log) as child:
         deadline = time.monotonic() + READY_TIMEOUT
         while not (text := log.read_text()).endswith("\n"):
-            _check_alive(child, "the yardstick", log)
+            _check_alive(child, f"the {label}", log)
             if time.monotonic() > deadline:
-                raise NotStarted(f"the yardstick printed no port in {READY_TIMEOUT:.0f} s")
+                raise NotStarted(f"the {label} printed no port in {READY_TIMEOUT:.0f} s")
             time.sleep(0.01)
-        yield Subject(label="yardstick", host="127.0.0.1", port=int(text), pid=child.pid, is_yardstick=True)
+        yield child.pid, int(text)
+
+
+@contextmanager
+def yardstick(scratch: Path) -> Iterator[Subject]:
+    """Run `benchmarks.yardstick` in a process of its own."""
+    with printing_port("yardstick", ["benchmarks.yardstick", "--port=0"], scratch) as (pid, port):
+        yield Subject(label="yardstick", host="127.0.0.1", port=port, pid=pid, is_yardstick=True)
 
 
 @contextmanager
@@ -175,12 +189,13 @@ def server(label: str, checkout: Path, repository: Path, scratch: Path) -> Itera
         "serve",
         f"--model-repository={repository}",
         "--http-address=127.0.0.1",
+        "--grpc-address=127.0.0.1",
     ]
     command += [f"--http-port={http_port}", f"--metrics-port={metrics_port}", f"--grpc-port={grpc_port}"]
     with tempfile.NamedTemporaryFile(dir=scratch, prefix="server-", suffix=".log", delete=False) as created:
         log = Path(created.name)
     with running(command, cwd=checkout, log=log) as child:
-        subject = Subject(label=label, host="127.0.0.1", port=http_port, pid=child.pid)
+        subject = Subject(label=label, host="127.0.0.1", port=http_port, grpc_port=grpc_port, pid=child.pid)
         _wait_ready(subject, child, log)
         yield subject
 
@@ -206,11 +221,12 @@ def _wait_ready(subject: Subject, child: subprocess.Popen[bytes], log: Path) -> 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that somebody else started: `http://host:port`."""
+    """A server that somebody else started: `http://host:port`, `?grpc=port` where it answers gRPC too."""
 
     label: str
     host: str
     port: int
+    grpc_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,19 +250,20 @@ Target = Running | Checkout | Revision
 def parse_target(text: str) -> Target:
     """Read what `--compare` takes: an http URL, a directory with an `engine` package, or a git revision.
 
-    Raises ValueError for a URL that is not http://host:port.
+    Raises ValueError for a URL that is not http://host:port, or that with ?grpc=port.
     """
     if "://" in text:
         parts = urlsplit(text)
+        asked = re.fullmatch(r"(?:grpc=(\d+))?", parts.query)
         if (
             parts.scheme != "http"
             or not parts.hostname
             or not parts.port
             or parts.path.strip("/")
-            or parts.query
+            or asked is None
         ):
-            raise ValueError(f"{text!r} is no http://host:port")
-        return Running(text, parts.hostname, parts.port)
+            raise ValueError(f"{text!r} is no http://host:port or http://host:port?grpc=port")
+        return Running(text, parts.hostname, parts.port, int(asked[1]) if asked[1] else None)
     if Path(text, "engine").is_dir():
         return Checkout(text, Path(text).resolve())
     return Revision(text)
@@ -287,8 +304,8 @@ class Source:
     def serve(self, repository: Path, scratch: Path) -> Iterator[Subject]:
         """Serve `repository`, or pass on the server that runs already. Raises NotStarted."""
         match self.target, self.directory:
-            case Running(label=label, host=host, port=port), _:
-                yield Subject(label=label, host=host, port=port)
+            case Running(label=label, host=host, port=port, grpc_port=grpc_port), _:
+                yield Subject(label=label, host=host, port=port, grpc_port=grpc_port)
             case _, Path() as directory:
                 with server(self.label, directory, repository, scratch) as subject:
                     yield subject

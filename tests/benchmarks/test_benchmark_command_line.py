@@ -29,6 +29,25 @@ def test_only_names_scenarios_and_operations():
     assert order.operations == {"memory"}
 
 
+def test_over_grpc_the_usual_references_are_measured_beside():
+    plan = command.options(["--only", "grpc-unary"]).order.plan
+    assert (plan.scenarios, [each.name for each in plan.grpc_scenarios]) == ([], ["grpc-unary"])
+    assert plan.grpc_clients == ("h2load",)
+    assert set(plan.grpc_references) == {"grpclib", "grpcio", "bare"}
+
+
+def test_references_and_clients_can_be_chosen():
+    plan = command.options(["--grpc-client", "both", "--grpc-references", "grpcio-threads"]).order.plan
+    assert plan.grpc_clients == ("h2load", "own")
+    assert plan.grpc_references == ("grpcio-threads",)
+    assert command.options(["--grpc-references"]).order.plan.grpc_references == ()
+
+
+def test_without_h2load_unary_calls_are_sent_by_the_own_client(monkeypatch):
+    monkeypatch.setattr(clients, "missing", lambda name: f"{name} is not installed")
+    assert command.options(["--only", "grpc-unary"]).order.plan.grpc_clients == ("own",)
+
+
 def test_comparing_takes_three_rounds():
     order = command.options(["--compare", "HEAD~1", "http://127.0.0.1:8000"]).order
     assert order.plan.rounds == 3
@@ -43,6 +62,8 @@ def test_comparing_takes_three_rounds():
         (["--compare", "HEAD", "https://x:1"], "no http://host:port"),
         (["--only", "nothing"], "invalid choice"),
         (["--seconds", "0"], "invalid number of seconds"),
+        (["--grpc-client", "wrk"], "invalid choice"),
+        (["--grpc-references", "nobody"], "invalid choice"),
         (["--rounds", "0"], "invalid positive number"),
     ],
 )

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from benchmarks import payloads
+from benchmarks.grpc import payloads as messages
+from benchmarks.grpc.scenarios import GRPC_SCENARIOS
 from benchmarks.payloads import HEADER_LENGTH, WrongAnswer
 from benchmarks.repository import WRITERS
 from benchmarks.scenarios import SCENARIOS
+from protocols.kserve.proto import grpc_service_pb2 as pb
 
 _TENSORS = st.dictionaries(
     st.text("ABC", min_size=1),
@@ -110,4 +113,43 @@ def test_a_scenario_knows_its_answer_and_its_model_can_be_written(scenario):
 
 
 def test_scenarios_have_names_of_their_own():
-    assert len({each.name for each in SCENARIOS}) == len(SCENARIOS)
+    names = [each.name for each in (*SCENARIOS, *GRPC_SCENARIOS)]
+    assert len(set(names)) == len(names)
+
+
+def _as_response(tensors):
+    request = messages.encode("echo", tensors)
+    response = pb.ModelInferResponse(raw_output_contents=request.raw_input_contents)
+    for each in request.inputs:
+        response.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
+    return response
+
+
+@settings(max_examples=30)
+@given(_TENSORS)
+def test_tensors_survive_the_trip_as_messages(tensors):
+    payloads.check(messages.decode(_as_response(tensors)), tensors)
+
+
+@pytest.mark.parametrize("change", [{"raw": b"abc"}, {"shape": 9}, {"datatype": "BYTES"}, {"extra": True}])
+def test_a_message_that_contradicts_itself_is_a_wrong_answer(change):
+    response = _as_response({"S": np.zeros(2, np.float32)})
+    match change:
+        case {"raw": raw}:
+            response.raw_output_contents[0] = raw
+        case {"shape": size}:
+            response.outputs[0].shape[0] = size
+        case {"datatype": datatype}:
+            response.outputs[0].datatype = datatype
+        case _:
+            response.raw_output_contents.append(b"")
+    with pytest.raises(WrongAnswer):
+        messages.decode(response)
+
+
+@pytest.mark.parametrize("scenario", GRPC_SCENARIOS, ids=lambda each: each.name)
+def test_a_grpc_scenario_knows_its_answer_and_its_model_can_be_written(scenario):
+    inputs = scenario.inputs()
+    assert scenario.expected(inputs)
+    assert messages.encode(scenario.model, inputs).ByteSize() >= scenario.transfer
+    assert scenario.model in WRITERS

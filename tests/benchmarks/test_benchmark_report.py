@@ -32,9 +32,8 @@ def _report(*cells, yardstick=True, **more):
         "memory": [],
     }
     subjects = list(dict.fromkeys(each.subject for each in cells)) or ["yardstick"]
-    return Report(
-        subjects=subjects, against_yardstick=yardstick, cells=cells, **{"skipped": []} | defaults | more
-    )
+    given = {"skipped": [], "subjects": subjects} | defaults | more
+    return Report(against_yardstick=yardstick, cells=cells, **given)
 
 
 def _column(table, name):
@@ -66,6 +65,28 @@ def test_the_table_sets_the_server_against_the_yardstick():
     assert _column(table, "of bare") == ["0.25×"]
     assert _column(table, "CPU µs/req") == ["100"]
     assert _column(table, "p50 ÷ copies") == ["–"]
+
+
+def test_over_grpc_the_server_is_set_against_each_reference():
+    cell = Cell("grpc", "Unary", 8, "own", "grpc", 16)
+    cells = [
+        _measured(ADD, "yardstick", 1),
+        _measured(ADD, "tritium", 1),
+        _measured(cell, "bare", 90_000),
+        _measured(cell, "grpclib", 5_000),
+        _measured(cell, "tritium", 30_000),
+    ]
+    found = _report(*cells, references=["grpclib", "grpcio", "bare"], subjects=["yardstick", "tritium"])
+    http, grpc = report.tables(found)
+    assert _column(http, "scenario") == ["Add"]
+    assert (_column(grpc, "conc."), _column(grpc, "client")) == (["8×16"], ["own"])
+    assert (_column(grpc, "grpclib req/s"), _column(grpc, "÷ grpclib")) == (["5,000"], ["6.00×"])
+    assert (_column(grpc, "grpcio req/s"), _column(grpc, "÷ grpcio")) == (["–"], ["–"])
+    assert _column(grpc, "÷ bare") == ["0.33×"]
+    assert report.as_json(found)["cells"][4]["rate_of_references"] == {
+        "grpclib": 6.0,
+        "bare": 30_000 / 90_000,
+    }
 
 
 def test_a_large_tensor_is_set_against_copies_and_loopback():

@@ -14,8 +14,22 @@ def test_a_url_names_a_running_server():
     assert parse_target("http://127.0.0.1:8000/") == Running("http://127.0.0.1:8000/", "127.0.0.1", 8000)
 
 
+def test_a_url_may_name_the_grpc_port_too():
+    text = "http://127.0.0.1:8000?grpc=8001"
+    assert parse_target(text) == Running(text, "127.0.0.1", 8000, 8001)
+
+
 @pytest.mark.parametrize(
-    "text", ["https://host:1", "http://host", "http://host:1/path", "ftp://host:1", "http://host:1?q"]
+    "text",
+    [
+        "http://host:1?grpc=",
+        "http://host:1?grpc=x",
+        "https://host:1",
+        "http://host",
+        "http://host:1/path",
+        "ftp://host:1",
+        "http://host:1?q",
+    ],
 )
 def test_other_urls_are_refused(text):
     with pytest.raises(ValueError, match="http://host:port"):
