@@ -145,6 +145,7 @@ class ModelState:
         self._waiting: OrderedDict[InferRequest, _Place] = OrderedDict()
         self._ring, self.doorbell = trio.open_memory_channel[None](1)
         self._rung = False
+        self.take_turn: Callable[[], None] | None = None  # the scheduler's, while it runs
         self._drained = trio.Event()
         preserve = isinstance(spec.scheduling, DynamicBatching) and spec.scheduling.preserve_ordering
         self._ordering: ReorderBuffer[InferResponse | TritiumError] | None = (
@@ -274,7 +275,10 @@ class ModelState:
     def _enqueue(self, request: InferRequest) -> None:
         self.queue.push(request, trio.current_time())
         self.in_flight.add(request)
-        self.ring()
+        if len(self.in_flight) == 1 and self.take_turn is not None:
+            self.take_turn()  # nobody is there to share a batch with: waking the scheduler would only cost time
+        else:
+            self.ring()
 
     def _check_accepting(self, request: InferRequest) -> None:
         if self.status is Status.READY:

@@ -493,6 +493,44 @@ async def test_a_suspect_that_finds_no_memory_ends_the_hunt(stage, autojump_cloc
     assert [requests for _, requests, _ in model.worker.sent] == [[fresh]]
 
 
+async def test_a_lone_request_is_dispatched_without_waking_the_scheduler_and_a_second_one_is_not(
+    stage, autojump_clock
+):
+    model = stage(capacity=9)
+    await model.settled()
+    lone, second = model.request(), model.request()
+    model.state.submit_nowait(lone)
+    assert [requests for _, requests, _ in model.worker.sent] == [[lone]]
+    model.state.submit_nowait(second)
+    assert len(model.worker.sent) == 1
+    await model.settled()
+    assert [requests for _, requests, _ in model.worker.sent] == [[lone], [second]]
+
+
+async def test_a_lone_request_that_may_wait_for_others_waits_its_time(stage, autojump_clock):
+    model = stage(max_batch_size=8, scheduling=DynamicBatching(max_queue_delay=2.0))
+    await model.settled()
+    model.state.submit_nowait(model.request())
+    assert model.worker.sent == []
+    await trio.sleep(3)
+    assert model.worker.times == [model.start + 2.0]
+
+
+async def test_a_bug_in_a_turn_taken_for_the_scheduler_is_the_schedulers():
+    async def submit_to_a_scheduler_that_fails():
+        async with trio.open_nursery() as nursery:
+            model = Stage(nursery)
+            await model.settled()
+            model.worker.fail_next = KeyError("a bug")
+            request = model.request()
+            model.state.submit_nowait(request)  # raises nothing
+            assert len(request.reply.parts) == 1
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await submit_to_a_scheduler_that_fails()
+    assert raised.group_contains(KeyError, match="a bug")
+
+
 async def test_a_bug_while_dispatching_answers_the_batch_before_the_scheduler_crashes(stage, autojump_clock):
     model = stage(ready=False)
     model.state.instance_ready(model.worker.instance, model.worker)
