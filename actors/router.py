@@ -6,6 +6,7 @@ repositories may share one, its name and its namespace.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from actors.model import ModelState, Status
 from actors.specs import ModelKey
 
 _VERSION_LIMIT = 2**63
+# `int` reads more than this: other scripts' digits, blanks, underscores. 4,000 digits are fewer than it refuses to read.
+_NUMBER = re.compile(r"[+-]?[0-9]{1,4000}")
 
 UNLOADED = "unloaded"
 DUPLICATE_REASON = "model appears in two or more repositories"
@@ -221,10 +224,10 @@ class Router:
             front = self._fronts.get(name)
             if front is not None:
                 return front
+        number = parse_version(version) if version else 0  # looked at before the model is
         known = self._models[self._only_key(name)]
         if not version:
             raise NotFound(f"Request for unknown model: '{name}' has no available versions")
-        number = parse_version(version)
         state = known.serving.get(number)
         if state is not None and state.status is Status.READY:
             return state
@@ -256,6 +259,7 @@ class Router:
 
     def statistics(self, name: str = "", version: str = "") -> Sequence[Mapping[str, object]]:
         """Return `model_stats` elements. See `actors.interfaces.Models`."""
+        number = parse_version(version) if version else 0
         ready = [state for state in self.states() if state.status is Status.READY]
         if name:
             keys = self._named.get(name, ())
@@ -264,8 +268,7 @@ class Router:
             ready = [state for state in ready if state.spec.name == name]
             if not ready:
                 raise InvalidArgument(f"requested model '{name}' is not available")
-        if version:
-            number = parse_version(version)
+        if name and version:
             ready = [state for state in ready if state.spec.version == number]
             if not ready:
                 raise InvalidArgument(f"requested model version is not available for model '{name}'")
@@ -334,11 +337,10 @@ def _not_ready(name: str, number: int) -> Unavailable:
 
 
 def parse_version(text: str) -> int:
-    """Return a version number. Raises InvalidArgument with the contract's texts."""
-    try:
-        number = int(text)
-    except ValueError as error:
-        raise _unparsable(text, "stoll") from error
+    """Return a version number: decimal ASCII digits and perhaps a sign. Raises InvalidArgument with the contract's texts."""
+    if _NUMBER.fullmatch(text) is None:
+        raise _unparsable(text, "stoll")
+    number = int(text)
     if not -_VERSION_LIMIT <= number < _VERSION_LIMIT:
         raise _unparsable(text, "stoll")
     if number <= 0:

@@ -86,7 +86,8 @@ class AnswerRoom:
     """Begins no request whose answer might find no room.
 
     Nobody knows how large an answer will be: each in flight is expected to be as large as the largest lately seen, which
-    is remembered for 256 answers at least, and 512 at most.
+    is remembered for 256 answers at least, and 512 at most. One that is alone may begin whatever its answer may be,
+    unless what waits is more than the limit already.
     """
 
     __slots__ = ("_count", "_largest", "_limit", "_older", "expected", "in_flight", "pending")
@@ -104,7 +105,8 @@ class AnswerRoom:
     def open(self) -> bool:
         """Whether one more request may begin."""
         in_flight = self.in_flight
-        return not in_flight or self.pending + (in_flight + 1) * self.expected <= self._limit
+        expected = (in_flight + 1) * self.expected if in_flight else 0
+        return self.pending + expected <= self._limit
 
     def answered(self, size: int) -> None:
         """Learn that a request in flight got an answer of `size` bytes, or 0 for none."""

@@ -98,22 +98,55 @@ class Answers:
         self._parked: trio.lowlevel.Task | None = None
         self._stall: trio.CancelScope | None = None
         self._ending = False
+        # For answers that are sent where they are put.
+        self.quiet = True  # nobody is in the middle of something with `h2`
+        self._rest: list[Buffer] = []  # what the socket did not take of one
+        self._failure: Exception | None = None  # of sending one: the task's own
 
     # Told by the connection and by calls
 
     def put(self, call: Call, outcome: Outcome) -> None:
         """Have a unary call answered."""
         self._outbox.append((call, outcome))
-        if self._parked is not None:
+        if self._parked is None:
+            if self._stall is not None:
+                self._stall.cancel()
+        elif (
+            len(self._h2.streams) == 1
+            and self.quiet
+            and isinstance(outcome, InferResponse)
+            and not outcome.leased
+        ):
+            self._send_at_once()
+        else:
             self.wake()
-        elif self._stall is not None:
-            self._stall.cancel()
+
+    def _send_at_once(self) -> None:
+        """Answer the only call there is where its answer was put: its client would wait for the task to wake, and for nothing else."""
+        self.quiet = False
+        try:
+            self._encode()
+            self._rest = self._transport.send(self._h2.take(_AT_ONCE))
+            if not self._rest:
+                self._settle()
+        except Exception as failure:  # noqa: BLE001  # none of whoever puts: the task fails of it
+            self._failure = failure
+        self.quiet = True
+        if self._failure is not None or self._rest or self._outbox or self._h2.output:
+            self.wake()
 
     def wake(self) -> None:
         """There is something to write."""
         task, self._parked = self._parked, None
         if task is not None:
             trio.lowlevel.reschedule(task)
+
+    def _attend(self) -> None:
+        """There is memory to give back or a call to end, also while the socket takes nothing."""
+        if self._parked is not None:
+            self.wake()
+        elif self._stall is not None:
+            self._stall.cancel()
 
     def end(self) -> None:
         """Write what is left and the windows take, and return from `run`."""
@@ -152,11 +185,13 @@ class Answers:
             prefix = messages.prefix(size, compressed=True)
         self._h2.send_message(call.stream, (prefix, *buffers), size + len(prefix))
         self._owner.data_sent()
-        if lease is not None:
-            self._leases.append((call.stream, lease))
         if call.stream.pending:
             self._speakers[call] = None
-        self.wake()
+        if lease is not None:
+            self._leases.append((call.stream, lease))
+            self._attend()
+        else:
+            self.wake()
 
     def send_status(self, call: Call, status: int, message: str, metadata: Metadata | None) -> None:
         """End a coroutine's call."""
@@ -178,7 +213,7 @@ class Answers:
     def leave(self, call: Call) -> None:
         """With the next write, a coroutine's call is over."""
         self._done.append(call)
-        self.wake()
+        self._attend()
 
     def forget(self, call: Call) -> bool:
         """The call is gone; return whether it was answered and only waited for the client to make room."""
@@ -186,6 +221,7 @@ class Answers:
         if call not in self._slow:
             return False
         del self._slow[call]
+        self._attend()  # what it had pending made room
         return True
 
     def drop(self) -> None:
@@ -196,6 +232,7 @@ class Answers:
         for _, response in self._leases:
             response.release()
         self._leases.clear()
+        self._h2.drop()
 
     # The task
 
@@ -210,6 +247,11 @@ class Answers:
         h2, transport = self._h2, self._transport
         in_a_row = 0
         while True:
+            if self._failure is not None:
+                raise self._failure
+            if self._rest:
+                rest, self._rest = self._rest, []
+                await self._write_slowly(rest)
             if self._outbox:
                 self._encode()
             if h2.output:
@@ -256,6 +298,9 @@ class Answers:
                 if self._outbox:
                     self._encode()
                 self._settle()
+                if self._outbox:  # what was put meanwhile, or would have taken too long
+                    await trio.lowlevel.checkpoint()
+                    continue
                 with trio.CancelScope() as self._stall:
                     await self._transport.wait_writable()
                 self._stall = None
@@ -333,10 +378,15 @@ class Answers:
             message = await trio.to_thread.run_sync(
                 messages.compress, buffers, coding, self._level, limiter=call.wire.threads
             )
+        except Exception as bug:  # noqa: BLE001  # such as want of memory: it costs no other call
+            response.release()
+            self._owner.crashed(call, bug)
+            self.put(call, Internal(BUG))
         except BaseException:
             self._drop(call, response)
             raise
-        self.put(call, Folded(response, message))
+        else:
+            self.put(call, Folded(response, message))
 
     def _send_folded(self, call: Call, folded: Folded) -> None:
         message = folded.message

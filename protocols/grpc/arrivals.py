@@ -192,9 +192,11 @@ class Arrivals:
         self._owner.admit(call)
 
     async def _unfold_slowly(self, call: Call, message: Buffer) -> None:
+        if _is_over(call):  # before this began: nobody would release the ticket
+            return
         call.ticket = ticket = trio.Event()
         content = await self._unfold_in_thread(call, message, ticket)
-        if call.closed:  # meanwhile; a thread is not interrupted
+        if _is_over(call):  # meanwhile; a thread is not interrupted
             return
         self._open_tickets(self._unfolding.resize(ticket, len(content)))
         call.message = content
@@ -222,3 +224,8 @@ class Arrivals:
     def _open_tickets(self, tickets: Sequence[trio.Event]) -> None:
         for ticket in tickets:
             ticket.set()
+
+
+def _is_over(call: Call) -> bool:
+    """Ask anew: a call may end in any wait."""
+    return call.closed

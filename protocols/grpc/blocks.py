@@ -46,12 +46,18 @@ class BlockAssembler:
 
     def _finish(self, flags: int) -> bytes | None:
         if len(self._block) > self._max_size:
-            raise ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
+            raise too_large(len(self._block), self._max_size)
         if not flags & END_HEADERS:
             return None
         block = bytes(self._block)
         self._block.clear()
         return block
+
+
+def too_large(size: int, limit: int) -> ConnectionViolation:
+    """Return what `size` bytes of a header block cost, where `limit` are taken."""
+    message = f"{size} bytes of metadata, more than the {limit} taken"
+    return ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, message)
 
 
 def _fragment(payload: memoryview, flags: int) -> memoryview:

@@ -301,8 +301,13 @@ class ServerStream(Generic[Request, Reply]):
 
         Counts `in_flight`, which the method keeps: add one for a request begun, and call `answered` at its end.
         """
-        while self.in_flight and self.pending + (self.in_flight + 1) * self._expected() > STREAM_LIMIT:
+        while self._busy and self.pending + (self.in_flight + 1) * self._expected() > STREAM_LIMIT:
             await self._departures.park()
+
+    @property
+    def _busy(self) -> bool:
+        """Whether something is to come or to leave: an answer that is alone may be as large as it likes."""
+        return self.in_flight > 0 or self.pending > 0
 
     def _expected(self) -> int:
         return self._largest if self._sent else STREAM_LIMIT

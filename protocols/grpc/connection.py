@@ -12,7 +12,6 @@ counting against the windows.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,10 +45,16 @@ if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
 
 _PREFACE: Final = 24 + 9  # bytes that every client sends first: the preface and the head of its SETTINGS
+# Bytes read before other connections get a turn: some sixty small requests, or as many milliseconds of the loop as a flood of the
+# smallest frames should cost its neighbours. A large message is taken in larger pieces.
+_TURN: Final = 16 * 1024
 _LINGER: Final = (
     2.0  # seconds in which what a client still sends is swallowed, so that it can read our last words
 )
 _LINGER_SIZE: Final = 4 * 1024 * 1024
+_MOST_UNREAD: Final = (
+    16 * 1024 * 1024
+)  # bytes of refusals and the like that wait for a client that reads nothing
 _GOODBYE: Final = 1.0  # seconds that a client has to answer the ping behind the first GOAWAY
 
 _RETIRING: Final = b"goodbye?"  # payloads of our pings
@@ -64,7 +69,9 @@ class Environment:
     """What all connections of a listener share.
 
     `scratch` is what is read into: nothing in it outlives a read. `deadlines` has the `expire` of a call's connection
-    called. `on_crash` is told the path and the exception of a method's bug, `on_violation` why a client was sent away.
+    called. `on_crash` is told the path and the exception of a method's bug, `on_violation` the
+    address of a client that is sent away, with which code and what text; `on_unsecured` that of one whose TLS handshake
+    failed, and why.
     """
 
     options: GrpcOptions
@@ -74,7 +81,8 @@ class Environment:
     threads: trio.CapacityLimiter
     deadlines: Deadlines
     on_crash: Callable[[str, Exception], None]
-    on_violation: Callable[[ErrorCode], None]
+    on_violation: Callable[[str, ErrorCode, str], None]
+    on_unsecured: Callable[[str, str], None]
 
 
 class Deadlines(Protocol):
@@ -109,7 +117,7 @@ class GrpcConnection:
         self._answers = Answers(transport, self._h2, self, options, self._room)
         self._arrivals = Arrivals(self._h2, self, options, environment.threads)
         self._calls: dict[Call, None] = {}  # those that are not over
-        self._parked: deque[Call] = deque()  # whole requests that may not begin yet
+        self._parked: dict[Call, None] = {}  # whole requests that may not begin yet, in their order
         self._nursery: trio.Nursery | None = None
         self._now = now
         self._limit = options.max_receive_message
@@ -136,7 +144,7 @@ class GrpcConnection:
     async def serve(self) -> None:
         """Serve until the client leaves or is sent away. A bug of this connection's is raised, one of a method is not."""
         try:
-            await self._transport.handshake()
+            await self._shake_hands()
             self._h2.begin()
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._write)
@@ -156,6 +164,17 @@ class GrpcConnection:
         """Close the socket."""
         self._transport.close()
 
+    async def _shake_hands(self) -> None:
+        try:
+            await self._transport.handshake()
+        except ConnectionLost as lost:
+            if not self._refusing:
+                late = trio.current_time() >= self.deadline  # the sweep has shut the socket
+                patience = self._options.handshake_timeout
+                reason = f"no TLS handshake within {patience:g} s" if late else str(lost)
+                self._environment.on_unsecured(self.peer, reason)
+            raise
+
     async def _write(self) -> None:
         await self._answers.run()
         self._transport.finish()
@@ -163,10 +182,12 @@ class GrpcConnection:
 
     async def _read(self) -> None:
         """Read until the end. Raises nothing for a client that is lost or breaks rules."""
-        transport, h2, scratch = self._transport, self._h2, self._environment.scratch
-        size = len(scratch)
+        transport, h2, answers = self._transport, self._h2, self._answers
+        whole = self._environment.scratch
+        turn = whole[:_TURN]
         try:
             while True:
+                scratch = whole if h2.frame_left > _TURN else turn
                 try:
                     count = transport.receive_into(scratch)
                 except BlockingIOError:
@@ -179,19 +200,21 @@ class GrpcConnection:
                 self._keepalive.heard(now)
                 if self._unproven > 0:
                     self._prove(count)
+                answers.quiet = False
                 h2.receive(scratch[:count], now)
+                answers.quiet = True
                 if h2.output:
-                    self._answers.wake()
+                    answers.wake()
                 if self._leaving:
                     self._close_if_done()
-                if transport.exhausted(count, size):
+                if transport.exhausted(count, len(scratch)):
                     await transport.wait_readable()
                 else:
                     await trio.lowlevel.checkpoint()
         except ConnectionLost:
             return
         except ConnectionViolation as violation:
-            self._environment.on_violation(violation.code)
+            self._environment.on_violation(self.peer, violation.code, violation.message)
             await self._part()
 
     def _prove(self, count: int) -> None:
@@ -265,6 +288,9 @@ class GrpcConnection:
         if now >= self.deadline or now >= self._answers.stalled_since + self._options.stall_timeout:
             self._transport.shut(abort=True)
             return
+        if self._h2.unread > self._options.connection_bytes + _MOST_UNREAD:
+            self._transport.shut(abort=True)
+            return
         if self._nursery is None or self._closing:
             return
         if now >= self._goodbye_by:
@@ -328,7 +354,7 @@ class GrpcConnection:
         if call.incoming is not None or call.message is None:
             self._arrivals.ended(call)
         elif self._parked or not self._room.open:
-            self._parked.append(call)
+            self._parked[call] = None
         else:
             self._begin(call)
 
@@ -367,16 +393,16 @@ class GrpcConnection:
     def admit(self, call: Call) -> None:
         """Begin a call that has its message, or have it wait for room (`protocols.grpc.arrivals.Owner`)."""
         if self._parked or not self._room.open:
-            self._parked.append(call)
+            self._parked[call] = None
         else:
             self._begin(call)
 
     def room_made(self) -> None:
         """Begin what waited for room (`protocols.grpc.answers.Owner`)."""
         while self._parked and self._room.open:
-            call = self._parked.popleft()
-            if not call.closed:
-                self._begin(call)
+            call = next(iter(self._parked))
+            del self._parked[call]
+            self._begin(call)
 
     def answer(self, call: Call, outcome: InferResponse | TritiumError) -> None:
         """Have a unary call answered (`protocols.grpc.call.Wire`)."""
@@ -402,6 +428,7 @@ class GrpcConnection:
         """Have the method of a unary call that is not answered, and its tasks, give up."""
         call.closed = True
         call.drop()
+        self._parked.pop(call, None)
         self._cancel_tasks(call)
         if call.begun and call.unary is not None:
             self.tell(call, partial(call.unary.cancel, call))
@@ -440,6 +467,8 @@ class GrpcConnection:
         self._arrivals.over(call)
         # What refers to the call in a circle would wait for the collector.
         stream.call = call.context = call.message = call.incoming = None
+        if not call.scopes:
+            call.server_stream = None
         if self._leaving:
             self._close_if_done()
 
@@ -498,6 +527,8 @@ class GrpcConnection:
         finally:
             if call.scopes is not None:
                 call.scopes.discard(scope)
+            if not call.scopes and call not in self._calls:
+                call.server_stream = None  # as in `over`, which was before
 
     def _fail(self, call: Call, error: TritiumError | GRPCError) -> None:
         """A task of the call's raised what is to be its answer."""
@@ -518,6 +549,8 @@ class GrpcConnection:
             unary_request=not cardinality.client_streaming,
             unary_reply=not cardinality.server_streaming,
         )
+        if self._refusing:
+            call.server_stream.leave()
         self._arrivals.reader(call)
         self.run(call, partial(self._run_method, call, method))
 

@@ -5,17 +5,26 @@ Contract: grpc.md section 7. Integers narrower than their field are cut to their
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from actors.messages.datatypes import DataType
 from actors.messages.errors import InvalidArgument
 from actors.messages.tensors import pack_bytes
+from protocols.grpc.lifting import STRINGS, Piece
+from protocols.grpc.wire import DELIMITED, VALUE_VARINT, Malformed, long_size
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
     from protocols.kserve.proto.grpc_service_pb2 import InferTensorContents
+
+
+_Bytes = npt.NDArray[np.uint8]
+_Places = npt.NDArray[np.intp]
+_Numbers = npt.NDArray[np.uint64]
 
 
 class _Field(NamedTuple):
@@ -38,9 +47,12 @@ _FIELDS: Final = (
     _field("fp64_contents", DataType.FP64),
     _field("bytes_contents", DataType.BYTES),
 )
+_STRING: Final = STRINGS << 3 | DELIMITED
+_SHORT: Final = tuple(size.to_bytes(4, "little") for size in range(0x80))
 # Elements converted in one go. Each takes a few dozen nanoseconds, during which no other thread of the process runs:
 # so many are the interpreter's own switch interval.
 _AT_ONCE: Final = 64 * 1024
+_FLOATS: Final = frozenset((DataType.FP32, DataType.FP64))
 _AS_ON_THE_WIRE: Final = frozenset((DataType.BOOL, DataType.FP32, DataType.FP64))
 
 
@@ -55,6 +67,35 @@ def pack_contents(
     populated = [field for field in _FIELDS if getattr(contents, field.name)]
     if not populated:
         return b""
+    return _pack(contents, *_checked(populated, datatype, name, model))
+
+
+def pack_lifted(pieces: Sequence[Piece], datatype: DataType | None, *, name: str, model: str) -> Buffer:
+    """Do as `pack_contents` does with contents that were taken out of their message.
+
+    Raises Malformed as well, where the pieces do not hold what their fields say. May take as long as a second, during which
+    other threads get their turns.
+    """
+    populated = [
+        field
+        for number, field in enumerate(_FIELDS, 1)
+        if any(piece.field == number and piece.content for piece in pieces)
+    ]
+    if not populated:
+        return b""
+    datatype, field = _checked(populated, datatype, name, model)
+    parts = [piece.content for piece in pieces if piece.content]
+    if datatype is DataType.BYTES:
+        return _strings(parts[0])
+    if field.implied in _FLOATS:
+        return _floats(parts, datatype)
+    return _integers(parts, datatype)
+
+
+def _checked(
+    populated: Sequence[_Field], datatype: DataType | None, name: str, model: str
+) -> tuple[DataType, _Field]:
+    """Return the datatype and the one field that holds elements, which suits it."""
     field = populated[0]
     if datatype is None or datatype not in field.datatypes:
         raise InvalidArgument(
@@ -66,7 +107,7 @@ def pack_contents(
             f"unexpected explicit tensor data for input tensor '{name}' for model '{model}', "
             "binary data was already supplied."
         )
-    return _pack(contents, datatype, field)
+    return datatype, field
 
 
 def _pack(contents: InferTensorContents, datatype: DataType, field: _Field) -> Buffer:
@@ -89,3 +130,91 @@ def _wire_tail(contents: InferTensorContents, nbytes: int) -> memoryview:
     contents.DiscardUnknownFields()
     written = contents.SerializeToString()
     return memoryview(written)[len(written) - nbytes :]
+
+
+# Contents that were lifted
+
+
+def _floats(parts: Sequence[memoryview], datatype: DataType) -> Buffer:
+    for part in parts:
+        if len(part) % datatype.size:
+            raise Malformed(f"{len(part)} bytes of packed {datatype} contents are no whole number of them")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _integers(parts: Sequence[memoryview], datatype: DataType) -> Buffer:
+    """Return the integers whose encodings are in `parts`, cut to the bytes of `datatype`."""
+    count = sum(_last_bytes(encoded).size for part in parts for encoded in _slices(part))
+    elements = np.empty(count, dtype=datatype.numpy)
+    at = 0
+    for part in parts:
+        for encoded in _slices(part):
+            values = _decoded(encoded)
+            elements[at : at + values.size] = values != 0 if datatype is DataType.BOOL else values
+            at += values.size
+    return elements.view(np.uint8).data
+
+
+def _slices(part: memoryview) -> Iterator[_Bytes]:
+    """Yield the bytes of a packed field, cut between its numbers."""
+    whole = np.frombuffer(part, dtype=np.uint8)
+    at = 0
+    while at < whole.size:
+        encoded = whole[at : at + _AT_ONCE]
+        last = _last_bytes(encoded[-VALUE_VARINT:])
+        if not last.size:
+            raise Malformed("a number of packed contents is cut short, or too long")
+        at += encoded.size
+        if at < whole.size:
+            left = encoded[-VALUE_VARINT:].size - 1 - int(last[-1])
+            encoded = encoded[: encoded.size - left]
+            at -= left
+        elif encoded[-1] > 0x7F:
+            raise Malformed("the last number of packed contents is cut short")
+        yield encoded
+
+
+def _last_bytes(encoded: _Bytes) -> _Places:
+    return np.flatnonzero(encoded < 0x80)
+
+
+def _decoded(encoded: _Bytes) -> _Numbers:
+    """Return the numbers in `encoded`, which ends with one: seven bits a byte, the lowest first."""
+    last = _last_bytes(encoded)
+    if last.size == encoded.size:
+        return encoded.astype(np.uint64)
+    first = np.concatenate(((0,), last[:-1] + 1))
+    lengths = last - first + 1
+    longest = int(lengths.max())
+    if longest > VALUE_VARINT:
+        raise Malformed(f"a number of packed contents takes more than {VALUE_VARINT} bytes")
+    values = (encoded[first] & 0x7F).astype(np.uint64)
+    for index in range(1, longest):
+        longer = np.flatnonzero(lengths > index)
+        bits = (encoded[first[longer] + index] & 0x7F).astype(np.uint64)
+        values[longer] |= bits << np.uint64(7 * index)
+    return values
+
+
+def _strings(part: memoryview) -> Buffer:
+    """Return the strings of a `bytes_contents`, each behind its length, as BYTES tensors have them."""
+    packed = bytearray()
+    at, end = 0, len(part)
+    try:
+        while at < end:
+            if part[at] != _STRING:
+                raise Malformed("long contents hold strings and something else")
+            size = part[at + 1]
+            if size < 0x80:
+                content = at + 2
+                packed += _SHORT[size]
+            else:
+                size, content = long_size(part, at + 1)
+                packed += size.to_bytes(4, "little")
+            at = content + size
+            packed += part[content:at]
+    except IndexError:
+        at = end + 1
+    if at > end:
+        raise Malformed("the last string of packed contents is cut short")
+    return packed

@@ -21,7 +21,8 @@ from actors.messages.errors import Internal, InvalidArgument, Unsupported
 from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
 from actors.messages.tensors import Tensor
 from actors.specs import ModelSpec
-from protocols.grpc.contents import pack_contents
+from protocols.grpc.contents import pack_contents, pack_lifted
+from protocols.grpc.lifting import Piece, lift
 from protocols.grpc.wire import (
     ID,
     MAX_FIELDS,
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 Forwarded = Mapping[str, str] | InvalidArgument | None
 """Metadata that becomes parameters, None for none, or what is wrong with it: told when its turn comes."""
+
+READ_AT_ONCE: Final = 64 * 1024
+"""Of how many bytes, raw tensors left out, a request may be to be decoded on the loop. Typed contents are that long."""
 
 _KEPT: Final = 512  # meanings remembered by a decoder,
 _KEPT_LENGTH: Final = 4096  # none of more bytes than this: 4 MiB of keys at most
@@ -86,11 +90,17 @@ class Meaning:
 
 
 class _Unread(NamedTuple):
-    """A request that was parsed and not yet checked. Its model's fields are the first `front` bytes of `rest`."""
+    """A request that was parsed and not yet checked. Its model's fields are the first `front` bytes of `rest`.
+
+    `lifted` are typed contents that were too long to be parsed, by the places of their inputs. `size` is that of all that
+    is to be read.
+    """
 
     document: ModelInferRequest
     rest: bytes
     front: int
+    lifted: Mapping[int, Sequence[Piece]]
+    size: int
 
 
 class Target:
@@ -116,7 +126,7 @@ class Target:
     @property
     def unread_size(self) -> int:
         """Bytes that `decode` has to work through. Typed contents can make that a second's work, which suits a thread."""
-        return 0 if self.unread is None else len(self.unread.rest)
+        return 0 if self.unread is None else self.unread.size
 
 
 class InferDecoder:
@@ -156,8 +166,14 @@ class InferDecoder:
         return self._peek_anew(message, front)
 
     def _peek_anew(self, message: Buffer, front: int) -> Target:
+        lifted: Mapping[int, Sequence[Piece]] = {}
         try:
-            rest, request_id, raw = split(message)
+            pieces, request_id, raw = split(message)
+            size = sum(map(len, pieces))
+            if size > READ_AT_ONCE:
+                rest, lifted = lift(pieces)
+            else:
+                rest = b"".join(pieces)
             meaning = self._meanings.get(rest) if len(rest) <= _KEPT_LENGTH else None
             if meaning is not None:
                 self._latest[rest[:front]] = (rest[front:], meaning)
@@ -167,7 +183,7 @@ class InferDecoder:
             raise Internal(
                 f"failed to parse the {len(message)} bytes received as inference.ModelInferRequest: {error}"
             ) from error
-        return Target(request_id, raw, document, None, _Unread(document, rest, front))
+        return Target(request_id, raw, document, None, _Unread(document, rest, front, lifted, size))
 
     def decode(
         self,
@@ -213,7 +229,7 @@ class InferDecoder:
 
     def _learn(self, target: Target, spec: ModelSpec, forwarded: Forwarded) -> Meaning:
         assert target.unread is not None, "a target has a meaning or is unread"
-        document, rest, front = target.unread
+        document, rest, front, _, _ = target.unread
         meaning = _read(document, target, spec, forwarded)
         if meaning.data is None and len(rest) <= _KEPT_LENGTH:
             if len(self._meanings) >= _KEPT:
@@ -221,6 +237,7 @@ class InferDecoder:
                 self._latest.clear()
             self._meanings[rest] = meaning
             self._latest[rest[:front]] = (rest[front:], meaning)
+        target.meaning, target.unread = meaning, None  # the document may be many times as long as its tensors
         return meaning
 
 
@@ -265,7 +282,8 @@ def _read(document: ModelInferRequest, target: Target, spec: ModelSpec, forwarde
     meaning.requested_outputs = tuple(output.name for output in document.outputs)
     if forwarded is not None:
         _accepted(forwarded)
-    meaning.data = _read_data(document.inputs, len(target.raw), spec)
+    assert target.unread is not None, "its document is read"
+    meaning.data = _read_data(document.inputs, len(target.raw), target.unread.lifted, spec)
     classes = {output.name: _classes(output) for output in document.outputs}
     if classes or empty_final:
         meaning.plan = AnswerPlan(classes or None, empty_final)
@@ -339,11 +357,13 @@ def _custom_parameter(key: str, kind: str | None, value: Any) -> Parameter:
 # Tensors
 
 
-def _read_data(inputs: Sequence[Any], raw_count: int, spec: ModelSpec) -> list[Buffer] | None:
+def _read_data(
+    inputs: Sequence[Any], raw_count: int, lifted: Mapping[int, Sequence[Piece]], spec: ModelSpec
+) -> list[Buffer] | None:
     """Return typed contents, packed; None where the inputs' data is to be found among the raw tensors."""
     typed: list[Buffer] = []
     taken = 0
-    for declared in inputs:
+    for place, declared in enumerate(inputs):
         name = declared.name
         shared = _names_region(declared)
         typed_here = declared.HasField("contents")
@@ -361,12 +381,22 @@ def _read_data(inputs: Sequence[Any], raw_count: int, spec: ModelSpec) -> list[B
             )
         if typed_here:
             datatype = BY_PROTOCOL_NAME.get(declared.datatype)
-            typed.append(pack_contents(declared.contents, datatype, name=name, model=spec.name))
+            if place in lifted:
+                typed.append(_pack_lifted(lifted[place], datatype, name, spec))
+            else:
+                typed.append(pack_contents(declared.contents, datatype, name=name, model=spec.name))
         elif taken < raw_count:
             taken += 1
         else:
             raise _no_data(name, spec)
     return typed or None
+
+
+def _pack_lifted(pieces: Sequence[Piece], datatype: DataType | None, name: str, spec: ModelSpec) -> Buffer:
+    try:
+        return pack_lifted(pieces, datatype, name=name, model=spec.name)
+    except Malformed as error:
+        raise Internal(f"failed to parse the contents of input tensor '{name}': {error}") from error
 
 
 def _names_region(tensor: Any) -> bool:

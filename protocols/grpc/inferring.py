@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -19,7 +19,7 @@ from actors.messages.requests import InferRequest, InferResponse
 from actors.router import parse_version
 from protocols.grpc.call import SHUTTING_DOWN
 from protocols.grpc.head import meant_by
-from protocols.grpc.inference import AnswerPlan, Forwarded, InferDecoder, Target
+from protocols.grpc.inference import READ_AT_ONCE, AnswerPlan, Forwarded, InferDecoder, Target
 from protocols.grpc.responses import MAX_MESSAGE, encode
 from protocols.kserve.requests import forward_headers
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from protocols.grpc.call import Call
     from protocols.grpc.head import CallHead
     from protocols.grpc.options import FinishedHook
-
-READ_AT_ONCE: Final = 64 * 1024
-"""Of how many bytes, raw tensors left out, a request may be to be decoded on the loop. Typed contents are that long."""
 
 Given = tuple[Target, ServedModel, int, "ReplyPort", "Call", Forwarded]
 """The arguments of `Intake.decode`."""

@@ -36,19 +36,19 @@ class Http2Limits:
 
     # Streams that the peer resets, or makes us reset (CVE-2023-44487, CVE-2025-8671). nghttp2 allows 1,000 and 33 a
     # second, Netty 200 in 30 seconds. gRPC's clients reset each call whose deadline passes, so here all calls that may
-    # be open can time out every second, twice over at first.
-    reset_burst: int = 2048
+    # be open can time out every second.
+    reset_burst: int = 1024
     reset_rate: float = 1024.0
 
     # PING, WINDOW_UPDATE, PRIORITY, frames of unknown types, empty DATA, frames for closed streams. A peer may send
     # ten for each stream it opened and each DATA frame it was sent, which is Envoy's ratio for WINDOW_UPDATE, and
-    # these besides. Go's server gives up with 10,000 control frames queued.
-    chatter_burst: int = 10_000
+    # these besides: as many as nghttp2 queues acknowledgements.
+    chatter_burst: int = 1000
     chatter_rate: float = 100.0
     chatter_per_frame: int = 10
 
     # SETTINGS walks through all open streams. gRPC's clients adjust their windows at most every 100 ms.
-    settings_burst: int = 200
+    settings_burst: int = 50
     settings_rate: float = 20.0
 
     # Frames that wait for a peer that reads nothing while it makes us answer: as many as Go's server has.

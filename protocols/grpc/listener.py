@@ -10,7 +10,6 @@ keepalive pings, retires old connections, and shuts the sockets of those that ar
 
 from __future__ import annotations
 
-import errno
 import itertools
 import math
 import random
@@ -24,6 +23,7 @@ from typing import Final
 
 import trio
 
+from protocols.accepting import OnceAMinute, OnExhausted, accept
 from protocols.grpc.call import Call
 from protocols.grpc.connection import Environment, GrpcConnection
 from protocols.grpc.deadlines import DeadlineWheel
@@ -36,28 +36,11 @@ from protocols.grpc.transport import PlainTransport, TlsTransport
 Spawn = Callable[[str, Callable[[], Awaitable[None]]], None]
 
 _MOST_STREAMS: Final = 1024
-_SCRATCH: Final = 64 * 1024
+_SCRATCH: Final = 256 * 1024
 _THREADS: Final = 2  # that compress and unfold
 _SWEEP_PERIOD: Final = 1.0
 _SHORTEST_PERIOD: Final = 0.01
 _SWEEPS: Final = 4  # in the shortest patience of the options
-_EXHAUSTED_PAUSE: Final = 0.1
-_EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-# What accept(2) reports of a client that is gone already, or of the network, rather than of the listening socket.
-_PASSING: Final = frozenset(
-    (
-        errno.ECONNABORTED,
-        errno.EPERM,
-        errno.EPROTO,
-        errno.ENETDOWN,
-        errno.ENOPROTOOPT,
-        errno.EHOSTDOWN,
-        errno.ENONET,
-        errno.EHOSTUNREACH,
-        errno.EOPNOTSUPP,
-        errno.ENETUNREACH,
-    )
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +63,9 @@ class GrpcStatistics:
 class GrpcListener:
     """Serves grpclib services on accepted connections, with TLS where it is given a context.
 
-    `on_crash` is told the path and the exception of each bug in a method, which costs one call. `uniform` returns random
-    numbers in [0, 1), by which the ages of connections differ.
+    `on_crash` is told the path and the exception of each bug in a method, which costs one call. `on_refused` is told the
+    address of a client, and why, when it is sent away for breaking HTTP/2's rules or its TLS handshake fails. `uniform`
+    returns random numbers in [0, 1), by which the ages of connections differ.
     """
 
     def __init__(
@@ -90,12 +74,14 @@ class GrpcListener:
         options: GrpcOptions | None = None,
         *,
         on_crash: Callable[[str, Exception], None],
+        on_refused: Callable[[str, str], None] | None = None,
         tls: ssl.SSLContext | None = None,
         uniform: Callable[[], float] = random.random,
     ) -> None:
         self._options = options = options or GrpcOptions()
         self._tls = tls
         self._uniform = uniform
+        self._on_refused = on_refused
         self._deadlines = CallDeadlines()
         self._violations: Counter[ErrorCode] = Counter()
         self._environment = Environment(
@@ -106,7 +92,8 @@ class GrpcListener:
             threads=trio.CapacityLimiter(_THREADS),
             deadlines=self._deadlines,
             on_crash=on_crash,
-            on_violation=self._count_violation,
+            on_violation=self._violated,
+            on_unsecured=self._refused,
         )
         self._connections: dict[GrpcConnection, None] = {}
         self._room = trio.Semaphore(options.max_connections)
@@ -133,11 +120,13 @@ class GrpcListener:
         sock: socket.socket,
         spawn: Spawn,
         *,
+        on_exhausted: OnExhausted | None = None,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Accept from `sock`, a listening socket, until drained; return when the last connection has ended.
 
-        `spawn(name, run)` starts a connection as a child of the caller's and returns at once.
+        `spawn(name, run)` starts a connection as a child of the caller's and returns at once. `on_exhausted` is told, once
+        a minute at most, that descriptors or memory are used up.
         """
         sock.setblocking(False)
         async with trio.open_nursery() as nursery:
@@ -146,7 +135,7 @@ class GrpcListener:
             task_status.started()
             if not self._drain.is_set():
                 with trio.CancelScope() as self._accepting:
-                    await self._accept_all(sock, spawn)
+                    await self._accept_all(sock, spawn, OnceAMinute(on_exhausted))
             await self.wait_drained()
             nursery.cancel_scope.cancel()
 
@@ -167,11 +156,11 @@ class GrpcListener:
     def close(self) -> None:
         """Do nothing: no descriptor is held here but those of connections, which close their own."""
 
-    async def _accept_all(self, sock: socket.socket, spawn: Spawn) -> None:
+    async def _accept_all(self, sock: socket.socket, spawn: Spawn, on_exhausted: OnExhausted) -> None:
         while True:
             await self._room.acquire()
             try:
-                connection = self._adopt(await self._accept(sock))
+                connection = self._adopt(await accept(sock, on_exhausted))
             except BaseException:
                 self._room.release()
                 raise
@@ -180,18 +169,6 @@ class GrpcListener:
             except BaseException:
                 self._forget(connection)
                 raise
-
-    async def _accept(self, sock: socket.socket) -> socket.socket:
-        while True:
-            try:
-                return sock.accept()[0]
-            except BlockingIOError:
-                await trio.lowlevel.wait_readable(sock)
-            except OSError as failure:
-                if failure.errno in _EXHAUSTED:
-                    await trio.sleep(_EXHAUSTED_PAUSE)
-                elif failure.errno not in _PASSING:
-                    raise
 
     def _adopt(self, accepted: socket.socket) -> GrpcConnection:
         try:
@@ -224,8 +201,13 @@ class GrpcListener:
         if not self._connections and self._drain.is_set():
             self._empty.set()
 
-    def _count_violation(self, code: ErrorCode) -> None:
+    def _violated(self, peer: str, code: ErrorCode, message: str) -> None:
         self._violations[code] += 1
+        self._refused(peer, f"{message} ({code.name})")
+
+    def _refused(self, peer: str, reason: str) -> None:
+        if self._on_refused is not None:
+            self._on_refused(peer, reason)
 
     async def _sweep(self) -> None:
         period = sweep_period(self._options)
@@ -258,8 +240,12 @@ class CallDeadlines:
         while True:
             with trio.CancelScope(deadline=self._wheel.next_expiry()) as self._alarm:
                 await trio.sleep_forever()
-            for call in self._wheel.expire(trio.current_time()):
-                call.wire.expire(call)
+            self._expire()
+
+    def _expire(self) -> None:
+        # Not in `watch`, which would keep the last of them until the next expires.
+        for call in self._wheel.expire(trio.current_time()):
+            call.wire.expire(call)
 
 
 def http2_limits(connection_bytes: int) -> Http2Limits:

@@ -38,9 +38,14 @@ if TYPE_CHECKING:
 
 # Bytes of an answer that is copied together: few, and they fit a frame whatever the settings of the peer.
 _JOINED: Final = SMALLEST_FRAME_LIMIT
+_MOST_READY: Final = (
+    1024 * 1024
+)  # bytes that are ready, beyond which messages wait in their streams, and count there
 _TURN: Final = 64 * 1024  # bytes of DATA that a stream sends before it is another's turn
 # Bytes of a DATA frame that excuse updates of the window: less comes of windows opened by crumbs (CVE-2019-9511).
 _WORTH_A_REPLY: Final = 1024
+_FRAME: Final = 64  # bytes that a frame about the connection takes here
+_STRAYS: Final = 64  # markers of streams that are gone, which are left to lie before they are cleared away
 # RFC 7541, section 6.3, and RFC 9113, section 4.3.1: an encoder has to say so when a setting of its peer shrinks the table.
 # Ours never uses it, and says that once, in the first block: then no setting is ever news, and blocks may be made beforehand.
 _NO_TABLE: Final = b"\x20"
@@ -52,10 +57,11 @@ _pack = HEADER.pack
 class _Queue:
     """What a stream could not send yet."""
 
-    __slots__ = ("buffers", "parked", "trailers")
+    __slots__ = ("buffers", "lent", "parked", "trailers")
 
     def __init__(self) -> None:
         self.buffers: deque[Buffer] = deque()
+        self.lent = 0  # how many of them, counted from the end, may view memory that is wanted back
         self.trailers: bytes | None = None
         self.parked = False  # not in line: its own window is shut
 
@@ -105,7 +111,9 @@ class SendingSide:
         self._control: list[Buffer] = []
         self._ready: deque[bytes | Stream] = deque()
         self._ready_size = 0
+        self._hurried = 0  # bytes of answers among the control frames
         self._markers = 0
+        self._strays = 0  # markers of streams that are gone
         self._turns: deque[Stream] = deque()
         self._joined = 0  # the largest answer to join: none before the first header block
         self._data_frames = 0  # sent by turns, and not too small
@@ -118,7 +126,12 @@ class SendingSide:
     @property
     def waiting(self) -> int:
         """Bytes of answers that `take` has not handed out: those pending, and the frames that are ready."""
-        return self.pending + self._ready_size
+        return self.pending + self._ready_size + self._hurried
+
+    @property
+    def unread(self) -> int:
+        """About how many bytes wait for the socket alone, whatever the windows."""
+        return self._ready_size + self._hurried + _FRAME * len(self._control)
 
     def send_answer(
         self, stream: Stream, head: bytes, message: Sequence[Buffer], size: int, trailers: bytes
@@ -136,9 +149,6 @@ class SendingSide:
             and stream.queue is None
         ):
             stream_id = stream.id
-            self._outward -= size
-            stream.open = False
-            del self.streams[stream_id]
             joined = b"".join(
                 (
                     _pack(len(head) << 8 | HEADERS, END_HEADERS, stream_id),
@@ -149,11 +159,15 @@ class SendingSide:
                     trailers,
                 )
             )
+            self._outward -= size
+            stream.open = False
+            del self.streams[stream_id]
             self._ready.append(joined)
             self._ready_size += len(joined)
             if stream.remote_open:
                 self._cut_short(stream)
         else:
+            message = _views(message)  # what can't be sent is found out before anything is
             self.send_head(stream, head)
             self.send_message(stream, message, size)
             self.send_trailers(stream, trailers)
@@ -172,17 +186,25 @@ class SendingSide:
         """
         if not stream.open or size == 0:
             return
-        if size <= _JOINED and size <= self._outward and size <= stream.window and stream.queue is None:
+        if (
+            size <= _JOINED
+            and size <= self._outward
+            and size <= stream.window
+            and stream.queue is None
+            and self._ready_size <= _MOST_READY
+        ):
             self._outward -= size
             stream.window -= size
             self._write(b"".join((_pack(size << 8, 0, stream.id), *buffers)))
             return
+        views = _views(buffers)
         queue = stream.queue
         if queue is None:
             queue = stream.queue = _Queue()
             self._ready.append(stream)
             self._markers += 1
-        queue.buffers.extend(memoryview(buffer).cast("B") for buffer in buffers if memoryview(buffer).nbytes)
+        queue.buffers.extend(views)
+        queue.lent += len(views)
         stream.pending += size
         self.pending += size
 
@@ -210,12 +232,25 @@ class SendingSide:
         if remote_open:
             self._closed.cut_short(stream.id)
 
+    def drop(self) -> None:
+        """The peer is gone: forget all streams, and what waits to be written.
+
+        A connection refers to itself in many ways and may wait long for the collector; the memory in here must not.
+        """
+        for stream in list(self.streams.values()):
+            self._forget(stream)
+        self._control.clear()
+        self._ready.clear()
+        self._ready_size = self._hurried = self._markers = self._strays = 0
+
     def own(self, stream: Stream) -> None:
         """Copy what is pending: whoever lent the buffers wants them back."""
-        if stream.queue is not None:
-            buffers = stream.queue.buffers
-            for index, buffer in enumerate(buffers):
-                buffers[index] = memoryview(bytes(buffer))
+        queue = stream.queue
+        if queue is not None:
+            buffers = queue.buffers
+            for index in range(-min(queue.lent, len(buffers)), 0):
+                buffers[index] = memoryview(bytes(buffers[index]))
+            queue.lent = 0
 
     def take(self, limit: int) -> list[Buffer]:
         """Hand out what is to be written now, in order: all control frames, then about `limit` bytes of answers.
@@ -224,6 +259,7 @@ class SendingSide:
         """
         taken = self._control
         self._control = []
+        self._hurried = 0
         if not self._markers and self._ready_size <= limit:
             taken += self._ready  # type: ignore[arg-type]  # without markers there are only bytes
             room = limit - self._ready_size
@@ -241,11 +277,11 @@ class SendingSide:
         It keeps to the settings that the peer had, so it goes before the acknowledgement of new ones: the peer may
         hold everything behind that to them (RFC 9113, section 6.5.3).
         """
-        markers = [item for item in self._ready if isinstance(item, Stream)]
         self._control += [item for item in self._ready if not isinstance(item, Stream)]
-        self._ready.clear()
-        self._ready.extend(markers)
+        self._hurried += self._ready_size
         self._ready_size = 0
+        self._ready = deque(item for item in self._ready if isinstance(item, Stream))
+        self._clear_away()
 
     def _take_ready(self, taken: list[Buffer], room: int) -> int:
         """Hand out at least one of the frames that are ready. Returns how much room is left."""
@@ -253,9 +289,11 @@ class SendingSide:
         while ready and room > 0:
             item = ready.popleft()
             if isinstance(item, Stream):
-                assert item.queue is not None
                 self._markers -= 1
-                self._line_up(item, item.queue)
+                if item.queue is None:
+                    self._strays -= 1
+                else:
+                    self._line_up(item, item.queue)
             else:
                 taken.append(item)
                 room -= len(item)
@@ -330,19 +368,24 @@ class SendingSide:
         stream.open = stream.remote_open = False
         self.pending -= stream.pending
         stream.pending = 0
-        if stream.queue is not None:
-            self._leave_line(stream, stream.queue)
-            stream.queue = None
+        queue, stream.queue = stream.queue, None
+        if queue is not None and not queue.parked:
+            self._leave_line(stream)
 
-    def _leave_line(self, stream: Stream, queue: _Queue) -> None:
-        """The line may not move for long, and must not grow by what left it."""
-        if queue.parked:
-            return
+    def _leave_line(self, stream: Stream) -> None:
+        """The line may not move for long, and must not grow by what left it, nor be searched each time."""
         if stream in self._turns:
             self._turns.remove(stream)
-        else:
-            self._ready.remove(stream)
-            self._markers -= 1
+            return
+        self._strays += 1
+        if self._strays > _STRAYS and 2 * self._strays > len(self._ready):
+            self._clear_away()
+
+    def _clear_away(self) -> None:
+        """Take the markers of streams that are gone out of what is ready."""
+        self._ready = deque(item for item in self._ready if not isinstance(item, Stream) or item.queue)
+        self._markers -= self._strays
+        self._strays = 0
 
     def _apply_setting(self, identifier: int, value: int) -> None:
         """Take over a setting of the peer. Those not named here don't concern a server that pushes and indexes nothing."""
@@ -378,6 +421,12 @@ class SendingSide:
             queue.parked = False
             self._turns.append(stream)
         return stream.window <= LARGEST_WINDOW
+
+
+def _views(buffers: Sequence[Buffer]) -> list[memoryview]:
+    """Return what of `buffers` is not empty, as bytes. Raises TypeError for memory that is not contiguous."""
+    views = [memoryview(buffer) for buffer in buffers]
+    return [view.cast("B") for view in views if view.nbytes]
 
 
 def _move(buffers: deque[Buffer], size: int, taken: list[Buffer]) -> None:

@@ -21,8 +21,7 @@ import trio
 from actors.messages.errors import Cancelled, DeadlineExceeded, Internal, TritiumError
 from actors.messages.requests import InferResponse
 from protocols.grpc.call import Leaving, release
-from protocols.grpc.inference import ALL_OUTPUTS
-from protocols.grpc.inferring import READ_AT_ONCE
+from protocols.grpc.inference import ALL_OUTPUTS, READ_AT_ONCE
 from protocols.grpc.responses import Encoded, encode_stream, encode_stream_error
 
 if TYPE_CHECKING:
@@ -302,6 +301,7 @@ class StreamedInference:
         for _, part, _ in self._arrivals:
             release(part)
         self._arrivals.clear()
+        self._line.clear()  # each holds this
         for exchange in list(self._open):
             exchange.close()
             self._finish(exchange, self._why_over())

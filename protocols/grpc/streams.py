@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from protocols.grpc import frames
-from protocols.grpc.blocks import BlockAssembler
+from protocols.grpc.blocks import BlockAssembler, too_large
 from protocols.grpc.controls import ControlSide, protocol_error
 from protocols.grpc.frames import (
     ACK,
@@ -48,6 +48,7 @@ T = TypeVar("T")
 
 _LONGEST_SETTINGS: Final = 6 * 100  # RFC 9113 defines six; extensions have a few more
 _LONGEST_DEBUG: Final = 4096  # a GOAWAY's text
+_METADATA: Final = (frames.HEADERS, frames.CONTINUATION)
 _LONGEST_PADDING: Final = 1 + 5 + 255  # pad length, priority, padding
 _FIXED_LENGTHS: Final = {frames.PING: 8, frames.RST_STREAM: 4, frames.WINDOW_UPDATE: 4}
 
@@ -112,6 +113,11 @@ class Http2Connection(ControlSide, Generic[T]):
             self._over = True
             self.go_away(violation.code, violation.message.encode())
             raise
+
+    @property
+    def frame_left(self) -> int:
+        """Bytes that are to come of a DATA frame, or of one that is skipped."""
+        return self._left
 
     def arriving(self, stream: Stream) -> int:
         """Bytes of a DATA frame that count as `received` by the stream already, and have not come yet."""
@@ -271,6 +277,8 @@ class Http2Connection(ControlSide, Generic[T]):
                     ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} has {fixed} bytes"
                 )
         elif length > self._longest[kind]:
+            if kind in _METADATA:
+                raise too_large(length, self.limits.max_header_block)
             raise ConnectionViolation(
                 ErrorCode.ENHANCE_YOUR_CALM, f"{length} bytes for a frame of type {kind}"
             )

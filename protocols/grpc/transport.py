@@ -26,7 +26,22 @@ _RECORDS: Final = 64 * 1024  # what is encrypted at once
 _ALPN: Final = "h2"
 
 _LOST: Final = frozenset(
-    (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNABORTED, errno.EHOSTUNREACH)
+    (
+        errno.ECONNRESET,
+        errno.EPIPE,
+        errno.ENOTCONN,
+        errno.ETIMEDOUT,
+        errno.ECONNABORTED,
+        # What routers said before the kernel gave up.
+        errno.ECONNREFUSED,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENONET,
+        errno.ENOPROTOOPT,
+        errno.EOPNOTSUPP,
+    )
 )
 
 
@@ -132,13 +147,14 @@ class PlainTransport:
 class TlsTransport:
     """TLS, server side, over an accepted socket. A client that speaks HTTP/2 must say so in ALPN (RFC 9113, 3.3)."""
 
-    __slots__ = ("_context", "_raw", "_tls", "peer")
+    __slots__ = ("_context", "_finished", "_raw", "_tls", "peer")
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
         sock.setblocking(False)
         self._raw = sock
         self._context = context
         self._tls: ssl.SSLSocket | None = None
+        self._finished = False
         self.peer = address_of(sock)
 
     @property
@@ -167,7 +183,9 @@ class TlsTransport:
             raise ConnectionLost(f"the client agreed on {tls.selected_alpn_protocol()!r}, not on '{_ALPN}'")
 
     def receive_into(self, buffer: memoryview) -> int:
-        """Fill `buffer` with what was decrypted (see `Transport`)."""
+        """Fill `buffer` with what was decrypted (see `Transport`); what comes after `finish` is swallowed."""
+        if self._finished:
+            return self._swallow(buffer)
         try:
             return self._socket.recv_into(buffer)
         except ssl.SSLWantReadError:
@@ -177,6 +195,18 @@ class TlsTransport:
         except OSError as failure:
             # Among them SSLWantWriteError: only a renegotiation writes while it reads, and none is supported.
             raise _lost(failure) from failure
+
+    def _swallow(self, buffer: memoryview) -> int:
+        """Drop what is not to be decrypted any more: OpenSSL takes it for an error, once it has said goodbye."""
+        try:
+            count = socket.socket.recv_into(self._raw, buffer)
+        except BlockingIOError:
+            raise
+        except OSError as failure:
+            raise _lost(failure) from failure
+        if count:
+            raise BlockingIOError
+        return 0
 
     def exhausted(self, count: int, size: int) -> bool:
         """Whether nothing decrypted is left: what is must be taken now, since the socket would not tell."""
@@ -209,6 +239,7 @@ class TlsTransport:
 
     def finish(self) -> None:
         """Say goodbye in TLS, without waiting for the client's, and shut down the sending side."""
+        self._finished = True
         if self._tls is not None:
             with contextlib.suppress(OSError, ValueError):  # the client's goodbye is not here yet, as a rule
                 self._tls.unwrap()

@@ -26,11 +26,12 @@ _OTHERS: Final = frozenset((MODEL_NAME, MODEL_VERSION, 0x22, 0x2A, 0x32))
 
 _MAX_SIZE: Final = 2**31 - 1
 _MAX_TAG: Final = 2**32 - 1
-_TAG_VARINT: Final = 5  # bytes that a tag may take,
-_VALUE_VARINT: Final = 10  # and a length or a value, of whose bits the lowest 64 count
+_TAG_VARINT: Final = 5  # bytes that a tag may take
+VALUE_VARINT: Final = 10
+"""Bytes that a length or a value may take, of whose bits the lowest 64 count."""
 _GROUP_DEPTH: Final = 100  # as deep as protobuf follows
 
-_VARINT, _FIXED64, _DELIMITED, _GROUP, _GROUP_END, _FIXED32 = range(6)
+_VARINT, _FIXED64, DELIMITED, GROUP, _GROUP_END, _FIXED32 = range(6)
 
 
 class Malformed(ValueError):
@@ -38,9 +39,9 @@ class Malformed(ValueError):
 
 
 class Pieces(NamedTuple):
-    """A ModelInferRequest taken apart: `rest` is everything but the id and the raw tensors, in its order."""
+    """A ModelInferRequest taken apart: `rest` is everything but the id and the raw tensors, in its order, no field cut."""
 
-    rest: bytes
+    rest: list[memoryview]
     id: str
     raw: list[memoryview]
 
@@ -78,15 +79,15 @@ def split(message: Buffer) -> Pieces:
             start = at
             tag = view[at]
             if tag != RAW and tag not in _OTHERS and tag != ID:
-                tag, at = _tag(view, at)
-                if tag & 7 == _GROUP:
-                    at, fields = _skip_group(view, tag >> 3, at)
+                tag, at = tag_at(view, at)
+                if tag & 7 == GROUP:
+                    at, fields = skip_group(view, tag >> 3, at)
                     in_groups += fields
                     if in_groups > MAX_FIELDS:
                         raise _too_many()
                     continue
                 if tag not in {RAW, ID}:
-                    at = _skip_value(view, tag, at)
+                    at = skip_value(view, tag, at)
                     continue
             else:
                 at += 1
@@ -117,7 +118,7 @@ def split(message: Buffer) -> Pieces:
     if at > end:
         raise Malformed(f"it is cut short after {end} bytes")
     rest.append(view[kept_from:])
-    return Pieces(b"".join(rest), request_id, raw)
+    return Pieces(rest, request_id, raw)
 
 
 def _too_many() -> Malformed:
@@ -126,7 +127,7 @@ def _too_many() -> Malformed:
 
 def long_size(message: Buffer, at: int) -> tuple[int, int]:
     """Return the length that begins at `at`, and where its content begins. Raises Malformed and IndexError."""
-    size, behind = _varint_at(message, at, _VALUE_VARINT)
+    size, behind = _varint_at(message, at, VALUE_VARINT)
     size &= 2**64 - 1
     if size > _MAX_SIZE:
         raise Malformed(f"the length at byte {at} is {size}; lengths go up to {_MAX_SIZE}")
@@ -143,25 +144,26 @@ def _varint_at(message: Buffer, at: int, longest: int) -> tuple[int, int]:
     raise Malformed(f"the number at byte {at} takes more than {longest} bytes")
 
 
-def _tag(message: Buffer, at: int) -> tuple[int, int]:
+def tag_at(message: Buffer, at: int) -> tuple[int, int]:
+    """Return the tag that begins at `at`, and what follows it. Raises Malformed and IndexError."""
     tag, behind = _varint_at(message, at, _TAG_VARINT)
     if tag > _MAX_TAG or not tag >> 3:
         raise Malformed(f"no field has the number that stands at byte {at}")
     return tag, behind
 
 
-def _skip_group(message: Buffer, number: int, at: int) -> tuple[int, int]:
+def skip_group(message: Buffer, number: int, at: int) -> tuple[int, int]:
     """Return where the group ends whose fields begin at `at`, and how many fields it has, itself included."""
     groups = [number]
     for fields in range(1, MAX_FIELDS + 1):
         start = at
-        tag, at = _tag(message, at)
-        if tag & 7 == _GROUP:
+        tag, at = tag_at(message, at)
+        if tag & 7 == GROUP:
             if len(groups) >= _GROUP_DEPTH:
                 raise Malformed(f"groups nest deeper than {_GROUP_DEPTH} levels at byte {start}")
             groups.append(tag >> 3)
         elif tag & 7 != _GROUP_END:
-            at = _skip_value(message, tag, at)
+            at = skip_value(message, tag, at)
         elif groups.pop() != tag >> 3:
             raise Malformed(f"the group that ends at byte {start} was never begun")
         elif not groups:
@@ -169,13 +171,14 @@ def _skip_group(message: Buffer, number: int, at: int) -> tuple[int, int]:
     raise _too_many()
 
 
-def _skip_value(message: Buffer, tag: int, at: int) -> int:
+def skip_value(message: Buffer, tag: int, at: int) -> int:
+    """Return where the value ends that begins at `at`, perhaps behind the message. Raises Malformed and IndexError."""
     kind = tag & 7
     if kind == _VARINT:
-        return _varint_at(message, at, _VALUE_VARINT)[1]
+        return _varint_at(message, at, VALUE_VARINT)[1]
     if kind == _FIXED64:
         return at + 8
-    if kind == _DELIMITED:
+    if kind == DELIMITED:
         size, at = long_size(message, at)
         return at + size
     if kind == _FIXED32:

@@ -11,7 +11,6 @@ The *sweep* shuts down the sockets of connections whose deadline has passed.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import select
 import socket
@@ -23,28 +22,12 @@ from typing import Final
 
 import trio
 
+from protocols.accepting import OnceAMinute, OnExhausted, accept
 from protocols.http.connection import Application, Connection, ConnectionLimits, Phase, watched_events
 
 Spawn = Callable[[str, Callable[[], Awaitable[None]]], None]
 
 _SWEEP_PERIOD: Final = 1.0
-_EXHAUSTED_PAUSE: Final = 0.1
-_EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-# What accept(2) reports of a client that is gone already, or of the network, rather than of the listening socket.
-_PASSING: Final = frozenset(
-    (
-        errno.ECONNABORTED,
-        errno.EPERM,
-        errno.EPROTO,
-        errno.ENETDOWN,
-        errno.ENOPROTOOPT,
-        errno.EHOSTDOWN,
-        errno.ENONET,
-        errno.EHOSTUNREACH,
-        errno.EOPNOTSUPP,
-        errno.ENETUNREACH,
-    )
-)
 _SCRATCH: Final = 64 * 1024
 
 
@@ -97,11 +80,13 @@ class HttpListener:
         sock: socket.socket,
         spawn: Spawn,
         *,
+        on_exhausted: OnExhausted | None = None,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Accept from `sock`, a listening socket, until drained; return when the last connection has ended.
 
-        `spawn(name, run)` starts a connection as a child of the caller's and returns at once.
+        `spawn(name, run)` starts a connection as a child of the caller's and returns at once. `on_exhausted` is told, once
+        a minute at most, that descriptors or memory are used up.
         """
         sock.setblocking(False)
         async with trio.open_nursery() as nursery:
@@ -110,7 +95,7 @@ class HttpListener:
             task_status.started()
             if not self._drain.is_set():
                 with trio.CancelScope() as self._accepting:
-                    await self._accept_all(sock, spawn)
+                    await self._accept_all(sock, spawn, OnceAMinute(on_exhausted))
             await self.wait_drained()
             nursery.cancel_scope.cancel()
 
@@ -132,11 +117,11 @@ class HttpListener:
         """Let go of the watcher's descriptor. For when `serve` will not be called again."""
         self._epoll.close()
 
-    async def _accept_all(self, sock: socket.socket, spawn: Spawn) -> None:
+    async def _accept_all(self, sock: socket.socket, spawn: Spawn, on_exhausted: OnExhausted) -> None:
         while True:
             await self._room.acquire()
             try:
-                accepted = await self._accept(sock)
+                accepted = await accept(sock, on_exhausted)
                 try:
                     connection = self._adopt(accepted)
                 except BaseException:
@@ -150,18 +135,6 @@ class HttpListener:
             except BaseException:
                 self._forget(connection)
                 raise
-
-    async def _accept(self, sock: socket.socket) -> socket.socket:
-        while True:
-            try:
-                return sock.accept()[0]
-            except BlockingIOError:
-                await trio.lowlevel.wait_readable(sock)
-            except OSError as failure:
-                if failure.errno in _EXHAUSTED:
-                    await trio.sleep(_EXHAUSTED_PAUSE)
-                elif failure.errno not in _PASSING:
-                    raise
 
     def _adopt(self, accepted: socket.socket) -> Connection:
         accepted.setblocking(False)

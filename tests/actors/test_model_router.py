@@ -172,7 +172,22 @@ async def test_unknown_models_and_versions_are_refused_in_the_contracts_words(ro
     assert refusal(router.versions, "x")[0] is ErrorCode.NOT_FOUND
 
 
-@pytest.mark.parametrize("text", ["x", "", "1.5", "9223372036854775808", "-9223372036854775809", "1" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x",
+        "",
+        "1.5",
+        "9223372036854775808",
+        "-9223372036854775809",
+        "1" * 5000,
+        " 1",
+        "1\n",
+        "1_0",
+        "\u0661",
+        "1a",
+    ],
+)
 def test_a_version_that_is_no_number_is_refused(text):
     code, message = refusal(parse_version, text)
     assert code is ErrorCode.INVALID_ARG
@@ -188,6 +203,22 @@ def test_a_version_below_one_is_refused(text):
         ErrorCode.INVALID_ARG,
         f"invalid model version specified '{text}' , version should be an integral value > 0",
     )
+
+
+async def test_a_version_that_is_none_is_refused_before_the_model_is_looked_up(router):
+    text = "invalid model version specified '0' , version should be an integral value > 0"
+    for ask in (router.resolve, router.statistics):
+        assert refusal(ask, "nobody", "0") == (ErrorCode.INVALID_ARG, text)
+
+
+async def test_a_version_of_no_model_in_particular_is_no_condition_of_statistics(router):
+    add(router, "a", 1)
+    add(router, "b", 2)
+    assert [(each["name"], each["version"]) for each in router.statistics("", "1")] == [
+        ("a", "1"),
+        ("b", "2"),
+    ]
+    assert refusal(router.statistics, "", "x")[0] is ErrorCode.INVALID_ARG
 
 
 async def test_the_index_lists_everything_with_its_state_and_reason(router):

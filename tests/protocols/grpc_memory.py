@@ -254,7 +254,8 @@ async def connect(options=None, service=None, *, window=65_535, jitter=0.0, spea
         threads=trio.CapacityLimiter(2),
         deadlines=deadlines,
         on_crash=lambda path, bug: crashes.append((path, bug)),
-        on_violation=violations.append,
+        on_violation=lambda peer, code, message: violations.append((peer, code.name, message)),
+        on_unsecured=lambda peer, reason: violations.append((peer, reason)),
     )
     transport = MemoryTransport()
     connection = GrpcConnection(transport, environment, now=trio.current_time(), jitter=jitter)

@@ -106,12 +106,14 @@ def test_each_request_in_flight_is_expected_to_be_answered_as_largely_as_any_bef
     assert not room.open
 
 
-def test_one_request_may_always_begin():
+def test_a_request_that_is_alone_may_begin_unless_too_much_waits_already():
     room = AnswerRoom(100)
     room.in_flight += 1
     room.answered(10**9)
-    room.pending = 10**9
+    room.pending = 100
     assert room.open
+    room.pending = 101
+    assert not room.open
 
 
 def test_a_large_answer_is_forgotten_after_many_smaller_ones():

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
+import random
 import zlib
 
 import pytest
 import trio
 import trio.testing
-from grpclib.const import Cardinality
+from grpclib.const import Cardinality, Status
 from h2.errors import ErrorCodes
 
-from actors.messages.errors import Unavailable
-from protocols.grpc.call import STREAM_LIMIT
+from actors.messages.errors import Internal, Unavailable
+from actors.messages.requests import InferResponse
+from protocols.grpc.call import STREAM_LIMIT, Call
 from protocols.grpc.options import GrpcOptions
 from tests.protocols.grpc_memory import connect
 from tests.protocols.grpc_serving import STREAM, Raw, Service
@@ -501,7 +504,7 @@ async def test_a_client_that_breaks_the_rules_is_told_why_and_sent_away():
         assert echo.cancelled == echo.held
         client.transport.leave()
         await connected.over.wait()
-        assert [code.name for code in connected.violations] == ["PROTOCOL_ERROR"]
+        assert [code for _, code, _ in connected.violations] == ["PROTOCOL_ERROR"]
         assert len(echo.finished_with) == 1
 
 
@@ -529,7 +532,7 @@ async def test_pings_without_need_cost_the_connection(autojump_clock):
             client.h2.ping(b"%08d" % number)
             await client.exchange()
         assert client.goodbyes == [(ErrorCodes.ENHANCE_YOUR_CALM, 0, b"too_many_pings")]
-        assert [code.name for code in connected.violations] == ["ENHANCE_YOUR_CALM"]
+        assert connected.violations == [("memory:", "ENHANCE_YOUR_CALM", "too_many_pings")]
 
 
 async def test_calls_excuse_pings(autojump_clock):
@@ -665,3 +668,186 @@ async def test_everything_is_given_back_when_the_client_is_lost():
         assert len(echo.finished_with) == 2
         echo.answer(echo.held[0], b"late")
         assert (echo.leases, echo.released) == (2, 2)
+
+
+async def test_a_client_that_reads_nothing_has_no_more_begun_than_may_wait():
+    async with connect(GrpcOptions(connection_bytes=400_000), window=100) as connected:
+        client, echo = connected.client, connected.echo
+        client.acknowledges = False
+        echo.held = []
+        streams = []
+        for _ in range(6):
+            streams.append(client.ask(b"x"))
+            await client.exchange()
+            while echo.held:
+                echo.answer(echo.held.pop(), b"x" * 300_000)
+                await client.exchange()
+        assert echo.begun == 2
+        assert connected.connection.pending < 400_000 + 300_005
+        client.h2.reset_stream(streams[0], ErrorCodes.CANCEL)  # what it had waiting made room
+        await client.exchange()
+        assert echo.begun == 3
+
+
+async def test_what_waits_to_begin_and_is_too_late_is_let_go_of(autojump_clock):
+    async with connect(GrpcOptions(connection_bytes=400_000), window=100) as connected:
+        client, echo = connected.client, connected.echo
+        client.acknowledges = False
+        echo.held = []
+        first = client.ask(b"first")
+        await client.exchange()
+        echo.answer(echo.held.pop(), b"x" * 300_000)
+        client.ask(b"holds the room")
+        await client.exchange()
+        gc.collect()
+        gc.disable()
+        try:
+            before = _live_calls()
+            for _ in range(20):
+                late = client.ask(b"late", grpc_timeout="1m")
+                await client.exchange()
+                await trio.sleep(0.1)
+                assert (await client.exchange())[late].status == DEADLINE_EXCEEDED
+            assert _live_calls() <= before + 1
+        finally:
+            gc.enable()
+        assert echo.begun == 2
+        assert not client.answers[first].ended
+
+
+def _live_calls():
+    return sum(type(one) is Call for one in gc.get_objects())
+
+
+async def test_a_socket_that_takes_nothing_holds_no_model_up_that_answers_on_a_stream():
+    released = []
+
+    async def each(stream):
+        async for message in stream:
+            response = InferResponse(model_name="m", model_version=1, outputs=[])
+            response.on_release(lambda: released.append(True))
+            stream.send_raw_nowait((message.data,), len(message.data), response)
+
+    service = Service()
+    service.methods[STREAM] = (each, Cardinality.STREAM_STREAM)
+    async with connect(service=service) as connected:
+        client = connected.client
+        client.transport.room = 100
+        client.ask(b"a" * 30_000)
+        stream = client.open(STREAM)
+        for count in range(1, 4):
+            client.send(stream, b"b" * 20_000, end=count == 3)
+            await client.exchange()
+            assert len(released) == count
+        client.transport.make_room(10**6)
+        assert (await client.exchange())[stream].data == framed(b"b" * 20_000) * 3
+
+
+async def test_a_socket_that_takes_nothing_holds_no_model_up_whose_answers_are_compressed():
+    async with connect(GrpcOptions(compression="low")) as connected:
+        client, echo = connected.client, connected.echo
+        client.transport.room = 10
+        client.ask(b"a" * 30_000)
+        await client.exchange()
+        client.h2.increment_flow_control_window(2**20)
+        echo.held = []
+        for _ in range(10):
+            client.ask(b"b" * 60_000, grpc_accept_encoding="gzip")
+            await client.exchange()
+        for call in echo.held:
+            echo.answer(call)
+        await client.exchange()
+        assert echo.released == echo.leases == 11
+
+
+async def test_a_stream_of_small_answers_waits_for_a_socket_that_takes_nothing():
+    made = 0
+
+    async def count(stream):
+        nonlocal made
+        await stream.recv_message()
+        while made < 400:
+            made += 1
+            await stream.send_message(Raw(b"x" * 10_000))
+
+    service = Service()
+    service.methods[COUNT] = (count, Cardinality.UNARY_STREAM)
+    async with connect(service=service, window=2**30) as connected:
+        client = connected.client
+        client.h2.increment_flow_control_window(2**30)
+        await client.exchange()
+        client.transport.room = 0
+        stream = client.ask(b"", COUNT)
+        await client.exchange()
+        assert made < 300
+        client.transport.make_room(10**9)
+        answer = (await client.exchange())[stream]
+        assert answer.ended
+        assert made == 400
+        assert len(answer.data) == 400 * 10_005
+
+
+async def test_a_client_that_has_itself_refused_at_length_and_reads_nothing_is_cut():
+    async def refuse(stream):
+        await stream.send_trailing_metadata(status=Status.NOT_FOUND, metadata={"why": "x" * 1_000_000})
+
+    service = Service()
+    service.methods[COUNT] = (refuse, Cardinality.UNARY_STREAM)
+    async with connect(GrpcOptions(connection_bytes=2_000_000), service=service) as connected:
+        client = connected.client
+        client.transport.room = 0
+        for _ in range(15):
+            client.ask(b"", COUNT)
+            await client.exchange()
+        connected.sweep()
+        assert not client.transport.aborted
+        for _ in range(10):
+            client.ask(b"", COUNT)
+            await client.exchange()
+        connected.sweep()
+        assert client.transport.aborted
+        await connected.over.wait()
+
+
+@pytest.mark.parametrize("attempt", range(8))  # which of two tasks goes first is chance
+async def test_calls_that_are_reset_before_they_are_unfolded_hold_no_room(attempt):
+    async with connect(GrpcOptions(connection_bytes=400_000)) as connected:
+        client = connected.client
+        folded = gzip.compress(random.Random(attempt).randbytes(2000))
+        stream = client.open(grpc_encoding="gzip")
+        client.send(stream, folded, flag=1)
+        client.h2.reset_stream(stream, ErrorCodes.CANCEL)
+        await client.exchange()
+        again = client.open(grpc_encoding="gzip")
+        client.send(again, folded, flag=1)
+        await client.until_ended(again)
+        assert client.answers[again].status == 0
+
+
+async def test_an_answer_that_can_not_be_compressed_in_a_thread_is_a_bug_told_to_its_client():
+    async with connect(GrpcOptions(compression="low")) as connected:
+        client, echo = connected.client, connected.echo
+        echo.held = []
+        stream = client.ask(b"", grpc_accept_encoding="gzip")
+        await client.exchange()
+        echo.encode = lambda call, response: (("no buffer",), 100_000, False)
+        echo.answer(echo.held.pop())
+        await client.until_ended(stream)
+        assert (client.answers[stream].status, client.answers[stream].message) == (
+            INTERNAL,
+            "internal server error",
+        )
+        assert (echo.leases, echo.released) == (1, 1)
+        assert [type(bug) for _, bug in connected.crashes] == [TypeError]
+        assert [type(outcome) for outcome in echo.finished_with] == [Internal]
+
+
+async def test_a_stream_that_is_opened_while_the_connection_drains_is_asked_for_no_more():
+    async with connect() as connected:
+        client = connected.client
+        connected.connection.drain()
+        stream = client.open(GATHER)
+        answers = await client.exchange()
+        assert answers[stream].status == UNAVAILABLE
+        await client.exchange()
+        assert client.transport.finished

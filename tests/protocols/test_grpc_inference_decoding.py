@@ -15,7 +15,8 @@ from actors.messages.errors import Internal, InvalidArgument, Unsupported
 from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from actors.messages.tensors import pack_bytes
 from protocols.grpc.inference import ALL_OUTPUTS, InferDecoder
-from protocols.grpc.wire import MAX_FIELDS, varint
+from protocols.grpc.lifting import LONG_STRINGS
+from protocols.grpc.wire import MAX_FIELDS, delimited, varint
 from protocols.kserve.proto.grpc_service_pb2 import InferParameter, InferTensorContents, ModelInferRequest
 from tests.protocols.fakes import KeptPort, make_spec
 
@@ -315,6 +316,25 @@ def test_typed_strings_are_packed():
     assert bytes(request.inputs[0].data) == pack_bytes([b"", b"\xff\0"])
 
 
+@pytest.mark.parametrize(
+    ("datatype", "field", "elements"),
+    [
+        ("INT32", "int_contents", range(-70_000, 70_000)),
+        ("UINT16", "uint_contents", range(140_000)),
+        ("UINT64", "uint64_contents", range(2**64 - 140_000, 2**64)),
+        ("BYTES", "bytes_contents", [b"", b"ab"] * 70_000),
+    ],
+)
+def test_long_typed_contents_lose_nothing_between_their_slices(datatype, field, elements):
+    request, _ = decode(typed(datatype, (len(elements),), **{field: elements}))
+    (tensor,) = request.inputs
+    if datatype == "BYTES":
+        assert bytes(tensor.data) == pack_bytes(elements)
+    else:
+        wide = np.array(elements, np.uint64 if datatype == "UINT64" else np.int64)
+        assert np.array_equal(tensor.as_numpy(), wide.astype(tensor.datatype.numpy))
+
+
 def test_narrow_integers_keep_their_low_bytes():
     request, _ = decode(typed("INT8", int_contents=[256 + 5, -129]))
     assert request.inputs[0].as_numpy().tolist() == [5, 127]
@@ -340,6 +360,146 @@ def test_fields_unknown_to_us_in_typed_contents_do_not_get_into_the_tensor():
     message.inputs[0].contents.MergeFromString(contents)
     request, _ = decode(message)
     assert request.inputs[0].as_numpy().tolist() == [1.0, 2.0]
+
+
+def long_input(contents, *, shape=(2,), datatype="INT32", more=b""):
+    """A message with one input, whose typed contents are the bytes `contents`; `more` are further fields of the input."""
+    declared = ModelInferRequest.InferInputTensor(
+        name="A", datatype=datatype, shape=shape
+    ).SerializeToString()
+    return delimited(0x0A, b"m") + delimited(0x2A, declared + delimited(0x2A, contents) + more)
+
+
+def packed(field, content):
+    return delimited(field << 3 | 2, content)
+
+
+FIELDS = {
+    "INT8": ("int_contents", 2),
+    "INT32": ("int_contents", 2),
+    "INT64": ("int64_contents", 3),
+    "UINT16": ("uint_contents", 4),
+    "UINT64": ("uint64_contents", 5),
+    "BOOL": ("bool_contents", 1),
+}
+
+
+@st.composite
+def encoded_numbers(draw):
+    """Some numbers, written in more bytes than they need here and there."""
+    some = draw(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(1, 10)), min_size=1, max_size=40))
+    encoded = bytearray()
+    for value, length in some:
+        shortest = bytearray(varint(value))
+        while len(shortest) < length:
+            shortest[-1] |= 0x80
+            shortest.append(0)
+        encoded += shortest
+    return bytes(encoded)
+
+
+@pytest.mark.slow
+@given(st.sampled_from(sorted(FIELDS)), encoded_numbers())
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+def test_long_contents_are_read_as_protobuf_reads_them(datatype, encoded):
+    name, number = FIELDS[datatype]
+    often = 70_000 // len(encoded) + 1
+    message = long_input(packed(number, encoded * often), datatype=datatype)
+    request, _ = decode(message)
+    expected = getattr(ModelInferRequest.FromString(message).inputs[0].contents, name)
+    wide = np.array(expected, np.uint64 if datatype == "UINT64" else np.int64)
+    low_bytes = wide.astype(DataType[datatype].numpy)
+    assert bytes(request.inputs[0].data) == low_bytes.tobytes()
+
+
+def test_long_floats_are_views_of_the_message():
+    numbers = np.arange(50_000, dtype=np.float32)
+    message = typed("FP32", (50_000,), fp32_contents=numbers).SerializeToString()
+    request, _ = decode(message)
+    assert request.inputs[0].data.obj is message
+    assert bytes(request.inputs[0].data) == numbers.tobytes()
+
+
+def test_long_contents_may_come_in_several_pieces():
+    request, _ = decode(long_input(packed(2, b"\1" * 70_000) + packed(2, b"") + packed(2, b"\x80\1")))
+    assert np.frombuffer(request.inputs[0].data, np.int32).tolist() == [1] * 70_000 + [128]
+    request, _ = decode(long_input(packed(6, bytes(70_000)) + packed(6, b"abcd"), datatype="FP32"))
+    assert bytes(request.inputs[0].data) == bytes(70_000) + b"abcd"
+
+
+def test_megabytes_of_strings_are_packed():
+    strings = [b"", b"ab", bytes(200)] * 25_000
+    message = typed("BYTES", (75_000,), bytes_contents=strings)
+    assert message.ByteSize() > LONG_STRINGS
+    request, _ = decode(message)
+    assert bytes(request.inputs[0].data) == pack_bytes(strings)
+
+
+def test_what_is_beside_long_contents_is_kept():
+    message = typed("INT32", (70_000,), int_contents=range(70_000))
+    message.inputs.add(name="B", datatype="FP32", shape=[1]).contents.fp32_contents.append(0.5)
+    message.inputs.add(name="C", datatype="INT64", shape=[70_000]).contents.int64_contents.extend(
+        range(70_000)
+    )
+    message.outputs.add(name="S")
+    message.parameters["key"].string_param = "value"
+    request, _ = decode(message)
+    assert (request.id, request.requested_outputs, request.parameters) == ("r", ("S",), {"key": "value"})
+    assert [(tensor.name, tensor.shape) for tensor in request.inputs] == [
+        ("A", (70_000,)),
+        ("B", (1,)),
+        ("C", (70_000,)),
+    ]
+    first, second, third = [tensor.data for tensor in request.inputs]
+    assert np.array_equal(np.frombuffer(first, np.int32), np.arange(70_000))
+    assert bytes(second) == b"\0\0\0\x3f"
+    assert np.array_equal(np.frombuffer(third, np.int64), np.arange(70_000))
+
+
+def test_long_contents_are_refused_as_short_ones_are():
+    assert refusal(typed("INT64", int_contents=range(70_000))) == (
+        "unexpected explicit tensor data for input tensor 'A' for model 'm' of type 'INT32', expected datatype 'INT64'"
+    )
+    assert refusal(typed("INT32", int_contents=range(70_000), int64_contents=[1])) == (
+        "unexpected explicit tensor data for input tensor 'A' for model 'm', binary data was already supplied."
+    )
+    message = typed("INT32", int_contents=range(70_000))
+    message.raw_input_contents.append(b"x")
+    assert "contents field must not be specified" in refusal(message)
+
+
+def test_long_contents_in_unusual_fields_are_left_to_protobuf_unless_they_are_megabytes():
+    loose = b"\x10\5" * 40_000  # each number in a field of its own
+    request, _ = decode(long_input(loose))
+    assert np.frombuffer(request.inputs[0].data, np.int32).tolist() == [5] * 40_000
+    twice = long_input(packed(2, b"\1" * 70_000), more=delimited(0x2A, packed(2, b"\2")))
+    request, _ = decode(twice)
+    assert len(request.inputs[0].data) == 70_001 * 4
+    assert "neither packed nor all strings" in refusal(long_input(b"\x10\5" * (LONG_STRINGS // 2)), Internal)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        long_input(packed(2, b"\1" * 70_000 + b"\x80")),
+        long_input(packed(2, b"\x80" * 70_000)),
+        long_input(packed(2, b"\1" * 65_530 + b"\x80" * 10 + b"\1")),
+        long_input(packed(2, b"\x80" * 11 + b"\1" * 70_000)),
+        long_input(packed(6, bytes(70_001)), datatype="FP32"),
+        long_input(packed(2, b"\1" * 70_000) + b"\x12\5"),
+        long_input(packed(8, bytes(LONG_STRINGS)) + b"\x42\5", datatype="BYTES"),
+        long_input(packed(8, bytes(LONG_STRINGS)) + b"\x42", datatype="BYTES"),
+        long_input(packed(8, bytes(LONG_STRINGS)) + packed(2, b"\1"), datatype="BYTES"),
+        long_input(b"", shape=[1] * 70_000),
+        long_input(b"", more=b"\x22\0" * 40_000),
+        delimited(0x32, b"\x12\0" * 40_000),
+    ],
+    ids=lambda message: "",
+)
+def test_long_messages_that_hold_together_badly_are_refused(message):
+    assert "failed to parse" in refusal(message, Internal)
 
 
 def test_typed_contents_differ_from_request_to_request():

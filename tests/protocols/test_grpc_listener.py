@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio  # noqa: TID251  # grpclib's client runs on nothing else
+import errno
 import socket
+from functools import partial
 
 import grpc
 import pytest
@@ -15,6 +17,8 @@ from grpclib.exceptions import GRPCError
 from protocols.grpc.listener import GrpcListener
 from protocols.grpc.options import GrpcOptions
 from protocols.kserve.categories import Category
+from tests.fuzz import h2wire as wire
+from tests.protocols.flaky_sockets import Flaky
 from tests.protocols.grpc_serving import INFER, LIVE, STREAM, Raw, Service, bidi, in_thread, serve, unary
 
 MiB = 1024 * 1024
@@ -353,6 +357,40 @@ async def test_clients_that_ping_as_they_should_are_kept_and_answer_pings():
             await trio.sleep(1)
             assert await in_thread(unary(channel), b"second", timeout=5) == b"second"
             assert served.listener.statistics().accepted == 1
+
+
+async def test_exhaustion_is_told_and_waited_out():
+    failures = [OSError(errno.EMFILE, "no"), OSError(errno.ECONNABORTED, "gone"), OSError(errno.ENFILE, "no")]
+    told = []
+    listener = GrpcListener([Service()], on_crash=lambda path, bug: None)
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        async with trio.open_nursery() as nursery:
+            serving = partial(listener.serve, on_exhausted=told.append)
+            await nursery.start(
+                serving, Flaky(sock, list(failures)), lambda name, run: nursery.start_soon(run)
+            )
+            with grpc.insecure_channel(f"127.0.0.1:{sock.getsockname()[1]}") as channel:
+                assert await in_thread(unary(channel), b"hello", timeout=10) == b"hello"
+            nursery.cancel_scope.cancel()
+    assert told == failures[:1]
+
+
+async def test_a_client_that_is_sent_away_is_told_of_with_its_address_and_why():
+    refused = []
+    async with serve(on_refused=lambda *words: refused.append(words)) as served:
+        async with await trio.open_tcp_stream(*served.socket.getsockname()) as client:
+            host, port = client.socket.getsockname()
+            await client.send_all(wire.PREFACE + wire.settings() + wire.headers(1, raw=bytes(40_000)))
+            with trio.fail_after(5):
+                said = b"".join([part async for part in client])
+            await client.send_eof()
+        with served.channel() as channel:
+            assert await in_thread(unary(channel), b"hello", timeout=5) == b"hello"
+        statistics = served.listener.statistics()
+    text = "40000 bytes of metadata, more than the 32768 taken"
+    assert [one.payload[8:].decode() for one in wire.split(said) if one.kind == wire.GOAWAY] == [text]
+    assert refused == [(f"ipv4:{host}:{port}", f"{text} (ENHANCE_YOUR_CALM)")]
+    assert (statistics.violations, statistics.floods) == (1, 1)
 
 
 async def test_a_listener_that_crashed_goes_on_with_its_connections():

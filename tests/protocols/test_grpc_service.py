@@ -1,6 +1,7 @@
 """The inference service's RPCs but for the stream: what they answer, and every refusal with its text."""
 
 import gc
+import json
 import re
 import sys
 from dataclasses import replace
@@ -158,6 +159,21 @@ async def test_a_configuration_is_the_message_whose_json_form_http_answers():
     assert answer.input[0].data_type == model_config_pb2.TYPE_FP32
     assert answer.dynamic_batching.priority_queue_policy[1].max_queue_size == 4
     assert answer.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
+
+
+async def test_a_long_configuration_is_converted_in_a_thread(server, service):
+    model = server.model()
+    inputs = [{"name": f"input {number}", "dims": [16]} for number in range(1000)]
+    model.spec = replace(model.spec, config_json=json.dumps({"name": "add", "input": inputs}).encode())
+    stream = ScriptedStream(pb.ModelConfigRequest(name="add"))
+    stream.call = make_call()
+    async with trio.open_nursery() as nursery:
+        async with stream.call.wire.threads:  # it has room for one
+            nursery.start_soon(service.ModelConfig, stream)
+            await trio.testing.wait_all_tasks_blocked()
+            assert stream.sent == []
+    (answer,) = stream.sent
+    assert [declared.name for declared in answer.config.input] == [declared["name"] for declared in inputs]
 
 
 async def test_a_reloaded_models_configuration_is_the_new_one(server, service):

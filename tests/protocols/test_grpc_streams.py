@@ -6,6 +6,8 @@ Which error each violation costs is in `test_grpc_violations`; agreement with an
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -399,6 +401,49 @@ def test_what_waits_is_what_was_not_handed_out():
     assert rig.connection.waiting == rig.connection.pending == 70_000 - (65_535 - 7)
 
 
+def test_what_new_settings_hurry_along_still_waits():
+    rig = connected()
+    for number in range(1, 200, 2):
+        answer(rig, asked(rig, number), bytes(500))
+    waiting = rig.connection.waiting
+    rig.send(wire.settings([(wire.INITIAL_WINDOW_SIZE, 1000)]))
+    assert rig.connection.waiting == waiting > 100 * 500
+    assert rig.connection.unread >= waiting
+    rig.drain()
+    assert rig.connection.waiting == rig.connection.unread == 0
+
+
+def test_small_messages_count_as_pending_once_many_are_ready():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 1 << 30))
+    rig.send(wire.window_update(0, 1 << 30))
+    stream = asked(rig)
+    rig.connection.send_head(stream, HEAD)
+    for number in range(300):
+        rig.connection.send_message(stream, [bytes([number % 256]) * 10_000], 10_000)
+    assert stream.pending > 1_900_000
+    rig.connection.send_trailers(stream, TRAILERS)
+    rig.drain()
+    assert body(rig.frames, 1) == b"".join(bytes([number % 256]) * 10_000 for number in range(300))
+    assert rig.frames[-1].flags & wire.END_STREAM
+
+
+@pytest.mark.parametrize("size", [100, 50_000])
+@pytest.mark.parametrize("first", [True, False])
+def test_an_answer_in_pieces_of_memory_is_refused_before_any_of_it_is_sent(size, first):
+    rig = connected()
+    if not first:
+        answer(rig, asked(rig))
+        rig.drain()
+    stream = asked(rig, 3)
+    with pytest.raises((TypeError, BufferError)):
+        rig.connection.send_answer(
+            stream, HEAD, [b"ok", memoryview(bytes(2 * size))[::2]], size + 2, TRAILERS
+        )
+    rig.connection.send_head(stream, TRAILERS, end=True)
+    assert kinds(written(rig)) == [(wire.HEADERS, 3)]
+    assert not rig.connection.output
+
+
 def test_an_answer_waits_for_its_stream_s_window_and_goes_on():
     rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 10))
     stream = asked(rig)
@@ -525,6 +570,26 @@ def test_memory_that_is_wanted_back_is_copied():
     rig.connection.own(stream)
 
 
+def test_what_was_copied_is_not_copied_again():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 0))
+    stream = asked(rig)
+    lent = []
+    for number in range(4):
+        lent.append(bytearray(bytes([number]) * 1_000_000))
+        rig.connection.send_message(stream, [b"x", lent[-1]], 1_000_001)
+        tracemalloc.start()
+        rig.connection.own(stream)
+        copied = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert 1_000_000 <= copied < 1_500_000
+        lent[-1][:] = bytes(1_000_000)
+    for opened in (1_500_000, 1 << 23):  # in the middle of a buffer, and to the end
+        rig.send(wire.window_update(1, opened) + wire.window_update(0, opened))
+        rig.drain()
+        rig.connection.own(stream)
+    assert body(rig.frames, 1) == b"".join(b"x" + bytes([number]) * 1_000_000 for number in range(4))
+
+
 def test_messages_and_trailers_keep_their_order_whatever_they_wait_for():
     rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 40_000))
     stream = asked(rig)
@@ -632,6 +697,23 @@ def test_a_stream_that_is_reset_leaves_the_line(when):
         assert out
     assert not rig.connection.streams
     assert rig.connection.pending == 0
+
+
+def test_however_many_streams_are_reset_those_that_stay_are_answered_in_their_order():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 40_000))
+    rig.send(wire.window_update(0, 1 << 30))
+    numbers = range(1, 1000, 2)
+    for number in numbers:
+        answer(rig, asked(rig, number), bytes(20_000))
+    kept = [number for number in numbers if number % 5 == 0]
+    gone = [number for number in numbers if number % 5]
+    rig.send(b"".join(wire.frame(wire.RST_STREAM, 0, number, bytes(4)) for number in gone))
+    assert rig.connection.pending == len(kept) * 20_000
+    rig.drain()
+    assert rig.connection.pending == rig.connection.waiting == 0
+    ends = [one.stream for one in rig.frames if one.kind == wire.HEADERS and one.flags & wire.END_STREAM]
+    assert ends == kept
+    assert not rig.connection.output
 
 
 def test_a_client_s_reset_drops_what_was_pending():
@@ -798,6 +880,22 @@ def test_a_violation_ends_the_connection_with_one_goaway_that_says_why():
     [one] = written(rig)
     assert (one.kind, one.number(0), one.number(4)) == (wire.GOAWAY, 1, ErrorCode.PROTOCOL_ERROR)
     assert one.payload[8:] == b"DATA on stream 0"
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        wire.headers(1, raw=bytes(1500)),
+        wire.headers(1, raw=bytes(1010), flags=0) + wire.frame(wire.CONTINUATION, 0, 1, bytes(490)),
+        wire.headers(1, flags=0) + wire.frame(wire.CONTINUATION, 0, 1, bytes(1500))[:9],
+    ],
+    ids=["HEADERS", "together", "CONTINUATION, its head alone"],
+)
+def test_too_much_metadata_is_called_that_with_how_much_is_taken(octets):
+    rig = connected(Http2Limits(max_header_block=1024))
+    with pytest.raises(ConnectionViolation) as raised:
+        rig.send(octets)
+    assert raised.value.message == "1500 bytes of metadata, more than the 1024 taken"
 
 
 # Floods

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 
@@ -11,6 +12,7 @@ import trio
 
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.transport import ConnectionLost, PlainTransport, TlsTransport, behind, server_context
+from tests.fuzz import h2wire as wire
 from tests.protocols.grpc_certificates import Authority
 from tests.protocols.grpc_serving import bidi, in_thread, serve, unary
 
@@ -78,6 +80,17 @@ def test_a_client_that_left_is_lost():
     transport.close()
 
 
+def test_a_client_that_the_network_lost_is_lost():
+    class Unreachable(socket.socket):
+        def recv_into(self, buffer):
+            raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    ours, theirs = socket.socketpair()
+    with theirs, Unreachable(fileno=ours.detach()) as sock:
+        with pytest.raises(ConnectionLost):
+            PlainTransport(sock).receive_into(memoryview(bytearray(10)))
+
+
 def test_behind_cuts_where_it_is_told():
     buffers = [b"abc", b"", b"defg"]
     for count in range(8):
@@ -112,7 +125,9 @@ async def test_mutual_tls_wants_a_certificate_that_the_authority_signed(authorit
 
 
 async def test_a_client_that_agrees_on_no_http2_is_sent_away(authority, server_files):
-    async with serve(tls=server_context(*server_files)) as served:
+    refused = []
+    tls = server_context(*server_files)
+    async with serve(tls=tls, on_refused=lambda _, reason: refused.append(reason)) as served:
         context = ssl.create_default_context(cadata=authority.certificate.decode())
         context.set_alpn_protocols(["http/1.1"])
         stream = await trio.open_tcp_stream("127.0.0.1", served.socket.getsockname()[1])
@@ -121,20 +136,48 @@ async def test_a_client_that_agrees_on_no_http2_is_sent_away(authority, server_f
             with trio.fail_after(5), pytest.raises(trio.BrokenResourceError):
                 await secured.receive_some()
         await served.until(lambda: not served.listener.statistics().connections)
+        assert served.listener.statistics().violations == 0
+    assert refused == ["the client agreed on None, not on 'h2'"]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("secured", [False, True])
+async def test_a_client_that_goes_on_sending_can_read_why_it_is_sent_away(secured, authority, server_files):
+    context = ssl.create_default_context(cadata=authority.certificate.decode())
+    context.set_alpn_protocols(["h2"])
+
+    def misbehave(address):
+        with socket.create_connection(address, 10) as raw:
+            sock = context.wrap_socket(raw, server_hostname="localhost") if secured else raw
+            with sock:
+                sock.sendall(wire.PREFACE + wire.settings([]) + wire.frame(wire.DATA, 0, 0) + bytes(3 * MiB))
+                received = b""
+                while part := sock.recv(MiB):
+                    received += part
+                return wire.split(received)
+
+    async with serve(tls=server_context(*server_files) if secured else None) as served:
+        answers = await in_thread(misbehave, served.socket.getsockname())
+    assert [one.payload[8:] for one in answers if one.kind == wire.GOAWAY] == [b"DATA on stream 0"]
+
+
 async def test_a_client_that_never_finishes_its_handshake_costs_only_its_connection(authority, server_files):
     options = GrpcOptions(handshake_timeout=0.3)
-    async with serve(options=options, tls=server_context(*server_files)) as served:
+    tls = server_context(*server_files)
+    refused = []
+    async with serve(options=options, tls=tls, on_refused=lambda *words: refused.append(words)) as served:
         idle = [socket.create_connection(served.socket.getsockname()) for _ in range(5)]
         idle[0].send(b"\x16\x03\x01")
         idle[1].send(b"not TLS at all, this")
         with secure(served, authority) as channel:
             assert await in_thread(unary(channel), b"me", timeout=10) == b"me"
             await served.until(lambda: served.listener.statistics().connections == 1)
+        names = ["ipv4:{}:{}".format(*sock.getsockname()) for sock in idle]
         for sock in idle:
             sock.close()
+    reasons = dict(refused)
+    assert reasons.pop(names[1]).startswith("TLS handshake failed: ")
+    assert reasons == dict.fromkeys([names[0], *names[2:]], "no TLS handshake within 0.3 s")
 
 
 async def test_a_handshake_with_a_client_that_left_is_lost(server_files):

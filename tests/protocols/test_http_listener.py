@@ -9,6 +9,7 @@ import json
 import math
 import socket
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
@@ -19,6 +20,7 @@ from protocols.http.connection import ConnectionLimits, Phase
 from protocols.http.listener import HttpListener, ListenerLimits
 from protocols.http.parser import RequestLimits
 from tests.protocols.fakes import FakeServer
+from tests.protocols.flaky_sockets import Flaky
 
 HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
 LIVE = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
@@ -626,22 +628,6 @@ async def test_connections_over_the_limit_wait_their_turn(serve):
                 assert await third.receive(len(LIVE)) == LIVE
 
 
-class Flaky:
-    """A listening socket whose accept fails as told."""
-
-    def __init__(self, sock, failures):
-        self._sock = sock
-        self._failures = failures
-
-    def __getattr__(self, name):
-        return getattr(self._sock, name)
-
-    def accept(self):
-        if self._failures:
-            raise self._failures.pop(0)
-        return self._sock.accept()
-
-
 @pytest.mark.parametrize(
     ("code", "pause"), [(errno.EMFILE, 0.1), (errno.ENFILE, 0.1), (errno.ECONNABORTED, 0.0)]
 )
@@ -658,6 +644,27 @@ async def test_a_failing_accept_is_tried_again(backend, autojump_clock, code, pa
             await client.aclose()
             nursery.cancel_scope.cancel()
     listener.close()
+
+
+async def test_exhaustion_is_told_once_a_minute(backend, autojump_clock):
+    listener = HttpListener(V2App(backend.server))
+    told = []
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        flaky = Flaky(sock, [OSError(errno.EMFILE, "no")] * 1199 + [OSError(errno.ECONNABORTED, "gone")])
+
+        def tell(failure):
+            told.append((failure.errno, round(trio.current_time() / 60)))
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(
+                partial(listener.serve, on_exhausted=tell), flaky, lambda name, run: nursery.start_soon(run)
+            )
+            async with await trio.open_tcp_stream(*sock.getsockname()) as client:
+                await client.send_all(HEALTH)
+                assert await client.receive_some() == LIVE
+            nursery.cancel_scope.cancel()
+    listener.close()
+    assert told == [(errno.EMFILE, 0), (errno.EMFILE, 1)]
 
 
 async def test_a_listening_socket_that_is_broken_ends_the_listener(backend):
