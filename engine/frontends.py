@@ -16,9 +16,10 @@ from actors.messages.events import Event, Log
 from actors.supervision.context import ChildContext
 from actors.supervision.spec import ChildSpec, Intensity, Restart, Strategy
 from actors.supervision.supervisor import Supervisor
-from engine.listening import GrpcSettings, RestrictedHeader
+from engine.listening import GrpcSettings, RestrictedHeader, host_port
 from engine.observability.requests import RequestHook
 from engine.settings import Settings
+from protocols.accepting import OnExhausted
 from protocols.grpc.listener import GrpcListener
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.services import services
@@ -32,9 +33,17 @@ class Listener(Protocol):
     """What accepts connections of one protocol: `protocols.http.listener.HttpListener`, or gRPC's."""
 
     async def serve(
-        self, sock: socket.socket, spawn: Spawn, *, task_status: trio.TaskStatus[None] = ...
+        self,
+        sock: socket.socket,
+        spawn: Spawn,
+        *,
+        on_exhausted: OnExhausted | None = ...,
+        task_status: trio.TaskStatus[None] = ...,
     ) -> None:
-        """Accept from `sock` until drained; return when the last connection has ended. May be called again."""
+        """Accept from `sock` until drained; return when the last connection has ended. May be called again.
+
+        `on_exhausted` is told, once a minute at most, that descriptors or memory are used up.
+        """
 
     def drain(self) -> None:
         """Stop accepting, and have connections end once they have answered what they took."""
@@ -89,7 +98,13 @@ def grpc_listener(
         # As a supervisor would tell of a child, though it has cost a call only.
         log(Event.CHILD_EXITED, level="error", call=path, reason=f"crashed: {bug!r}", exc_info=bug)
 
-    return GrpcListener(services(server, options), options=options, tls=tls, on_crash=crashed)
+    def refused(peer: str, reason: str) -> None:
+        # Seen at the first verbose level: a client that is turned away over and over must not fill the log.
+        log(Event.CONNECTION_REFUSED, level="debug", peer=peer, reason=reason)
+
+    return GrpcListener(
+        services(server, options), options=options, tls=tls, on_crash=crashed, on_refused=refused
+    )
 
 
 def _restricted(apis: Mapping[str, RestrictedHeader]) -> dict[Category, tuple[str, str]]:
@@ -115,7 +130,7 @@ class Frontend:
             self.address = f"unix:{sock.getsockname()}"
         else:
             host, self.port = sock.getsockname()[:2]
-            self.address = f"{host}:{self.port}"
+            self.address = host_port(host, self.port)
 
     def spec(self) -> ChildSpec:
         """Return the child spec: a supervisor of the connections and, after them, the listener."""
@@ -129,8 +144,19 @@ class Frontend:
     async def _listen(self, ctx: ChildContext) -> None:
         ctx.publish(address=self.address)
         self._log(Event.LISTENER_OPENED, service=self._title, address=self.address)
-        await self._listener.serve(self._sock, self._spawn, task_status=ctx.task_status)
+        await self._listener.serve(
+            self._sock, self._spawn, on_exhausted=self._exhausted, task_status=ctx.task_status
+        )
         await ctx.stopping.wait()  # drained; the end is the tree's
+
+    def _exhausted(self, failure: OSError) -> None:
+        self._log(
+            Event.LISTENER_EXHAUSTED,
+            level="warning",
+            service=self._title,
+            address=self.address,
+            error=failure.strerror,
+        )
 
     def _spawn(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         self._connections.start_child_nowait(

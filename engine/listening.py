@@ -90,13 +90,17 @@ class GrpcSettings:
         secured = ""
         if self.tls is not None:
             secured = " (TLS, clients with certificates)" if self.tls.client_roots else " (TLS)"
-        yield "grpc", f"{self.address}:{self.port}{secured}"
+        yield "grpc", f"{host_port(self.address, self.port)}{secured}"
         if self.unix_socket:
             yield "grpc_unix_socket", self.unix_socket
 
 
 def read_grpc(given: Given) -> GrpcSettings:
     """Read the flags that begin with `grpc`. Raises SettingsError."""
+    if not given.boolean("allow-grpc", True):
+        _warn_of_idle(
+            given, ("grpc-unix-socket",), "--allow-grpc=false switches off the socket with the port"
+        )
     level = given.text("grpc-infer-response-compression-level", "none").lower()
     return GrpcSettings(
         address=given.text("grpc-address", "0.0.0.0"),
@@ -196,6 +200,11 @@ def _file(given: Given, name: str, switch: str, what: str) -> str:
 
 
 # -- shared with HTTP
+
+
+def host_port(address: str, port: int) -> str:
+    """Return `address:port` as clients take it: an IPv6 address in brackets (RFC 3986, section 3.2.2)."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def read_pattern(given: Given, name: str) -> str:

@@ -19,6 +19,7 @@ from engine.cli.words import SettingsError as SettingsError
 from engine.listening import (
     GrpcSettings,
     RestrictedHeader,
+    host_port,
     read_grpc,
     read_pattern,
     read_restrictions,
@@ -139,9 +140,9 @@ class Settings:
             ("strict_readiness", str(int(self.strict_readiness))),
             ("exit_on_error", str(int(self.exit_on_error))),
             ("exit_timeout", f"{self.exit_timeout:g}"),
-            ("http", f"{self.http_address}:{self.http_port}" if self.allow_http else "off"),
+            ("http", host_port(self.http_address, self.http_port) if self.allow_http else "off"),
             *(self.grpc.options() if self.allow_grpc else [("grpc", "off")]),
-            ("metrics", f"{self.metrics_address}:{self.metrics_port}" if self.allow_metrics else "off"),
+            ("metrics", host_port(self.metrics_address, self.metrics_port) if self.allow_metrics else "off"),
             ("log_format", self.log.format),
         ]
         for backend, values in self.backend_settings.items():

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from engine.listening import host_port
 from engine.settings import Settings
 
 BACKLOG: Final = 1024  # as Triton's
@@ -53,13 +54,19 @@ def open_sockets(settings: Settings, *, http: bool = True) -> Iterator[Sockets]:
 
 def bind(address: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     """Return a listening socket; with `reuse_port` others that say so may have the same port. Raises AddressInUse."""
+    if address.startswith("["):
+        raise AddressInUse(
+            f"Socket '{address}:{port}' can't be opened: an IPv6 address is given without brackets, such as ::1"
+        )
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return socket.create_server((address, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(f"Socket '{address}:{port}' already in use ") from error
-        raise AddressInUse(f"Socket '{address}:{port}' can't be opened: {error.strerror}") from error
+            raise AddressInUse(f"Socket '{host_port(address, port)}' already in use ") from error
+        # `create_server` adds to the system's reason where it happened, which is said already.
+        reason = (error.strerror or str(error)).partition(" (while ")[0]
+        raise AddressInUse(f"Socket '{host_port(address, port)}' can't be opened: {reason}") from error
 
 
 # -- Unix sockets

@@ -72,4 +72,5 @@ def _check(flag: str, path: str, mark: bytes, wanted: str) -> None:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or str(error)).lower().replace("_", " ")
+    """Return what OpenSSL says; it has no word for PEM whose lines can't be read."""
+    return error.reason.lower().replace("_", " ") if error.reason else "its PEM is damaged"

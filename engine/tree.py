@@ -63,6 +63,7 @@ from engine.settings import Settings
 from engine.sockets import Sockets, open_sockets
 from engine.subtree import ModelSubtrees, milliseconds_since_epoch
 from engine.tls import TlsUnusable, server_context
+from protocols.grpc.listener import GrpcListener
 from protocols.http.app import V2App
 from protocols.http.listener import HttpListener
 
@@ -297,15 +298,18 @@ class _Composition:
             hook = request_hook(failures_only=not settings.log.requests)
         self.app = v2_app(settings, self.server, on_finished=hook)
         listen = partial(grpc_listener, settings.grpc, self.server, on_finished=hook, log=self._log)
+        self._grpc_listeners: list[GrpcListener] = []
         self.http = self.grpc = self.grpc_unix = self.metrics = None
         if sockets.http is not None:
             self.http = Frontend("http", "HTTPService", sockets.http, HttpListener(self.app), log=self._log)
         if sockets.grpc is not None:
-            self.grpc = Frontend("grpc", _GRPC_TITLE, sockets.grpc, listen(tls=grpc_tls), log=self._log)
+            listener = listen(tls=grpc_tls)
+            self._grpc_listeners.append(listener)
+            self.grpc = Frontend("grpc", _GRPC_TITLE, sockets.grpc, listener, log=self._log)
         if sockets.grpc_unix is not None:
-            self.grpc_unix = Frontend(
-                "grpc-unix", _GRPC_TITLE, sockets.grpc_unix, listen(tls=None), log=self._log
-            )
+            listener = listen(tls=None)
+            self._grpc_listeners.append(listener)
+            self.grpc_unix = Frontend("grpc-unix", _GRPC_TITLE, sockets.grpc_unix, listener, log=self._log)
         if sockets.metrics is not None:
             self.metrics = Frontend(
                 "metrics",
@@ -330,6 +334,7 @@ class _Composition:
                 readiness=self.readiness,
                 traffic=self.traffic,
                 residency=self.residents,
+                grpc=self._grpc_listeners,
             )
         )
 

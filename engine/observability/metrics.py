@@ -29,6 +29,7 @@ from actors.statistics import (
 from actors.traffic import TrafficSample
 from engine.observability.loop_lag import LoopLag
 from engine.observability.sources import (
+    GrpcSource,
     MetricsSource,
     ModelSample,
     ReadinessSource,
@@ -37,6 +38,7 @@ from engine.observability.sources import (
 )
 from engine.observability.system import MachineSampler, ProcessSample, sample_process
 from engine.settings import MetricsSettings
+from protocols.grpc.listener import GrpcStatistics
 
 Number = int | float
 
@@ -236,6 +238,36 @@ _SUMMARIES: Final = (
 )
 
 
+_GRPC: Final[Sequence[tuple[str, str, str, Callable[[GrpcStatistics], int]]]] = (
+    ("tritium_grpc_connections", "gauge", "gRPC connections that are open", lambda grpc: grpc.connections),
+    ("tritium_grpc_streams", "gauge", "gRPC calls that are open", lambda grpc: grpc.streams),
+    (
+        "tritium_grpc_pending_bytes",
+        "gauge",
+        "Answers that wait for gRPC clients to read, in bytes",
+        lambda grpc: grpc.pending,
+    ),
+    (
+        "tritium_grpc_accepted_total",
+        "counter",
+        "gRPC connections that were accepted",
+        lambda grpc: grpc.accepted,
+    ),
+    (
+        "tritium_grpc_violations_total",
+        "counter",
+        "gRPC connections that were ended because the client broke the rules of HTTP/2",
+        lambda grpc: grpc.violations,
+    ),
+    (
+        "tritium_grpc_floods_total",
+        "counter",
+        "Those of them whose client asked too much",
+        lambda grpc: grpc.floods,
+    ),
+)
+
+
 def new_statistics(
     settings: MetricsSettings, first_response_buckets: Sequence[float] = ()
 ) -> ModelStatistics:
@@ -269,6 +301,7 @@ class Exposition:
         readiness: ReadinessSource | None = None,
         traffic: TrafficSource | None = None,
         residency: ResidencySource | None = None,
+        grpc: Sequence[GrpcSource] = (),
     ) -> None:
         self._source = source
         self._settings = settings
@@ -279,6 +312,7 @@ class Exposition:
         self._readiness = readiness
         self._traffic = traffic
         self._residency = residency
+        self._grpc = grpc
 
     def blocks(self) -> Iterator[str]:
         """Yield the text of each family that has a series."""
@@ -291,6 +325,8 @@ class Exposition:
             yield from _traffic_blocks(self._traffic)
         if self._residency is not None:
             yield from _residency_blocks(self._residency)
+        if self._grpc:
+            yield from _grpc_blocks(self._grpc)
         yield from self._server_blocks()
 
     def text(self) -> str:
@@ -522,6 +558,13 @@ def _residency_blocks(residency: ResidencySource) -> Iterator[str]:
     ]
     explanation = "How long models took to be loaded on demand, from the first request that waited"
     yield _block("tritium_wake_seconds", "summary", explanation, wakes)
+
+
+def _grpc_blocks(listeners: Sequence[GrpcSource]) -> Iterator[str]:
+    """Yield the families of all listeners together: that of the port, and that of the Unix socket."""
+    samples = [listener.statistics() for listener in listeners]
+    for name, kind, explanation, read in _GRPC:
+        yield _single(name, kind, explanation, sum(map(read, samples)))
 
 
 def _key_labels(model: ModelResidency) -> dict[str, str]:

@@ -10,6 +10,7 @@ from actors.readiness import ProbeCounts
 from actors.residency import ResidencySample
 from actors.statistics import ModelStatistics
 from actors.traffic import TrafficSample
+from protocols.grpc.listener import GrpcStatistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,13 @@ class TrafficSource(Protocol):
 
     def samples(self) -> Iterable[TrafficSample]:
         """Return every model that has, or had, a traffic plan."""
+
+
+class GrpcSource(Protocol):
+    """Whoever accepts gRPC connections. `protocols.grpc.listener.GrpcListener` does."""
+
+    def statistics(self) -> GrpcStatistics:
+        """Return what is the case now."""
 
 
 class ResidencySource(Protocol):

@@ -1,5 +1,8 @@
 """A frontend holds its socket and its connections, whatever becomes of the listener that accepts them."""
 
+import errno
+import os
+import socket
 from functools import partial
 
 import pytest
@@ -11,6 +14,8 @@ from actors.supervision.supervisor import Supervisor
 from actors.supervision.testing import serving, settled, states
 from engine.frontends import Frontend
 from engine.sockets import bind, unix_listening
+from protocols.http.listener import HttpListener
+from tests.protocols.flaky_sockets import Flaky
 
 
 class Greeter:
@@ -24,7 +29,7 @@ class Greeter:
         self._draining = trio.Event()
         self._ended = trio.Event()
 
-    async def serve(self, sock, spawn, *, task_status=trio.TASK_STATUS_IGNORED):
+    async def serve(self, sock, spawn, *, on_exhausted=None, task_status=trio.TASK_STATUS_IGNORED):
         self._crash = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._accept, sock, spawn)
@@ -118,6 +123,38 @@ async def test_it_says_where_it_listens_and_shows_it_in_the_tree(frontend, greet
         assert node.info["address"] == frontend.address
         frontend.close()
     assert greeter.closed
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="there is no IPv6")
+def test_an_ipv6_address_is_told_in_brackets_as_clients_take_it(greeter, log):
+    with bind("::1", 0) as sock:
+        frontend = Frontend("greet", "GreetingService", sock, greeter, log=log)
+        assert frontend.address == f"[::1]:{frontend.port}"
+
+
+async def test_a_listener_that_can_accept_nothing_for_now_is_a_warning():
+    said = []
+    exhausted = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def log(event, *, level="info", **keys):
+        said.append((event, level, keys))
+
+    async def answer(scope, receive, send):
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    with bind("127.0.0.1", 0) as sock:
+        frontend = Frontend("web", "HTTPService", Flaky(sock, [exhausted] * 2), HttpListener(answer), log=log)
+        async with (
+            serving(tree_of(frontend)),
+            await trio.open_tcp_stream("127.0.0.1", frontend.port) as client,
+        ):
+            await client.send_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            with trio.fail_after(10):
+                assert (await client.receive_some()).startswith(b"HTTP/1.1 204")
+        frontend.close()
+    about = {"service": "HTTPService", "address": frontend.address, "error": os.strerror(errno.EMFILE)}
+    assert said[1:] == [(Event.LISTENER_EXHAUSTED, "warning", about)]
 
 
 async def test_a_connection_is_a_child_of_its_own(frontend):

@@ -15,6 +15,7 @@ from actors.supervision.testing import serving
 from engine.frontends import Frontend, grpc_listener
 from engine.listening import GrpcSettings, RestrictedHeader
 from engine.sockets import bind
+from tests.fuzz import h2wire as wire
 from tests.protocols.fakes import FakeServer
 
 
@@ -88,6 +89,19 @@ async def test_a_bug_is_told_with_its_call_and_costs_no_other():
                 },
             )
         ]
+
+
+async def test_a_client_that_is_sent_away_costs_one_line_of_the_verbose_log():
+    async with served(FakeServer()) as (address, log):
+        host, port = address.split(":")
+        async with await trio.open_tcp_stream(host, int(port)) as client:
+            peer = "ipv4:{}:{}".format(*client.socket.getsockname())
+            await client.send_all(wire.PREFACE + wire.settings() + wire.data(0, b"x"))
+            with trio.fail_after(10):
+                assert b"DATA on stream 0" in b"".join([part async for part in client])
+        assert (await call(address, "ServerLive", service_pb2.ServerLiveRequest())).live
+        about = {"peer": peer, "reason": "DATA on stream 0 (PROTOCOL_ERROR)"}
+        assert log.events[1:] == [(Event.CONNECTION_REFUSED, "debug", about)]
 
 
 async def test_what_came_of_a_request_is_told_to_the_request_log():

@@ -142,3 +142,9 @@ def test_a_certificate_that_is_damaged_is_named(server, tmp_path, field):
     damaged = tmp_path / "damaged.pem"
     damaged.write_text("-----BEGIN CERTIFICATE-----\nbm9uc2Vuc2U=\n-----END CERTIFICATE-----\n")
     assert f"'{damaged}'" in complaint(server, **{field: str(damaged)})
+
+
+def test_lines_that_are_no_base64_are_told_as_damage(server, tmp_path):
+    damaged = tmp_path / "damaged.pem"
+    damaged.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    assert complaint(server, client_roots=str(damaged)).endswith("can't be used: its PEM is damaged")

@@ -229,6 +229,11 @@ def test_a_unix_socket_whose_path_is_too_long_says_how_long_it_may_be():
     assert error.hint == "such a path has 107 bytes at most"
 
 
+def test_a_unix_socket_without_grpc_earns_a_warning():
+    (warning,) = read("--allow-grpc=false", "--grpc-unix-socket=/s").warnings
+    assert warning.startswith("--grpc-unix-socket has no effect: --allow-grpc=false ")
+
+
 def test_a_port_that_grpc_does_not_take_is_free_for_others():
     assert read("--allow-grpc=false", "--http-port=8001").http_port == 8001
 
@@ -243,6 +248,7 @@ def shown(*flags):
 def test_the_options_tell_where_grpc_listens_and_how():
     assert shown()["grpc"] == "0.0.0.0:8001"
     assert shown("--allow-grpc=false", "--grpc-unix-socket=/s")["grpc"] == "off"
+    assert shown("--grpc-address=::1")["grpc"] == "[::1]:8001"
     assert shown("--grpc-use-ssl=true", *FILES)["grpc"] == "0.0.0.0:8001 (TLS)"
     mutual = shown("--grpc-use-ssl-mutual=true", *FILES, "--grpc-root-cert=ca.pem", "--grpc-unix-socket=/s")
     assert mutual["grpc"] == "0.0.0.0:8001 (TLS, clients with certificates)"

@@ -22,6 +22,7 @@ from engine.observability.sources import ModelSample
 from engine.observability.system import MachineSampler, ProcessSample, cpu_utilization, sample_process
 from engine.settings import MetricsSettings
 from engine.subtree import ModelSubtrees
+from protocols.grpc.listener import GrpcStatistics
 
 SPEC = ModelSpec(
     name="add",
@@ -212,6 +213,32 @@ def test_every_series_of_a_family_stands_in_one_block():
     heads = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
     assert len(heads) == len(set(heads))
     assert re.findall(r"^# HELP (\S+)", text, re.MULTILINE) == heads
+
+
+class GrpcAt:
+    """A listener with these statistics."""
+
+    def __init__(self, **counts):
+        self._counts = counts
+
+    def statistics(self):
+        return GrpcStatistics(**self._counts, draining=False)
+
+
+def test_grpc_listeners_are_counted_together():
+    port = GrpcAt(accepted=60, connections=50, streams=40, pending=30, violations=20, floods=10)
+    unix = GrpcAt(accepted=6, connections=5, streams=4, pending=3, violations=2, floods=1)
+    text = exposition(grpc=[port, unix]).text()
+    assert "# TYPE tritium_grpc_connections gauge\ntritium_grpc_connections 55\n" in text
+    assert "# TYPE tritium_grpc_accepted_total counter\ntritium_grpc_accepted_total 66\n" in text
+    assert value(text, "tritium_grpc_streams") == 44
+    assert value(text, "tritium_grpc_pending_bytes") == 33
+    assert value(text, "tritium_grpc_violations_total") == 22
+    assert value(text, "tritium_grpc_floods_total") == 11
+
+
+def test_without_grpc_nothing_is_told_of_it():
+    assert "tritium_grpc" not in exposition().text()
 
 
 def test_without_models_the_server_still_has_metrics():
