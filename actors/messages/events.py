@@ -52,6 +52,8 @@ class Event(str, Enum):
     WORKER_OUTPUT = "worker_output"
     LISTENER_OPENED = "listener_opened"
     LISTENER_CLOSED = "listener_closed"
+    LISTENER_EXHAUSTED = "listener_exhausted"
+    CONNECTION_REFUSED = "connection_refused"
     FAULT_INJECTED = "fault_injected"
 
     def __str__(self) -> str:

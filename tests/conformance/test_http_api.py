@@ -8,191 +8,33 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import re
-import socket
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from queue import Queue
 
 import numpy as np
-import onnx
 import pytest
-import trio
 import tritonclient.http as triton
-from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
-from protocols.http.app import V2App
-from protocols.http.listener import HttpListener
 from tests.protocols.fakes import FakeServer
+from tests.support.flavours import PROCESSES, listeners_alone, write_common_models
 
-ROOT = Path(__file__).parents[2]
-
-
-# Flavours: each is a context manager that yields `host:port` of a server with the models `add`, `strings`, `scores`.
-
-
-@contextmanager
-def listener_alone(_: Path) -> Iterator[str]:
-    addresses: Queue[str] = Queue()
-    stop: list[Callable[[], None]] = []
-
-    async def serve() -> None:
-        listener = HttpListener(V2App(FakeServer().server))
-        token = trio.lowlevel.current_trio_token()
-        with socket.create_server(("127.0.0.1", 0)) as sock:
-            async with trio.open_nursery() as nursery:
-                stop.append(lambda: token.run_sync_soon(nursery.cancel_scope.cancel))
-                await nursery.start(
-                    listener.serve, sock, lambda name, run: nursery.start_soon(run, name=name)
-                )
-                addresses.put("{}:{}".format(*sock.getsockname()))
-        listener.close()
-
-    thread = threading.Thread(target=trio.run, args=(serve,))
-    thread.start()
-    try:
-        yield addresses.get(timeout=10)
-    finally:
-        stop[0]()
-        thread.join()
-
-
-def process(*command: str, announces: str, **environ: str) -> Callable[[Path], AbstractContextManager[str]]:
-    """Return the flavour of a server process, which announces its address by a line that `announces` matches."""
-
-    @contextmanager
-    def serve(repository: Path) -> Iterator[str]:
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("TRITIUM_")}
-        settings = {"TRITIUM_MODEL_REPOSITORY": str(repository), "TRITIUM_ALLOW_METRICS": "false"}
-        with tempfile.TemporaryFile() as output:
-            server = subprocess.Popen(
-                [sys.executable, "-m", *command],
-                cwd=ROOT,
-                env={**inherited, **settings, **environ},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-            try:
-                yield wait_ready(server, output.fileno(), announces)
-            finally:
-                server.terminate()
-                assert server.wait(20) == 0, text_of(output.fileno())
-
-    return serve
-
-
-def text_of(descriptor: int) -> str:
-    return os.pread(descriptor, 1_000_000, 0).decode()
-
-
-def wait_ready(server: subprocess.Popen[bytes], output: int, announces: str) -> str:
-    for _ in range(400):
-        assert server.poll() is None, text_of(output)
-        found = re.search(announces, text_of(output))
-        if found is not None and probe(found[1]):
-            return found[1]
-        threading.Event().wait(0.05)
-    raise AssertionError(text_of(output))
-
-
-def probe(address: str) -> bool:
-    connection = http.client.HTTPConnection(address, timeout=5)
-    try:
-        connection.request("GET", "/v2/health/ready")
-        return connection.getresponse().status == 200
-    finally:
-        connection.close()
-
-
-HYPERCORN = r"Running on http://(\S+)"
-FLAVOURS = {
-    "listener": listener_alone,
-    "tritium-serve": process(
-        "engine",
-        "serve",
-        announces=r"Started HTTPService at (\S+?)\"?\s",
-        TRITIUM_HTTP_ADDRESS="127.0.0.1",
-        TRITIUM_HTTP_PORT="0",
-    ),
-    "hypercorn-asyncio": process("hypercorn", "-b", "127.0.0.1:0", "engine.asgi", announces=HYPERCORN),
-    "hypercorn-trio": process(
-        "hypercorn", "-k", "trio", "-b", "127.0.0.1:0", "engine.asgi", announces=HYPERCORN
-    ),
-}
+FLAVOURS = {"listener": lambda _: listeners_alone(FakeServer()), **PROCESSES}
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
-    write_model(
-        folder,
-        "add",
-        nodes=[("Add", ["A", "B"], "S"), ("Sub", ["A", "B"], "D")],
-        inputs=[("A", TensorProto.FLOAT, [16]), ("B", TensorProto.FLOAT, [16])],
-        outputs=[("S", TensorProto.FLOAT, [16]), ("D", TensorProto.FLOAT, [16])],
-    )
-    write_model(
-        folder,
-        "strings",
-        nodes=[("Identity", ["X"], "Y")],
-        inputs=[("X", TensorProto.STRING, [-1])],
-        outputs=[("Y", TensorProto.STRING, [-1])],
-    )
-    write_model(
-        folder,
-        "scores",
-        nodes=[("Identity", ["X"], "Y")],
-        inputs=[("X", TensorProto.FLOAT, [-1])],
-        outputs=[("Y", TensorProto.FLOAT, [-1])],
-        labels="cat\ndog\n",
-    )
+    write_common_models(folder)
     return folder
-
-
-CONFIG_TYPES = {TensorProto.FLOAT: "TYPE_FP32", TensorProto.STRING: "TYPE_STRING"}
-
-
-def write_model(folder, name, *, nodes, inputs, outputs, labels=""):
-    def info(name, kind, dims):
-        return helper.make_tensor_value_info(name, kind, ["N", *("K" if dim < 0 else dim for dim in dims)])
-
-    def config(entries, extra=""):
-        return ", ".join(
-            f'{{ name: "{name}" data_type: {CONFIG_TYPES[kind]} dims: {dims}{extra} }}'
-            for name, kind, dims in entries
-        )
-
-    graph = helper.make_graph(
-        [helper.make_node(op, ins, [out]) for op, ins, out in nodes],
-        name,
-        [info(*entry) for entry in inputs],
-        [info(*entry) for entry in outputs],
-    )
-    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)])
-    version = folder / name / "1"
-    version.mkdir(parents=True)
-    onnx.save(model, version / "model.onnx")
-    label_file = ' label_filename: "labels.txt"' if labels else ""
-    (folder / name / "config.pbtxt").write_text(
-        f'backend: "onnxruntime"\nmax_batch_size: 8\ninput [ {config(inputs)} ]\n'
-        f"output [ {config(outputs, label_file)} ]\ninstance_group [ {{ count: 1 kind: KIND_CPU }} ]\n"
-    )
-    if labels:
-        (folder / name / "labels.txt").write_text(labels)
 
 
 @pytest.fixture(scope="module", params=FLAVOURS)
 def base_url(request, repository) -> Iterator[str]:
     """`host:port` of a running server."""
-    with FLAVOURS[request.param](repository) as address:
-        yield address
+    with FLAVOURS[request.param](repository) as addresses:
+        yield addresses.http
 
 
 @pytest.fixture

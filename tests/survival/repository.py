@@ -19,6 +19,11 @@ output [
 ]
 """
 
+_IDENTITY_PORTS = """
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+
 _PYTHON_ADD_SUB = """
 import triton_python_backend_utils as pb_utils
 
@@ -174,6 +179,18 @@ class Repository:
         model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)])
         ready = f'backend: "onnxruntime"\nmax_batch_size: 64\ndynamic_batching {{ }}\n{_ADD_SUB_PORTS}'
         self._add(name, ready + config, "model.onnx", model.SerializeToString())
+
+    def onnx_identity(self, name: str = "onnx_identity", *, config: str = instances(1)) -> None:
+        """Y = X in ONNX Runtime: FP32 of any length."""
+        ports = [[helper.make_tensor_value_info(port, TensorProto.FLOAT, ["n"])] for port in ("X", "Y")]
+        graph = helper.make_graph([helper.make_node("Identity", ["X"], ["Y"])], "identity", *ports)
+        model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)])
+        self._add(
+            name,
+            f'backend: "onnxruntime"\n{_IDENTITY_PORTS}{config}',
+            "model.onnx",
+            model.SerializeToString(),
+        )
 
     def python_add_sub(self, name: str = "python_add_sub", *, config: str = instances(1)) -> None:
         """The same as a Python model, which is never run twice on one request."""

@@ -49,6 +49,7 @@ class ServerProcess:
         self._process = process
         self._files = files
         self.http_port = 0
+        self.grpc_port = 0
         self.metrics_port = 0
 
     @property
@@ -60,6 +61,11 @@ class ServerProcess:
     def url(self) -> str:
         """Host and port, as tritonclient takes it."""
         return f"127.0.0.1:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        """The same of gRPC."""
+        return f"127.0.0.1:{self.grpc_port}"
 
     # -- what it says
 
@@ -173,7 +179,10 @@ class ServerProcess:
             return []
 
     async def wait_ports(self) -> None:
-        """Wait until the listeners are open, and learn their ports. Raises AssertionError if it ends before."""
+        """Wait until the listeners are open, and learn their ports. Raises AssertionError if it ends before.
+
+        gRPC, which opens between the other two, has port 0 where it is switched off.
+        """
         ports: dict[str, int] = {}
 
         def known() -> bool:
@@ -182,12 +191,14 @@ class ServerProcess:
                 {
                     line["service"]: int(line["address"].rpartition(":")[2])
                     for line in self.logged("listener_opened")
+                    if not line["address"].startswith("unix:")
                 }
             )
-            return len(ports) == 2
+            return {"HTTPService", "Metrics Service"} <= ports.keys()
 
         await until(known)
         self.http_port, self.metrics_port = ports["HTTPService"], ports["Metrics Service"]
+        self.grpc_port = ports.get("GRPCInferenceService", 0)
 
     async def wait_ready(self) -> None:
         """Poll the readiness endpoint. Raises AssertionError if the server ends before."""
@@ -242,7 +253,8 @@ def start(
     files.mkdir()
     command = [
         *(sys.executable, "-m", "engine", "serve", f"--model-repository={repository}"),
-        *("--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0", "--log-format=json"),
+        *("--http-address=127.0.0.1", "--http-port=0", "--grpc-address=127.0.0.1", "--grpc-port=0"),
+        *("--metrics-port=0", "--log-format=json"),
         *flags,
     ]
     # Every TRITIUM_ variable is a flag of the server's, TRITIUM_SURVIVAL_SECONDS an unknown one.

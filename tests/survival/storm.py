@@ -4,17 +4,55 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import trio
 
 from tests.survival.repository import WIDTH
 from tests.survival.server import ServerProcess
-from tests.survival.wire import Lost, Response
+from tests.survival.wire import Lost
 
 _BLOCK = 1_000_000  # values a client has to itself; sums stay exact in FP32 up to 16 clients
+
+
+class Answer(Protocol):
+    """What a client gets for a request, whatever the protocol. `id`, `attempts` and `tensors` are of a success."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is a success."""
+
+    @property
+    def status(self) -> int:
+        """The protocol's number for what became of the request."""
+
+    @property
+    def error(self) -> str:
+        """The error message; empty for a success."""
+
+    @property
+    def id(self) -> str:
+        """The request's id, as it came back."""
+
+    @property
+    def attempts(self) -> int:
+        """How often the request was run."""
+
+    def tensors(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """The outputs."""
+
+
+class Asking(Protocol):
+    """What a client asks through: a connection, or a part of one."""
+
+    async def infer(self, model: str, *, inputs: Mapping[str, Any], request_id: str) -> Answer:
+        """Have a model infer. Raises Lost."""
+
+    def close(self) -> None:
+        """Let go of it."""
 
 
 @dataclass(slots=True)
@@ -22,23 +60,14 @@ class Tally:
     """What became of the requests to one model."""
 
     sent: int = 0
-    statuses: Counter[int] = field(default_factory=Counter)
+    answered: int = 0  # whatever the answer was
+    errors: Counter[int] = field(default_factory=Counter)  # answers other than success, by status
     messages: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
     failed_at: list[float] = field(default_factory=list)
     attempts: Counter[int] = field(default_factory=Counter)
-
-    @property
-    def answered(self) -> int:
-        """Requests that got an answer, whatever it was."""
-        return sum(self.statuses.values())
-
-    @property
-    def errors(self) -> dict[int, int]:
-        """Answers other than success, by status."""
-        return {status: count for status, count in self.statuses.items() if status != 200}
 
     def check(self) -> None:
         """No request was lost, none was answered wrongly, none twice."""
@@ -68,14 +97,23 @@ class Storm:
         self.stopping = False
         self.tallies: dict[str, Tally] = {}
 
-    async def client(self, model: str, *, reconnect: bool = True) -> None:
+    async def client(
+        self,
+        model: str,
+        *,
+        reconnect: bool = True,
+        connect: Callable[[], Awaitable[Asking]] | None = None,
+        tally_as: str = "",
+    ) -> None:
         """Ask `model` for sums, one after the other, and check each answer.
 
-        A request without an answer is counted as lost; where not to `reconnect`, Lost or OSError is then raised.
+        `connect` says where to ask, by default on an HTTP connection of one's own. A request without an answer is counted
+        as lost; where not to `reconnect`, Lost or OSError is then raised. The tally is the model's unless it is named.
         """
-        tally = self.tallies.setdefault(model, Tally())
+        connect = connect or self._server.connect
+        tally = self.tallies.setdefault(tally_as or model, Tally())
         number = next(self._clients)
-        connection = await self._server.connect()
+        connection = await connect()
         try:
             for turn in itertools.count():
                 if self.stopping:
@@ -87,37 +125,39 @@ class Storm:
                     if not reconnect:
                         raise
                     connection.close()
-                    connection = await self._server.connect()
+                    connection = await connect()
         finally:
             connection.close()
 
-    async def _ask(self, connection: Any, model: str, tally: Tally, number: int, turn: int) -> None:
+    async def _ask(self, connection: Asking, model: str, tally: Tally, number: int, turn: int) -> None:
         a = np.full((1, WIDTH), number * _BLOCK + 1000 + turn, np.float32)
         b = np.full((1, WIDTH), number + 1, np.float32)
         tally.sent += 1
         began = trio.current_time()
-        response = await connection.infer(model, inputs={"A": a, "B": b}, request_id=f"{number}-{turn}")
+        request_id = f"{number}-{turn}"
+        answer = await connection.infer(model, inputs={"A": a, "B": b}, request_id=request_id)
         now = trio.current_time()
         tally.latencies.append(now - began)
-        tally.statuses[response.status] += 1
-        if response.status == 200:
-            self._check(response, tally, a, b, f"{number}-{turn}")
+        tally.answered += 1
+        if answer.ok:
+            self._check(answer, tally, a, b, request_id)
         else:
-            tally.messages[response.error.partition("] ")[2]] += 1
+            tally.errors[answer.status] += 1
+            tally.messages[answer.error.removeprefix(f"[request id: {request_id}] ")] += 1
             tally.failed_at.append(now)
-            if not response.error:
-                tally.wrong.append(f"{response.status} without a reason to {number}-{turn}")
+            if not answer.error:
+                tally.wrong.append(f"{answer.status} without a reason to {request_id}")
 
-    def _check(self, response: Response, tally: Tally, a: Any, b: Any, request_id: str) -> None:
-        document, tensors = response.json(), response.tensors()
-        tally.attempts[document.get("parameters", {}).get("attempts", 1)] += 1
+    def _check(self, answer: Answer, tally: Tally, a: Any, b: Any, request_id: str) -> None:
+        tensors = answer.tensors()
+        tally.attempts[answer.attempts] += 1
         right = (
-            document["id"] == request_id
+            answer.id == request_id
             and np.array_equal(tensors["SUM"], a + b)
             and np.array_equal(tensors["DIFFERENCE"], a - b)
         )
         if not right:
-            tally.wrong.append(f"{request_id}: {document}, {tensors}")
+            tally.wrong.append(f"{request_id}: {answer}, {tensors}")
 
 
 def quantile(values: list[float], share: float) -> float:

@@ -113,7 +113,9 @@ async def test_models_that_fail_or_take_long_or_vanish_disturb_nobody(tritium_se
 async def told(server, model, reason):
     """Whether the index calls the model's only version unavailable, for that reason."""
     shown = await entries(server, model)
-    return [(each.get("state"), reason in each.get("reason", "")) for each in shown] == [("UNAVAILABLE", True)]
+    return [(each.get("state"), reason in each.get("reason", "")) for each in shown] == [
+        ("UNAVAILABLE", True)
+    ]
 
 
 def follows(record, *allowed):

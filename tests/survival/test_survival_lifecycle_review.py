@@ -30,6 +30,7 @@ def settings(repository, **changes):
         model_repositories=(str(repository.path),),
         control_mode="explicit",
         load_models=("a",),
+        allow_grpc=False,
         allow_metrics=False,
         **changes,
     )

@@ -35,7 +35,7 @@ async def test_told_not_to_mind_it_serves_the_other_models(tritium_server, repos
         assert index["python_add_sub"]["state"] == "READY"
 
 
-@pytest.mark.parametrize("flag", ["--http-port", "--metrics-port"])
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port"])
 async def test_a_port_that_is_taken_is_named_and_ends_the_server(tritium_server, repository, flag):
     repository.python_add_sub()
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -33,6 +33,21 @@ class Response:
         )
 
     @property
+    def ok(self) -> bool:
+        """Whether it is a success."""
+        return self.status == 200
+
+    @property
+    def id(self) -> str:
+        """The request's id, as it came back."""
+        return str(self.json()["id"])
+
+    @property
+    def attempts(self) -> int:
+        """How often the request was run."""
+        return int(self.json().get("parameters", {}).get("attempts", 1))
+
+    @property
     def error(self) -> str:
         """The error message; empty for a success."""
         return str(self.json()["error"]) if self.status >= 400 and self.body else ""

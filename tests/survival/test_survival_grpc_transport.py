@@ -1,0 +1,324 @@
+"""What lies under gRPC's calls, with clients as anyone gets them: windows, goodbyes, keepalive, age, and ends under load."""
+
+import re
+import shutil
+import signal
+import threading
+from contextlib import contextmanager
+from functools import partial
+
+import grpc
+import numpy as np
+import pytest
+import trio
+from grpclib.const import Cardinality, Handler
+
+from actors.supervision.spec import Intensity
+from actors.supervision.supervisor import Supervisor
+from actors.supervision.testing import serving
+from engine.frontends import Frontend
+from engine.sockets import bind
+from protocols.grpc.listener import GrpcListener
+from tests.fuzz import h2wire as wire
+from tests.support.certificates import Authority
+from tests.survival.grpc_wire import (
+    INFER,
+    STREAM_INFER,
+    UNAVAILABLE,
+    Streamed,
+    Unary,
+    channel_to,
+    inference,
+    message,
+    offending,
+    pb,
+)
+from tests.survival.repository import WIDTH, instances
+from tests.survival.server import PATIENCE, eventually, until
+from tests.survival.storm import Storm
+from tests.survival.wire import Lost
+
+pytestmark = pytest.mark.slow
+
+MIB = 1024 * 1024
+ROW = np.ones((1, WIDTH), np.float32)
+SUM = inference("onnx_add_sub", {"A": ROW, "B": ROW})
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+@contextmanager
+def grpcio(address, options=(), *, credentials=None):
+    """Yield ModelInfer of a channel of grpcio's, bytes in and a message out."""
+    options = [*UNLIMITED, *options]
+    if credentials is None:
+        channel = grpc.insecure_channel(address, options)
+    else:
+        channel = grpc.secure_channel(address, credentials, options)
+    with channel:
+        call = channel.unary_unary(INFER, None, pb.ModelInferResponse.FromString)
+        yield partial(call, timeout=PATIENCE, wait_for_ready=False)
+
+
+# -- other people's clients, and windows
+
+
+@pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load is not installed")
+async def test_h2load_finds_nothing_to_complain_of_with_a_thousand_streams(
+    tritium_server, repository, tmp_path
+):
+    repository.onnx_add_sub(config=instances(1))
+    body = tmp_path / "body"
+    body.write_bytes(message(SUM))
+    count = 5000
+    command = ["h2load", f"-n{count}", "-c10", "-m100", "-t1", "-d", str(body)]
+    command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+    async with tritium_server() as server:
+        async with channel_to(server.grpc_port) as channel:
+            answer = await channel.infer("onnx_add_sub", inputs={"A": ROW, "B": ROW})
+        run = await trio.run_process([*command, f"http://{server.grpc_url}{INFER}"], capture_stdout=True)
+        said = run.stdout.decode()
+        done = re.search(r"^requests: .*$", said, re.MULTILINE)
+        assert done is not None, said
+        assert f"{count} succeeded, 0 failed, 0 errored, 0 timeout" in done[0]
+        # It looks at no status of gRPC, but it counts: every answer has its message.
+        whole = count * len(message(answer.response.SerializeToString()))
+        assert f"({whole}) data" in said
+        assert (
+            await server.metric("nv_inference_request_success", model="onnx_add_sub", version="1")
+            == count + 1
+        )
+
+
+SMALLEST = [
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 0),
+    ("grpc.http2.max_frame_size", 16_384),
+    ("grpc.optimization_target", "latency"),
+]
+
+
+async def assert_moves(address, size, credentials=None):
+    """So many bytes go in one message to the identity model, and come back as they were."""
+    array = np.arange(size // 4, dtype=np.float32)
+
+    def move():
+        with grpcio(address, SMALLEST, credentials=credentials) as infer:
+            return infer(inference("onnx_identity", {"X": array})).raw_output_contents[0]
+
+    assert await trio.to_thread.run_sync(move) == array.tobytes()
+
+
+async def test_a_large_message_goes_both_ways_through_the_smallest_windows(tritium_server, repository):
+    repository.onnx_identity()
+    async with tritium_server() as server:
+        await assert_moves(server.grpc_url, 64 * MIB)
+
+
+async def test_so_it_does_over_tls_and_a_unix_socket(tritium_server, repository, tmp_path):
+    repository.onnx_identity()
+    authority = Authority(tmp_path)
+    files = authority.sign("server")
+    flags = [f"--grpc-server-cert={files.certificate}", f"--grpc-server-key={files.key}"]
+    path = tmp_path / "grpc.sock"
+    async with tritium_server("--grpc-use-ssl=true", *flags, f"--grpc-unix-socket={path}") as server:
+        trusting = grpc.ssl_channel_credentials(authority.root.read_bytes())
+        await assert_moves(server.grpc_url, 16 * MIB, trusting)
+        await assert_moves(f"unix:{path}", 16 * MIB)
+
+
+# -- the end, under load
+
+
+async def test_ended_under_load_every_call_it_took_has_an_answer(tritium_server, repository):
+    repository.onnx_add_sub()
+    async with tritium_server("--log-requests=true") as server:
+        storm = Storm(server)
+        refused = []
+
+        def ask_by_grpcio():
+            with grpcio(server.grpc_url) as infer:
+                while True:
+                    try:
+                        infer(SUM)
+                    except grpc.RpcError as error:
+                        refused.append(error.code())
+                        return
+
+        async def ask(asking):
+            async def connect():
+                return asking
+
+            # The connection says goodbye at some time. What it did not take it says; what it took it answers.
+            with pytest.raises(Lost, match=r"goodbye"):
+                await storm.client("onnx_add_sub", reconnect=False, connect=connect)
+
+        async with (
+            channel_to(server.grpc_port) as one,
+            channel_to(server.grpc_port) as other,
+            trio.open_nursery() as nursery,
+        ):
+            for number in range(12):
+                nursery.start_soon(ask, Unary((one, other)[number % 2]))
+            for _ in range(4):
+                nursery.start_soon(trio.to_thread.run_sync, ask_by_grpcio)
+            await server.until_metric_above(500, "nv_inference_request_success", model="onnx_add_sub")
+            server.signal(signal.SIGTERM)
+        assert await server.wait_ended() == 0
+        tally = storm.tallies["onnx_add_sub"]
+        assert not tally.wrong
+        assert set(tally.errors) <= {UNAVAILABLE}
+        assert set(refused) == {grpc.StatusCode.UNAVAILABLE}
+        assert tally.answered + len(tally.lost) == tally.sent
+        assert not server.logged("request_failed")
+
+
+async def test_a_stream_that_is_open_at_the_end_gets_what_it_asked_for(tritium_server, repository, gates):
+    repository.gated(gates.directory)
+    answers = []
+    async with tritium_server() as server:
+        async with channel_to(server.grpc_port) as channel, trio.open_nursery() as nursery:
+            streamed = Streamed(await channel.call(STREAM_INFER))
+            nursery.start_soon(streamed.run)
+
+            async def ask():
+                inputs = {"TICKET": np.array([[1]], np.int32)}
+                answers.append(await streamed.infer("gated", inputs=inputs))
+
+            nursery.start_soon(ask)
+            await until(lambda: gates.began() == [1])
+            server.signal(signal.SIGTERM)
+            await until(lambda: len(server.logged("listener_closed")) == 2)
+            gates.open()
+        assert await server.wait_ended() == 0
+    assert [answer.tensors()["SERVED"].item() for answer in answers] == [1]
+
+
+# -- a crash of the listener
+
+
+class Liveness:
+    """A service of one method, which says that it lives."""
+
+    def __mapping__(self):
+        return {"/toy.Toy/Live": Handler(self.live, Cardinality.UNARY_UNARY, Raw, Raw)}
+
+    async def live(self, stream):
+        await stream.recv_message()
+        await stream.send_message(Raw())
+
+
+class Raw:
+    """A message that is its own bytes."""
+
+    def __init__(self, data=b"alive"):
+        self._data = data
+
+    @classmethod
+    def FromString(cls, data):
+        return cls(data)
+
+    def SerializeToString(self):
+        return self._data
+
+
+async def test_a_listener_that_crashes_keeps_its_socket_and_its_connections():
+    dice = iter([0.5, None])  # the second connection's age can't be told: that crashes the listener
+
+    def uniform():
+        drawn = next(dice, 0.5)
+        if drawn is None:
+            raise RuntimeError("the listener crashes on cue")
+        return drawn
+
+    async def lives(channel):
+        call = await channel.call("/toy.Toy/Live")
+        await call.send(b"", end=True)
+        return await call.receive() == b"alive"
+
+    listener = GrpcListener([Liveness()], on_crash=lambda path, bug: None, uniform=uniform)
+    with bind("127.0.0.1", 0) as sock:
+        frontend = Frontend("grpc", "GRPCInferenceService", sock, listener, log=lambda *_, **__: None)
+        async with serving(Supervisor([frontend.spec()], intensity=Intensity(3, 60.0))) as tree:
+            async with channel_to(frontend.port) as before:
+                assert await lives(before)
+                async with offending(frontend.port) as unlucky:
+                    await unlucky.wait_ended()
+                await until(lambda: tree.root.tree().find("grpc/listener").restarts == 1)
+                assert await lives(before)
+                async with channel_to(frontend.port) as after:
+                    assert await lives(after)
+
+
+# -- keepalive and age
+
+
+async def test_clients_that_ping_too_often_are_told_so_and_sent_away(tritium_server, repository, gates):
+    repository.gated(gates.directory)
+    impatient = [
+        ("grpc.keepalive_time_ms", 50),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+    def wait(url):
+        with grpcio(url, impatient) as infer, pytest.raises(grpc.RpcError) as caught:
+            infer(inference("gated", {"TICKET": np.array([[1]], np.int32)}))
+        return caught.value
+
+    async with tritium_server() as server:
+        async with offending(server.grpc_port) as offender:
+            await offender.begin()
+            await offender.send(wire.frame(wire.PING, 0, 0, b"12345678") * 4)
+            goodbye = await offender.wait_for(wire.GOAWAY)
+            assert goodbye.number(4) == wire.ENHANCE_YOUR_CALM
+            assert goodbye.payload[8:] == b"too_many_pings"
+            await offender.wait_ended()
+        error = await trio.to_thread.run_sync(wait, server.grpc_url)
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        assert re.search("too_many_pings|Too many pings", error.details())
+        gates.open()
+
+
+async def test_old_connections_are_replaced_and_no_call_is_lost(tritium_server, repository):
+    repository.onnx_add_sub(config=instances(1))
+    enough = threading.Event()
+
+    def ask(url):
+        with grpcio(url) as infer:
+            while not enough.is_set():
+                assert infer(SUM).model_name == "onnx_add_sub"
+
+    async with tritium_server("--grpc-max-connection-age=200") as server:
+
+        async def replaced():
+            children = (await server.node("frontends/grpc/connections"))["children"]
+            return any(
+                int(child["name"].rpartition("-")[2]) > 12 for child in children
+            )  # each client's, thrice
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(trio.to_thread.run_sync, ask, server.grpc_url)
+            try:
+                await eventually(replaced)
+            finally:
+                enough.set()
+        async with offending(server.grpc_port) as old:
+            await old.begin()
+            goodbye = await old.wait_for(wire.GOAWAY)
+            assert goodbye.number(4) == wire.NO_ERROR
+            assert goodbye.payload[8:] == b"max_age"
+            await old.send(wire.frame(wire.PING, wire.ACK, 0, (await old.wait_for(wire.PING)).payload))
+            await old.wait_ended()
+
+
+async def test_a_call_that_outlives_its_connections_grace_is_cut_off(tritium_server, repository, gates):
+    repository.gated(gates.directory)
+    flags = ("--grpc-max-connection-age=200", "--grpc-max-connection-age-grace=200")
+    async with tritium_server(*flags) as server:
+        async with channel_to(server.grpc_port) as channel:
+            call = await channel.call(INFER)
+            await call.send(inference("gated", {"TICKET": np.array([[1]], np.int32)}), end=True)
+            with pytest.raises(Lost):
+                await call.answer()
+        await until(lambda: gates.saw_cancelled([1]))
