@@ -29,7 +29,7 @@ Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 Metadata = Mapping[str, "str | bytes"]
 
-STREAM_LIMIT: Final = 1024 * 1024
+STREAM_LIMIT: Final = 512 * 1024
 """How many bytes of answers one streaming call may have waiting before it is to be asked for no more."""
 
 
