@@ -201,6 +201,8 @@ def _field(descriptor: Any, name: str) -> Any:
 
 def _fields(descriptor: Any, value: object) -> str:
     """Return what an object for `descriptor` holds: `value` itself, where it is what the only field takes."""
+    if not descriptor.fields:
+        return "write {}"
     only = descriptor.fields[0]
     if len(descriptor.fields) == 1 and only.message_type is None and not only.is_repeated:
         with contextlib.suppress(_Refused):

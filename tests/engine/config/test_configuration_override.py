@@ -87,6 +87,8 @@ REFUSED = [
      [('parameters["a"]', '\'parameters["a"]\' takes an object, not "b"', 'write {"string_value": "b"}')]),
     ("a parameter's number", '{"parameters": {"a": {"string_value": 4}}}',
      [('parameters["a"].string_value', '\'parameters["a"].string_value\' takes a string, not 4', 'write "4"')]),
+    ('an object without fields', '{"version_policy": {"all": false}}',
+     [('version_policy.all', "'version_policy.all' takes an object, not false", 'write {}')]),
     ('parameters in a list', '{"parameters": [{"key": "a"}]}',
      [('parameters', '\'parameters\' takes an object, not [{"key": "a"}]', 'write { "<key>": … }')]),
     ('a parameter twice', '{"metric_tags": {"a": "1", "a": "2"}}',

@@ -26,11 +26,16 @@ async def test_a_killed_idle_worker_is_back_and_nobody_notices(serve):
         assert model.state.statistics.restarts == 1
 
 
+def executes(model):
+    """Whether the worker's model has been given a batch, by the control page."""
+    return bool(model.state.instances[0].worker.executing())
+
+
 async def test_a_batch_interrupted_by_a_kill_from_outside_runs_again_whole(serve, tmp_path):
     gate = tmp_path / "gate"
     async with serve("pausing", parameters={"gate": str(gate)}) as model:
         requests = [await model.send(float(n)) for n in range(6)]
-        await until(lambda: requests[0].attempts == 1)
+        await until(lambda: executes(model))
         os.kill(model.pid(), signal.SIGKILL)
         gate.touch()
         for n, request in enumerate(requests):
@@ -99,7 +104,7 @@ async def test_what_an_impure_model_had_not_begun_is_run_after_the_restart(serve
     gate = tmp_path / "gate"
     async with serve("pausing", parameters={"gate": str(gate)}, retry=Retry.NEVER) as model:
         first = await model.send(1.0)
-        await until(lambda: first.attempts == 1)
+        await until(lambda: executes(model))
         second = await model.send(2.0)
         await until(lambda: second.attempts == 1)
         third = await model.send(3.0)
@@ -267,7 +272,7 @@ async def test_a_retry_reads_the_requests_own_inputs_not_the_dead_workers_arena(
         big = np.arange(300_000, dtype=np.float32).reshape(1, -1)
         request = model.request(big)
         await model.state.submit(request)
-        await until(lambda: request.attempts == 1)
+        await until(lambda: executes(model))
         os.kill(model.pid(), signal.SIGKILL)
         gate.touch()
         answer = await model.answer(request)
