@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from protocols.grpc.head import CallHead
     from protocols.grpc.options import FinishedHook
 
-Given = tuple[Target, ServedModel, int, "ReplyPort", "Call", Forwarded]
+Given = tuple[Target, ServedModel, int, "ReplyPort", "Call", Forwarded, float]
 """The arguments of `Intake.decode`."""
 
 
@@ -85,6 +85,7 @@ class Intake:
         reply: ReplyPort,
         call: Call,
         forwarded: Forwarded,
+        accepted_at: float,
     ) -> tuple[InferRequest, AnswerPlan]:
         """Return the request for `model` in `target`, and how its answer is to be written. Raises as the decoder does."""
         request, plan = self._decode(
@@ -92,37 +93,19 @@ class Intake:
             model.spec,
             requested_version=requested_version,
             reply=reply,
-            accepted_at=trio.current_time(),
+            accepted_at=accepted_at,
             deadline=call.deadline,
             forwarded=forwarded,
         )
         _keep_together(request, model, call.head)
         return request, plan
 
-    async def decode_in_thread(
-        self,
-        target: Target,
-        model: ServedModel,
-        requested_version: int,
-        reply: ReplyPort,
-        call: Call,
-        forwarded: Forwarded,
-    ) -> tuple[InferRequest, AnswerPlan]:
+    async def decode_in_thread(self, given: Given) -> tuple[InferRequest, AnswerPlan]:
         """Do as `decode` does, for a target whose `unread_size` is over `READ_AT_ONCE`."""
-        decode = partial(
-            self._decode,
-            target,
-            model.spec,
-            requested_version=requested_version,
-            reply=reply,
-            accepted_at=trio.current_time(),
-            deadline=call.deadline,
-            forwarded=forwarded,
-        )
-        request, plan = await trio.to_thread.run_sync(decode, limiter=call.wire.threads)
+        call = given[4]
+        decoded = await trio.to_thread.run_sync(partial(self.decode, *given), limiter=call.wire.threads)
         await trio.lowlevel.checkpoint_if_cancelled()
-        _keep_together(request, model, call.head)
-        return request, plan
+        return decoded
 
 
 def _keep_together(request: InferRequest, model: ServedModel, head: CallHead[Any]) -> None:
@@ -149,7 +132,7 @@ class ModelInferMethod:
         model, version = intake.find(target)
         if model.spec.decoupled:
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        given = (target, model, version, call, call, intake.forwarded(call.head))
+        given = (target, model, version, call, call, intake.forwarded(call.head), trio.current_time())
         if target.unread_size > READ_AT_ONCE:
             call.start(partial(self._begin_slowly, call, given))
             return
@@ -161,7 +144,7 @@ class ModelInferMethod:
             call.start(partial(model.submit, request))
 
     async def _begin_slowly(self, call: Call, given: Given) -> None:
-        request, plan = await self._intake.decode_in_thread(*given)
+        request, plan = await self._intake.decode_in_thread(given)
         model = given[1]
         call.context = (model, request, plan)
         await model.submit(request)

@@ -197,9 +197,10 @@ class StreamedInference:
         exchange.id, exchange.version = target.id, target.model_version
         exchange.model, version = intake.find(target)
         exchange.decoupled = exchange.model.spec.decoupled
-        given = (target, exchange.model, version, exchange, self._stream.call, self._forwarded)
+        now = trio.current_time()
+        given = (target, exchange.model, version, exchange, self._stream.call, self._forwarded, now)
         if target.unread_size > READ_AT_ONCE:
-            exchange.request, exchange.plan = await intake.decode_in_thread(*given)
+            exchange.request, exchange.plan = await intake.decode_in_thread(given)
         else:
             exchange.request, exchange.plan = intake.decode(*given)
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
+from protocols.buffers import behind
+
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
 
@@ -270,21 +272,6 @@ def server_context(certificate: str, key: str, *, client_roots: str | None = Non
         context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols([_ALPN])
     return context
-
-
-def behind(buffers: Sequence[Buffer], count: int) -> list[Buffer]:
-    """Return what is left of `buffers` behind their first `count` bytes."""
-    left: list[Buffer] = []
-    for buffer in buffers:
-        size = len(buffer)
-        if count >= size:
-            count -= size
-        elif count:
-            left.append(memoryview(buffer)[count:])
-            count = 0
-        else:
-            left.append(buffer)
-    return left
 
 
 def _first(buffers: Sequence[Buffer], size: int) -> Buffer:

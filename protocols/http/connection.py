@@ -21,6 +21,7 @@ from urllib.parse import unquote_to_bytes
 
 import trio
 
+from protocols.buffers import behind
 from protocols.http.parser import Request, RequestLimits, RequestParser
 from protocols.kserve.metadata import error
 
@@ -399,9 +400,9 @@ class Connection:
             sent = self._send_some(buffers)
             if sent < size:
                 await trio.lowlevel.checkpoint()
-                buffers = _behind(buffers, sent)
+                buffers = behind(buffers, sent)
                 sent = self._send_some(buffers)
-                rest = b"".join(_behind(buffers, sent))  # the copy
+                rest = b"".join(behind(buffers, sent))  # the copy
         except OSError as failure:
             if failure.errno not in _LOST:
                 raise
@@ -462,21 +463,6 @@ class Connection:
 _LOST: Final = frozenset(
     (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNABORTED, errno.EHOSTUNREACH)
 )
-
-
-def _behind(buffers: Sequence[Buffer], count: int) -> list[Buffer]:
-    """Return what is left of `buffers` behind their first `count` bytes."""
-    left: list[Buffer] = []
-    for buffer in buffers:
-        size = len(buffer)
-        if count >= size:
-            count -= size
-        elif count:
-            left.append(memoryview(buffer)[count:])
-            count = 0
-        else:
-            left.append(buffer)
-    return left
 
 
 def _address(ask: Callable[[], Any]) -> tuple[str, int] | None:
