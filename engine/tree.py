@@ -1,7 +1,7 @@
 """The composition root: builds the supervision tree, runs it, drains it, ends it. It decides nothing.
 
 root            one_for_one, 3 restarts in 60 s
-├─ telemetry    loop-lag monitor, readiness
+├─ telemetry    loop-lag monitor, readiness, free memory
 ├─ services     traffic between versions, residency
 ├─ models       dynamic: a subtree for each version, see `engine.subtree`
 ├─ repository   rest_for_one: lanes and retirements of models, the catalog, the watcher
@@ -63,6 +63,7 @@ from engine.settings import Settings
 from engine.sockets import Sockets, open_sockets
 from engine.subtree import ModelSubtrees, milliseconds_since_epoch
 from engine.tls import TlsUnusable, server_context
+from engine.trimming import trim_memory
 from protocols.grpc.listener import GrpcListener
 from protocols.http.app import V2App
 from protocols.http.listener import HttpListener
@@ -343,6 +344,7 @@ class _Composition:
             [
                 ChildSpec("loop-lag", lambda ctx: measure_loop_lag(ctx, self._loop_lag)),
                 ChildSpec("readiness", self.readiness.run),
+                ChildSpec("memory", trim_memory),
             ]
         )
         services = Supervisor(

@@ -142,6 +142,8 @@ class Arrivals:
             return
         number = 1 if call.server_stream is None else call.server_stream.fed + 1
         if not call.granted:
+            if call.server_stream is not None and call.server_stream.hold_back():
+                return
             call.granted = number
             self._grants.ask(call, reader.declared or 0)
         if call.granted == number and self._grants.holds(call):

@@ -222,6 +222,7 @@ class ServerStream(Generic[Request, Reply]):
         self.fed = 0
         self.taken = 0
         self.held = 0  # bytes on the wire of what waits here
+        self._held_back = False
 
     @property
     def metadata(self) -> Mapping[str, str | bytes]:
@@ -246,6 +247,11 @@ class ServerStream(Generic[Request, Reply]):
         self.fed += 1
         self.held += message.wire_size
         self._arrivals.unpark_all()
+
+    def hold_back(self) -> bool:
+        """Whether a long request must not come yet: it could not begin before answers leave. For the connection."""
+        self._held_back = self.pending >= STREAM_LIMIT
+        return self._held_back
 
     def end(self) -> None:
         """Learn that no more requests will come. For the connection."""
@@ -349,6 +355,9 @@ class ServerStream(Generic[Request, Reply]):
     def departed(self) -> None:
         """Some of what waited has left. For the connection."""
         self._departures.unpark_all()
+        if self._held_back:
+            self._held_back = False
+            self.call.wire.taken(self.call)
 
     async def send_trailing_metadata(
         self,

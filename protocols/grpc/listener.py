@@ -30,6 +30,7 @@ from protocols.grpc.deadlines import DeadlineWheel
 from protocols.grpc.frames import DEFAULT_WINDOW, ErrorCode
 from protocols.grpc.limits import Http2Limits
 from protocols.grpc.methods import Router, Service
+from protocols.grpc.offenders import Offenders
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.transport import PlainTransport, TlsTransport
 
@@ -84,6 +85,7 @@ class GrpcListener:
         self._on_refused = on_refused
         self._deadlines = CallDeadlines()
         self._violations: Counter[ErrorCode] = Counter()
+        self._offenders = Offenders()
         self._environment = Environment(
             options=options,
             router=Router(services, options),
@@ -190,6 +192,8 @@ class GrpcListener:
 
     async def _run(self, connection: GrpcConnection) -> None:
         try:
+            while wait := self._offenders.wait(connection.peer, trio.current_time()):  # noqa: ASYNC110  # for time to pass
+                await trio.sleep(wait)
             await connection.serve()
         finally:
             self._forget(connection)
@@ -203,6 +207,8 @@ class GrpcListener:
 
     def _violated(self, peer: str, code: ErrorCode, message: str) -> None:
         self._violations[code] += 1
+        if code is ErrorCode.ENHANCE_YOUR_CALM:
+            self._offenders.flooded(peer, trio.current_time())
         self._refused(peer, f"{message} ({code.name})")
 
     def _refused(self, peer: str, reason: str) -> None:

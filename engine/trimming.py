@@ -1,0 +1,39 @@
+"""Memory that requests have left behind goes back to the system, now and then.
+
+glibc gives free memory back from the end of its heap only, and puts large buffers there once it has seen some: what one
+long-lived buffer stands behind would stay with the process. `malloc_trim` gives back what is free in between.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from actors.supervision.context import ChildContext
+
+PERIOD: Final = 10.0
+_KEPT_AT_THE_END: Final = 1024 * 1024  # bytes that the next requests need not ask for again
+
+
+async def trim_memory(ctx: ChildContext) -> None:
+    """Give free memory back every `PERIOD` seconds, for ever; a child of the tree. Does nothing without glibc."""
+    ctx.started()
+    trim = trimmer()
+    if trim is None:
+        await ctx.stopping.wait()
+        return
+    while True:
+        await trio.sleep(PERIOD)
+        await trio.to_thread.run_sync(trim)  # milliseconds for a large heap, without the interpreter's lock
+
+
+def trimmer() -> Callable[[], None] | None:
+    """Return what gives free memory back; None where the C library can't."""
+    function = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if function is None:
+        return None
+    function.argtypes, function.restype = [ctypes.c_size_t], ctypes.c_int
+    return lambda: function(_KEPT_AT_THE_END)

@@ -1,0 +1,60 @@
+"""Addresses that flooded the server lately: what comes from there next is read a while later.
+
+Every connection begins with budgets for what costs it nothing (`protocols.grpc.floods`). A client that connects again each time it is
+sent away would get them as often as it likes, so each flood makes the next connections from its address wait for longer.
+Others at the address, behind the same proxy, wait with it: so that it is seconds at the most, and soon forgotten.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import OrderedDict
+from typing import Final
+
+FIRST_WAIT: Final = 0.1  # seconds, doubled by each further flood
+LONGEST_WAIT: Final = 5.0
+FORGOTTEN_AFTER: Final = 60.0  # seconds without a flood
+MAX_ADDRESSES: Final = 4096  # the one whose last flood is the oldest makes room
+_NETWORK_BITS: Final = 64  # of an IPv6 address: the rest is its owner's to choose (RFC 4291, section 2.5.4)
+
+
+class Offenders:
+    """Who flooded, how often, and how long what they open next has to wait. Times are seconds on the caller's clock."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()  # floods, and when the last one was
+
+    def flooded(self, peer: str, now: float) -> None:
+        """A connection of `peer` was ended for a flood. `peer` is an address as gRPC writes it: `ipv4:192.0.2.1:1234`."""
+        origin = _origin(peer)
+        if origin is None:
+            return
+        floods, last = self._known.pop(origin, (0, now))
+        if now - last >= FORGOTTEN_AFTER:
+            floods = 0
+        self._known[origin] = (floods + 1, now)
+        if len(self._known) > MAX_ADDRESSES:
+            self._known.popitem(last=False)
+
+    def wait(self, peer: str, now: float) -> float:
+        """Return for how many more seconds nothing should be read from a new connection of `peer`; 0.0 for none."""
+        if not self._known:
+            return 0.0
+        floods, last = self._known.get(_origin(peer) or "", (0, now))
+        if not floods:
+            return 0.0
+        return max(0.0, last + min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (floods - 1)) - now)
+
+
+def _origin(peer: str) -> str | None:
+    """Return what connections of one client have in common; None where that can't be told, as on a Unix socket."""
+    family, _, address = peer.partition(":")
+    host = address.rpartition(":")[0].strip("[]")
+    if family == "ipv6":
+        numeric = ipaddress.IPv6Address(host.partition("%")[0])
+        if numeric.ipv4_mapped is not None:
+            return str(numeric.ipv4_mapped)
+        return str(ipaddress.IPv6Network((int(numeric), _NETWORK_BITS), strict=False))
+    return host if family == "ipv4" else None
