@@ -401,7 +401,7 @@ class ModelState:
             )
             if borrowed:
                 self._lend(response, batch, outputs)
-            self._deliver(request, response)
+            self.respond(request, response)
         if clients:
             statistics.batch_executed(rows, input_ns, infer_ns, output_ns, self._wall_clock())
 
@@ -417,14 +417,19 @@ class ModelState:
         """Answer an accepted request with an error, and count it."""
         if not request.synthetic:
             self.statistics.failed(reason, int((trio.current_time() - request.accepted_at) * 1e9))
-        self._deliver(request, error)
+        self.respond(request, error)
 
-    def _deliver(self, request: InferRequest, part: InferResponse | TritiumError) -> None:
-        """Give the one final answer; a second one is a counted bug and goes nowhere."""
+    def respond(
+        self, request: InferRequest, part: InferResponse | TritiumError, *, final: bool = True
+    ) -> None:
+        """Give one part of an answer. One after the final part is a counted bug and goes nowhere."""
         if request.answered:
             self.statistics.reply_violations += 1
             if isinstance(part, InferResponse):
                 part.release()
+            return
+        if not final:
+            request.reply.put(part, final=False)
             return
         request.answered = True
         self.in_flight.discard(request)

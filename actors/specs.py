@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from actors.messages.datatypes import DataType
 from actors.messages.tensors import Tensor
@@ -82,6 +82,116 @@ class DynamicBatching:
     priority_queue_policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
 
 
+class ControlKind(Enum):
+    """What a control tensor tells a sequence model (contract, scheduling.md section 6.3)."""
+
+    START = "CONTROL_SEQUENCE_START"
+    END = "CONTROL_SEQUENCE_END"
+    READY = "CONTROL_SEQUENCE_READY"
+    CORRID = "CONTROL_SEQUENCE_CORRID"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSpec:
+    """A control tensor, of shape [1] and a batch dimension of 1 where the model batches.
+
+    `false_true` are the two values of START, END and READY; CORRID has none.
+    """
+
+    name: str
+    kind: ControlKind
+    datatype: DataType
+    false_true: tuple[float, float] = (0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """Implicit state: an output that becomes an input of the sequence's next request (contract, section 6.6).
+
+    `initial` is what the first request of a sequence gets, without a batch dimension.
+    """
+
+    input_name: str
+    output_name: str
+    datatype: DataType
+    dims: tuple[int, ...]
+    initial: Tensor
+    same_buffer: bool = False
+    growable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectStrategy:
+    """Each sequence has a row of the batch to itself (contract, scheduling.md section 6.4), in seconds."""
+
+    max_queue_delay: float = 0.0
+    minimum_slot_utilization: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldestStrategy:
+    """Requests of up to `max_candidate_sequences` sequences are batched, the oldest first (section 6.5), in seconds."""
+
+    max_candidate_sequences: int = 0
+    preferred_batch_sizes: tuple[int, ...] = ()
+    max_queue_delay: float = 0.0
+    preserve_ordering: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceBatching:
+    """Triton's ModelSequenceBatching (contract, scheduling.md section 6), in seconds.
+
+    `checkpoint` (`tritium.checkpoint`): a sequence with implicit state goes on where its instance dies.
+    """
+
+    strategy: DirectStrategy | OldestStrategy = DirectStrategy()
+    max_idle: float = 1.0
+    controls: tuple[ControlSpec, ...] = ()
+    states: tuple[StateSpec, ...] = ()
+    iterative: bool = False
+    checkpoint: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleStep:
+    """One step. The maps go from the composing model's tensor names to the ensemble's; version -1 is the latest."""
+
+    model_name: str
+    model_namespace: str = ""
+    model_version: int = -1
+    input_map: Mapping[str, str]
+    output_map: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ensemble:
+    """Triton's ModelEnsembling (contract, scheduling.md section 7). `max_inflight_requests` bounds each step; 0: not."""
+
+    steps: tuple[EnsembleStep, ...]
+    max_inflight_requests: int = 0
+
+
+Scheduling: TypeAlias = Direct | DynamicBatching | SequenceBatching | Ensemble
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """What an instance holds while it executes (contract, scheduling.md section 5): per device, or once in the server."""
+
+    name: str
+    count: int
+    shared: bool = False  # `global` in the configuration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimit:
+    """Triton's ModelRateLimiter. A priority of 2 gets half the share of 1; 0 counts as 1."""
+
+    resources: tuple[Resource, ...] = ()
+    priority: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSpec:
     """One worker: `lanes` executions may run in it at once, sharing the loaded model where there are several."""
@@ -90,6 +200,10 @@ class InstanceSpec:
     kind: Literal["CPU", "GPU", "MODEL"] = "CPU"
     device_id: int = 0
     lanes: int = 1
+    passive: bool = False  # it loads the model and is never given a batch
+    rate_limit: RateLimit = RateLimit()
+    host_policy: str = ""  # its name; empty: that of its kind and device
+    secondary_devices: tuple[tuple[str, int], ...] = ()  # kind and number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +292,7 @@ class ModelSpec:
     max_batch_size: int
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
-    scheduling: Direct | DynamicBatching
+    scheduling: Scheduling
     instances: tuple[InstanceSpec, ...]
     model_directory: Path
     version_directory: Path
@@ -192,6 +306,7 @@ class ModelSpec:
         float, ...
     ] = ()  # the histogram's bounds in milliseconds; empty: the default ones
     decoupled: bool = False
+    response_cache: bool = False
     isolation: Literal["process", "thread"] = "process"
     retry: Retry = Retry.ALWAYS
     execution_timeout: float = 0.0  # 0: off

@@ -23,7 +23,7 @@ from typing import Final
 
 from actors.messages.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
 from actors.messages.requests import InferRequest
-from actors.specs import Direct, DynamicBatching, QueueBounds, QueuePolicy, TimeoutAction
+from actors.specs import DynamicBatching, QueueBounds, QueuePolicy, Scheduling, TimeoutAction
 
 # Stale heap items tolerated before the heap is rebuilt; below this a rebuild is not worth its bookkeeping.
 _STALE_ALLOWED: Final = 64
@@ -105,7 +105,7 @@ class RequestQueue:
         "_turn",
     )
 
-    def __init__(self, scheduling: Direct | DynamicBatching, bounds: QueueBounds) -> None:
+    def __init__(self, scheduling: Scheduling, bounds: QueueBounds) -> None:
         self._bounds = bounds
         if isinstance(scheduling, DynamicBatching) and scheduling.priority_levels:
             policies = scheduling.priority_queue_policies
@@ -113,7 +113,9 @@ class RequestQueue:
             self._levels = [_Level(n, policies.get(n, scheduling.default_queue_policy)) for n in numbers]
             self._default = self._levels[scheduling.default_priority_level - 1]
         else:
-            policy = QueuePolicy() if isinstance(scheduling, Direct) else scheduling.default_queue_policy
+            policy = (
+                scheduling.default_queue_policy if isinstance(scheduling, DynamicBatching) else QueuePolicy()
+            )
             self._default = _Level(0, policy)
             self._levels = [self._default]
         self._by_priority = {level.number: level for level in self._levels}

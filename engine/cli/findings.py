@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from actors.specs import Direct, InstanceSpec, ModelSpec
+from actors.specs import DirectStrategy, DynamicBatching, Ensemble, InstanceSpec, ModelSpec, SequenceBatching
 from engine.cli.text import printable
 from engine.config.complete import ENSEMBLE
 from engine.config.jsonform import config_json
@@ -176,7 +176,12 @@ def _settings(spec: ModelSpec) -> Iterator[tuple[str, str]]:
 def _batching(spec: ModelSpec) -> str:
     if not spec.batches:
         return "none"
-    if isinstance(spec.scheduling, Direct):
+    if isinstance(spec.scheduling, Ensemble):
+        return "each step's own"
+    if isinstance(spec.scheduling, SequenceBatching):
+        strategy = "direct" if isinstance(spec.scheduling.strategy, DirectStrategy) else "oldest"
+        return f"sequences, {strategy}, up to {spec.max_batch_size} in one batch"
+    if not isinstance(spec.scheduling, DynamicBatching):
         return f"up to {spec.max_batch_size} rows in one request"
     delay = spec.scheduling.max_queue_delay
     return f"dynamic, up to {spec.max_batch_size} rows" + (

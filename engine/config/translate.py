@@ -14,11 +14,16 @@ from actors.messages.datatypes import BY_NUMBER
 from actors.specs import (
     Direct,
     DynamicBatching,
+    Ensemble,
+    EnsembleStep,
     InputSpec,
     InstanceSpec,
     ModelSpec,
     OutputSpec,
     QueuePolicy,
+    RateLimit,
+    Resource,
+    Scheduling,
     TimeoutAction,
     WarmupSample,
 )
@@ -29,10 +34,12 @@ from engine.config.settings import TritiumSettings
 from protocols.kserve.proto.model_config_pb2 import (
     ModelConfig,
     ModelDynamicBatching,
+    ModelEnsembling,
     ModelInput,
     ModelInstanceGroup,
     ModelOutput,
     ModelQueuePolicy,
+    ModelRateLimiter,
 )
 
 _MICROSECONDS: Final = 1_000_000
@@ -86,6 +93,7 @@ def translate(
         metric_tags=dict(sorted(config.metric_tags.items())),
         first_response_buckets=_first_response_buckets(config),
         decoupled=config.model_transaction_policy.decoupled,
+        response_cache=config.response_cache.enable,
         isolation=tritium.isolation,
         retry=tritium.retry,
         execution_timeout=tritium.execution_timeout,
@@ -131,7 +139,21 @@ def instances(
             for _ in range(workers):
                 name = f"{group.name}_{numbers[group.name]}"
                 numbers[group.name] += 1
-                specs.append(InstanceSpec(name=name, kind=_KINDS[group.kind], device_id=device, lanes=lanes))
+                specs.append(
+                    InstanceSpec(
+                        name=name,
+                        kind=_KINDS[group.kind],
+                        device_id=device,
+                        lanes=lanes,
+                        passive=group.passive,
+                        rate_limit=_rate_limit(group.rate_limiter),
+                        host_policy=group.host_policy,
+                        secondary_devices=tuple(
+                            (type(each).SecondaryDeviceKind.Name(each.kind), each.device_id)
+                            for each in group.secondary_devices
+                        ),
+                    )
+                )
     return tuple(specs)
 
 
@@ -168,10 +190,38 @@ def _first_response_buckets(config: ModelConfig) -> tuple[float, ...]:
     return chosen
 
 
-def _scheduling(config: ModelConfig) -> Direct | DynamicBatching:
-    if not config.HasField("dynamic_batching"):
-        return Direct()
-    return _dynamic_batching(config.dynamic_batching)
+def _rate_limit(limiter: ModelRateLimiter) -> RateLimit:
+    return RateLimit(
+        resources=tuple(
+            Resource(name=each.name, count=each.count, shared=getattr(each, "global"))
+            for each in limiter.resources
+        ),
+        priority=limiter.priority,
+    )
+
+
+def _scheduling(config: ModelConfig) -> Scheduling:
+    if config.HasField("ensemble_scheduling"):
+        return _ensemble(config.ensemble_scheduling)
+    if config.HasField("dynamic_batching"):
+        return _dynamic_batching(config.dynamic_batching)
+    return Direct()
+
+
+def _ensemble(ensemble: ModelEnsembling) -> Ensemble:
+    return Ensemble(
+        steps=tuple(
+            EnsembleStep(
+                model_name=step.model_name,
+                model_namespace=step.model_namespace,
+                model_version=step.model_version,
+                input_map=dict(step.input_map),
+                output_map=dict(step.output_map),
+            )
+            for step in ensemble.step
+        ),
+        max_inflight_requests=ensemble.max_inflight_requests,
+    )
 
 
 def _dynamic_batching(batching: ModelDynamicBatching) -> DynamicBatching:
