@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeAlias
 
 import trio
 
@@ -18,12 +18,17 @@ from actors.messages.requests import InferRequest
 from actors.model import InstanceState, ModelState
 from actors.scheduling.batching import Dispatch, policy_for
 from actors.scheduling.queueing import RequestQueue
+from actors.scheduling.rate_limits import RateLimiter
 from actors.scheduling.retries import SuspectQueue
 from actors.statistics import FailureReason
 from actors.supervision.context import ChildContext
+from actors.worker import LiveWorker
 
 BATCH_BYTES: Final = 64 * 1024 * 1024
 """Inputs gathered in one turn of the loop: copying more would hold up everybody else for over 20 ms."""
+
+
+_Choice: TypeAlias = tuple[InstanceState, LiveWorker]  # and its worker, which has room
 
 
 async def run(ctx: ChildContext, state: ModelState) -> None:
@@ -39,6 +44,7 @@ async def run(ctx: ChildContext, state: ModelState) -> None:
             await _take_turns(scheduler, state, alarm)
     finally:
         state.take_turn = None
+        scheduler.withdraw()
         alarm.close()
 
 
@@ -60,7 +66,7 @@ class Scheduler:
 
     def __init__(self, state: ModelState) -> None:
         self._state = state
-        self._policy = policy_for(state.spec)
+        self._policy = policy_for(state.spec) if state.slo is None else state.slo.policy
         self._bug: Exception | None = None  # of a turn that somebody else took for it
 
     def turn_at_once(self) -> None:
@@ -86,47 +92,88 @@ class Scheduler:
                 expiry = min(expiry, instance.suspects.next_expiry())
         self._hunt()
         wake_at = math.inf
+        held_up = False
         while len(queue):
             chosen = self._next_instance()
-            if chosen is None or chosen.worker is None:
+            if chosen is None:
                 break
             candidates = queue.head(self._policy.max_rows)
             decision = self._policy.decide(candidates, oldest=queue.oldest_enqueued, now=now)
             if not isinstance(decision, Dispatch):
                 wake_at = decision.until
                 break
+            if state.limiter is not None:
+                chosen = self._permitted(state.limiter)
+                if chosen is None:
+                    held_up = True
+                    break
+            instance, worker = chosen
             requests = queue.take(_affordable(candidates[: decision.requests]))
             if requests:
-                state.dispatch(chosen.worker, requests)
-                self._served(chosen)
+                if state.dispatch(worker, requests) and state.limiter is not None:
+                    state.limiter.began(instance)
+                self._served(instance)
+        if state.limiter is not None:
+            self.withdraw(held_up=held_up)
         return min(wake_at, expiry, queue.next_expiry())
 
     def _expire(self, waiting: RequestQueue | SuspectQueue, now: float) -> None:
         if waiting.next_expiry() <= now:
             for request, error in waiting.expire(now):
-                self._state.fail(request, error, _failure_reason(error))
+                self._state.fail(request, error, failure_reason(error))
 
     def _hunt(self) -> None:
         """Give instances with suspects the next group, alone, with nothing prefetched behind it."""
+        limiter = self._state.limiter
         for instance in self._state.instances:
             worker = instance.worker
             while instance.hunting and worker is not None and worker.idle and worker.has_room:
                 instance.suspects.outcome_ok()  # of a group that could not even be handed over
+                if limiter is not None and len(instance.suspects) and not limiter.ask(instance):
+                    break
                 suspects = instance.suspects.next()
-                if suspects:
-                    self._state.dispatch(worker, suspects, alone=True)
+                if suspects and self._state.dispatch(worker, suspects, alone=True) and limiter is not None:
+                    limiter.began(instance)
 
-    def _next_instance(self) -> InstanceState | None:
-        """Return an instance with room for fresh requests: an idle one before one that would only prefetch."""
-        fallback: InstanceState | None = None
+    def _next_instance(self) -> _Choice | None:
+        """Return an instance with room for fresh requests: an idle one, else that with the most lanes free.
+
+        One without a free lane would only prefetch, so it comes last. Among equals the least recently served is next.
+        """
+        fallback: _Choice | None = None
+        most = -math.inf
         for instance in self._state.rotation:
             worker = instance.worker
             if worker is None or not worker.has_room or instance.hunting:
                 continue
             if worker.idle:
-                return instance
-            fallback = fallback or instance
+                return instance, worker
+            if worker.free_lanes > most:
+                fallback, most = (instance, worker), worker.free_lanes
         return fallback
+
+    def _permitted(self, limiter: RateLimiter[InstanceState]) -> _Choice | None:
+        """Return an instance with room that may execute now. Of those that may not, each is in line then, and we are rung."""
+        having_room = [
+            (each, each.worker)
+            for each in self._state.rotation
+            if each.worker is not None and each.worker.has_room and not each.hunting
+        ]
+        having_room.sort(key=lambda choice: (not choice[1].idle, -choice[1].free_lanes))
+        return next((choice for choice in having_room if limiter.ask(choice[0])), None)
+
+    def withdraw(self, *, held_up: bool = False) -> None:
+        """Leave the rate limiter's line, where others would wait for us in vain.
+
+        While batches are `held_up` instances with room stay in it, and one that hunts stays as long as it does.
+        """
+        limiter = self._state.limiter
+        if limiter is None:
+            return
+        for each in self._state.rotation:
+            has_room = each.worker is not None and each.worker.has_room
+            if not (has_room and (held_up or len(each.suspects))):
+                limiter.withdraw(each)
 
     def _served(self, instance: InstanceState) -> None:
         rotation = self._state.rotation
@@ -145,7 +192,8 @@ def _affordable(requests: Sequence[InferRequest]) -> int:
     return len(requests)
 
 
-def _failure_reason(error: TritiumError) -> FailureReason:
+def failure_reason(error: TritiumError) -> FailureReason:
+    """Return how a request is counted that ended in a queue with `error`."""
     if error.code is ErrorCode.CANCELLED:
         return FailureReason.CANCELED
     return FailureReason.REJECTED if error.code is ErrorCode.UNAVAILABLE else FailureReason.OTHER

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
 from typing import Final
 
@@ -19,7 +21,7 @@ import trio
 from actors.found import FoundModel
 from actors.lane import Lane
 from actors.loading import Surroundings
-from actors.messages.errors import InvalidArgument, Unavailable
+from actors.messages.errors import ErrorCode, TritiumError, Unavailable
 from actors.messages.events import Event
 from actors.operations import (
     NOWHERE,
@@ -29,7 +31,9 @@ from actors.operations import (
     Load,
     LookAt,
     ModelSource,
+    Need,
     Operation,
+    Recompose,
     Start,
     Unload,
     Wake,
@@ -76,7 +80,6 @@ class Catalog:
         self._lanes: dict[ModelKey, Lane] = {}
         self._news = trio.Event()  # a lane is to be started, or over
         self._starts: dict[ModelKey, Operation] = {}
-        self._awaited: dict[ModelKey, ModelKey] = {}  # models that wait for a part of theirs
         self.finished = trio.Event()
         self.could_not_look: Callable[[ModelKey], object] = lambda _: (
             None
@@ -159,9 +162,7 @@ class Catalog:
         parts = frozenset[str]().union(*(self._lanes[key].deployment.depends_on for key in keys))
         for key in keys:
             await self._do(key, Unload())
-        for key, lane in list(self._lanes.items()):
-            if name in lane.deployment.depends_on:  # what it is a part of can't be served without it
-                await self._do(key, Unload())
+        await self._recheck_ensembles_of(name, set())  # they can't be served without it
         if unload_dependents:
             await self._unload_parts(parts)
 
@@ -216,13 +217,17 @@ class Catalog:
             self._around.log(Event.REPOSITORY_UNAVAILABLE, level="error", reason=failure)
         return listing
 
-    async def _find(self, name: str, *, made_up: bool) -> ModelKey:
-        """Return the key of a model in the repositories. One that is `made_up` of a request's files need not be there."""
+    async def _find(self, name: str, *, made_up: bool, namespace: str = "") -> ModelKey:
+        """Return the key of a model in the repositories, that of this namespace before others.
+
+        One that is `made_up` of a request's files need not be there.
+        """
         listing = await self._list()
         keys = {*listing.keys, *self._lanes} if listing.failures else listing.keys
         found = [key for key in keys if key.name == name]
-        if len(found) == 1:
-            return found[0]
+        own = ModelKey(name, namespace)
+        if len(found) == 1 or own in found:
+            return own if own in found else found[0]
         if found:
             raise ambiguous(name, len(found))
         if made_up:
@@ -234,7 +239,11 @@ class Catalog:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(
-                key, self._around, self._free_name(key.name), on_over=self._tell_news
+                key,
+                self._around,
+                self._free_name(key.name),
+                on_over=self._tell_news,
+                on_changed=self._recheck_later,
             )
             self._tell_news()
         return lane
@@ -254,22 +263,62 @@ class Catalog:
         self._add(key, operation)
         await operation.outcome()
 
-    async def _ensure_parts(self, key: ModelKey, found: FoundModel) -> None:
-        """Load what a model is composed of, unless it is loaded."""
-        for name in sorted({name for spec in found.specs for name in spec.depends_on}):
-            part = await self._find(name, made_up=False)
-            circle = [part]
-            while circle[-1] != key and circle[-1] in self._awaited:
-                circle.append(self._awaited[circle[-1]])
-            if circle[-1] == key:
-                path = " -> ".join(each.name for each in (*circle, part))
-                raise InvalidArgument(f"circular dependency between ensembles: {path}")
-            if not self._around.router.serving(part):
-                self._awaited[key] = part
-                try:
-                    await self._do(part, Load(self._source, self._ensure_parts, explicit=False))
-                finally:
-                    del self._awaited[key]
+    async def _ensure_parts(self, key: ModelKey, found: FoundModel) -> FoundModel:
+        """Load what a model is composed of, unless it is loaded, and return it as its parts make it up."""
+        names = sorted({name for spec in found.specs for name in spec.depends_on})
+        if not names:
+            return found
+        self._lane(key).deployment.want(found)  # before anybody is waited for: circles are seen by this
+        parts: list[ModelKey] = []
+
+        async def ensure(name: str) -> None:
+            try:
+                part = await self._find(name, made_up=False, namespace=key.namespace)
+                parts.append(part)
+                if not self._way(part, key):
+                    again = self._mode is ControlMode.EXPLICIT
+                    await self._do(part, Need(self._source, self._ensure_parts, again=again))
+            except TritiumError:
+                return  # what is missing, and why, is told where the model is composed
+
+        async with trio.open_nursery() as nursery:
+            for name in names:
+                nursery.start_soon(ensure, name)
+        circles = ((key, *way) for part in parts if (way := self._way(part, key)))
+        circle = next(circles, None)
+        return _circular(found, circle) if circle else self._around.compose(found)
+
+    def _way(self, start: ModelKey, end: ModelKey) -> tuple[ModelKey, ...]:
+        """Return a path from `start` to `end` along what models are composed of; () where there is none."""
+        paths: list[tuple[ModelKey, ...]] = [(start,)]
+        seen = {start}
+        for path in paths:  # which grows meanwhile
+            if path[-1] == end:
+                return path
+            lane = self._lanes.get(path[-1])
+            parts = frozenset[str]() if lane is None else lane.deployment.parts
+            for key in self._lanes:
+                if key.name in parts and key not in seen:
+                    seen.add(key)
+                    paths.append((*path, key))
+        return ()
+
+    def _ensembles_of(self, name: str) -> list[ModelKey]:
+        return [key for key, lane in self._lanes.items() if name in lane.deployment.parts]
+
+    def _recheck_later(self, key: ModelKey) -> None:
+        """Other versions of a model serve than before: have the ensembles that it is a part of look again."""
+        for ensemble in self._ensembles_of(key.name):
+            self._add(ensemble, Recompose())
+
+    async def _recheck_ensembles_of(self, name: str, seen: set[ModelKey]) -> None:
+        """Have them look again now, and theirs."""
+        for key in self._ensembles_of(name):
+            if key not in seen:
+                seen.add(key)
+                with suppress(TritiumError):  # it is logged
+                    await self._do(key, Recompose())
+                await self._recheck_ensembles_of(key.name, seen)
 
     async def _unload_parts(self, names: frozenset[str]) -> None:
         """Unload what nobody asked for by name, and no loaded model is composed of."""
@@ -279,3 +328,17 @@ class Catalog:
                 parts = lane.deployment.depends_on
                 await self._do(key, Unload())
                 await self._unload_parts(parts)
+
+
+def _circular(found: FoundModel, circle: Sequence[ModelKey]) -> FoundModel:
+    """Return an ensemble that contains itself as one that can't be loaded (contract, repository.md section 7)."""
+    name, first = circle[0].name, circle[1].name
+    text = f"circular dependency between ensembles: {name} -> ... -> {first} -> {name}"
+    path = " -> ".join(key.name for key in reversed(circle))
+    return replace(
+        found,
+        specs=(),
+        reason=f"{ErrorCode.INVALID_ARG.rendered}: {text}",
+        unfit=text,
+        errors=(f"{text} (the whole circle: {path})",),
+    )

@@ -16,7 +16,7 @@ import trio
 
 from actors.found import FoundModel
 from actors.loading import OUTDATED, LoadFailed, Loading, Surroundings, too_slow
-from actors.messages.errors import Internal, Unavailable
+from actors.messages.errors import Internal, InvalidArgument, Unavailable
 from actors.messages.events import Event
 from actors.model import ModelState, Status
 from actors.router import UNLOADED
@@ -41,9 +41,14 @@ class Deployment:
     """What is known about one model, and the way from what serves to what should."""
 
     def __init__(
-        self, key: ModelKey, around: Surroundings, *, on_retired: Callable[[], object] = lambda: None
+        self,
+        key: ModelKey,
+        around: Surroundings,
+        *,
+        on_retired: Callable[[], object] = lambda: None,
+        on_changed: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_retired` is called whenever a version has ended."""
+        """`on_retired` is called whenever a version has ended, `on_changed` whenever other versions serve than before."""
         self.key = key
         self.progress: Progress | None = None
         self.tell: Callable[..., object] = lambda **_: None  # the lane's place in the tree
@@ -53,6 +58,10 @@ class Deployment:
         self.left = False  # it is in the repository no more
         self._around = around
         self._on_retired = on_retired
+        self._on_changed = on_changed
+        self.tried = False  # what was found was applied, well or badly, and has not been unloaded since
+        self._wanted: FoundModel | None = None  # an ensemble as it was last read, before it was composed
+        self._composed: FoundModel | None = None  # the same of what serves
         self._found: FoundModel | None = None
         self._loading = Loading(key, around, self.enter)
         self._retiring: dict[ModelState, float] = {}  # and until when it may answer what it has
@@ -61,6 +70,12 @@ class Deployment:
     def serving(self) -> Mapping[int, ModelState]:
         """The versions that requests are sent to."""
         return self._around.router.serving(self.key)
+
+    @property
+    def stands(self) -> bool:
+        """Whether requests for it are accepted: it serves, or is loaded on demand."""
+        router = self._around.router
+        return bool(router.ready(self.key) or router.dormant(self.key))
 
     @property
     def versions(self) -> Sequence[int]:
@@ -76,8 +91,20 @@ class Deployment:
 
     @property
     def depends_on(self) -> frozenset[str]:
-        """The models that it is composed of."""
+        """The models that what serves is composed of."""
         return frozenset(name for state in self.serving.values() for name in state.spec.depends_on)
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """The models that it is composed of, or would be."""
+        wanted = (
+            frozenset(name for spec in self._wanted.specs for name in spec.depends_on) if self._wanted else ()
+        )
+        return self.depends_on.union(wanted)
+
+    def want(self, found: FoundModel) -> None:
+        """Note an ensemble as it was read, before its models have been looked at."""
+        self._wanted = replace(found, copy=None)
 
     def enter(self, phase: str, *, attempt: int = 1, details: Mapping[str, object] | None = None) -> None:
         """Note what the lane is busy with. `details` may go on changing."""
@@ -98,6 +125,7 @@ class Deployment:
         Without `awake` a model that is loaded on demand is only made known.
         """
         self.attempted = found.content
+        self.tried = True
         self.left = False
         for warning in found.warnings:
             self._around.log(Event.MODEL_LOADING, level="warning", model=self.key.name, warning=warning)
@@ -109,6 +137,7 @@ class Deployment:
         if sleeps and not awake and not self.serving:
             self._adopt(found)
             self._make_dormant()
+            self._on_changed()
             return
         # One that is loaded and can't serve has to be loaded anew.
         ready = self._around.router.ready(self.key)
@@ -145,6 +174,8 @@ class Deployment:
             router.set_dormant(self.key, None)
             self._disown()
         router.mark_broken(self.key, found.versions, found.reason, faults=found.faults)
+        if found.unfit:
+            raise InvalidArgument(f"load failed for model '{self.key.name}': {found.unfit};\n")
         if found.duplicate or not found.readable:
             raise Internal(f"failed to load '{self.key.name}', failed to poll from model repository")
         if not found.versions:
@@ -153,6 +184,7 @@ class Deployment:
 
     def _adopt(self, found: FoundModel) -> None:
         before, self._found = self._found, found
+        self._composed = self._wanted
         if found.copy is not None:
             found.copy.hold()
         if before is not None and before.copy is not None:
@@ -221,6 +253,27 @@ class Deployment:
             )
         for state in replaced:
             self._retire(state, state.spec.drain_timeout)
+        if started or replaced:
+            self._on_changed()
+
+    async def recompose(self) -> None:
+        """Look again whether an ensemble's models make it up: one of them is another, or gone.
+
+        What does not fit together any more is unloaded until it does; what did not is loaded once it does.
+        """
+        if self._wanted is None:
+            return
+        found = self._around.compose(self._wanted)
+        if not found.specs and self._composed is not None and self._composed is not self._wanted:
+            found = self._around.compose(self._composed)  # the last reload failed, and what serves is older
+        present = {number: state.spec for number, state in self.serving.items()}
+        if found.specs and {spec.version: spec for spec in found.specs} != present:
+            await self.apply(found, awake=False)
+        elif not found.specs and (present or self._found is not None):
+            self._around.log(Event.MODEL_UNAVAILABLE, level="error", model=self.key.name, reason=found.reason)
+            self._around.router.set_dormant(self.key, None)
+            self.retire_all()
+            self._disown()
 
     # -- away from it --------------------------------------------------------------------------------------------------
 
@@ -233,12 +286,17 @@ class Deployment:
         self._around.swapped(self.key, [])
         for state in replaced:
             self._retire(state, math.inf if patiently else state.spec.drain_timeout)
+        if replaced:
+            self._on_changed()
         return replaced
 
     def unload(self) -> None:
         """Have nothing of the model serve, nor wait for requests."""
+        self._wanted = self._composed = None
+        self.tried = False
         self._around.router.set_dormant(self.key, None)
-        self.retire_all()
+        if not self.retire_all():
+            self._on_changed()  # it may have been dormant
         self._around.router.unloaded(self.key)
         self._disown()
         self.attempted = ""

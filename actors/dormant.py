@@ -19,6 +19,7 @@ from actors.interfaces import ServedModel
 from actors.messages.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
 from actors.messages.requests import InferRequest
 from actors.model import STOPPING, ModelState
+from actors.scheduling.marks import marks_for
 from actors.specs import ModelKey, ModelSpec, QueueBounds
 from actors.supervision.spec import Backoff
 from actors.validation import Validator
@@ -168,7 +169,7 @@ class Dormant:
 
     def __init__(self, spec: ModelSpec, room: WaitingRoom, resolve: Resolve) -> None:
         self.spec = spec
-        self.affinity_header = b"" if spec.traffic is None else spec.traffic.sticky_header.encode("latin-1")
+        self.marks = marks_for(spec.traffic, spec.fairness)
         self._room = room
         self._resolve = resolve
         self._validate = Validator(spec)

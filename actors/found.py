@@ -31,6 +31,7 @@ class FoundModel:
         default_factory=dict
     )  # by version, where some have no fault of their own
     readable: bool = True  # false: its configuration can't even be parsed
+    unfit: str = ""  # why the models that an ensemble is composed of don't make it up, as clients are told
     duplicate: bool = False  # another repository has a model of the same name
     content: str = ""  # digest of everything it consists of; empty where nobody compares
     errors: Sequence[str] = ()  # everything that is wrong, each with its place; `reason` is the first

@@ -7,6 +7,12 @@ the slot's segment and announced by a `Spilled` frame. Cold bodies are JSON, hot
               and, where any request differs from the default, JSON metadata per request
     Result    slot, batch id, three durations, then either stacked outputs (one run of bytes per output, cut by rows or by
               given sizes) or one answer per request
+    Part      batch id, request, flags, how many bytes of tensors there are, then one answer whose offsets are within those
+              bytes, then the first of them; the rest come in `More` frames. Of decoupled models only
+
+What a decoupled model sends has no slot: its parts may be any number, of any request, and come long after the batch's slot
+was given to another. So their tensors travel in the frames themselves. For each request a worker may have so much on its
+way as `WINDOW_PARTS` and `WINDOW_BYTES` say; `Credit` frames say what somebody has taken.
 
 Decoding trusts nothing: every count and length is checked against the packet, and anything off raises `FrameError`, which
 the server answers by killing the worker (`protocol_error`). Offsets are checked against segments where those are known.
@@ -22,7 +28,7 @@ from actors.messages.datatypes import BY_NUMBER, DataType
 from actors.messages.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Union
 
     Buffer = Union[bytes, bytearray, memoryview]
@@ -37,13 +43,23 @@ SEGMENT: Final = 2
 EXECUTE: Final = 3
 STOP: Final = 4
 PROBE: Final = 5
+CREDIT: Final = 6
+CANCEL: Final = 7
 READY: Final = 16
 LOAD_FAILED: Final = 17
 RESULT: Final = 18
 ROOM: Final = 19
 LOG: Final = 20
 PROBED: Final = 22
+PART: Final = 23
+MORE: Final = 24
 SPILLED: Final = 32
+
+WINDOW_PARTS: Final = 32
+"""Responses of one request that may be on their way from a worker to whoever reads them."""
+
+WINDOW_BYTES: Final = 128 * 1024
+"""Bytes of tensors of such responses: one more may be sent while there are fewer, however large it is itself."""
 
 _EXECUTE = struct.Struct("<BBHHHIQ")  # kind, zero, slot, requests, inputs, metadata length, batch id
 _INPUT = struct.Struct("<HBBQQ")  # declared index, dims, flags, offset, nbytes
@@ -55,6 +71,9 @@ _ANSWER = struct.Struct("<BBHI")  # status (0 or an error's number), zero, outpu
 _SEGMENT = struct.Struct("<BBHQ")  # kind, side, slot, size
 _ROOM = struct.Struct("<BBHQQ")  # kind, zero, slot, batch id, nbytes
 _SPILLED = struct.Struct("<BBHQQ")  # kind, side, slot, offset, nbytes
+_PART = struct.Struct("<BBHIQQ")  # kind, flags, zero, request, batch id, nbytes
+_ADDRESS = struct.Struct("<BBHIQ")  # of MORE and CANCEL: kind, two zeros, request, batch id
+_CREDIT = struct.Struct("<BBHIQIQ")  # kind, two zeros, request, batch id, parts, nbytes
 
 _LARGEST_ARRAY: Final = 2**60  # elements; times the size of one, they still fit numpy's 63 bits
 
@@ -62,6 +81,10 @@ _STACKED: Final = 0
 _EACH: Final = 1
 _RAGGED: Final = 1
 _SIZES: Final = 0x80
+_OPEN: Final = 0xFF  # the status of an answer that parts give
+_RESCHEDULED: Final = 0xFE  # of one that there is not yet, for the request is to run again
+_FINAL: Final = 1
+_EMPTY: Final = 2
 
 _ERROR_NUMBER: Final = {code: number for number, code in enumerate(ErrorCode, start=1)}
 _ERROR_OF: Final = dict(enumerate(ErrorCode, start=1))
@@ -192,9 +215,13 @@ class Execute:
 
 
 class Answer:
-    """One request's answer: outputs and parameters, or an error."""
+    """One request's answer: outputs and parameters, or an error.
 
-    __slots__ = ("code", "message", "outputs", "parameters")
+    An `open` one stands in a result for a request of a decoupled model whose answer comes in parts, before or after; a
+    `rescheduled` one for a request that is to run once more, without an answer yet.
+    """
+
+    __slots__ = ("code", "message", "open", "outputs", "parameters", "rescheduled")
 
     def __init__(
         self,
@@ -202,11 +229,16 @@ class Answer:
         parameters: Mapping[str, Parameter] | None = None,
         code: ErrorCode | None = None,
         message: str = "",
+        *,
+        open: bool = False,  # noqa: A002  # what it is called everywhere else, too
+        rescheduled: bool = False,
     ) -> None:
         self.outputs = outputs
         self.parameters = parameters
         self.code = code
         self.message = message
+        self.open = open
+        self.rescheduled = rescheduled
 
 
 class Result:
@@ -248,24 +280,12 @@ class Result:
         ]
         if self.stacked is not None:
             parts += map(_encode_output, self.stacked)
-        for answer in self.answers or ():
-            if answer.code is not None:
-                text = answer.message.encode(errors="replace")
-                parts.append(_ANSWER.pack(_ERROR_NUMBER[answer.code], 0, 0, len(text)))
-            else:
-                text = (
-                    json.dumps(answer.parameters, separators=(",", ":")).encode()
-                    if answer.parameters
-                    else b""
-                )
-                parts.append(_ANSWER.pack(0, 0, len(answer.outputs), len(text)))
-                parts += map(_encode_output, answer.outputs)
-            parts.append(text)
+        parts += map(_encode_answer, self.answers or ())
         return b"".join(parts)
 
     @classmethod
-    def decode(cls, frame: Buffer) -> Result:
-        """Return what `encode` packed, checked. Raises FrameError."""
+    def decode(cls, frame: Buffer, *, decoupled: bool = False) -> Result:
+        """Return what `encode` packed, checked; only a `decoupled` model's may have open answers. Raises FrameError."""
         try:
             _, layout, slot, requests, outputs, batch_id, *times = _RESULT.unpack_from(frame)
             at = _RESULT.size
@@ -275,7 +295,7 @@ class Result:
             elif layout == _EACH:
                 answers = []
                 for _ in range(requests):
-                    answer, at = _decode_answer(frame, at)
+                    answer, at = _decode_answer(frame, at, decoupled=decoupled)
                     answers.append(answer)
                 result = cls(batch_id, slot, requests, tuple(times), None, answers)
             else:
@@ -288,6 +308,17 @@ class Result:
         if at != len(frame):
             raise FrameError(f"result frame of {len(frame)} bytes says it has {at}")
         return result
+
+
+def _encode_answer(answer: Answer) -> bytes:
+    if answer.open or answer.rescheduled:
+        return _ANSWER.pack(_RESCHEDULED if answer.rescheduled else _OPEN, 0, 0, 0)
+    if answer.code is not None:
+        text = answer.message.encode(errors="replace")
+        return _ANSWER.pack(_ERROR_NUMBER[answer.code], 0, 0, len(text)) + text
+    text = json.dumps(answer.parameters, separators=(",", ":")).encode() if answer.parameters else b""
+    head = _ANSWER.pack(0, 0, len(answer.outputs), len(text))
+    return b"".join((head, *map(_encode_output, answer.outputs), text))
 
 
 def _encode_output(output: Placed) -> bytes:
@@ -334,7 +365,7 @@ def _decode_outputs(frame: Buffer, at: int, count: int, requests: int) -> tuple[
     return outputs, at
 
 
-def _decode_answer(frame: Buffer, at: int) -> tuple[Answer, int]:
+def _decode_answer(frame: Buffer, at: int, *, decoupled: bool = False) -> tuple[Answer, int]:
     status, _, outputs, text_length = _ANSWER.unpack_from(frame, at)
     at += _ANSWER.size
     placed, at = _decode_outputs(frame, at, outputs, 0)
@@ -343,6 +374,10 @@ def _decode_answer(frame: Buffer, at: int) -> tuple[Answer, int]:
         raise FrameError(f"an answer's text is cut short at {len(text)} of {text_length} bytes")
     at += text_length
     if status:
+        if status == _OPEN and decoupled and not (outputs or text):
+            return Answer(open=True), at
+        if status == _RESCHEDULED and not (outputs or text):
+            return Answer(rescheduled=True), at
         code = _ERROR_OF.get(status)
         if code is None:
             raise FrameError(f"an answer has the unknown status {status}")
@@ -352,6 +387,96 @@ def _decode_answer(frame: Buffer, at: int) -> tuple[Answer, int]:
         raise FrameError("response parameters are not an object")
     check_parameters(parameters or {})
     return Answer(placed, parameters), at
+
+
+class Part:
+    """One part of a decoupled model's answer to request `index` of a batch; `answer` is None where only the end is told.
+
+    `data` is `nbytes` of tensors, or as much of their beginning as the frame held: the offsets of the answer's outputs
+    are within them.
+    """
+
+    __slots__ = ("answer", "batch_id", "data", "final", "index", "nbytes")
+
+    def __init__(
+        self, batch_id: int, index: int, answer: Answer | None, data: Buffer, nbytes: int, *, final: bool
+    ) -> None:
+        self.batch_id = batch_id
+        self.index = index
+        self.answer = answer
+        self.data = data
+        self.nbytes = nbytes
+        self.final = final
+
+    def packets(self) -> Iterator[bytes]:
+        """Return the frames that carry it, in order. Raises ValueError where the answer without tensors is too large."""
+        flags = _FINAL * self.final | _EMPTY * (self.answer is None)
+        head = _PART.pack(PART, flags, 0, self.index, self.batch_id, self.nbytes)
+        if self.answer is not None:
+            head += _encode_answer(self.answer)
+        if len(head) > MAX_FRAME:
+            raise ValueError(
+                f"a response's names, shapes, parameters and error text take {len(head)} bytes, more than {MAX_FRAME}"
+            )
+        return self._packets(head)
+
+    def _packets(self, head: bytes) -> Iterator[bytes]:
+        at = min(MAX_FRAME - len(head), self.nbytes)
+        yield head + self.data[:at]
+        more = _ADDRESS.pack(MORE, 0, 0, self.index, self.batch_id)
+        step = MAX_FRAME - len(more)
+        for start in range(at, self.nbytes, step):
+            yield more + self.data[start : start + step]
+
+    @classmethod
+    def decode(cls, frame: Buffer) -> Part:
+        """Return what the first of `packets` holds, checked. Raises FrameError."""
+        try:
+            _, flags, _, index, batch_id, nbytes = _PART.unpack_from(frame)
+            at = _PART.size
+            answer = None
+            if not flags & _EMPTY:
+                answer, at = _decode_answer(frame, at)
+        except (struct.error, ValueError) as error:
+            raise FrameError(f"bad part frame: {error}") from error
+        if flags not in (0, _FINAL, _FINAL | _EMPTY) or (nbytes and (answer is None or not answer.outputs)):
+            raise FrameError(f"a part with flags {flags} and {nbytes} bytes of nothing")
+        high = max((output.offset + output.nbytes for output in answer.outputs), default=0) if answer else 0
+        if high > nbytes or len(frame) - at > nbytes:
+            raise FrameError(
+                f"a part of {nbytes} bytes has outputs up to byte {high} and {len(frame) - at} bytes"
+            )
+        return cls(batch_id, index, answer, frame[at:], nbytes, final=bool(flags & _FINAL))
+
+
+def decode_more(frame: Buffer) -> tuple[int, int, Buffer]:
+    """Return batch id, request and the bytes that go on where the last frame of this part ended. Raises FrameError."""
+    if len(frame) <= _ADDRESS.size:
+        raise FrameError(f"a frame of {len(frame)} bytes brings nothing more")
+    _, _, _, index, batch_id = _ADDRESS.unpack_from(frame)
+    return batch_id, index, frame[_ADDRESS.size :]
+
+
+def encode_credit(batch_id: int, index: int, parts: int, nbytes: int) -> bytes:
+    """Server: so many more parts, with so many bytes of tensors, of this request have been taken."""
+    return _CREDIT.pack(CREDIT, 0, 0, index, batch_id, parts, nbytes)
+
+
+def decode_credit(frame: Buffer) -> tuple[int, int, int, int]:
+    """Return batch id, request, parts, nbytes."""
+    _, _, _, index, batch_id, parts, nbytes = _unpack(_CREDIT, frame)
+    return batch_id, index, parts, nbytes
+
+
+def encode_cancel(batch_id: int, index: int) -> bytes:
+    """Server: the client of this request of a decoupled model has gone."""
+    return _ADDRESS.pack(CANCEL, 0, 0, index, batch_id)
+
+
+def decode_cancel(frame: Buffer) -> tuple[int, int]:
+    """Return batch id, request."""
+    _, _, _, index, batch_id = _unpack(_ADDRESS, frame)
+    return batch_id, index
 
 
 def _is_array_shape(shape: Sequence[int]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from actors.arena import align
-from actors.frames import Answer, FrameError, GatheredInput, Placed, Result
+from actors.frames import Answer, FrameError, GatheredInput, Part, Placed, Result
 from actors.messages.datatypes import DataType
 from actors.messages.errors import InvalidArgument
 from actors.messages.requests import InferRequest
@@ -30,8 +30,12 @@ class Gather:
         self.inputs: list[GatheredInput] = []
         self._parts: list[tuple[int, list[Tensor]]] = []
         at = 0
-        for index, declared in enumerate(spec.inputs):
-            tensors = _of_input(requests, declared, index)
+        sent = len(spec.inputs)
+        for index, declared in enumerate(spec.backend_inputs):
+            if index < sent or not requests[0].extra:  # what warms up brings controls and states as inputs
+                tensors = _of_input(requests, declared, index)
+            else:
+                tensors = [request.extra[index - sent] for request in requests]
             if not tensors:
                 continue
             offset = at = align(at)
@@ -109,6 +113,8 @@ def default_metadata(request: InferRequest, spec: ModelSpec) -> dict[str, object
         told["parameters"] = dict(request.parameters)
     if request.requested_outputs is not spec.output_names:
         told["outputs"] = list(request.requested_outputs)
+        if spec.state_names:
+            told["outputs"] = list(dict.fromkeys((*request.requested_outputs, *spec.state_names)))
     if request.correlation_id:
         told["correlation_id"] = request.correlation_id
     if request.flags:
@@ -133,7 +139,9 @@ class Scatter:
 
     __slots__ = ("_base", "_data", "_result", "_spec", "borrowed")
 
-    def __init__(self, result: Result, view: memoryview, spec: ModelSpec) -> None:
+    def __init__(
+        self, result: Result, view: memoryview, spec: ModelSpec, *, copy_limit: int = COPY_LIMIT
+    ) -> None:
         """Check every offset and length of `result` against the segment. Raises FrameError."""
         self._result = result
         self._spec = spec
@@ -142,7 +150,7 @@ class Scatter:
         high = max((output.offset + output.nbytes for output in placed), default=0)
         if high > len(view):
             raise FrameError(f"a result reaches to byte {high} of a segment of {len(view)} bytes")
-        self.borrowed = high - low > COPY_LIMIT
+        self.borrowed = high - low > copy_limit
         self._base = 0 if self.borrowed else low
         self._data = view if self.borrowed else memoryview(bytes(view[low:high]))
 
@@ -160,13 +168,13 @@ class Scatter:
         ]
 
     def _stacked_answers(self, requests: Sequence[InferRequest], stacked: Sequence[Placed]) -> list[Cut]:
-        every = self._spec.output_names
+        every, states = self._spec.output_names, self._spec.state_names
         if len(requests) == 1:
             wanted = requests[0].requested_outputs
             outputs = [
                 self._tensor(placed, placed.shape, placed.offset, placed.nbytes)
                 for placed in stacked
-                if wanted is every or placed.name in wanted
+                if wanted is every or placed.name in wanted or placed.name in states
             ]
             return [(requests[0], outputs, None)]
         cuts = [(placed, self._cuts(placed, requests)) for placed in stacked]
@@ -175,7 +183,7 @@ class Scatter:
             wanted = request.requested_outputs
             outputs = []
             for placed, bounds in cuts:
-                if wanted is every or placed.name in wanted:
+                if wanted is every or placed.name in wanted or placed.name in states:
                     start = bounds[index]
                     shape = (request.rows, *placed.shape[1:])
                     outputs.append(
@@ -218,6 +226,15 @@ class Scatter:
             return shape  # the model gave another rank than configured; show what it is
         client = reshaped(shape, reshape, dims, batches=self._spec.batches)
         return client if element_count(client) == element_count(shape) else shape
+
+
+def outputs_of(part: Part, request: InferRequest, spec: ModelSpec) -> list[Tensor]:
+    """Return the tensors of a decoupled model's part, which view its data. Raises FrameError where they don't fit it."""
+    if part.answer is None or not part.answer.outputs:
+        return []
+    result = Result(part.batch_id, 0, 1, (0, 0, 0), answers=[part.answer])
+    [(_, outputs, _)] = Scatter(result, memoryview(part.data), spec, copy_limit=0).answers([request])
+    return outputs
 
 
 def _all_outputs(result: Result) -> Iterable[Placed]:

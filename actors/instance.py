@@ -22,9 +22,10 @@ from actors.messages.events import Event, Log
 from actors.messages.requests import InferRequest, InferResponse
 from actors.model import InstanceState, ModelState
 from actors.output import LineBudget, OutputReader
+from actors.parts import Arrived
 from actors.pipe import Pipe
 from actors.scheduling.retries import DeathReason, Hang, ProtocolError, StartFailed, after_death
-from actors.specs import InstanceSpec, ModelSpec, WarmupSample
+from actors.specs import InstanceSpec, ModelSpec, Retry, WarmupSample
 from actors.supervision.context import ChildContext
 from actors.worker import InFlight, LiveWorker
 
@@ -151,10 +152,17 @@ class InstanceActor:
     # -- one life ------------------------------------------------------------------------------------------------
 
     async def _live_and_be_buried(self, launched: Launched) -> None:
+        limiter = self._state.limiter
+        # What waits for a resource must not wait in the worker, which executes all that it has.
+        limited = limiter is not None and limiter.limits(self._instance)
         try:
             pipe = Pipe(launched.socket)
             worker = LiveWorker(
-                pipe, self._state.spec, self._instance.spec, self, prefetch=prefetches(self._state.spec)
+                pipe,
+                self._state.spec,
+                self._instance.spec,
+                self,
+                prefetch=prefetches(self._state.spec) and not limited,
             )
             output = OutputReader(launched.output, self._report_output)
         except OSError as error:
@@ -250,9 +258,7 @@ class InstanceActor:
     async def _obey_stop(self, launched: Launched, worker: LiveWorker) -> None:
         await self._ctx.stopping.wait()
         self._instance.worker = None
-        while not worker.idle:
-            self._idle = trio.Event()
-            await self._idle.wait()
+        await self._wait_idle(worker)
         self._ctx.publish(phase="stopping")
         if self._loaded.is_set() and not self._state.given_up:
             worker.stop()
@@ -263,12 +269,20 @@ class InstanceActor:
             await self._exited.wait()
         launched.kill()
 
+    async def _wait_idle(self, worker: LiveWorker) -> None:
+        """Wait until a worker that is given no batches holds none."""
+        while not worker.idle:
+            self._idle = trio.Event()
+            await self._idle.wait()
+
     # -- joining -------------------------------------------------------------------------------------------------
 
     async def _join(self, launched: Launched, worker: LiveWorker) -> None:
         await self._loaded.wait()
-        self._enter("warming up")
-        for sample in self._state.spec.warmup:
+        passive = self._instance.spec.passive
+        if not passive:
+            self._enter("warming up")
+        for sample in () if passive else self._state.spec.warmup:
             for _ in range(sample.count):
                 if not await self._warm(worker, sample):
                     with trio.move_on_after(STOP_SECONDS):
@@ -276,7 +290,7 @@ class InstanceActor:
                     launched.kill()
                     return
         if not self._ctx.stopping.is_set():
-            self._enter("serving")
+            self._enter("passive" if passive else "serving")
             self._joined = True
             self._state.instance_ready(self._instance, worker)
 
@@ -295,6 +309,7 @@ class InstanceActor:
         ]
         worker.dispatch(requests, now=trio.current_time())
         await finished.wait()
+        await self._wait_idle(worker)  # a decoupled model's execution may end after its answers
         if port.errors:
             self._load_code = ErrorCode.INVALID_ARG
             failed = "".join(f"{error.message}; " for error in port.errors)
@@ -325,12 +340,25 @@ class InstanceActor:
         state.completed(batch, result, answers, borrowed=borrowed)
         if batch.alone:
             instance.suspects.outcome_ok()
-        if self._joined:  # a warmup is no progress
+        if self._joined:  # a warmup is no progress, and holds nothing
+            state.batch_ended(instance)
             self._ctx.progressed()
             instance.exhausted = False
         if instance.worker is not None:
             instance.worker.advance(trio.current_time())
         elif not self._idle.is_set():
+            self._idle.set()
+
+    def part(self, batch: InFlight, arrived: Arrived) -> None:
+        """Pass on one part of a decoupled model's answer."""
+        batch.progressed(trio.current_time())
+        self._state.partial(batch, arrived)
+        if not arrived.final:
+            return
+        if self._joined:
+            self._ctx.progressed()
+            self._instance.exhausted = False
+        if self._instance.worker is None and not self._idle.is_set():
             self._idle.set()
 
     def logged(self, level: str, message: str) -> None:
@@ -369,7 +397,7 @@ class InstanceActor:
             self._reason = await launched.wait()
         self._drain_results(worker)
         if not self._joined:
-            worker.outstanding.clear()  # warmup: nobody waits for that, and nobody is to run it again
+            worker.disown()  # warmup: nobody waits for that, and nobody is to run it again
         output.drain()
         reason = self._verdict or self._reason or ProtocolError("ended")
         if self._load_error is None and not instance.started_once and not self._ctx.stopping.is_set():
@@ -403,7 +431,12 @@ class InstanceActor:
         """Decide about everything the worker held. Deaths while a suspect is hunted are not the instance's fault."""
         state, instance = self._state, self._instance
         executing_ids = worker.executing()
-        executing = [batch for batch in worker.outstanding.values() if batch.id in executing_ids]
+        executing = [
+            batch
+            for held in (worker.outstanding, worker.open)
+            for batch in held.values()
+            if batch.id in executing_ids
+        ]
         waiting = [
             request
             for batch in worker.outstanding.values()
@@ -413,15 +446,15 @@ class InstanceActor:
         for request in waiting:
             request.attempts -= 1  # it was counted when it was sent, and the model never saw it
         hunting = bool(instance.suspects.running)
-        worker.outstanding.clear()
+        worker.disown()
         instance.last_reason = str(reason)
         if not self._ctx.stopping.is_set():
             state.statistics.deaths[reason.label] += 1
         aftermath = after_death(
             reason,
-            [batch.requests for batch in executing],
-            waiting,
-            retry=state.spec.retry,
+            [[request for request in batch.requests if not request.padding] for batch in executing],
+            [request for request in waiting if not request.padding],
+            retry=Retry.NEVER if state.spec.decoupled else state.spec.retry,
             alone=any(batch.alone for batch in executing),
             instance=self._name,
             culprit=executing.index(self._culprit) if self._culprit in executing else None,
@@ -465,9 +498,15 @@ def prefetches(spec: ModelSpec) -> bool:
     )
 
 
-def threads_for(spec: ModelSpec) -> int:
-    """Return how many CPU threads one execution may use: as configured, or its share of the cores."""
-    return spec.threads or max(1, (os.cpu_count() or 1) // max(1, sum(each.lanes for each in spec.instances)))
+def threads_for(spec: ModelSpec, instance: InstanceSpec) -> int:
+    """Return how many CPU threads one execution may use: as configured, or its share of the cores.
+
+    Those that a host policy binds an instance to it shares with the instances that are bound to the same ones.
+    """
+    cores = instance.cores
+    sharing = (each for each in spec.instances if not each.passive and (not cores or each.cores == cores))
+    executing = max(1, sum(each.lanes for each in sharing))
+    return spec.threads or max(1, (len(cores) or os.cpu_count() or 1) // executing)
 
 
 def model_fields(spec: ModelSpec, instance: InstanceSpec) -> dict[str, object]:
@@ -479,8 +518,8 @@ def model_fields(spec: ModelSpec, instance: InstanceSpec) -> dict[str, object]:
         "version_directory": str(spec.version_directory),
         "artifact": spec.artifact,
         "max_batch_size": spec.max_batch_size,
-        "inputs": [_tensor_fields(each.name, each, optional=each.optional) for each in spec.inputs],
-        "outputs": [_tensor_fields(each.name, each, optional=False) for each in spec.outputs],
+        "inputs": [_tensor_fields(each.name, each, optional=each.optional) for each in spec.backend_inputs],
+        "outputs": [_tensor_fields(each.name, each, optional=False) for each in spec.backend_outputs],
         "parameters": dict(spec.parameters),
         "settings": dict(spec.settings),
         "config": json.loads(spec.config_json),
@@ -488,7 +527,8 @@ def model_fields(spec: ModelSpec, instance: InstanceSpec) -> dict[str, object]:
         "kind": instance.kind,
         "device_id": instance.device_id,
         "lanes": instance.lanes,
-        "threads": threads_for(spec),
+        "threads": threads_for(spec, instance),
+        "decoupled": spec.decoupled,
     }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from actors.messages.requests import InferRequest
+from actors.scheduling.marks import ClientMarks
 from actors.specs import ModelSpec
 
 
@@ -21,8 +22,8 @@ class ServedModel(Protocol):
         """Its configuration."""
 
     @property
-    def affinity_header(self) -> bytes:
-        """The request header, in lower case, whose value a frontend puts into `InferRequest.affinity`; empty: none."""
+    def marks(self) -> ClientMarks | None:
+        """What a frontend notes of a request's client before it submits the request; None: nothing."""
 
     async def submit(self, request: InferRequest) -> None:
         """Validate and queue `request`; wait while the queue is full, unless its policy refuses.

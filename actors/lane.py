@@ -23,10 +23,18 @@ class Lane:
     """What waits to be done with one model, and the actor that does it."""
 
     def __init__(
-        self, key: ModelKey, around: Surroundings, name: str, *, on_over: Callable[[], object]
+        self,
+        key: ModelKey,
+        around: Surroundings,
+        name: str,
+        *,
+        on_over: Callable[[], object],
+        on_changed: Callable[[ModelKey], object] = lambda _: None,
     ) -> None:
-        """`on_over` is called when the lane may be done without, see `over`."""
-        self.deployment = Deployment(key, around, on_retired=self._look_up)
+        """`on_over` is called when the lane may be done without, see `over`; `on_changed` when other versions serve."""
+        self.deployment = Deployment(
+            key, around, on_retired=self._look_up, on_changed=lambda: on_changed(key)
+        )
         self.name = name  # in the supervision tree
         self._on_over = on_over
         self.standing = False  # its actor was started

@@ -43,6 +43,10 @@ class ModelTree(Protocol):
         """End the subtree. Idempotent."""
 
 
+def _as_found(found: FoundModel) -> FoundModel:
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What every deployment works with."""
@@ -58,6 +62,8 @@ class Surroundings:
     loads: trio.CapacityLimiter
     extra_attempts: int
     log: Log
+    compose: Callable[[FoundModel], FoundModel] = _as_found
+    """Completes an ensemble from the models that it is composed of, which are loaded; or says why they don't make it up."""
 
 
 class LoadFailed(InvalidArgument):

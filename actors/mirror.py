@@ -149,6 +149,7 @@ class Exchange:
             reply=_CopyPort(self),
             accepted_at=now,
         )
+        self._copy.tenant = request.tenant
 
     # -- the client's answer
 

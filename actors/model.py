@@ -10,23 +10,41 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from enum import Enum
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
 from actors.frames import Result
 from actors.gathering import Cut
-from actors.messages.errors import Cancelled, DeadlineExceeded, Poisoned, TritiumError, Unavailable
+from actors.messages.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidArgument,
+    Poisoned,
+    TritiumError,
+    Unavailable,
+)
 from actors.messages.requests import InferRequest, InferResponse, Parameter
 from actors.messages.tensors import Tensor
+from actors.parts import Arrived
+from actors.scheduling.batching import policy_for
+from actors.scheduling.fairness import Turns
+from actors.scheduling.marks import marks_of
 from actors.scheduling.ordering import ReorderBuffer
 from actors.scheduling.queueing import RequestQueue
+from actors.scheduling.rate_limits import RateLimiter
 from actors.scheduling.retries import Aftermath, Quarantine, SuspectQueue
-from actors.specs import DynamicBatching, InstanceSpec, ModelSpec
+from actors.scheduling.sequences import SequenceQueue
+from actors.scheduling.slo import Admission
+from actors.specs import DynamicBatching, InstanceSpec, ModelSpec, SequenceBatching
 from actors.statistics import FailureReason, ModelStatistics
 from actors.validation import Validator
 from actors.worker import InFlight, LiveWorker
+
+if TYPE_CHECKING:
+    from actors.cache import ModelCache
 
 QUARANTINE_SECONDS: Final = 600.0
 PROBE_SECONDS: Final = 5.0  # contract, python_backend.md section 1.2
@@ -55,6 +73,22 @@ class StatusObserver(Protocol):
 
     def __call__(self, state: ModelState) -> None:
         """`state.status` and `state.reason` are new."""
+
+
+class Composite(Protocol):
+    """What runs the requests of an ensemble, which has no instances (`actors.ensemble`)."""
+
+    def cancel(self, request: InferRequest) -> None:
+        """The client of a request that has left the queue has gone. Never raises."""
+
+    def give_up(self) -> None:
+        """Whatever runs has been answered: nobody wants its results."""
+
+    def keep(self) -> None:
+        """Somebody counts on it: have the models that it is composed of stay as long."""
+
+    def let_go(self) -> None:
+        """Nobody counts on it any more."""
 
 
 class _Place:
@@ -125,12 +159,24 @@ class ModelState:
         self.reason = ""
         self.phase = "starting"  # what a load is busy with
         self.subtree = ""  # its name in the supervision tree
-        self.affinity_header = b""  # see `actors.split`: one version has nobody to choose from
+        self.marks = marks_of(spec)
         self._keys = itertools.count()
         self.instances = [InstanceState(instance, str(next(self._keys))) for instance in spec.instances]
-        self.rotation = list(self.instances)  # the least recently served first
-        self.queue = RequestQueue(spec.scheduling, spec.queue_bounds)
+        # Those that execute, the least recently served first. What is not in it is passive.
+        self.rotation = [each for each in self.instances if not each.spec.passive]
+        self.limiter: RateLimiter[InstanceState] | None = None  # where executions are rate-limited
+        # Whether an instance has more to execute; other schedulers than the batcher have an answer of their own.
+        self.wants: Callable[[InstanceState], bool] = self._queue_wants
+        self.sequences = (
+            SequenceQueue(spec, spec.scheduling) if isinstance(spec.scheduling, SequenceBatching) else None
+        )
+        self.queue = (
+            RequestQueue(spec.scheduling, spec.queue_bounds, spec.fairness)
+            if self.sequences is None
+            else self.sequences
+        )
         self.statistics = statistics
+        self.slo = None if spec.slo is None else Admission(spec.slo, policy_for(spec))
         self.quarantine = Quarantine(QUARANTINE_SECONDS)
         self._hung = Quarantine(QUARANTINE_SECONDS)  # what hung once, and may have been unlucky
         self.in_flight: set[InferRequest] = set()
@@ -143,9 +189,15 @@ class ModelState:
         self._on_status = on_status
         self._wall_clock = wall_clock
         self._waiting: OrderedDict[InferRequest, _Place] = OrderedDict()
+        self._turns = (
+            None if self.queue.ledger is None else Turns()
+        )  # of those, where tenants share the queue
         self._ring, self.doorbell = trio.open_memory_channel[None](1)
         self._rung = False
         self.take_turn: Callable[[], None] | None = None  # the scheduler's, while it runs
+        self.composite: Composite | None = None  # of an ensemble
+        self.cache: ModelCache | None = None  # where its answers are kept
+        self._pins = 0  # requests to ensembles that still count on this version
         self._drained = trio.Event()
         preserve = isinstance(spec.scheduling, DynamicBatching) and spec.scheduling.preserve_ordering
         self._ordering: ReorderBuffer[InferResponse | TritiumError] | None = (
@@ -179,6 +231,8 @@ class ModelState:
             instance.restarts += 1
             self.statistics.restarts += 1
         instance.worker, instance.started_once = worker, True
+        if self.sequences is not None and not instance.spec.passive:
+            self.sequences.join(instance.key, instance.spec.lanes, trio.current_time())
         instance.settled.set()
         if self.status in (Status.LOADING, Status.UNAVAILABLE) and all(
             each.started_once for each in self.instances
@@ -198,14 +252,19 @@ class ModelState:
         """Make room for more instances, which the caller starts."""
         added = [InstanceState(spec, str(next(self._keys))) for spec in specs]
         self.instances += added
-        self.rotation += added
+        self.rotation += (each for each in added if not each.spec.passive)
         return added
 
     def remove_instance(self, instance: InstanceState) -> None:
         """Give an instance no more batches; the caller stops it. What it had to hunt for waits in the queue again."""
         self.instances.remove(instance)
-        self.rotation.remove(instance)
+        if not instance.spec.passive:
+            self.rotation.remove(instance)
+        if self.limiter is not None:
+            self.limiter.withdraw(instance)
         instance.settled.set()
+        if self.sequences is not None:
+            self._end_sequences(instance, "has been taken out of service")
         self.queue.push_front(instance.suspects.drain())
         self.ring()
 
@@ -219,7 +278,7 @@ class ModelState:
         error = Unavailable(f"instance '{instance.spec.name}' keeps dying: {instance.last_reason}")
         for request in instance.suspects.drain():
             self.fail(request, error, FailureReason.OTHER)
-        if all(each.exhausted and each.worker is None for each in self.instances):
+        if all(each.exhausted and each.worker is None for each in self.rotation):
             if self.status is Status.READY:
                 self.become(
                     Status.UNAVAILABLE, f"Unavailable: all instances keep dying: {instance.last_reason}"
@@ -248,17 +307,20 @@ class ModelState:
 
     # -- requests in ---------------------------------------------------------------------------------------------
 
-    async def submit(self, request: InferRequest) -> None:
-        """Validate and queue `request`. See `actors.interfaces.ServedModel.submit`."""
+    async def submit(self, request: InferRequest, *, pinned: bool = False) -> None:
+        """Validate and queue `request`. See `actors.interfaces.ServedModel.submit`, and `pin`."""
         try:
-            self.submit_nowait(request)
+            self.submit_nowait(request, pinned=pinned)
         except trio.WouldBlock:
             await self._wait_for_room(request)
-            self._enqueue(request)
+            # An equal one may have been answered meanwhile.
+            if self.cache is None or not self.cache.intercept(request):
+                self._enqueue(request)
 
-    def submit_nowait(self, request: InferRequest) -> None:
-        """Validate and queue `request`, if there is room. See `actors.interfaces.ServedModel.submit_nowait`."""
-        self._check_accepting(request)
+    def submit_nowait(self, request: InferRequest, *, pinned: bool = False) -> None:
+        """Validate and queue `request`, if there is room. See `actors.interfaces.ServedModel.submit_nowait`, and `pin`."""
+        if not (pinned and self.status is Status.UNLOADING):
+            self._check_accepting(request)
         self._validate(request)
         if request.synthetic:
             request.batch_key = object()  # in a batch of its own: its failure must not be a client's
@@ -268,22 +330,65 @@ class ModelState:
                 f"{request.prefix}this request is quarantined: it killed workers of model '{self.spec.name}' before; "
                 f"the same inputs are refused for {QUARANTINE_SECONDS:.0f} s after that"
             )
-        if self._waiting or not self.queue.admits(request):
+        if self.cache is not None and self.cache.intercept(request):
+            return
+        if self.slo is not None:
+            self._refuse_if_late(request, self.slo)
+        if (self._waiting and not self._may_pass(request)) or not self.queue.admits(request):
             raise trio.WouldBlock
         self._enqueue(request)
 
     def _enqueue(self, request: InferRequest) -> None:
+        if self.cache is not None and self.cache.holds(request):
+            return
         self.queue.push(request, trio.current_time())
         self.in_flight.add(request)
+        if self.cache is not None:
+            self.cache.queued(request)
         if len(self.in_flight) == 1 and self.take_turn is not None:
             self.take_turn()  # nobody is there to share a batch with: waking the scheduler would only cost time
         else:
             self.ring()
 
+    def queue_again(self, request: InferRequest, since: float) -> None:
+        """Queue what was accepted at `since` and has waited in the cache, for nothing. Its queue timeout runs from then."""
+        if self.quarantine and self.quarantine.match(request, trio.current_time()):
+            self.statistics.quarantined += 1
+            why = f"{request.prefix}this request is quarantined: it killed workers of model '{self.spec.name}' before"
+            self.fail(request, Poisoned(why), FailureReason.BACKEND)
+            return
+        try:
+            self.queue.push(request, since)
+        except Unavailable as full:
+            self.fail(request, full, FailureReason.OTHER)
+            return
+        self.in_flight.add(request)
+        if self.cache is not None:
+            self.cache.queued(request)
+        self.ring()
+
+    def _may_pass(self, request: InferRequest) -> bool:
+        if self._turns is not None:
+            return not self._turns.waits(request.tenant)
+        return self.sequences is not None and self.sequences.may_pass(request)
+
+    def _refuse_if_late(self, request: InferRequest, slo: Admission) -> None:
+        """Raise Unavailable for what can't be answered in time."""
+        ahead = self.queue.ahead_of(request)
+        if self._turns is None:
+            ahead += len(self._waiting)
+        patience = self.queue.patience(request)
+        slo.admit(request, ahead=ahead, patience=patience, now=trio.current_time())
+
     def _check_accepting(self, request: InferRequest) -> None:
         if self.status is Status.READY:
             return
         if self.status is Status.UNLOADING:
+            if self.sequences is not None and not self.ended.is_set():
+                self.sequences.stopping = (
+                    STOPPING  # what goes on with a sequence is accepted (contract, section 6.1)
+                )
+                return
             raise Unavailable(request.prefix + STOPPING)
         raise Unavailable(
             f"Request for unknown model: '{self.spec.name}' version {self.spec.version} is not at ready state"
@@ -291,6 +396,10 @@ class ModelState:
 
     async def _wait_for_room(self, request: InferRequest) -> None:
         place = self._waiting[request] = _Place()
+        if self._turns is not None:
+            self._turns.add(request)
+        if self.sequences is not None:
+            self.sequences.waits_for_room(request, waits=True)
         try:
             while True:
                 with trio.move_on_at(request.deadline):
@@ -307,13 +416,21 @@ class ModelState:
                 place.called = trio.Event()
         finally:
             del self._waiting[request]
+            if self._turns is not None:
+                self._turns.remove(request)
+            if self.sequences is not None:
+                self.sequences.waits_for_room(request, waits=False)
             self._let_in()  # it runs after us: whether we came in or went away, there may be room for the next
             self._drained.set()  # those who wait look again
 
     def _let_in(self) -> None:
-        """Have the caller that has waited longest for room in the queue look again; having left, it calls the next."""
-        if self._waiting:
+        """Have the caller whose turn it is look again whether there is room in the queue; having left, it calls the next."""
+        if not self._waiting:
+            return
+        if self._turns is None:
             next(iter(self._waiting.values())).called.set()
+        elif (request := self._turns.next(self.queue.admits)) is not None:
+            self._waiting[request].called.set()
 
     def cancel(self, request: InferRequest) -> None:
         """The client left. See `actors.interfaces.ServedModel.cancel`."""
@@ -322,13 +439,67 @@ class ModelState:
         if place is not None:
             place.refuse(Cancelled(""))
         elif request in self.in_flight:
-            suspects = (instance.suspects for instance in self.instances)
-            if self.queue.remove(request) or any(each.remove(request) for each in suspects):
-                self.fail(request, Cancelled(""), FailureReason.CANCELED)
+            if self.sequences is not None and request in self.sequences:
+                for member in self.sequences.abandon(request, trio.current_time()):
+                    self.fail(member, Cancelled(""), FailureReason.CANCELED)
+                self.ring()  # a slot may be free
                 return
+            suspects = (instance.suspects for instance in self.instances)
+            if (
+                (self.cache is not None and self.cache.withdraw(request))
+                or self.queue.remove(request)
+                or any(each.remove(request) for each in suspects)
+            ):
+                self.fail(request, Cancelled(""), FailureReason.CANCELED)
+                if self.limiter is not None:
+                    self.ring()  # an instance may be standing in line for this request alone
+                return
+            if self.cache is not None and self.cache.is_wanted(request):
+                return  # it goes on, for the sake of others
+            if self.composite is not None:
+                self.composite.cancel(request)
             for instance in self.instances:
                 if instance.worker is not None:
                     instance.worker.cancel(request)
+
+    # -- for ensembles that are composed of it -------------------------------------------------------------------------
+
+    def pin(self) -> None:
+        """A request to an ensemble counts on this version: until `unpin` it serves that request's steps, retired or not."""
+        self._pins += 1
+        if self._pins == 1 and self.composite is not None:
+            self.composite.keep()
+
+    def unpin(self) -> None:
+        """One request less counts on it."""
+        self._pins -= 1
+        if not self._pins:
+            self._drained.set()
+            if self.composite is not None:
+                self.composite.let_go()
+
+    def count_composed(self, request: InferRequest, timing: tuple[int, int, int, int]) -> None:
+        """Count a request that other models were executed for; `timing` as in `InferResponse`."""
+        if request.synthetic:
+            return
+        total_ns = int((trio.current_time() - request.accepted_at) * 1e9)
+        self.statistics.succeeded(request.rows, *timing, total_ns, streamed=self.spec.decoupled)
+        self.statistics.batch_executed(max(1, request.rows), *timing[1:], self._wall_clock())
+
+    def describe_statistics(self) -> dict[str, object]:
+        """Return its element of the statistics endpoint; `tritium` is in it where there is more to tell than Triton does."""
+        element = self.statistics.as_model_stats(self.spec.name, self.spec.version)
+        ours: dict[str, object] = {}
+        if self.queue.ledger is not None:
+            ours["tenants"] = {name: asdict(share) for name, share in self.queue.ledger.shares().items()}
+        if self.slo is not None:
+            ours["slo"] = self.slo.sample(len(self.queue)).document()
+        return {**element, "tritium": ours} if ours else element
+
+    def count_hit(self, request: InferRequest, queue_ns: int, lookup_ns: int) -> None:
+        """Count a request that is answered from the cache, now."""
+        total_ns = int((trio.current_time() - request.accepted_at) * 1e9)
+        self.statistics.cache_hit(queue_ns, lookup_ns, total_ns, self._wall_clock())
 
     # -- scheduling ----------------------------------------------------------------------------------------------
 
@@ -347,12 +518,17 @@ class ModelState:
             except trio.WouldBlock:
                 return  # it was woken by receiving it
 
-    def dispatch(self, worker: LiveWorker, requests: Sequence[InferRequest], *, alone: bool = False) -> None:
-        """Hand a batch to an instance with room. Where that fails its requests are answered, and nobody else's."""
+    def made_room(self) -> None:
+        """Requests have left the queue: whoever waits for room looks again."""
+        self._let_in()
+
+    def dispatch(self, worker: LiveWorker, requests: Sequence[InferRequest], *, alone: bool = False) -> bool:
+        """Hand a batch to an instance with room. Where that fails, which is False, its requests are answered, and nobody else's."""
         try:
             worker.dispatch(requests, now=trio.current_time(), alone=alone)
         except (OSError, MemoryError) as error:
             self._fail_batch(requests, f"no memory to run a batch of model '{self.spec.name}': {error}")
+            return False
         except BaseException:
             self._fail_batch(
                 requests, f"a batch of model '{self.spec.name}' could not be handed to its instance"
@@ -362,7 +538,21 @@ class ModelState:
             if self._ordering is not None:
                 for request in requests:
                     self._ordering.ticket(request)
+            if self.slo is not None:
+                requests[0].dispatched_at = trio.current_time()
+                self.slo.dispatched(len(self.queue))
             self._let_in()
+            return True
+
+    def _queue_wants(self, instance: InstanceState) -> bool:
+        return len(self.queue) > 0 or len(instance.suspects) > 0
+
+    def batch_ended(self, instance: InstanceState) -> None:
+        """An execution of `instance` is over, whatever of its answers is still to come: others may have what it held."""
+        if self.limiter is not None:
+            # In line for nobody who would answer the bell, it would hold others up.
+            stays = self.take_turn is not None and instance.worker is not None and instance in self.rotation
+            self.limiter.ended(instance, again=stays and self.wants(instance))
 
     def _fail_batch(self, requests: Sequence[InferRequest], why: str) -> None:
         for request in requests:
@@ -374,6 +564,8 @@ class ModelState:
         """Answer the requests of a finished batch. `borrowed` outputs take a lease of the slot for each response."""
         now = trio.current_time()
         spec, statistics = self.spec, self.statistics
+        if self.sequences is not None:
+            answers = self.sequences.collect(answers)
         # A worker's clock is believed as far as it can be true: nothing took longer than the oldest request has existed.
         limit = int((now - min(request.accepted_at for request in batch.requests)) * 1e9)
         input_ns, infer_ns = min(result.input_ns, limit), min(result.infer_ns, limit)
@@ -385,9 +577,15 @@ class ModelState:
                 clients += 1
                 rows += request.rows
             total_ns = int((now - request.accepted_at) * 1e9)
-            if answer is not None and answer.code is not None:
-                self.fail(request, TritiumError.of(answer.code, answer.message), FailureReason.BACKEND)
-                continue
+            if answer is not None:
+                if answer.rescheduled:
+                    self._reschedule(request)
+                    continue
+                if answer.open:  # its answer comes in parts
+                    continue
+                if answer.code is not None:
+                    self.fail(request, TritiumError.of(answer.code, answer.message), FailureReason.BACKEND)
+                    continue
             queue_ns = max(0, total_ns - compute_ns)
             if not request.synthetic:
                 statistics.succeeded(request.rows, queue_ns, input_ns, infer_ns, output_ns, total_ns)
@@ -404,6 +602,61 @@ class ModelState:
             self.respond(request, response)
         if clients:
             statistics.batch_executed(rows, input_ns, infer_ns, output_ns, self._wall_clock())
+        if self.slo is not None:
+            latencies = [now - request.accepted_at for request in batch.requests if not request.synthetic]
+            service = now - batch.requests[0].dispatched_at
+            self.slo.returned(len(batch.requests), rows, service, latencies, now)
+
+    def _reschedule(self, request: InferRequest) -> None:
+        """The model released a request with RESCHEDULE: run it again, as the contract has it (section 6.7)."""
+        if request.answered:
+            return
+        if self.sequences is None or not self.sequences.iterative:
+            error = InvalidArgument(
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to"
+                " handle such a flag."
+            )
+            self.fail(request, error, FailureReason.BACKEND)
+        elif request.cancelled:
+            self.fail(request, Cancelled(""), FailureReason.CANCELED)
+        else:
+            self.sequences.reschedule(request, trio.current_time())
+            self.ring()
+
+    def partial(self, batch: InFlight, arrived: Arrived) -> None:
+        """Pass on one part of a decoupled model's answer.
+
+        The end alone, without a response, is a final response without outputs. Times are the server's: a request
+        computes from the start of its batch to its last part.
+        """
+        stream, answer = arrived.stream, arrived.answer
+        request = stream.request
+        total_ns = int((trio.current_time() - request.accepted_at) * 1e9)
+        queue_ns = min(total_ns, max(0, int((batch.started_at - request.accepted_at) * 1e9)))
+        if arrived.first and not request.synthetic:
+            self.statistics.first_part(total_ns)
+        if answer is not None and answer.code is not None:
+            error = TritiumError.of(answer.code, answer.message)
+            if arrived.final:
+                self.fail(request, error, FailureReason.BACKEND)
+                return
+            stream.take_when_dropped(error)
+            self.respond(request, error, final=False)
+            return
+        response = InferResponse(
+            model_name=self.spec.name,
+            model_version=self.spec.version,
+            id=request.id,
+            outputs=arrived.outputs,
+            parameters=_parameters(request, None if answer is None else answer.parameters),
+            timing=(queue_ns, 0, total_ns - queue_ns, 0),
+        )
+        if arrived.costs:
+            response.on_release(arrived.taken)
+        if arrived.final and not request.synthetic:
+            infer_ns = total_ns - queue_ns
+            self.statistics.succeeded(request.rows, queue_ns, 0, infer_ns, 0, total_ns, streamed=True)
+        self.respond(request, response, final=arrived.final)
 
     def _lend(self, response: InferResponse, batch: InFlight, outputs: Sequence[Tensor]) -> None:
         if self._ordering is not None:  # it may wait for an earlier one, which may need this very slot
@@ -424,7 +677,7 @@ class ModelState:
     ) -> None:
         """Give one part of an answer. One after the final part is a counted bug and goes nowhere."""
         if request.answered:
-            self.statistics.reply_violations += 1
+            self.statistics.reply_violations += not request.padding
             if isinstance(part, InferResponse):
                 part.release()
             return
@@ -433,6 +686,12 @@ class ModelState:
             return
         request.answered = True
         self.in_flight.discard(request)
+        if self.cache is not None:
+            self.cache.settle(request, part)
+        if self.sequences is not None:
+            self.sequences.done(request, trio.current_time())
+            if len(self.sequences):
+                self.ring()
         if self._ordering is None or request not in self._ordering:  # one that never ran keeps nobody waiting
             request.reply.put(part, final=True)
         else:
@@ -456,13 +715,26 @@ class ModelState:
         for request, error in aftermath.refuse:
             if isinstance(error, DeadlineExceeded):
                 self._remember_hang(request, now)
+            elif (
+                self.sequences is not None
+                and not self.sequences.keeps_state
+                and isinstance(error, Unavailable)
+            ):
+                error = _sequence_lost(
+                    request, instance, f"died of {instance.last_reason}"
+                )  # there is no trying again
             self.fail(request, error, FailureReason.BACKEND)
+        if self.sequences is not None:
+            self._settle_sequences(self.sequences, instance, aftermath)
+            return
         if len(aftermath.suspects) > 1:
             self.statistics.bisected += 1
         heir = instance
         if instance not in self.instances:  # it was dismissed, and will not come back to hunt for them
-            heir = next((each for each in self.instances if each.worker is not None), self.instances[0])
+            heir = next((each for each in self.rotation if each.worker is not None), self.rotation[0])
         instance.suspects.outcome_died(())
+        if self.limiter is not None:
+            self.limiter.died(instance)
         heir.suspects.push_split(aftermath.suspects)
         self.queue.push_front(aftermath.requeue)
         self.statistics.retried += sum(1 for request in aftermath.requeue if request.attempts)
@@ -472,6 +744,37 @@ class ModelState:
         elif instance.exhausted:
             self.instance_exhausted(instance)  # its trial ended as its lives before
         self.ring()
+
+    def _settle_sequences(
+        self, sequences: SequenceQueue, instance: InstanceState, aftermath: Aftermath
+    ) -> None:
+        """A worker died with sequences: with a checkpoint they go on, and what ran is run again where that is allowed."""
+        now = trio.current_time()
+        self._end_sequences(instance, f"died of {instance.last_reason}")
+        if self.limiter is not None:
+            self.limiter.died(instance)
+        again = [*aftermath.requeue, *itertools.chain.from_iterable(aftermath.suspects)]
+        if not sequences.keeps_state:
+            for request in again:
+                self.fail(
+                    request,
+                    _sequence_lost(request, instance, f"died of {instance.last_reason}"),
+                    FailureReason.BACKEND,
+                )
+        else:
+            suspects = set(again[len(aftermath.requeue) :])
+            for request in again:
+                sequences.put_back(request, alone=request in suspects, now=now)
+            self.statistics.retried += sum(1 for request in again if request.attempts)
+        if instance.exhausted:
+            self.instance_exhausted(instance)
+        self.ring()
+
+    def _end_sequences(self, instance: InstanceState, why: str) -> None:
+        """Answer what waits of the sequences that an instance had, unless they can go on elsewhere."""
+        if self.sequences is not None:
+            for request in self.sequences.leave(instance.key, trio.current_time()):
+                self.fail(request, _sequence_lost(request, instance, why), FailureReason.BACKEND)
 
     def _remember_hang(self, request: InferRequest, now: float) -> None:
         """A request is not run again after a hang, so its second one is that of a request with the same inputs."""
@@ -483,6 +786,9 @@ class ModelState:
 
     def fail_queued(self, error: TritiumError) -> None:
         """Answer everything that waits with `error`."""
+        if self.cache is not None:
+            for request in self.cache.abandon():
+                self.fail(request, error, FailureReason.OTHER)
         for request in self.queue.drain():
             self.fail(request, error, FailureReason.OTHER)
         for place in self._waiting.values():
@@ -498,10 +804,12 @@ class ModelState:
                 instance.worker.disown()
         for request in list(self.in_flight):
             self.fail(request, Unavailable(request.prefix + why), FailureReason.OTHER)
+        if self.composite is not None:
+            self.composite.give_up()
 
     async def wait_drained(self) -> None:
-        """Wait until every accepted request has been answered."""
-        while self.in_flight or self._waiting:
+        """Wait until every accepted request has been answered, and no ensemble's request counts on this version."""
+        while self.in_flight or self._waiting or self._pins:
             if self._drained.is_set():
                 self._drained = trio.Event()
             await self._drained.wait()
@@ -511,6 +819,15 @@ class ModelState:
         self.fail_queued(Unavailable(STOPPING))
         for request in list(self.in_flight):
             self.fail(request, Unavailable(request.prefix + STOPPING), FailureReason.OTHER)
+        if self.composite is not None:
+            self.composite.give_up()
+
+
+def _sequence_lost(request: InferRequest, instance: InstanceState, why: str) -> Unavailable:
+    return Unavailable(
+        f"{request.prefix}sequence {request.correlation_id!r} of model '{request.model_name}' has ended: its instance"
+        f" '{instance.spec.name}' {why}; begin it again with the START flag"
+    )
 
 
 def _parameters(

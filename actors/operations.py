@@ -53,6 +53,10 @@ class ModelSource(Protocol):
         """
 
 
+Ensure = Callable[[ModelKey, FoundModel], Awaitable[FoundModel]]
+"""Loads what a model is composed of, and returns the model as that makes it up. Other models it returns as they are."""
+
+
 class Operation(ABC):
     """One thing asked of one model, and how it ended."""
 
@@ -88,9 +92,7 @@ class _FromRepository(Operation):
 
     gives_way = True
 
-    def __init__(
-        self, source: ModelSource, ensure: Callable[[ModelKey, FoundModel], Awaitable[None]]
-    ) -> None:
+    def __init__(self, source: ModelSource, ensure: Ensure) -> None:
         super().__init__()
         self._source = source
         self._ensure = ensure
@@ -113,7 +115,7 @@ class Load(_FromRepository):
     def __init__(
         self,
         source: ModelSource,
-        ensure: Callable[[ModelKey, FoundModel], Awaitable[None]],
+        ensure: Ensure,
         override: Override | None = None,
         *,
         explicit: bool = True,
@@ -134,7 +136,7 @@ class Load(_FromRepository):
             raise not_polled(deployment.key)
         overridden = self._override is not None or deployment.overridden
         try:
-            await self._ensure(deployment.key, found)
+            found = await self._ensure(deployment.key, found)
             await deployment.apply(found, forced=overridden)
         finally:
             found.settle()
@@ -152,10 +154,43 @@ class Start(_FromRepository):
             raise Unavailable(str(error)) from error
         if found is not None:
             try:
-                await self._ensure(deployment.key, found)
+                found = await self._ensure(deployment.key, found)
                 await deployment.apply(found, awake=False)
             finally:
                 found.settle()
+
+
+class Need(_FromRepository):
+    """Of an ensemble that is composed of the model."""
+
+    def __init__(self, source: ModelSource, ensure: Ensure, *, again: bool) -> None:
+        """With `again` a model that could not be loaded is tried again."""
+        super().__init__(source, ensure)
+        self._again = again
+
+    async def carry_out(self, deployment: Deployment) -> None:
+        """Load it, unless it is. One that is loaded on demand sleeps on."""
+        if deployment.stands or (deployment.tried and not self._again):
+            return
+        try:
+            found = await self._read(deployment)
+        except Unreadable as error:
+            raise Unavailable(str(error)) from error
+        if found is None:
+            return
+        try:
+            found = await self._ensure(deployment.key, found)
+            await deployment.apply(found, awake=False)
+        finally:
+            found.settle()
+
+
+class Recompose(Operation):
+    """Of the catalog: something that an ensemble is composed of has changed."""
+
+    async def carry_out(self, deployment: Deployment) -> None:
+        """See whether it still fits together."""
+        await deployment.recompose()
 
 
 class LookAt(_FromRepository):
@@ -164,7 +199,7 @@ class LookAt(_FromRepository):
     def __init__(
         self,
         source: ModelSource,
-        ensure: Callable[[ModelKey, FoundModel], Awaitable[None]],
+        ensure: Ensure,
         could_not: Callable[[ModelKey], object],
     ) -> None:
         super().__init__(source, ensure)
@@ -183,7 +218,7 @@ class LookAt(_FromRepository):
             return
         try:
             if not found.content or found.content != deployment.attempted:
-                await self._ensure(deployment.key, found)
+                found = await self._ensure(deployment.key, found)
                 await deployment.apply(found, awake=False)
         finally:
             found.settle()

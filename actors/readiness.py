@@ -385,13 +385,13 @@ class Readiness:
         """Make the one probe of a version that may run at a time; `ended` is `watch.running`."""
         state = watch.state
         watch.began = trio.current_time()
-        answered_before = state.statistics.success_count
+        answered_before = state.statistics.computed_count
         outcome = await probe(state, within=within)
         watch.running = None
         if state.status is Status.READY:  # else it was on its way out, and nothing can be learnt
             watch.learn(
                 outcome,
-                others=state.statistics.success_count - answered_before,
+                others=state.statistics.computed_count - answered_before,
                 now=trio.current_time(),
             )
             key, version = watch.named

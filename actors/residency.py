@@ -388,7 +388,7 @@ class _Life:
 
     def _last_used(self, state: ModelState) -> float:
         """Seconds since the epoch."""
-        used = state.statistics.last_inference_ms / 1e3
+        used = max(state.statistics.last_inference_ms, state.statistics.last_hit_ms) / 1e3
         return used or self._wall_clock() / 1e3 - (trio.current_time() - state.since)
 
     def _nbytes(self, states: Sequence[ModelState]) -> int:

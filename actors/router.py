@@ -218,14 +218,18 @@ class Router:
 
     # -- actors.interfaces.Models --------------------------------------------------------------------------------
 
-    def resolve(self, name: str, version: str = "") -> ServedModel:
-        """Return the version that shall answer. See `actors.interfaces.Models`."""
+    def resolve(self, name: str, version: str = "", *, namespace: str = "") -> ServedModel:
+        """Return the version that shall answer. See `actors.interfaces.Models`.
+
+        With a `namespace` the model is that of this repository, whether or not others have one of the same name.
+        """
         if not version:
-            front = self._fronts.get(name)
+            front = self._namespaced_front(name, namespace) if namespace else self._fronts.get(name)
             if front is not None:
                 return front
         number = parse_version(version) if version else 0  # looked at before the model is
-        known = self._models[self._only_key(name)]
+        key = ModelKey(name, namespace)
+        known = self._models[key if namespace and key in self._models else self._only_key(name)]
         if not version:
             raise NotFound(f"Request for unknown model: '{name}' has no available versions")
         state = known.serving.get(number)
@@ -240,6 +244,23 @@ class Router:
         ):
             raise NotFound(f"Request for unknown model: '{name}' version {number} is not found")
         raise _not_ready(name, number)
+
+    def _namespaced_front(self, name: str, namespace: str) -> ServedModel | None:
+        known = self._models.get(ModelKey(name, namespace))
+        return None if known is None else self._front(known)
+
+    def past(self, key: ModelKey) -> Mapping[int, str]:
+        """Return why versions that do not serve failed to load, or that they were unloaded; 0 stands for all of them."""
+        known = self._models.get(key)
+        if known is None:
+            return {}
+        reasons = {number: entry.reason for number, entry in known.past.items()}
+        return {0: known.broken, **reasons} if known.broken else reasons
+
+    def dormant(self, key: ModelKey) -> Mapping[int, ServedModel]:
+        """Return who answers while the model is not loaded, for one that is loaded on demand."""
+        known = self._models.get(key)
+        return {} if known is None else known.dormant
 
     def _only_key(self, name: str) -> ModelKey:
         keys = self._named.get(name, ())
@@ -272,7 +293,7 @@ class Router:
             ready = [state for state in ready if state.spec.version == number]
             if not ready:
                 raise InvalidArgument(f"requested model version is not available for model '{name}'")
-        return [state.statistics.as_model_stats(state.spec.name, state.spec.version) for state in ready]
+        return [state.describe_statistics() for state in ready]
 
     # -- for actors.interfaces.Repository ------------------------------------------------------------------------
 

@@ -204,6 +204,7 @@ class InstanceSpec:
     rate_limit: RateLimit = RateLimit()
     host_policy: str = ""  # its name; empty: that of its kind and device
     secondary_devices: tuple[tuple[str, int], ...] = ()  # kind and number
+    cores: tuple[int, ...] = ()  # those that its worker runs on, by its host policy; empty: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +275,35 @@ class TrafficPlan:
     rollback: Rollback | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fairness:
+    """How a model's queue is shared out (`tritium.fairness`). At most one of the three ways to tell tenants; none: no tenants."""
+
+    tenant_header: str = ""  # lower case; its value is the tenant
+    tenant_parameter: str = ""  # the same, of a request parameter
+    tenant_address: bool = False  # the client's address is
+    weights: Mapping[str, float] = field(default_factory=dict)  # by tenant, relative to each other
+    default_weight: float = 1.0  # of tenants that are not listed
+    unlisted_together: bool = False  # these are one tenant, instead of one each
+    max_queued: int = 0  # requests of one tenant that may wait; 0: no bound but the queue's
+    refuses: bool = False  # beyond that bound, instead of waiting
+    ageing: float = 0.0  # seconds after which a waiting request counts as one of the level above; 0: off
+
+    @property
+    def by_tenant(self) -> bool:
+        """Whether tenants are told apart."""
+        return bool(self.tenant_header or self.tenant_parameter or self.tenant_address)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """What a model promises (`tritium.slo`), and what is done to keep it."""
+
+    p99: float = 0.0  # seconds from acceptance to answer that 99 of 100 requests may take; 0: only their own deadlines count
+    refuse: bool = True  # what can't be answered in time
+    tune: bool = True  # the batching delay and the size of batches, within what is configured
+
+
 class Retry(Enum):
     """Whether a batch that was executing when its worker died may run again (`tritium.retry`)."""
 
@@ -322,6 +352,8 @@ class ModelSpec:
     essential: bool = True  # whether the server is ready only while this model is
     residency: Residency = Residency.ALWAYS
     traffic: TrafficPlan | None = None
+    fairness: Fairness | None = None
+    slo: Slo | None = None
 
     @property
     def key(self) -> ModelKey:
@@ -342,6 +374,42 @@ class ModelSpec:
     def output_names(self) -> tuple[str, ...]:
         """Declared outputs in the configuration's order."""
         return tuple(spec.name for spec in self.outputs)
+
+    @cached_property
+    def backend_inputs(self) -> tuple[InputSpec, ...]:
+        """What the model itself takes: the declared inputs, then the controls and states that clients never send."""
+        if not isinstance(self.scheduling, SequenceBatching):
+            return self.inputs
+        controls = (
+            InputSpec(name=control.name, datatype=control.datatype, dims=(1,))
+            for control in self.scheduling.controls
+        )
+        states = (
+            InputSpec(name=state.input_name, datatype=state.datatype, dims=state.dims)
+            for state in self.scheduling.states
+        )
+        return (*self.inputs, *controls, *states)
+
+    @cached_property
+    def backend_outputs(self) -> tuple[OutputSpec, ...]:
+        """What the model itself gives: the declared outputs, then the states that are no outputs as well."""
+        if not isinstance(self.scheduling, SequenceBatching):
+            return self.outputs
+        states = (
+            OutputSpec(name=state.output_name, datatype=state.datatype, dims=state.dims)
+            for state in self.scheduling.states
+            if state.output_name not in self.outputs_by_name
+        )
+        return (*self.outputs, *states)
+
+    @cached_property
+    def state_names(self) -> tuple[str, ...]:
+        """Outputs that are states of a sequence: the model is always asked for them."""
+        return (
+            tuple(state.output_name for state in self.scheduling.states)
+            if isinstance(self.scheduling, SequenceBatching)
+            else ()
+        )
 
     @property
     def batches(self) -> bool:

@@ -16,6 +16,7 @@ from actors.messages.errors import Unavailable
 from actors.messages.requests import InferRequest
 from actors.mirror import Mirroring
 from actors.model import ModelState, Status
+from actors.scheduling.marks import marks_for
 from actors.scheduling.traffic import Shares, difference
 from actors.specs import Mirror, ModelSpec, TrafficPlan
 
@@ -32,14 +33,15 @@ class VersionSplit:
         "_mirror_state",
         "_mirroring",
         "_parameter",
+        "_plan",
         "_random",
         "_ready",
         "_serving",
         "_sticky",
         "_weights",
-        "affinity_header",
         "counts",
         "left_out",
+        "marks",
         "shares",
     )
 
@@ -53,7 +55,8 @@ class VersionSplit:
         mirroring: Mirroring,
     ) -> None:
         """`serving` tells what requests may be sent to at any time, `random` draws from [0, 1), `counts` is by version."""
-        self.affinity_header = plan.sticky_header.encode("latin-1")
+        self._plan = plan
+        self.marks = marks_for(plan, None)
         self.counts = counts
         self.left_out: Mapping[int, str] = {}  # READY versions that can't take part, and why
         self.shares = Shares({}, ())
@@ -75,6 +78,7 @@ class VersionSplit:
         """
         shares = Shares(weights, ready)
         lead = ready[shares.lead].spec
+        self.marks = marks_for(self._plan, lead.fairness)
         self.left_out = {
             version: why for version, state in ready.items() if (why := difference(lead, state.spec))
         }

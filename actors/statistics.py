@@ -52,9 +52,19 @@ class Histogram:
 class LatencySummaries:
     """Quantiles of a model's latencies in microseconds, over the last ten minutes."""
 
-    __slots__ = ("compute_infer", "compute_input", "compute_output", "queue", "request")
+    __slots__ = (
+        "cache_hit",
+        "cache_miss",
+        "compute_infer",
+        "compute_input",
+        "compute_output",
+        "queue",
+        "request",
+    )
 
     def __init__(self, quantiles: Mapping[float, float]) -> None:
+        self.cache_hit = SlidingQuantiles(quantiles)  # look-ups
+        self.cache_miss = SlidingQuantiles(quantiles)  # look-ups and insertions
         self.request = SlidingQuantiles(quantiles)
         self.queue = SlidingQuantiles(quantiles)
         self.compute_input = SlidingQuantiles(quantiles)
@@ -66,6 +76,8 @@ class LatencySummaries:
         for summary in (
             self.request,
             self.queue,
+            self.cache_hit,
+            self.cache_miss,
             self.compute_input,
             self.compute_infer,
             self.compute_output,
@@ -95,6 +107,7 @@ class ModelStatistics:
         "failures",
         "first_response",
         "inference_count",
+        "last_hit_ms",
         "last_inference_ms",
         "pending",
         "per_batch_size",
@@ -121,6 +134,7 @@ class ModelStatistics:
         self.compute_output_ns = 0
         self.cache_hit_count = 0
         self.cache_hit_ns = 0
+        self.last_hit_ms = 0
         self.cache_miss_count = 0
         self.cache_miss_ns = 0
         self.inference_count = 0  # rows of successful requests
@@ -141,9 +155,20 @@ class ModelStatistics:
         self.first_response = first_response  # milliseconds
 
     def succeeded(
-        self, rows: int, queue_ns: int, compute_input_ns: int, infer_ns: int, output_ns: int, total_ns: int
+        self,
+        rows: int,
+        queue_ns: int,
+        compute_input_ns: int,
+        infer_ns: int,
+        output_ns: int,
+        total_ns: int,
+        *,
+        streamed: bool = False,
     ) -> None:
-        """Count one request that was executed and answered. `total_ns` is end to end."""
+        """Count one request that was executed and answered. `total_ns` is end to end.
+
+        `streamed` says that the answer came in parts, the first of which was told by `first_part`.
+        """
         self.success_count += 1
         self.inference_count += rows
         self.success_ns += total_ns
@@ -151,7 +176,7 @@ class ModelStatistics:
         self.compute_input_ns += compute_input_ns
         self.compute_infer_ns += infer_ns
         self.compute_output_ns += output_ns
-        if self.first_response is not None:
+        if self.first_response is not None and not streamed:
             self.first_response.observe(total_ns / 1e6)
         if self.summaries is not None:
             summaries = self.summaries
@@ -160,6 +185,11 @@ class ModelStatistics:
             summaries.compute_input.observe(compute_input_ns // 1000)
             summaries.compute_infer.observe(infer_ns // 1000)
             summaries.compute_output.observe(output_ns // 1000)
+
+    def first_part(self, ns: int) -> None:
+        """Count the first response to a request of a decoupled model, `ns` after the request."""
+        if self.first_response is not None:
+            self.first_response.observe(ns / 1e6)
 
     def batch_executed(self, rows: int, input_ns: int, infer_ns: int, output_ns: int, at_ms: int) -> None:
         """Count one backend execution of `rows` rows that ended at `at_ms`, whether it succeeded or not."""
@@ -180,19 +210,33 @@ class ModelStatistics:
         self.failures[reason] += 1
         self.fail_ns += ns
 
-    def cache_hit(self, queue_ns: int, lookup_ns: int, total_ns: int) -> None:
-        """Count one request answered from the response cache: a success, but no inference and no execution."""
+    def cache_hit(self, queue_ns: int, lookup_ns: int, total_ns: int, at_ms: int = 0) -> None:
+        """Count one request answered from the response cache at `at_ms`: a success, but no inference and no execution."""
+        self.last_hit_ms = at_ms
         self.success_count += 1
         self.success_ns += total_ns
         self.queue_ns += queue_ns
         self.cache_hit_count += 1
         self.cache_hit_ns += lookup_ns
+        if self.first_response is not None:
+            self.first_response.observe(total_ns / 1e6)
+        if self.summaries is not None:
+            self.summaries.request.observe(total_ns // 1000)
+            self.summaries.queue.observe(queue_ns // 1000)
+            self.summaries.cache_hit.observe(lookup_ns // 1000)
 
     def cache_miss(self, ns: int) -> None:
         """Count one look-up in vain, `ns` being look-up and insertion together."""
         self.cache_miss_count += 1
         self.cache_miss_ns += ns
         self.success_ns += ns
+        if self.summaries is not None:
+            self.summaries.cache_miss.observe(ns // 1000)
+
+    @property
+    def computed_count(self) -> int:
+        """Successful requests that the model itself has answered."""
+        return self.success_count - self.cache_hit_count
 
     @property
     def failure_count(self) -> int:
@@ -202,7 +246,7 @@ class ModelStatistics:
     def as_model_stats(self, name: str, version: int | str) -> dict[str, object]:
         """Return one element of the statistics endpoint's `model_stats`, ready for JSON."""
         success, hits = self.success_count, self.cache_hit_count
-        computed = success - hits
+        computed = self.computed_count
         return {
             "name": name,
             "version": str(version),

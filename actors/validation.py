@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from struct import Struct
-from typing import Final
+from struct import error as StructError
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from actors.messages.errors import InvalidArgument
 from actors.messages.requests import InferRequest
 from actors.messages.tensors import Tensor, element_count
 from actors.specs import InputSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from actors.messages.tensors import Buffer
 
 _INT64_MAX: Final = 2**63 - 1
 _length_at = Struct("<I").unpack_from
@@ -245,11 +249,14 @@ class Validator:
     def _check_strings(self, request: InferRequest, tensor: Tensor, count: int) -> None:
         """Walk a packed BYTES tensor: `count` elements, the last ending where the data does.
 
-        About 0.1 µs an element where their lengths differ, next to nothing where they are all the same.
+        About 0.1 µs an element where their lengths differ, next to nothing where they are all the same. Only a tensor that
+        is wrong is walked a second time, with an eye on where it goes wrong.
         """
         data = tensor.data
         end = len(data)
         if count >= _WORTH_A_UNIFORM_LOOK and _uniform(tensor, count):
+            return
+        if _walk(data, count) == end:
             return
         at = 0
         length = 0
@@ -295,6 +302,18 @@ class Validator:
 def validate(request: InferRequest, spec: ModelSpec) -> None:
     """Check one request against `spec`, as `Validator(spec)` does. Where there are many, keep the Validator."""
     Validator(spec)(request)
+
+
+def _walk(data: Buffer, count: int) -> int:
+    """Return where the last of `count` packed elements says that it ends, or -1 where one begins beyond the end."""
+    at = 0
+    try:
+        for _ in range(count):
+            (length,) = _length_at(data, at)
+            at += 4 + length
+    except StructError:
+        return -1
+    return at
 
 
 def _uniform(tensor: Tensor, count: int) -> bool:

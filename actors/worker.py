@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any, Final, Protocol
+
+import trio
 
 from actors import frames
 from actors.arena import INPUT, MAX_CANCELLABLE, OUTPUT, ControlPage, Segment
 from actors.frames import FrameError
-from actors.gathering import Cut, Gather, Scatter, default_metadata
+from actors.gathering import Cut, Gather, Scatter, default_metadata, outputs_of
 from actors.messages.requests import InferRequest
+from actors.parts import Arrived, PartStream
 from actors.pipe import Pipe
 from actors.slots import Slot
 from actors.specs import InstanceSpec, ModelSpec
@@ -24,15 +27,21 @@ from actors.specs import InstanceSpec, ModelSpec
 SPARE_SLOTS: Final = 2
 """Slots beyond what may execute or be prefetched, so that responses which are being sent don't hold up the next batch."""
 
+OPEN_LIMIT: Final = 1024
+"""Requests of a decoupled model that may be open in one worker: no other batch is dispatched while there are as many."""
+
 LOG_LEVELS: Final = frozenset({"info", "warning", "error", "verbose"})
 
 _LARGEST_OUTPUT: Final = 64 * 1024 * 1024 * 1024
 
 
 class InFlight:
-    """A batch that a worker holds."""
+    """A batch that a worker holds.
 
-    __slots__ = ("alone", "began_at", "id", "requests", "slot")
+    One of a decoupled model stays `open` when its execution is over, as long as some of its requests are.
+    """
+
+    __slots__ = ("alone", "began_at", "id", "open", "requests", "slot", "started_at")
 
     def __init__(
         self, batch_id: int, requests: Sequence[InferRequest], slot: Slot, *, alone: bool, began_at: float
@@ -42,6 +51,13 @@ class InFlight:
         self.slot = slot
         self.alone = alone  # a suspect: nothing else may be in this worker
         self.began_at = began_at  # of execution, as far as the server can know: when it became the oldest
+        self.open = 0  # requests whose answer comes in parts, and has not ended
+        self.started_at = math.inf  # `began_at` as it was before the first part
+
+    def progressed(self, now: float) -> None:
+        """A part has come: from now on the model's silence counts anew."""
+        self.started_at = min(self.started_at, self.began_at, now)
+        self.began_at = now
 
 
 class WorkerEvents(Protocol):
@@ -58,6 +74,9 @@ class WorkerEvents(Protocol):
     ) -> None:
         """A batch is done. The slot's execution lease ends when this returns; `borrowed` answers need leases of their own."""
 
+    def part(self, batch: InFlight, arrived: Arrived) -> None:
+        """A part of a decoupled model's answer has come."""
+
     def logged(self, level: str, message: str) -> None:
         """The model wrote a log line."""
 
@@ -73,6 +92,7 @@ class LiveWorker:
     ) -> None:
         self.pipe = pipe
         self.outstanding: dict[int, InFlight] = {}
+        self.open: dict[int, InFlight] = {}  # of a decoupled model: executed, and not answered to the end
         self._spec = spec
         self._events = events
         self._lanes = instance.lanes
@@ -86,6 +106,12 @@ class LiveWorker:
         self._last_said = True
         self._disowned = False
         self._curious: list[Callable[[bool], None]] = []
+        self._decoupled = spec.decoupled
+        self._streams: dict[tuple[int, int], PartStream] = {}  # by batch and place in it
+        self._stream_of: dict[InferRequest, PartStream] = {}
+        self._crowded = False  # as many requests are open as may be
+        self._moved_at = -math.inf  # when one of its requests last stopped waiting for a client
+        self._unread = False  # it does not read its credit
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
         self._handlers: dict[int, Callable[[bytes], None]] = {
@@ -97,6 +123,9 @@ class LiveWorker:
             frames.LOG: self._on_log,
             frames.SPILLED: self._on_spilled,
         }
+        if spec.decoupled:
+            self._handlers[frames.PART] = self._on_part
+            self._handlers[frames.MORE] = self._on_more
 
     def load(self, backend: str, model: dict[str, object], limits: dict[str, int]) -> None:
         """Tell the worker what to load. `backend` is `module:Class`; `model` are the fields of `ModelInfo`."""
@@ -125,7 +154,7 @@ class LiveWorker:
     @property
     def idle(self) -> bool:
         """Whether it holds no batch."""
-        return not self.outstanding
+        return not self.outstanding and not self.open
 
     @property
     def waiting(self) -> int:
@@ -133,9 +162,14 @@ class LiveWorker:
         return sum(len(each.requests) for each in self.outstanding.values() if each.began_at == math.inf)
 
     @property
+    def free_lanes(self) -> int:
+        """How many batches would begin to execute at once; none, or fewer, where another would wait behind others."""
+        return self._lanes - len(self.outstanding)
+
+    @property
     def has_room(self) -> bool:
         """Whether another batch may be dispatched."""
-        return len(self.outstanding) < self._capacity and bool(self._free)
+        return len(self.outstanding) < self._capacity and bool(self._free) and not self._crowded
 
     def dispatch(self, requests: Sequence[InferRequest], *, now: float, alone: bool = False) -> InFlight:
         """Gather a batch into a free slot and send it off. Requires `has_room`.
@@ -153,9 +187,18 @@ class LiveWorker:
             raise
         self._next_id += 1
         self.outstanding[batch.id] = batch
+        if self._decoupled:
+            self._open_streams(batch)
         for request in requests:
             request.attempts += 1
         return batch
+
+    def _open_streams(self, batch: InFlight) -> None:
+        batch.open = len(batch.requests)
+        for index, request in enumerate(batch.requests):
+            stream = PartStream(batch.id, index, request, self._grant)
+            self._streams[batch.id, index] = self._stream_of[request] = stream
+        self._crowded = len(self._streams) >= OPEN_LIMIT
 
     def _send(self, batch: InFlight) -> None:
         slot, requests = batch.slot, batch.requests
@@ -186,15 +229,34 @@ class LiveWorker:
             batch.began_at = min(batch.began_at, now)
 
     def overdue(self, began_before: float) -> InFlight | None:
-        """Return a batch that began before then and is not done."""
-        return next((batch for batch in self.outstanding.values() if batch.began_at <= began_before), None)
+        """Return a batch that began before then and is not done; one of a decoupled model, whose last part is as old.
+
+        While one of a decoupled model's requests waits for its client, the model may be waiting with it, and nothing is
+        overdue.
+        """
+        if self._moved_at > began_before or self._waits_for_clients():
+            return None
+        return next((batch for batch in self._held() if batch.began_at <= began_before), None)
 
     def oldest_began_at(self) -> float:
-        """When the longest-running batch began; infinite for none."""
-        return min((batch.began_at for batch in self.outstanding.values()), default=math.inf)
+        """When the longest-running batch began, or last showed progress; infinite for none that may be overdue."""
+        if self._waits_for_clients():
+            return math.inf
+        return max(self._moved_at, min((batch.began_at for batch in self._held()), default=math.inf))
+
+    def _held(self) -> Iterator[InFlight]:
+        return chain(self.outstanding.values(), self.open.values())
+
+    def _waits_for_clients(self) -> bool:
+        return any(stream.exhausted for stream in self._streams.values())
 
     def cancel(self, request: InferRequest) -> None:
         """Flag a running request as unwanted; the model may look, or not."""
+        if self._decoupled:
+            stream = self._stream_of.get(request)
+            if stream is not None:
+                self.pipe.send_nowait(frames.encode_cancel(stream.batch_id, stream.index))
+            return
         for batch in self.outstanding.values():
             for index, member in enumerate(batch.requests):
                 if member is request:
@@ -216,21 +278,27 @@ class LiveWorker:
     def disown(self) -> None:
         """What it is working on is answered already: nobody wants its results."""
         self._disowned = True
+        self._let_go()
+
+    def _let_go(self) -> None:
         self.outstanding.clear()
+        self.open.clear()
+        self._streams.clear()
+        self._stream_of.clear()
 
     def stop(self) -> None:
         """Ask the worker to finish what it has and exit."""
         self.pipe.send_nowait(bytes((frames.STOP,)))
 
     def executing(self) -> frozenset[int]:
-        """Return the ids of batches that were in the model's hands, by the control page."""
-        return self._control.executing()
+        """Return the ids of batches that were in the model's hands, by the control page or because they are open."""
+        return self._control.executing() | self.open.keys()
 
     def close(self) -> None:
         """The worker is gone: close the connection and let go of the segments, but for those that responses still view."""
         self.pipe.close()
         self._answer_the_curious(said=False)
-        self.outstanding.clear()
+        self._let_go()
         self._slots.clear()
         self._free.clear()
         self._handlers.clear()
@@ -249,7 +317,7 @@ class LiveWorker:
         handler(packet)
 
     def _on_result(self, packet: bytes) -> None:
-        result = frames.Result.decode(packet)
+        result = frames.Result.decode(packet, decoupled=self._decoupled)
         batch = self.outstanding.get(result.batch_id)
         if batch is None and self._disowned:
             return
@@ -259,11 +327,75 @@ class LiveWorker:
             )
         scatter = Scatter(result, batch.slot.segments[OUTPUT].view, self._spec)
         answers = scatter.answers(batch.requests)  # raises before anyone has been answered
+        if self._decoupled:
+            self._close_streams(batch, answers)
         del self.outstanding[batch.id]
         try:
             self._events.finished(batch, result, answers, borrowed=scatter.borrowed)
         finally:
             batch.slot.release()
+
+    def _close_streams(self, batch: InFlight, answers: Sequence[Cut]) -> None:
+        """An execution is over: what it answered as other models do has no parts to come."""
+        closed = [index for index, (_, _, answer) in enumerate(answers) if answer is None or not answer.open]
+        for index in closed:
+            if (batch.id, index) not in self._streams:
+                raise FrameError(f"a second answer to request {index} of batch {batch.id}")
+        for index in closed:
+            self._end_stream(batch, self._streams[batch.id, index])
+        if batch.open:
+            self.open[batch.id] = batch
+
+    def _end_stream(self, batch: InFlight, stream: PartStream) -> None:
+        del self._streams[stream.batch_id, stream.index]
+        del self._stream_of[stream.request]
+        stream.done = True
+        if stream.exhausted:
+            self._moved_at = trio.current_time()
+        batch.open -= 1
+        if not batch.open:
+            self.open.pop(batch.id, None)
+        if self._crowded:
+            self._crowded = len(self._streams) >= OPEN_LIMIT
+            self._events.slot_freed()
+
+    def _on_part(self, packet: bytes) -> None:
+        part = frames.Part.decode(packet)
+        stream = self._stream(part.batch_id, part.index)
+        if stream is not None:
+            self._deliver(stream, stream.receive(part))
+
+    def _on_more(self, packet: bytes) -> None:
+        batch_id, index, data = frames.decode_more(packet)
+        stream = self._stream(batch_id, index)
+        if stream is not None:
+            self._deliver(stream, stream.receive_more(data))
+
+    def _stream(self, batch_id: int, index: int) -> PartStream | None:
+        """Return the stream that a frame is for; None where nobody wants it any more."""
+        if self._unread:
+            raise FrameError("a worker sends part after part and never reads its credit")
+        stream = self._streams.get((batch_id, index))
+        if stream is None and not self._disowned:
+            raise FrameError(f"a part of request {index} of batch {batch_id}, which is not open")
+        return stream
+
+    def _deliver(self, stream: PartStream, part: frames.Part | None) -> None:
+        if part is None:
+            return
+        batch = self.outstanding.get(stream.batch_id) or self.open[stream.batch_id]
+        arrived = Arrived(stream, part, outputs_of(part, stream.request, self._spec))
+        if part.final:
+            self._end_stream(batch, stream)
+        self._events.part(batch, arrived)
+
+    def _grant(self, stream: PartStream, parts: int, nbytes: int, waited: bool) -> None:
+        if self.pipe.backlog > 2 * OPEN_LIMIT:  # no request can have more than two frames of credit unread
+            self._unread = True
+            return
+        if waited:
+            self._moved_at = trio.current_time()
+        self.pipe.send_nowait(frames.encode_credit(stream.batch_id, stream.index, parts, nbytes))
 
     def _on_free(self, slot: Slot) -> None:
         if not self.pipe.closed:

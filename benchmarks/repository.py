@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,9 +26,34 @@ output [
   {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }},
   {{ name: "OUTPUT1" data_type: TYPE_FP32 dims: [ 16 ] }}
 ]
-dynamic_batching {{ }}
 instance_group [ {{ kind: KIND_CPU count: 1 }} ]
 """
+
+_DIRECT: Final = "sequence_batching { direct { } max_sequence_idle_microseconds: 60000000 }"
+_OLDEST: Final = (
+    "sequence_batching { oldest { max_candidate_sequences: 64 } max_sequence_idle_microseconds: 60000000 }"
+)
+_CACHED: Final = "dynamic_batching { } response_cache { enable: true }"
+
+_CHAIN: Final = """\
+platform: "ensemble"
+max_batch_size: 64
+input [
+  { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] },
+  { name: "INPUT1" data_type: TYPE_FP32 dims: [ 16 ] }
+]
+output [
+  { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] },
+  { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ 16 ] }
+]
+ensemble_scheduling { step [ %s ] }
+"""
+
+_STEP: Final = """{
+  model_name: "%s" model_version: -1
+  input_map { key: "INPUT0" value: "%s" } input_map { key: "INPUT1" value: "%s" }
+  output_map { key: "OUTPUT0" value: "%s" } output_map { key: "OUTPUT1" value: "%s" }
+}"""
 
 _IDENTITY: Final = """\
 backend: "{backend}"
@@ -70,15 +97,30 @@ def _save_onnx(
     onnx.save(model, path)
 
 
-def _write_onnx_add_sub(model: Path, version: Path) -> None:
-    (model / "config.pbtxt").write_text(_ADD_SUB.format(backend="onnxruntime"))
+def _write_onnx_add_sub(model: Path, version: Path, more: str = "dynamic_batching { }") -> None:
+    (model / "config.pbtxt").write_text(_ADD_SUB.format(backend="onnxruntime") + more + "\n")
     nodes = [("Add", ["INPUT0", "INPUT1"], "OUTPUT0"), ("Sub", ["INPUT0", "INPUT1"], "OUTPUT1")]
     _save_onnx(version / "model.onnx", model.name, nodes, ["rows", 16])
 
 
 def _write_python_add_sub(model: Path, version: Path) -> None:
-    (model / "config.pbtxt").write_text(_ADD_SUB.format(backend="python"))
+    (model / "config.pbtxt").write_text(_ADD_SUB.format(backend="python") + "dynamic_batching { }\n")
     shutil.copyfile(HERE / "models" / "add_sub.py", version / "model.py")
+
+
+def _write_chain(model: Path, version: Path) -> None:
+    del version  # an ensemble's is empty
+    tensors = [
+        ("INPUT0", "INPUT1"),
+        ("sum_1", "difference_1"),
+        ("sum_2", "difference_2"),
+        ("OUTPUT0", "OUTPUT1"),
+    ]
+    steps = [
+        _STEP % (f"chain_{number}", *taken, *given)
+        for number, (taken, given) in enumerate(pairwise(tensors), start=1)
+    ]
+    (model / "config.pbtxt").write_text(_CHAIN % ", ".join(steps))
 
 
 def _write_onnx_identity(model: Path, version: Path) -> None:
@@ -129,6 +171,13 @@ def _copy(example: str, model: Path, version: Path) -> None:
 WRITERS: Final[Mapping[str, Callable[[Path, Path], None]]] = {
     "onnx_add_sub": _write_onnx_add_sub,
     "python_add_sub": _write_python_add_sub,
+    "sequence_direct": partial(_write_onnx_add_sub, more=_DIRECT),
+    "sequence_oldest": partial(_write_onnx_add_sub, more=_OLDEST),
+    "chain_1": _write_onnx_add_sub,
+    "chain_2": _write_onnx_add_sub,
+    "chain_3": _write_onnx_add_sub,
+    "chain": _write_chain,
+    "cached": partial(_write_onnx_add_sub, more=_CACHED),
     "onnx_identity": _write_onnx_identity,
     "digits_onnx": _copy_example,
     "torch_identity_gpu": _write_torch_identity_gpu,
@@ -152,7 +201,15 @@ def write(directory: Path, models: Mapping[str, str]) -> Mapping[str, str]:
 
 def write_all(directory: Path) -> Mapping[str, str]:
     """Write every model that a scenario uses."""
-    return write(directory, {name: name for name in WRITERS})
+    return write_some(directory, WRITERS)
+
+
+def write_some(directory: Path, models: Iterable[str]) -> Mapping[str, str]:
+    """Write these, each as the scenarios know it, and what ensembles among them are made of."""
+    named = dict.fromkeys(models)
+    if "chain" in named:
+        named |= dict.fromkeys(("chain_1", "chain_2", "chain_3"))
+    return write(directory, {name: name for name in named})
 
 
 def write_copies(directory: Path, count: int) -> None:

@@ -48,6 +48,14 @@ def sum_and_difference(inputs: Tensors) -> Tensors:
     return {"OUTPUT0": left + right, "OUTPUT1": left - right}
 
 
+def sum_and_difference_thrice(inputs: Tensors) -> Tensors:
+    """Return what three add/sub models compute, each from the last one's sum and difference."""
+    left, right = inputs["INPUT0"], inputs["INPUT1"]
+    for _ in range(3):
+        left, right = left + right, left - right
+    return {"OUTPUT0": left, "OUTPUT1": right}
+
+
 def ramp(nbytes: int) -> Callable[[], Tensors]:
     """Return what makes one FP32 input of `nbytes`, no two elements alike."""
     return lambda: {"INPUT0": np.arange(nbytes // 4, dtype=np.float32)}

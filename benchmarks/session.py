@@ -81,10 +81,17 @@ class Session:
         )
         return list(dict.fromkeys([*over_http, *over_grpc]))
 
+    @property
+    def _models(self) -> Sequence[str]:
+        plan = self._asked.plan
+        recovery = [RECOVERY_SCENARIO.model] if "recovery" in self._asked.operations else []
+        over_grpc = [model for row in plan.grpc_scenarios for model in (row.model, *row.models)]
+        return [*(each.model for each in plan.scenarios), *over_grpc, *recovery]
+
     def _serve(self, sources: Sequence[Source]) -> tuple[Findings, Sequence[str]]:
         """Start everyone, measure memory, load and recovery, in this order; return the load's findings."""
         models = self._scratch / "models"
-        left_out = repository.write_all(models)
+        left_out = repository.write_some(models, self._models)
         with ExitStack() as stack:
             servers = []
             for source in sources:

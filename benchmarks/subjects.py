@@ -192,6 +192,8 @@ def server(label: str, checkout: Path, repository: Path, scratch: Path) -> Itera
         "--grpc-address=127.0.0.1",
     ]
     command += [f"--http-port={http_port}", f"--metrics-port={metrics_port}", f"--grpc-port={grpc_port}"]
+    if (repository / "cached").exists():
+        command.append("--cache-config=local,size=67108864")
     with tempfile.NamedTemporaryFile(dir=scratch, prefix="server-", suffix=".log", delete=False) as created:
         log = Path(created.name)
     with running(command, cwd=checkout, log=log) as child:

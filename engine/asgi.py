@@ -15,7 +15,7 @@ from typing import Any
 
 import sniffio
 
-from engine.hosting import Answer, HostedTree, OwnLoop, SameLoop, StartupFailed
+from engine.hosting import HostedTree, OwnLoop, SameLoop, StartupFailed
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -96,31 +96,22 @@ class _OnAsyncio:
         if body is None:
             return
         loop = asyncio.get_running_loop()
-        answered: asyncio.Future[Answer | None] = loop.create_future()
-
-        def settle(answer: Answer | None) -> None:
-            if not answered.done():
-                answered.set_result(answer)
-
-        crossing = self._own.exchange(scope, body, lambda answer: _tell(loop, settle, answer))
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        crossing = self._own.exchange(scope, body, lambda message: _tell(loop, messages.put_nowait, message))
         gone = asyncio.ensure_future(
             _disconnect(receive)
         )  # there is nothing left to receive but the disconnect
+        gone.add_done_callback(lambda found: None if found.cancelled() else crossing.leave())
         try:
-            either: list[asyncio.Future[Any]] = [answered, gone]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not answered.done():
-                crossing.leave()
-            answer = await answered
-        except asyncio.CancelledError:
+            while (message := await messages.get()) is not None:
+                await send(message)
+                if message.get("more_body", False):
+                    crossing.taken()
+        except BaseException:
             crossing.leave()
             raise
         finally:
             gone.cancel()
-        if answer is not None:
-            status, headers, content = answer
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": content})
 
 
 def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:

@@ -26,7 +26,6 @@ from engine.sockets import AddressInUse
 from engine.tree import RunningServer, ServerFailed, open_server
 
 Message = dict[str, Any]
-Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
 
 ONE_PROCESS = (
     "Tritium was started in more than one worker process. One process serves all models and uses the other cores through "
@@ -208,9 +207,13 @@ class OwnLoop:
         """Have the tree drain and end. From any thread."""
         self.soon(self._tree.stop)
 
-    def exchange(self, scope: Message, body: bytes, done: Callable[[Answer | None], object]) -> Crossing:
-        """Have the tree answer a request. `done` is called on its thread, with None where nobody wants the answer."""
-        crossing = Crossing(self, scope, body, done)
+    def exchange(self, scope: Message, body: bytes, deliver: Callable[[Message | None], object]) -> Crossing:
+        """Have the tree answer a request.
+
+        `deliver` is called on its thread with each message of the answer, and at last with None. There are none where
+        nobody wants the answer, and too few where making it failed half-way.
+        """
+        crossing = Crossing(self, scope, body, deliver)
         self.soon(crossing.begin)
         return crossing
 
@@ -237,13 +240,14 @@ class Crossing:
     """One request that crossed over to the tree's thread. It is the `tritium.disconnect` hook of its request."""
 
     def __init__(
-        self, loop: OwnLoop, scope: Message, body: bytes, done: Callable[[Answer | None], object]
+        self, loop: OwnLoop, scope: Message, body: bytes, deliver: Callable[[Message | None], object]
     ) -> None:
         self._loop = loop
         self._scope = {**scope, "extensions": {"tritium.response": {}, "tritium.disconnect": self}}
         self._body: bytes | None = body
-        self._done = done
-        self._answer: Answer | None = None
+        self._deliver = deliver
+        self._begun = False  # part of the answer has been delivered
+        self._taken: trio.Event | None = None  # by the foreign server: the part delivered last
         self.disconnected = False
         self.on_disconnect: Callable[[], None] | None = None
 
@@ -255,23 +259,31 @@ class Crossing:
         """From any thread: the client has gone."""
         self._loop.soon(self._left)
 
+    def taken(self) -> None:
+        """From any thread: the part of a streamed answer that was delivered last has been written."""
+        self._loop.soon(self._let_on)
+
     def _left(self) -> None:
         self.disconnected = True
         if self.on_disconnect is not None:
             self.on_disconnect()
+        self._let_on()
+
+    def _let_on(self) -> None:
+        if self._taken is not None:
+            self._taken.set()
 
     async def _run(self) -> None:
         try:
             await self._loop.app(self._scope, self._receive, self._send)
         except Exception as error:  # noqa: BLE001  # the outer edge: one request's crash is answered, and no more
             sys.stderr.write(f"error: a request failed: {error!r}\n")
-            self._answer = (
-                500,
-                [(b"content-type", b"application/json")],
-                b'{"error":"internal server error"}',
-            )
+            if not self._begun:
+                self._answer(
+                    500, [(b"content-type", b"application/json")], b'{"error":"internal server error"}'
+                )
         finally:
-            self._done(self._answer)
+            self._deliver(None)
 
     async def _receive(self) -> Message:
         body, self._body = self._body, None
@@ -280,8 +292,26 @@ class Crossing:
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def _send(self, message: Message) -> None:
-        body = b"".join(message["body"])
-        if message["release"] is not None:
-            message["release"]()
-        headers = [*message["headers"], (b"content-length", str(len(body)).encode())]
-        self._answer = (message["status"], headers, body)
+        if message["type"] == "tritium.response":
+            body = b"".join(message["body"])
+            if message["release"] is not None:
+                message["release"]()
+            self._answer(message["status"], message["headers"], body)
+        elif not self.disconnected:
+            await self._stream(message)
+
+    def _answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        headers = [*headers, (b"content-length", str(len(body)).encode())]
+        self._begun = True
+        self._deliver({"type": "http.response.start", "status": status, "headers": headers})
+        self._deliver({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _stream(self, message: Message) -> None:
+        """Deliver a message of a streamed answer, and wait until a part that has others behind it has been written."""
+        self._begun = True
+        if not message.get("more_body", False):
+            self._deliver(message)
+            return
+        self._taken = trio.Event()
+        self._deliver(message)
+        await self._taken.wait()

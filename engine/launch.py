@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, TypeVar, cast
 
@@ -127,11 +127,11 @@ class WorkerLauncher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             if spec.isolation == "thread":
-                return ThreadWorker(ours, theirs, name=instance.name)
+                return ThreadWorker(ours, theirs, name=instance.name, cores=instance.cores)
             environ = {**self._environ, **_thread_environ(spec, instance, self._environ)}
             with theirs:
                 return await self._spawner.run(
-                    functools.partial(_spawn, ours, theirs, environ, self._oom_kills)
+                    functools.partial(_spawn, ours, theirs, environ, self._oom_kills, instance.cores)
                 )
         except BaseException:
             ours.close()
@@ -148,23 +148,45 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _thread_environ(spec: ModelSpec, instance: InstanceSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    threads = threads_for(spec)
+    threads = threads_for(spec, instance)
     return {name: str(threads * instance.lanes) for name in _THREAD_VARIABLES if name not in environ}
 
 
 def _spawn(
-    ours: socket.socket, theirs: socket.socket, environ: Mapping[str, str], oom_kills: OomKills
+    ours: socket.socket,
+    theirs: socket.socket,
+    environ: Mapping[str, str],
+    oom_kills: OomKills,
+    cores: Sequence[int],
 ) -> ProcessWorker:
     """Spawner's thread: start the process, its output going to one pipe."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
-        process = _popen(theirs, write_end, environ)
+        with _bound_to(cores):
+            process = _popen(theirs, write_end, environ)
         return ProcessWorker(process, ours, read_end, oom_kills)
     except BaseException:
         os.close(read_end)
         raise
     finally:
         os.close(write_end)
+
+
+@contextlib.contextmanager
+def _bound_to(cores: Sequence[int]) -> Iterator[None]:
+    """Bind the calling thread to `cores`, if there are any: what it starts meanwhile inherits that.
+
+    A thread's memory comes from the NUMA node of the core that touches it first, so that this decides about memory too.
+    """
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _popen(theirs: socket.socket, output: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -264,10 +286,13 @@ class OomKills:
 class ThreadWorker:
     """A worker on a thread of the server. Implements `actors.instance.Launched`; a hung one can only be abandoned."""
 
-    def __init__(self, ours: socket.socket, theirs: socket.socket, *, name: str) -> None:
+    def __init__(
+        self, ours: socket.socket, theirs: socket.socket, *, name: str, cores: Sequence[int] = ()
+    ) -> None:
         self.socket = ours
         self.output: int | None = None
         self._theirs = theirs
+        self._cores = cores
         self._ended = trio.Event()
         self._token = trio.lowlevel.current_trio_token()
         self._thread = threading.Thread(target=self._run, name=f"worker-{name}", daemon=True)
@@ -280,7 +305,7 @@ class ThreadWorker:
 
     def _run(self) -> None:
         try:
-            with self._theirs:
+            with self._theirs, _bound_to(self._cores):
                 Serving(self._theirs, on_disconnect=lambda: None).run()
         except Stopped:
             pass

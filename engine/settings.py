@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, cast
 
+from engine.cache.settings import CacheSettings, read_cache
 from engine.cli.flags import BY_NAME
 from engine.cli.words import Given, read_memory_limit, read_size, scan_argv, scan_environ, to_int
 from engine.cli.words import SettingsError as SettingsError
@@ -25,6 +26,7 @@ from engine.listening import (
     read_restrictions,
     refuse_clashes,
 )
+from engine.placement import HostPolicy, read_host_policies, read_resources
 from engine.repository.remote.uris import is_remote, without_query
 
 LogFormat = Literal["default", "ISO8601", "json", "console"]
@@ -88,6 +90,12 @@ class Settings:
     load_thread_count: int = 4
     load_retry_count: int = 0
     backend_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # "": for every backend
+    rate_limit: bool = False  # by execution count
+    # By name and device; None is every device. What is not in it is as much as any one instance needs.
+    rate_limit_resources: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
+    host_policies: Mapping[str, HostPolicy] = field(default_factory=dict)
+
+    cache: CacheSettings | None = None  # of responses
 
     id: str = "triton"
     exit_on_error: bool = True
@@ -144,6 +152,7 @@ class Settings:
             *(self.grpc.options() if self.allow_grpc else [("grpc", "off")]),
             ("metrics", host_port(self.metrics_address, self.metrics_port) if self.allow_metrics else "off"),
             ("log_format", self.log.format),
+            *(self.cache.options() if self.cache is not None else []),
         ]
         for backend, values in self.backend_settings.items():
             name = f"backend_config[{backend}]" if backend else "backend_config"
@@ -185,6 +194,10 @@ def _settings(given: Given, environ: Mapping[str, str]) -> Settings:
         load_thread_count=given.integer("model-load-thread-count", 4, least=1),
         load_retry_count=given.integer("model-load-retry-count", 0),
         backend_settings=_backend_settings(given.all("backend-config")),
+        rate_limit=given.text("rate-limit", "off") != "off",
+        rate_limit_resources=_resources(given),
+        host_policies=read_host_policies(given.all("host-policy")),
+        cache=read_cache(given, environ),
         id=given.text("id", "triton"),
         exit_on_error=given.boolean("exit-on-error", True),
         strict_readiness=given.boolean("strict-readiness", True),
@@ -287,6 +300,15 @@ def _memory_limit(text: str) -> str:
     """Check it now; what a share comes to is known where the memory is."""
     read_memory_limit(text, total=1024**4)
     return text.strip()
+
+
+def _resources(given: Given) -> Mapping[tuple[str, int | None], int]:
+    resources = read_resources(given.all("rate-limit-resource"))
+    if resources and given.text("rate-limit", "off") == "off":
+        given.warnings.append(
+            "--rate-limit-resource has no effect: only --rate-limit=execution_count limits executions"
+        )
+    return resources
 
 
 def _backend_settings(pairs: Sequence[str]) -> dict[str, Mapping[str, str]]:

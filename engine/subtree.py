@@ -11,13 +11,17 @@ from typing import Final
 
 import trio
 
-from actors import batcher, instance
+from actors import batcher, ensemble, instance, sequencer
+from actors.cache import ResponseCache, may_be_kept
+from actors.ensemble import Ensembler
 from actors.instance import Launcher
-from actors.messages.errors import Internal, Unavailable
+from actors.interfaces import ServedModel
+from actors.messages.errors import Internal, InvalidArgument, Unavailable
 from actors.messages.events import Event, Log
 from actors.model import STOPPING, InstanceState, ModelState, Status
 from actors.router import UNLOADED, Router
-from actors.specs import InstanceSpec, ModelSpec
+from actors.scheduling.rate_limits import RateLimiter
+from actors.specs import Ensemble, EnsembleStep, InstanceSpec, ModelSpec
 from actors.supervision.context import ChildContext
 from actors.supervision.errors import NotFound, NotRunning, SupervisionError
 from actors.supervision.events import Event as SupervisionEvent
@@ -46,25 +50,42 @@ class ModelSubtrees:
         log: Log,
         metrics: MetricsSettings,
         stop_within: float,
+        limiter: RateLimiter[InstanceState] | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
-        """`supervisor` is the dynamic one that versions become children of; `stop_within` seconds an instance may take."""
+        """`supervisor` is the dynamic one that versions become children of; `stop_within` seconds an instance may take.
+
+        Without a `limiter` executions are not rate-limited, and without a `cache` no answers are kept.
+        """
         self._supervisor = supervisor
         self._router = router
         self._launcher = launcher
         self._log = log
         self._metrics = metrics
         self._stop_within = stop_within
+        self._limiter = limiter
+        self._cache = cache
         self._standing: dict[str, ModelState] = {}  # by the subtree's name
         self._instances: dict[str, Supervisor] = {}  # the same; those whose instances stand
 
     def make_state(self, spec: ModelSpec) -> ModelState:
         """Return the state of a version about to be loaded."""
-        return ModelState(
+        state = ModelState(
             spec,
             statistics=new_statistics(self._metrics, spec.first_response_buckets),
             on_status=self._on_status,
             wall_clock=milliseconds_since_epoch,
         )
+        if isinstance(spec.scheduling, Ensemble):
+            state.composite = Ensembler(state, self._resolve_step)
+        if self._cache is not None and spec.response_cache and may_be_kept(spec):
+            state.cache = self._cache.of(state)
+        return state
+
+    def _resolve_step(self, step: EnsembleStep) -> ServedModel:
+        """Return who answers for the model of a step now."""
+        version = "" if step.model_version < 0 else str(step.model_version)
+        return self._router.resolve(step.model_name, version, namespace=step.model_namespace)
 
     def _on_status(self, state: ModelState) -> None:
         self._router.changed(state)
@@ -82,6 +103,11 @@ class ModelSubtrees:
 
     async def start(self, state: ModelState) -> None:
         """Start the subtree of a version. See `actors.loading.ModelTree`."""
+        try:
+            self._limit(state, state.instances)
+        except InvalidArgument as error:
+            state.load_failed(f"{error.code.rendered}: {error.message}")
+            return
         state.subtree = self._free_name(state.spec)
         self._standing[state.subtree] = state
         await self._supervisor.start_child(
@@ -94,6 +120,22 @@ class ModelSubtrees:
                 on_exhausted=OnExhausted.RETRY_AT_CAP,  # one model's trouble is no reason to end another
             )
         )
+        if state.composite is not None and state.status is Status.LOADING:
+            state.become(
+                Status.READY
+            )  # there are no instances to wait for; that it fits together was checked
+
+    def _limit(self, state: ModelState, instances: Sequence[InstanceState]) -> None:
+        """Make instances known to the rate limiter. Raises InvalidArgument where they can't be."""
+        if self._limiter is not None:
+            state.limiter = self._limiter
+            executing = [(each, each.spec) for each in instances if not each.spec.passive]
+            self._limiter.enter(state.spec.key, executing, state.ring)
+
+    def _forget_limits(self, instances: Iterable[InstanceState]) -> None:
+        if self._limiter is not None:
+            for each in instances:
+                self._limiter.leave(each)
 
     def _free_name(self, spec: ModelSpec) -> str:
         """Return `<name>/<version>`, with `@2` and so on where an earlier generation of it is still there."""
@@ -110,7 +152,7 @@ class ModelSubtrees:
         version = Supervisor(
             [
                 instances.spec("instances"),
-                ChildSpec("scheduler", lambda ctx: batcher.run(ctx, state)),
+                ChildSpec("scheduler", lambda ctx: _schedule(ctx, state, self._log)),
             ],
             strategy=Strategy.REST_FOR_ONE,
         )
@@ -140,6 +182,7 @@ class ModelSubtrees:
             await self._forget(self._supervisor, state.subtree)
             del self._standing[state.subtree]
             self._instances.pop(state.subtree, None)
+        self._forget_limits(state.instances)
         state.close()
 
     @staticmethod
@@ -170,6 +213,10 @@ class ModelSubtrees:
 
     async def _bring_in(self, state: ModelState, added: Sequence[InstanceState]) -> None:
         try:
+            self._limit(state, added)
+        except InvalidArgument as error:
+            raise Internal(f"{error.code.rendered}: {error.message}") from error
+        try:
             for each in added:
                 await self._instances[state.subtree].start_child(self._instance_child(state, each))
         except SupervisionError as error:
@@ -186,6 +233,7 @@ class ModelSubtrees:
         with trio.CancelScope(shield=True):
             for each in leaving:
                 await self._forget(self._instances[state.subtree], each.key)
+        self._forget_limits(leaving)
 
     def observe(self, event: SupervisionEvent) -> None:
         """Notice instances that ran out of restarts. A part of the tree's observer."""
@@ -232,17 +280,34 @@ class ModelSubtrees:
                 namespace=state.spec.namespace,
                 statistics=state.statistics,
                 tags=state.spec.metric_tags,
+                cached=state.cache is not None,
                 queue_depth=depth,
                 queue_age=max(0.0, now - state.queue.oldest_enqueued) if depth else 0.0,
                 load_duration=state.load_seconds,
                 instances=_by_standing(state),
+                tenants=state.queue.ledger.shares() if state.queue.ledger is not None else {},
+                slo=state.slo.sample(depth) if state.slo is not None else None,
             )
+
+
+async def _schedule(ctx: ChildContext, state: ModelState, log: Log) -> None:
+    """Run the scheduler actor of a version's kind."""
+    if isinstance(state.composite, Ensembler):
+        await ensemble.run(ctx, state, state.composite)
+    elif state.sequences is not None:
+        await sequencer.run(ctx, state, log=log)
+    else:
+        await batcher.run(ctx, state)
 
 
 def _by_standing(state: ModelState) -> dict[str, int]:
     counts = {"serving": 0, "starting": 0, "exhausted": 0}
     for each in state.instances:
-        counts["serving" if each.worker is not None else "exhausted" if each.exhausted else "starting"] += 1
+        if each.worker is not None:
+            standing = "passive" if each.spec.passive else "serving"
+        else:
+            standing = "exhausted" if each.exhausted else "starting"
+        counts[standing] = counts.get(standing, 0) + 1
     return counts
 
 

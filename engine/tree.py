@@ -33,6 +33,7 @@ from actors.messages.events import Event
 from actors.readiness import Readiness
 from actors.residency import Residents
 from actors.router import Router
+from actors.scheduling.rate_limits import RateLimiter
 from actors.specs import ModelKey, ModelSpec
 from actors.supervision.errors import IntensityExceeded
 from actors.supervision.events import Event as SupervisionEvent
@@ -40,7 +41,10 @@ from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Strategy
 from actors.supervision.supervisor import Supervisor
 from actors.traffic import TrafficControl
 from actors.watcher import Watcher
-from engine.cli.words import read_memory_limit
+from engine.cache.open import CacheUnusable, OpenCache, open_cache
+from engine.cache.settings import RedisCache
+from engine.cli.words import SettingsError, read_memory_limit
+from engine.composing import Composer
 from engine.config.backends import discover
 from engine.devices import gpu_count
 from engine.frontends import Frontend, grpc_listener, v2_app
@@ -50,6 +54,7 @@ from engine.observability.metrics import Exposition, MetricsApp
 from engine.observability.requests import request_hook
 from engine.observability.supervision import supervision_observer
 from engine.observability.system import MachineSampler
+from engine.placement import resolve as resolve_policies
 from engine.repository.copies import Janitor
 from engine.repository.fingerprint import Digests
 from engine.repository.local import LocalSource
@@ -208,6 +213,7 @@ class _Composition:
     def _compose_models(self, environ: Mapping[str, str]) -> None:
         settings = self._settings
         self._backends = discover()
+        self._cache = _open_cache(settings, self._log)
         self._models = Supervisor(intensity=ROOT_INTENSITY)
         self.subtrees = ModelSubtrees(
             self._models,
@@ -216,6 +222,8 @@ class _Composition:
             log=self._log,
             metrics=settings.metrics,
             stop_within=10.0,
+            cache=None if self._cache is None else self._cache.cache,
+            limiter=RateLimiter(settings.rate_limit_resources) if settings.rate_limit else None,
         )
         self.traffic = TrafficControl(
             self.router, log=self._log, random=random.random, wall_clock=milliseconds_since_epoch
@@ -239,6 +247,7 @@ class _Composition:
                 config_name=settings.model_config_name,
                 auto_complete=not settings.disable_auto_complete_config,
                 namespacing=settings.namespacing,
+                host_policies=_host_policies(settings),
             ),
             self.janitor,
             digests,
@@ -253,6 +262,7 @@ class _Composition:
             loads=trio.CapacityLimiter(settings.load_thread_count),
             extra_attempts=settings.load_retry_count,
             log=self._log,
+            compose=Composer(self.router),
         )
         mode = ControlMode(settings.control_mode)
         startup = settings.load_models if mode is ControlMode.EXPLICIT else ("*",)
@@ -336,6 +346,7 @@ class _Composition:
                 traffic=self.traffic,
                 residency=self.residents,
                 grpc=self._grpc_listeners,
+                cache=self._cache,
             )
         )
 
@@ -364,6 +375,7 @@ class _Composition:
                     intensity=Intensity(3, 60.0),
                     on_exhausted=OnExhausted.RETRY_AT_CAP,
                 ),
+                *([] if self._cache is None else [self._cache.spec()]),
             ]
         )
         repository = [
@@ -455,10 +467,25 @@ async def _running_tree(
                 frontend.close()
 
 
+def _host_policies(settings: Settings) -> Mapping[str, tuple[int, ...]]:
+    try:
+        return resolve_policies(settings.host_policies, os.sched_getaffinity(0))
+    except SettingsError as error:
+        raise ServerFailed(f"{error.message}; {error.hint}") from error
+
+
+def _open_cache(settings: Settings, log: Log) -> OpenCache | None:
+    try:
+        return None if settings.cache is None else open_cache(settings.cache, log)
+    except CacheUnusable as error:
+        raise ServerFailed(str(error)) from error
+
+
 def open_sources(settings: Settings, environ: Mapping[str, str], digests: Digests) -> list[Source]:
     """Return the repositories of the command line, each once. Raises ServerFailed for one that can't be opened."""
     cache = Path(settings.model_cache_directory)
-    compare = settings.control_mode != ControlMode.NONE.value  # without changes there is nothing to compare
+    # Without changes there is nothing to compare, but for what an earlier server has left in a cache that outlives it.
+    compare = settings.control_mode != ControlMode.NONE.value or isinstance(settings.cache, RedisCache)
 
     def opened(uri: str) -> Source:
         if not is_remote(uri):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
-from actors.messages.errors import ErrorCode
+from actors.messages.errors import ErrorCode, Unavailable
 
 # Contract: http.md section 1.1 and grpc.md section 2 for Triton's eight. The last two are Tritium's own (DESIGN section 4).
 STATUS: Final[Mapping[ErrorCode, tuple[int, int]]] = {
@@ -30,3 +31,8 @@ def http_status(code: ErrorCode) -> int:
 def grpc_status(code: ErrorCode) -> int:
     """Return the number of the gRPC status that stands for `code`."""
     return STATUS[code][1]
+
+
+def retry_seconds(error: Unavailable) -> int:
+    """Return after how many whole seconds to try again what `error` refused, at least 1 (RFC 9110, section 10.2.3)."""
+    return max(1, math.ceil(error.retry_after))

@@ -76,9 +76,16 @@ class InvalidArgument(TritiumError):
 
 
 class Unavailable(TritiumError):
-    """It exists but can't serve now: queue full, timed out in the queue, not ready, stopping, instance lost."""
+    """It exists but can't serve now: queue full, timed out in the queue, not ready, stopping, instance lost.
+
+    `retry_after` is in how many seconds it may be worth trying again; 0 where nobody knows.
+    """
 
     code = ErrorCode.UNAVAILABLE
+
+    def __init__(self, message: str, *, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Unsupported(TritiumError):

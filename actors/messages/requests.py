@@ -44,10 +44,12 @@ class InferRequest:
         "answered",
         "attempts",
         "batch_key",
+        "cache_ticket",
         "cancelled",
-        "compute_started_at",
         "correlation_id",
         "deadline",
+        "dispatched_at",
+        "extra",
         "flags",
         "id",
         "inputs",
@@ -62,9 +64,12 @@ class InferRequest:
         "routed_to",
         "rows",
         "synthetic",
+        "tenant",
         "timeout",
         "unexplained_deaths",
     )
+
+    padding = False  # a row without a request, which keeps the rows after it in their places
 
     def __init__(
         self,
@@ -105,13 +110,17 @@ class InferRequest:
             None  # who has it, where whom it was submitted to passes requests on
         )
         self.queue_entry: object = None  # owned by the queue while the request waits in it
-        self.compute_started_at = 0.0
+        self.cache_ticket: object = None  # owned by the model's cache until the request is answered
+        self.dispatched_at = 0.0  # of the first request of a batch, where the model promises a latency
         self.cancelled = False
         self.answered = False
         self.synthetic = False  # the server's own: a probe, which statistics leave out
-        self.affinity = (
-            ""  # value of the header that keeps a client with one version, where the model asks for that
-        )
+        self.extra: Sequence[
+            Tensor
+        ] = ()  # what the model is given beyond `inputs`: controls and states of its sequence
+        # What the frontend notes of the client, where the model asks for it: see `actors.scheduling.marks`.
+        self.affinity = ""  # value of the header that keeps a client with one version
+        self.tenant = ""  # whose share of the queue it takes
         self.attempts = 0  # executions begun
         self.alone_deaths = 0  # workers it killed while it ran alone
         self.unexplained_deaths = 0  # workers that died under it for a reason no request can cause

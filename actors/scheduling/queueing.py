@@ -10,20 +10,24 @@ heap which, as in trio's `Deadlines`, is told the time and cleaned lazily: an it
 
 Full means one of two things. A level with `max_queue_size` refuses (`push` raises). Any other waits: its callers
 ask `admits` first, and `QueueBounds` decides.
+
+Where tenants share the queue fairly (`actors.scheduling.fairness`) a lane is a `FairLane`, and being full is a matter of each
+tenant. Where levels age, a request that has waited goes to the end of the level above: a third clock, in the same heap.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from heapq import heapify, heappop, heappush
-from itertools import chain, count
-from typing import Final
+from itertools import chain, count, pairwise
+from typing import Final, Protocol
 
 from actors.messages.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
 from actors.messages.requests import InferRequest
-from actors.specs import DynamicBatching, QueueBounds, QueuePolicy, Scheduling, TimeoutAction
+from actors.scheduling.fairness import FairLane, Ledger
+from actors.specs import DynamicBatching, Fairness, QueueBounds, QueuePolicy, Scheduling, TimeoutAction
 
 # Stale heap items tolerated before the heap is rebuilt; below this a rebuild is not worth its bookkeeping.
 _STALE_ALLOWED: Final = 64
@@ -32,7 +36,7 @@ _STALE_ALLOWED: Final = 64
 class _Entry:
     """One request's place in the queue; lives in `request.queue_entry`."""
 
-    __slots__ = ("enqueued_at", "expires", "lane", "level", "queued", "requeued", "timed")
+    __slots__ = ("enqueued_at", "expires", "home", "lane", "level", "queued", "requeued", "rises", "timed")
 
     def __init__(self, level: _Level, lane: _Lane, enqueued_at: float) -> None:
         self.level = level
@@ -44,24 +48,50 @@ class _Entry:
         # from holding the request's inputs in memory.
         self.timed: InferRequest | None = None
         self.requeued = False
+        # Where levels age, and nowhere else: the level it came to, whose policy holds, and when it rises from where it is.
+        self.home: _Level
+        self.rises: float
 
 
-_Lane = OrderedDict[InferRequest, _Entry]
+class _Lane(Protocol):
+    """What is used of `OrderedDict[InferRequest, _Entry]`, and what `FairLane` has too."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[InferRequest]: ...
+    def __setitem__(self, request: InferRequest, entry: _Entry, /) -> None: ...
+    def __delitem__(self, request: InferRequest, /) -> None: ...
+    def values(self) -> ValuesView[_Entry]: ...
+    def popitem(self, *, last: bool) -> tuple[InferRequest, _Entry]: ...
+    def move_to_end(self, request: InferRequest, /, *, last: bool) -> None: ...
 
 
 class _Level:
     """One priority level with its policy."""
 
-    __slots__ = ("delayed", "delays", "number", "overrides", "policy", "timeout", "waiting")
+    __slots__ = (
+        "above",
+        "delayed",
+        "delays",
+        "number",
+        "overrides",
+        "policy",
+        "risen",
+        "timeout",
+        "waiting",
+    )
 
-    def __init__(self, number: int, policy: QueuePolicy) -> None:
+    def __init__(self, number: int, policy: QueuePolicy, ledger: Ledger | None) -> None:
         self.number = number
         self.policy = policy
         self.timeout = policy.default_timeout if policy.default_timeout > 0 else math.inf
         self.overrides = policy.allow_timeout_override and self.timeout < math.inf
         self.delays = policy.timeout_action is TimeoutAction.DELAY
-        self.waiting: _Lane = OrderedDict()
-        self.delayed: _Lane = OrderedDict()
+        self.waiting: _Lane = OrderedDict() if ledger is None else FairLane(ledger)
+        self.delayed: _Lane = OrderedDict() if ledger is None else FairLane(ledger)
+        self.above: _Level | None = None  # where requests rise to, if they do
+        self.risen: list[
+            tuple[float, int, _Entry]
+        ] = []  # enqueued: those that have risen to here, and left maybe
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.delayed)
@@ -70,9 +100,15 @@ class _Level:
         """When the first of these requests was enqueued; infinite where there is none.
 
         Arrivals are in order of time. Requests put back at the head need not be, nor delayed ones where clients choose
-        their timeouts.
+        their timeouts, nor those from levels below.
         """
         oldest = math.inf
+        while self.risen:
+            at, _, entry = self.risen[0]
+            if entry.queued and entry.level is self:
+                oldest = at
+                break
+            heappop(self.risen)
         for entry in self.waiting.values():
             oldest = min(oldest, entry.enqueued_at)
             if not entry.requeued:
@@ -92,6 +128,7 @@ class RequestQueue:
     """
 
     __slots__ = (
+        "_ageing",
         "_armed",
         "_bounds",
         "_by_priority",
@@ -99,25 +136,33 @@ class RequestQueue:
         "_default",
         "_heap",
         "_lanes",
+        "_ledger",
         "_len",
         "_levels",
         "_nbytes",
         "_turn",
     )
 
-    def __init__(self, scheduling: Scheduling, bounds: QueueBounds) -> None:
+    def __init__(self, scheduling: Scheduling, bounds: QueueBounds, fairness: Fairness | None = None) -> None:
         self._bounds = bounds
+        self._ledger = ledger = Ledger(fairness) if fairness is not None and fairness.by_tenant else None
+        self._ageing = fairness.ageing if fairness is not None else 0.0
         if isinstance(scheduling, DynamicBatching) and scheduling.priority_levels:
             policies = scheduling.priority_queue_policies
             numbers = range(1, scheduling.priority_levels + 1)
-            self._levels = [_Level(n, policies.get(n, scheduling.default_queue_policy)) for n in numbers]
+            self._levels = [
+                _Level(n, policies.get(n, scheduling.default_queue_policy), ledger) for n in numbers
+            ]
             self._default = self._levels[scheduling.default_priority_level - 1]
         else:
             policy = (
                 scheduling.default_queue_policy if isinstance(scheduling, DynamicBatching) else QueuePolicy()
             )
-            self._default = _Level(0, policy)
+            self._default = _Level(0, policy, ledger)
             self._levels = [self._default]
+        if self._ageing:
+            for above, level in pairwise(self._levels):
+                level.above = above
         self._by_priority = {level.number: level for level in self._levels}
         self._lanes = [
             lane for level in self._levels for lane in (level.waiting, level.delayed)
@@ -158,6 +203,8 @@ class RequestQueue:
         True where its level refuses by itself. A request larger than the bound on bytes is admitted by an empty queue,
         or it would wait for ever.
         """
+        if self._ledger is not None and not self._fits_tenant(request, self._ledger):
+            return False
         return (
             not self._len
             or (self._len < self._bounds.requests and self._nbytes + request.nbytes <= self._bounds.nbytes)
@@ -167,11 +214,14 @@ class RequestQueue:
     def push(self, request: InferRequest, now: float) -> None:
         """Enqueue `request` at `now`.
 
-        Raises Unavailable where its level has a `max_queue_size` and is full, or the queue's bytes are.
+        Raises Unavailable where its level has a `max_queue_size` and is full, or the queue's bytes are; and where its tenant
+        has more waiting than it may, and is not to wait for that.
         """
         level = self._by_priority.get(request.priority, self._default)
         if level.policy.max_queue_size:
             self._refuse_if_full(level, request)
+        if self._ledger is not None:
+            self._ledger.refuse_beyond_bound(request)
         lane = level.waiting
         entry = _Entry(level, lane, now)
         request.queue_entry = lane[request] = entry
@@ -182,6 +232,10 @@ class RequestQueue:
             timeout = request.timeout
         entry.expires = now + timeout
         due = min(entry.expires, request.deadline)
+        if self._ageing:
+            entry.home = level
+            entry.rises = now + self._ageing if level.above is not None else math.inf
+            due = min(due, entry.rises)
         if due < math.inf:
             self._arm(request, entry, due)
 
@@ -193,16 +247,22 @@ class RequestQueue:
         """
         for request in reversed(requests):
             before = request.queue_entry
-            enqueued_at = before.enqueued_at if isinstance(before, _Entry) else request.accepted_at
-            level = self._level_of(request)
+            if isinstance(before, _Entry):
+                level, enqueued_at = before.level, before.enqueued_at
+            else:
+                before, level, enqueued_at = None, self._level_of(request), request.accepted_at
             entry = _Entry(level, level.waiting, enqueued_at)
             entry.requeued = True
+            due = request.deadline
+            if self._ageing:
+                entry.home, entry.rises = (level, math.inf) if before is None else (before.home, before.rises)
+                due = min(due, entry.rises)
             request.queue_entry = level.waiting[request] = entry
             level.waiting.move_to_end(request, last=False)
             self._len += 1
             self._nbytes += request.nbytes
-            if request.deadline < math.inf:
-                self._arm(request, entry, request.deadline)
+            if due < math.inf:
+                self._arm(request, entry, due)
 
     def remove(self, request: InferRequest) -> bool:
         """Take `request` out, whose client has left. False where it is not here (any more)."""
@@ -256,7 +316,7 @@ class RequestQueue:
         self._cancelled.clear()
         heap = self._heap
         while heap and heap[0][0] <= now:
-            _, _, entry = heappop(heap)
+            due, _, entry = heappop(heap)
             request = entry.timed
             if request is None:
                 continue
@@ -264,9 +324,12 @@ class RequestQueue:
             error: TritiumError
             if request.cancelled:
                 error = Cancelled("")
+            elif due < min(entry.expires, request.deadline):
+                self._rise(request, entry)
+                continue
             elif entry.expires > request.deadline:
                 error = _deadline_passed(request, now - entry.enqueued_at)
-            elif entry.level.delays:
+            elif (entry.home if self._ageing else entry.level).delays:
                 self._delay(request, entry)
                 continue
             else:
@@ -299,10 +362,52 @@ class RequestQueue:
     def _level_of(self, request: InferRequest) -> _Level:
         return self._by_priority.get(request.priority, self._default)
 
+    @property
+    def ledger(self) -> Ledger | None:
+        """What each tenant has and got; None for a queue without tenants."""
+        return self._ledger
+
+    def ahead_of(self, request: InferRequest) -> float:
+        """Return about how many waiting requests would go before `request`, if it were pushed now."""
+        own = self._level_of(request)
+        ahead = 0.0
+        for level in self._levels:
+            lane = level.waiting
+            if level is own:
+                return ahead + (lane.ahead_of(request.tenant) if isinstance(lane, FairLane) else len(lane))
+            ahead += len(level)
+        return ahead
+
+    def patience(self, request: InferRequest) -> float:
+        """Return how long `request` might wait here before its level's policy refuses it, in seconds; infinite for ever."""
+        level = self._level_of(request)
+        if level.delays:
+            return math.inf
+        return (
+            min(level.timeout, request.timeout) if level.overrides and request.timeout > 0 else level.timeout
+        )
+
+    def _fits_tenant(self, request: InferRequest, ledger: Ledger) -> bool:
+        """Whether the tenant of `request` may have one more waiting, or is refused by `push`."""
+        if ledger.at_bound(request):
+            return ledger.refuses
+        if self._level_of(request).policy.max_queue_size > 0:
+            return True
+        return ledger.admits(request, self._bounds.requests - self._len, self._bounds.nbytes - self._nbytes)
+
     def _refuse_if_full(self, level: _Level, request: InferRequest) -> None:
         text = f"{request.prefix}Exceeds maximum queue size"
         if len(level) >= level.policy.max_queue_size:
             raise Unavailable(text)
+        if self._ledger is not None:
+            held = sum(
+                lane.held(request.tenant)
+                for lane in (level.waiting, level.delayed)
+                if isinstance(lane, FairLane)
+            )
+            left = level.policy.max_queue_size - len(level)
+            if held >= left > 0 and held:
+                raise self._ledger.refusal(request, held, f"and the room that is left, {left}, is for others")
         if self._len and self._nbytes + request.nbytes > self._bounds.nbytes:
             raise Unavailable(
                 f"{text}: {self._nbytes} bytes of inputs wait already, the limit is {self._bounds.nbytes}"
@@ -319,13 +424,27 @@ class RequestQueue:
 
     def _delay(self, request: InferRequest, entry: _Entry) -> None:
         """Move a request behind the unexpired ones of its level; only its own deadline still runs."""
-        level = entry.level
-        del level.waiting[request]
-        level.delayed[request] = entry
-        entry.lane = level.delayed
+        del entry.lane[request]
+        entry.lane = entry.level.delayed
+        entry.lane[request] = entry
         entry.expires = math.inf
-        if request.deadline < math.inf:
-            self._arm(request, entry, request.deadline)
+        due = min(request.deadline, entry.rises) if self._ageing else request.deadline
+        if due < math.inf:
+            self._arm(request, entry, due)
+
+    def _rise(self, request: InferRequest, entry: _Entry) -> None:
+        """Move a request that has waited long enough behind those of the level above, delayed ones behind delayed ones."""
+        level = entry.level.above
+        assert level is not None, "only what has a level above it rises"
+        lane = level.delayed if entry.lane is entry.level.delayed else level.waiting
+        del entry.lane[request]
+        lane[request] = entry
+        entry.level, entry.lane = level, lane
+        heappush(level.risen, (entry.enqueued_at, next(self._turn), entry))
+        entry.rises = entry.rises + self._ageing if level.above is not None else math.inf
+        due = min(entry.expires, request.deadline, entry.rises)
+        if due < math.inf:
+            self._arm(request, entry, due)
 
     def _arm(self, request: InferRequest, entry: _Entry, due: float) -> None:
         entry.timed = request

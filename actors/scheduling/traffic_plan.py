@@ -8,45 +8,25 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Final
 
-from actors.messages.errors import InvalidArgument
+from actors.scheduling.plan_reading import LARGEST_WHOLE, InvalidDocument, PlanReader
 from actors.specs import Mirror, Rollback, TrafficPlan
 
 _WEIGHTS: Final = '{"1": 90, "2": 10}'
 _STICKY: Final = '{"header": "x-user"} or {"parameter": "user"}'
 _MIRROR: Final = Mirror(version=1)  # what their fields are where nothing is said
 _ROLLBACK: Final = Rollback()
-_LARGEST_VERSION: Final = 2**63 - 1
 _VERSION: Final = re.compile(r"[1-9][0-9]*\Z")
-_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")  # RFC 9110, a field name
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """One thing that is wrong with a plan: where (`weights.2`; empty: as a whole), what, and what would have worked."""
+class InvalidPlan(InvalidDocument):
+    """A document that is no traffic plan."""
 
-    key: str
-    complaint: str
-    remedy: str
-
-    def __str__(self) -> str:
-        where = f"'{self.key}' " if self.key else ""
-        return f"{where}{self.complaint}: {self.remedy}"
-
-
-class InvalidPlan(InvalidArgument):
-    """A document that is no traffic plan; `mistakes` has at least one entry, and the message tells them all."""
-
-    def __init__(self, mistakes: Iterable[Mistake]) -> None:
-        self.mistakes = tuple(mistakes)
-        super().__init__("invalid traffic plan: " + "; ".join(map(str, self.mistakes)))
+    subject = "traffic plan"
 
 
 def read_plan(document: Mapping[str, Any]) -> TrafficPlan:
@@ -89,17 +69,14 @@ def _tidy(number: float) -> float:
     return int(number) if float(number).is_integer() and abs(number) < 2**53 else number
 
 
-class _Reader:
-    """One pass over a document. What is wrong is noted, and a default stands in so that the pass can go on."""
-
-    def __init__(self) -> None:
-        self.mistakes: list[Mistake] = []
+class _Reader(PlanReader):
+    """One pass over a plan."""
 
     def plan(self, document: object) -> TrafficPlan:
         if not isinstance(document, Mapping):
-            self._note("", "is no JSON object", f"use {_plan_example()}")
+            self.note("", "is no JSON object", f"use {_plan_example()}")
             return TrafficPlan(weights={})
-        fields = self._object("", document, ("weights", "sticky", "mirror", "rollback"), _plan_example())
+        fields = self.members("", document, ("weights", "sticky", "mirror", "rollback"), _plan_example())
         weights = self._weights(fields)
         sound = {} if self.mistakes else weights  # what is wrong already contradicts nothing
         header, parameter = self._sticky(fields)
@@ -115,67 +92,65 @@ class _Reader:
 
     def _weights(self, fields: Mapping[str, Any]) -> dict[int, float]:
         if "weights" not in fields:
-            self._note(
+            self.note(
                 "weights", "is missing", f"give each version that answers its share, such as {_WEIGHTS}"
             )
             return {}
         value = fields["weights"]
         if not isinstance(value, Mapping) or not value:
-            self._note("weights", "is no object of shares by version", f"use {_WEIGHTS}")
+            self.note("weights", "is no object of shares by version", f"use {_WEIGHTS}")
             return {}
         before = len(self.mistakes)
         weights: dict[int, float] = {}
         for name, share in value.items():
             key = f"weights.{name}"
-            number = self._number(key, share, at_least=0.0)
-            if not (_VERSION.match(str(name)) and int(name) <= _LARGEST_VERSION):
-                self._note(key, "names no version", f"use version numbers, such as {_WEIGHTS}")
+            number = self.number(key, share, at_least=0.0)
+            if not (_VERSION.match(str(name)) and int(name) <= LARGEST_WHOLE):
+                self.note(key, "names no version", f"use version numbers, such as {_WEIGHTS}")
             else:
                 weights[int(name)] = number
         total = sum(weights.values())
         if len(self.mistakes) == before and not (0.0 < total < math.inf):
             complaint = "gives no version a share" if total == 0 else "adds up to more than a number can hold"
-            self._note("weights", complaint, f"use {_WEIGHTS}")
+            self.note("weights", complaint, f"use {_WEIGHTS}")
         return dict(sorted(weights.items()))
 
     def _sticky(self, fields: Mapping[str, Any]) -> tuple[str, str]:
         if "sticky" not in fields:
             return "", ""
-        sticky = self._object("sticky", fields["sticky"], ("header", "parameter"), _STICKY)
+        sticky = self.members("sticky", fields["sticky"], ("header", "parameter"), _STICKY)
         header, parameter = sticky.get("header", ""), sticky.get("parameter", "")
         if "header" in sticky and "parameter" in sticky:
-            self._note("sticky", "names both a header and a parameter", f"use {_STICKY}")
+            self.note("sticky", "names both a header and a parameter", f"use {_STICKY}")
         elif fields["sticky"] == {}:
-            self._note("sticky", "names nothing to go by", f"use {_STICKY}")
-        if "header" in sticky and not (isinstance(header, str) and _HEADER.match(header)):
-            self._note("sticky.header", "is no name of a header", 'use one such as "x-user"')
-            header = ""
-        if "parameter" in sticky and not (isinstance(parameter, str) and parameter):
-            self._note("sticky.parameter", "is no name of a request parameter", 'use one such as "user"')
-            parameter = ""
-        return header.lower(), parameter
+            self.note("sticky", "names nothing to go by", f"use {_STICKY}")
+        if "header" in sticky:
+            header = self.header("sticky.header", header, "x-user")
+        if "parameter" in sticky:
+            parameter = self.parameter("sticky.parameter", parameter, "user")
+        return header, parameter
 
     def _mirror(self, fields: Mapping[str, Any], weights: Mapping[int, float]) -> Mirror | None:
         if "mirror" not in fields:
             return None
         example = '{"version": 3, "fraction": 0.1}'
         before = len(self.mistakes)
-        mirror = self._object("mirror", fields["mirror"], ("version", "fraction", "tolerance"), example)
+        mirror = self.members("mirror", fields["mirror"], ("version", "fraction", "tolerance"), example)
         version = 1
         if "version" in mirror:
-            version = self._whole("mirror.version", mirror["version"])
+            version = self.whole("mirror.version", mirror["version"])
         elif len(self.mistakes) == before:
-            self._note("mirror.version", "is missing", "name the version that receives copies, such as 3")
-        fraction = self._number(
+            self.note("mirror.version", "is missing", "name the version that receives copies, such as 3")
+        fraction = self.number(
             "mirror.fraction", mirror.get("fraction", _MIRROR.fraction), at_least=0.0, at_most=1.0
         )
-        tolerance = self._number("mirror.tolerance", mirror.get("tolerance", _MIRROR.tolerance), at_least=0.0)
+        tolerance = self.number("mirror.tolerance", mirror.get("tolerance", _MIRROR.tolerance), at_least=0.0)
         if len(self.mistakes) > before:
             return None
         if fraction == 0:
-            self._note("mirror.fraction", "mirrors nothing", "use a share above 0, or leave 'mirror' out")
+            self.note("mirror.fraction", "mirrors nothing", "use a share above 0, or leave 'mirror' out")
         if weights.get(version, 0.0) > 0:
-            self._note(
+            self.note(
                 "mirror.version",
                 f"is {version}, which answers requests itself",
                 f"mirror to another version, or leave {version} out of 'weights'",
@@ -187,81 +162,42 @@ class _Reader:
             return None
         known = ("max_error_rate", "max_latency_ratio", "max_latency", "min_requests", "window")
         before = len(self.mistakes)
-        given = self._object("rollback", fields["rollback"], known, '{"max_error_rate": 0.05}')
+        given = self.members("rollback", fields["rollback"], known, '{"max_error_rate": 0.05}')
         rollback = Rollback(
-            max_error_rate=self._number(
+            max_error_rate=self.number(
                 "rollback.max_error_rate", given.get("max_error_rate", 0.0), at_least=0.0, at_most=1.0
             ),
-            max_latency_ratio=self._number(
+            max_latency_ratio=self.number(
                 "rollback.max_latency_ratio", given.get("max_latency_ratio", 0.0), at_least=0.0
             ),
-            max_latency=self._number("rollback.max_latency", given.get("max_latency", 0.0), at_least=0.0),
-            min_requests=self._whole(
+            max_latency=self.number("rollback.max_latency", given.get("max_latency", 0.0), at_least=0.0),
+            min_requests=self.whole(
                 "rollback.min_requests", given.get("min_requests", _ROLLBACK.min_requests)
             ),
-            window=self._number("rollback.window", given.get("window", _ROLLBACK.window), at_least=0.0),
+            window=self.number("rollback.window", given.get("window", _ROLLBACK.window), at_least=0.0),
         )
         if len(self.mistakes) > before:
             return None
         if 0 < rollback.max_latency_ratio < 1:
-            self._note(
+            self.note(
                 "rollback.max_latency_ratio", "asks a version to be faster than the others", "use 1 or more"
             )
         if rollback.window == 0:
-            self._note("rollback.window", "is 0", "use seconds above 0, such as 5")
+            self.note("rollback.window", "is 0", "use seconds above 0, such as 5")
         if not (rollback.max_error_rate or rollback.max_latency_ratio or rollback.max_latency):
-            self._note(
+            self.note(
                 "rollback",
                 "has no rule",
                 "set 'max_error_rate', 'max_latency_ratio' or 'max_latency' above 0",
             )
         if weights and sum(share > 0 for share in weights.values()) < 2:
-            self._note(
+            self.note(
                 "rollback",
                 "has no version to fall back to",
                 f"give two versions or more a share, such as {_WEIGHTS}",
             )
         return rollback
 
-    def _object(self, key: str, value: object, known: tuple[str, ...], example: str) -> Mapping[str, Any]:
-        """Return the known members of an object; unknown ones are mistakes."""
-        if not isinstance(value, Mapping):
-            self._note(key, "is no JSON object", f"use {example}")
-            return {}
-        for name in value:
-            if name not in known:
-                close = difflib.get_close_matches(str(name), known, n=1)
-                remedy = f"did you mean '{close[0]}'?" if close else "known are " + ", ".join(known)
-                self._note(f"{key}.{name}" if key else str(name), "is unknown", remedy)
-        return {name: value[name] for name in known if name in value}
-
-    def _number(self, key: str, value: object, *, at_least: float, at_most: float = math.inf) -> float:
-        try:
-            number = (
-                math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
-            )
-        except OverflowError:  # an int beyond any float
-            number = math.nan
-        if math.isfinite(number) and at_least <= number <= at_most:
-            return number
-        bounds = f"from {at_least:g} to {at_most:g}" if at_most < math.inf else f"of at least {at_least:g}"
-        self._note(key, f"is {_shown(value)}", f"use a number {bounds}")
-        return at_least
-
-    def _whole(self, key: str, value: object) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST_VERSION:
-            return value
-        self._note(key, f"is {_shown(value)}", "use a whole number of at least 1")
-        return 1
-
-    def _note(self, key: str, complaint: str, remedy: str) -> None:
-        self.mistakes.append(Mistake(key, complaint, remedy))
-
 
 def _plan_example() -> str:
     return f'{{"weights": {_WEIGHTS}}}'
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 40 else text[:37] + "..."

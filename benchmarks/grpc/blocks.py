@@ -79,7 +79,7 @@ def _indexed(headers: tuple[tuple[str, str], ...]) -> Sequence[bytes]:
 def of(way: Way, headers: Headers) -> Iterator[bytes]:
     """Return the blocks of a connection's calls."""
     match way:
-        case Way.UNARY | Way.STREAM:
+        case Way.UNARY | Way.STREAM | Way.SCRIPT:
             return repeated(headers)
         case Way.METADATA:
             return with_literals(headers)

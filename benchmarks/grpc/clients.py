@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from benchmarks import clients, parsers
 from benchmarks.clients import ClientFailed
 from benchmarks.grpc.judge import Address
-from benchmarks.grpc.payloads import PREFIX_SIZE, framed
+from benchmarks.grpc.payloads import PREFIX_SIZE, framed, packed
 from benchmarks.grpc.scenarios import Shape, Way
 from benchmarks.parsers import UnreadableOutput
 from benchmarks.results import Load
@@ -26,13 +26,16 @@ _ROOT: Final = Path(__file__).parent.parent.parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a client sends, where to, and how much of it at a time. `message` is a protobuf message."""
+    """What a client sends, where to, and how much of it at a time.
+
+    `messages` are protobuf messages: what each of the calls under way sends, over and over, or one list for all of them.
+    """
 
     address: Address
     path: str
     way: Way
     shape: Shape
-    message: bytes
+    messages: Sequence[Sequence[bytes]]
     answer_size: int  # of an answer's message
 
 
@@ -65,7 +68,7 @@ def h2load(task: Task, seconds: float) -> Load:
     """Load a server from one thread with h2load, which can do `Way.UNARY` only."""
     with tempfile.TemporaryDirectory(prefix="tritium-h2load-") as directory:
         body, log = Path(directory, "body"), Path(directory, "log")
-        body.write_bytes(framed(task.message))
+        body.write_bytes(framed(task.messages[0][0]))
         command = ["h2load", "-t1", f"-c{task.shape.connections}", f"-m{task.shape.streams}"]
         command += [f"-D{round(seconds * 1000)}ms", f"--log-file={log}", "-d", str(body)]
         command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
@@ -96,13 +99,13 @@ def own_output(text: str, answer_size: int) -> Load:
 
 def own(task: Task, seconds: float) -> Load:
     """Load a server from one thread with `benchmarks.grpc.load`."""
-    with tempfile.NamedTemporaryFile(prefix="tritium-message-") as message:
-        message.write(task.message)
-        message.flush()
+    with tempfile.NamedTemporaryFile(prefix="tritium-messages-") as file:
+        file.write(packed(task.messages))
+        file.flush()
         command = [sys.executable, "-m", "benchmarks.grpc.load", f"--host={task.address.host}"]
         command += [f"--port={task.address.port}", f"--path={task.path}", f"--way={task.way.value}"]
         command += [f"--connections={task.shape.connections}", f"--streams={task.shape.streams}"]
-        command += [f"--seconds={seconds}", f"--message={message.name}"]
+        command += [f"--seconds={seconds}", f"--messages={file.name}"]
         child = clients.start(command, cwd=_ROOT)
         output = clients.finish(child, "the own client", seconds + _GRACE)
         return _answered(own_output(output, task.answer_size), task)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -34,7 +34,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A model's requests so far, as its statistics tell."""
+    """Requests so far, as statistics tell."""
 
     success: int
     failed: int
@@ -91,7 +91,7 @@ def _stream(address: Address, request: pb.ModelInferRequest) -> pb.ModelInferRes
 def verify(scenario: GrpcScenario, address: Address) -> int:
     """Send a row's request once and check the answer; return the size of its message. Raises WrongAnswer."""
     inputs = scenario.inputs()
-    request = payloads.encode(scenario.model, inputs)
+    request = payloads.encode(scenario.first, inputs)
     if scenario.way is Way.STREAM:
         response = _stream(address, request)
         size = pb.ModelStreamInferResponse(infer_response=response).ByteSize()
@@ -102,18 +102,22 @@ def verify(scenario: GrpcScenario, address: Address) -> int:
     return int(size)
 
 
-def counts(address: Address, model: str) -> Counts:
-    """Return a model's counts. Raises WrongAnswer."""
-    request = pb.ModelStatisticsRequest(name=model)
-    answer = _ask(address, "ModelStatistics", request, pb.ModelStatisticsResponse)
-    everything = [each.inference_stats for each in answer.model_stats]
+def counts(address: Address, models: Sequence[str]) -> Counts:
+    """Return the counts of all these models together. Raises WrongAnswer."""
+    everything = []
+    for model in models:
+        request = pb.ModelStatisticsRequest(name=model)
+        answer = _ask(address, "ModelStatistics", request, pb.ModelStatisticsResponse)
+        everything += [each.inference_stats for each in answer.model_stats]
     return Counts(
         success=sum(each.success.count for each in everything),
         failed=sum(each.fail.count for each in everything),
     )
 
 
-def unaccounted(address: Address, model: str, before: Counts, *, answered: int, cut_off: int) -> int:
+def unaccounted(
+    address: Address, models: Sequence[str], before: Counts, *, answered: int, cut_off: int
+) -> int:
     """Return how many of `answered` requests the server does not count as successes, or counts as failures.
 
     `cut_off` is how many the client may have left under way when its time was up: a server counts those as failures.
@@ -121,7 +125,7 @@ def unaccounted(address: Address, model: str, before: Counts, *, answered: int, 
     """
     deadline = time.monotonic() + _SETTLE
     while True:
-        after = counts(address, model)
+        after = counts(address, models)
         missing = answered - (after.success - before.success)
         failed = after.failed - before.failed - cut_off
         if max(missing, failed) <= 0 or time.monotonic() > deadline:

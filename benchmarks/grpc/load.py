@@ -3,7 +3,7 @@
 h2load sends the same headers again and again, never more than one message a stream, and looks at the status of HTTP only. This
 client varies headers, streams, and looks at the status of every answer. It prints one line of JSON:
 
-    python -m benchmarks.grpc.load --port 8001 --way stream --connections 4 --streams 8 --seconds 3 --message FILE \\
+    python -m benchmarks.grpc.load --port 8001 --way stream --connections 4 --streams 8 --seconds 3 --messages FILE \\
         --path /inference.GRPCInferenceService/ModelStreamInfer
 """
 
@@ -17,15 +17,15 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from benchmarks.grpc import blocks
-from benchmarks.grpc.payloads import framed
+from benchmarks.grpc.payloads import framed, unpacked
 from benchmarks.grpc.scenarios import Way
-from benchmarks.grpc.wire import Connection, StreamConnection, Surprise, UnaryConnection
+from benchmarks.grpc.wire import Connection, ScriptConnection, StreamConnection, Surprise, UnaryConnection
 from benchmarks.results import percentile
 
 _RECEIVE: Final = 1 << 20
@@ -35,7 +35,7 @@ _PATIENCE: Final = 5.0  # for the answers to what is under way when the time is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to do. `message` is a protobuf message."""
+    """What to do. `messages` are protobuf messages: one list of them, or one for each of the calls under way."""
 
     host: str
     port: int
@@ -44,7 +44,7 @@ class Job:
     connections: int
     streams: int
     seconds: float
-    message: bytes
+    messages: Sequence[Sequence[bytes]]
 
 
 @dataclass(slots=True)
@@ -78,12 +78,11 @@ class Outcome:
 class _Link:
     """A connection and its socket."""
 
-    def __init__(self, job: Job, headers: blocks.Headers) -> None:
+    def __init__(self, job: Job, headers: blocks.Headers, number: int) -> None:
         self.socket = socket.create_connection((job.host, job.port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
-        kind = StreamConnection if job.way is Way.STREAM else UnaryConnection
-        self.wire: Connection = kind(blocks.of(job.way, headers), framed(job.message), job.streams)
+        self.wire = _wire(job, blocks.of(job.way, headers), number)
 
     def write(self) -> bool:
         """Write what the kernel takes; return whether anything is left."""
@@ -105,6 +104,16 @@ class _Link:
         return False
 
 
+def _wire(job: Job, headers: Iterator[bytes], number: int) -> Connection:
+    """Return the wire of a job's connection `number`, counted from 0."""
+    if job.way is Way.SCRIPT:
+        first = number * job.streams
+        scripts = job.messages[first : first + job.streams]
+        return ScriptConnection(headers, [[framed(message) for message in script] for script in scripts])
+    kind = StreamConnection if job.way is Way.STREAM else UnaryConnection
+    return kind(headers, framed(job.messages[0][0]), job.streams)
+
+
 class Load:
     """Drives all connections from one selector."""
 
@@ -112,7 +121,7 @@ class Load:
         self._job = job
         self._selector = selectors.DefaultSelector()
         headers = blocks.request_headers(f"{job.host}:{job.port}", job.path)
-        self._links = [_Link(job, headers) for _ in range(job.connections)]
+        self._links = [_Link(job, headers, number) for number in range(job.connections)]
         self._blocked: set[_Link] = set()
         for link in self._links:
             self._selector.register(link.socket, selectors.EVENT_READ, link)
@@ -186,13 +195,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument(
-        "--message", type=Path, required=True, help="file with the request's protobuf message"
+        "--messages",
+        type=Path,
+        required=True,
+        help="file with messages, see `benchmarks.grpc.payloads.packed`",
     )
     given = vars(parser.parse_args(argv))
-    message = given.pop("message").read_bytes()
+    messages = unpacked(given.pop("messages").read_bytes())
     gc.disable()
     try:
-        outcome = Load(Job(message=message, **given)).run()
+        outcome = Load(Job(messages=messages, **given)).run()
     except (Surprise, OSError, ValueError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

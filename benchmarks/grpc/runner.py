@@ -50,15 +50,14 @@ class GrpcRunner:
             if not servers:
                 self._turns.pass_over(len(list(self._cells(scenario))))
                 continue
-            references = [] if scenario.on_gpu else self._beside(scenario, servers[0].answer_size)
+            references = self._beside(scenario, servers[0].answer_size)
             if scenario.transfer and self._references:
                 mib = scenario.transfer // MIB
                 title = f"two copies and a loopback trip, {mib} MiB, beside gRPC"
                 self._turns.transfer(scenario.name, scenario.transfer, title)
-            message = payloads.encode(scenario.model, scenario.inputs()).SerializeToString()
             for cell, shape in self._cells(scenario):
                 takers = {
-                    each.subject.label: self._taker(cell, shape, scenario, each, message)
+                    each.subject.label: self._taker(cell, shape, scenario, each)
                     for each in (*references, *servers)
                 }
                 self._turns.measure(cell, takers)
@@ -78,7 +77,7 @@ class GrpcRunner:
                 self._turns.skip(scenario.name, subject.label, "its gRPC port is not known")
                 continue
             try:
-                judge.counts(subject.address, scenario.model)
+                judge.counts(subject.address, scenario.models)
                 size = judge.verify(scenario, subject.address)
             except WrongAnswer as error:
                 self._turns.skip(scenario.name, subject.label, str(error))
@@ -87,6 +86,8 @@ class GrpcRunner:
 
     def _beside(self, scenario: GrpcScenario, answer_size: int) -> list[_Answering]:
         """Return who is measured beside the servers, the bare responder with answers as large as theirs."""
+        if scenario.on_gpu or not scenario.referenced:
+            return []
         bare = [
             _Answering(each, each.address, answer_size)
             for each in self._references
@@ -96,7 +97,7 @@ class GrpcRunner:
         return [*bare, *self._verified(scenario, others)]
 
     def _taker(
-        self, cell: Cell, shape: Shape, scenario: GrpcScenario, answering: _Answering, message: bytes
+        self, cell: Cell, shape: Shape, scenario: GrpcScenario, answering: _Answering
     ) -> Callable[[float], Sample]:
         subject, client = answering.subject, self._clients[cell.client]
         task = Task(
@@ -104,7 +105,7 @@ class GrpcRunner:
             path=subject.path(scenario.way, answering.answer_size),
             way=scenario.way,
             shape=shape,
-            message=message,
+            messages=_messages(scenario, shape),
             answer_size=answering.answer_size,
         )
         # h2load ends with calls under way, which a server may count as failed; the own client waits for their answers.
@@ -113,14 +114,23 @@ class GrpcRunner:
         def take(seconds: float) -> Sample:
             if subject.is_bare:
                 return sampled(subject.pid, lambda: client(task, seconds))
-            before = judge.counts(answering.address, scenario.model)
+            before = judge.counts(answering.address, scenario.models)
             sample = sampled(subject.pid, lambda: client(task, seconds))
             wrong = judge.unaccounted(
-                answering.address, scenario.model, before, answered=sample.load.requests, cut_off=cut_off
+                answering.address, scenario.models, before, answered=sample.load.requests, cut_off=cut_off
             )
             return replace(sample, load=_with_refused(sample.load, wrong))
 
         return take
+
+
+def _messages(scenario: GrpcScenario, shape: Shape) -> Sequence[Sequence[bytes]]:
+    """Return what each of the calls under way sends, over and over; one for all where they don't differ."""
+    inputs = scenario.inputs()
+    scripts = (
+        [[scenario.first]] if scenario.script is None else map(scenario.script, range(shape.outstanding))
+    )
+    return [[payloads.encode(each, inputs).SerializeToString() for each in script] for script in scripts]
 
 
 def _with_refused(load: Load, wrong: int) -> Load:

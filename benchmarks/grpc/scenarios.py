@@ -5,12 +5,20 @@ Adding a row is adding a line here. Models are those of `benchmarks.repository`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from benchmarks.scenarios import MIB, Tensors, pair, ramp, same, sum_and_difference
+from benchmarks.scenarios import (
+    MIB,
+    Tensors,
+    pair,
+    ramp,
+    same,
+    sum_and_difference,
+    sum_and_difference_thrice,
+)
 
 
 class Way(Enum):
@@ -24,6 +32,7 @@ class Way(Enum):
         "metadata-indexed"  # the same, put into the HPACK table by every call, as grpc-go encodes it
     )
     STREAM = "stream"  # ModelStreamInfer: one stream a connection
+    SCRIPT = "script"  # ModelInfer: each of the calls under way goes through requests of its own, one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,34 @@ class Shape:
         return self.connections * self.streams
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of a script: which model, and the request's parameters."""
+
+    model: str
+    parameters: Mapping[str, bool | int] = field(default_factory=dict)
+
+
+Script = Callable[[int], Sequence[Asked]]
+"""What each of the calls under way, numbered from 0, goes through again and again."""
+
+
+def sequences(model: str, steps: int) -> Script:
+    """Return sequences of so many steps, one behind the other, under an id of their own."""
+    return lambda slot: [
+        Asked(
+            model,
+            {"sequence_id": slot + 1, "sequence_start": step == 0, "sequence_end": step == steps - 1},
+        )
+        for step in range(steps)
+    ]
+
+
+def one_after_the_other(*models: str) -> Script:
+    """Return a client that asks `models` in turn."""
+    return lambda slot: [Asked(model) for model in models]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcScenario:
     """One row of the table at each of `shapes`; see `benchmarks.scenarios.Scenario` for what is not explained here."""
@@ -53,8 +90,22 @@ class GrpcScenario:
     shapes: tuple[Shape, ...]
     inputs: Callable[[], Tensors]
     expected: Callable[[Tensors], Tensors]
+    script: Script | None = None  # of `Way.SCRIPT`, whose models take and give what `model` does
+    referenced: bool = True  # whether the references can answer it
     on_gpu: bool = False  # no reference is measured: theirs would not use it
     transfer: int = 0
+
+    @property
+    def models(self) -> Sequence[str]:
+        """The models that are asked."""
+        if self.script is None:
+            return (self.model,)
+        return list(dict.fromkeys(each.model for each in self.script(0)))
+
+    @property
+    def first(self) -> Asked:
+        """The request that is sent once, to see whether its answer is right."""
+        return Asked(self.model) if self.script is None else self.script(0)[0]
 
 
 GRPC_SCENARIOS: Final = (
@@ -124,5 +175,71 @@ GRPC_SCENARIOS: Final = (
         expected=same,
         on_gpu=True,
         transfer=16 * MIB,
+    ),
+    GrpcScenario(
+        name="sequences-none",
+        title="ONNX add/sub, dynamic batches, for comparison",
+        model="onnx_add_sub",
+        way=Way.SCRIPT,
+        script=one_after_the_other("onnx_add_sub"),
+        referenced=False,
+        shapes=(Shape(4, 8), Shape(4, 16)),
+        inputs=pair,
+        expected=sum_and_difference,
+    ),
+    GrpcScenario(
+        name="sequences-direct",
+        title="ONNX add/sub in sequences of 50, direct",
+        model="sequence_direct",
+        way=Way.SCRIPT,
+        script=sequences("sequence_direct", 50),
+        referenced=False,
+        shapes=(Shape(4, 8), Shape(4, 16)),
+        inputs=pair,
+        expected=sum_and_difference,
+    ),
+    GrpcScenario(
+        name="sequences-oldest",
+        title="ONNX add/sub in sequences of 50, oldest",
+        model="sequence_oldest",
+        way=Way.SCRIPT,
+        script=sequences("sequence_oldest", 50),
+        referenced=False,
+        shapes=(Shape(4, 8), Shape(4, 16)),
+        inputs=pair,
+        expected=sum_and_difference,
+    ),
+    GrpcScenario(
+        name="chain-calls",
+        title="three add/sub models, called one after the other (a third of a chain)",
+        model="chain_1",
+        way=Way.SCRIPT,
+        script=one_after_the_other("chain_1", "chain_2", "chain_3"),
+        referenced=False,
+        shapes=(Shape(1, 1), Shape(4, 8)),
+        inputs=pair,
+        expected=sum_and_difference,
+    ),
+    GrpcScenario(
+        name="chain-ensemble",
+        title="ensemble of three add/sub steps (a whole chain)",
+        model="chain",
+        way=Way.SCRIPT,
+        script=one_after_the_other("chain"),
+        referenced=False,
+        shapes=(Shape(1, 1), Shape(4, 8)),
+        inputs=pair,
+        expected=sum_and_difference_thrice,
+    ),
+    GrpcScenario(
+        name="cache-hit",
+        title="ONNX add/sub, answered by the response cache",
+        model="cached",
+        way=Way.SCRIPT,
+        script=one_after_the_other("cached"),
+        referenced=False,
+        shapes=(Shape(1, 1), Shape(4, 8)),
+        inputs=pair,
+        expected=sum_and_difference,
     ),
 )

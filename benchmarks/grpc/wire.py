@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Final
 
 from hpack import Decoder
@@ -258,6 +259,41 @@ class UnaryConnection(Connection):
         self.latencies.append(now - began)
         if wrong is not None:
             self.failures[wrong] += 1
+
+
+class ScriptConnection(UnaryConnection):
+    """Keeps a unary call under way for each of `scripts`, which goes through its messages again and again."""
+
+    def __init__(self, blocks: Iterator[bytes], scripts: Sequence[Sequence[bytes]]) -> None:
+        super().__init__(blocks, scripts[0][0], len(scripts))
+        longest = max(len(message) for script in scripts for message in script)
+        if longest > self._frame:
+            raise ValueError(
+                f"a message of {longest} bytes: those of a script are one frame of 16384 at most"
+            )
+        self._idle: deque[Iterator[bytes]] = deque(map(cycle, scripts))
+        self._busy: dict[int, Iterator[bytes]] = {}
+
+    def fill(self, now: float) -> None:
+        """Start the next call of every script that has none under way."""
+        while self._idle:
+            script = self._idle.popleft()
+            message, block, stream = next(script), next(self._blocks), self._calls
+            self._calls += 2
+            self._began[stream] = now
+            self._busy[stream] = script
+            self._window -= len(message)
+            if self._window < 0:
+                raise Surprise("the connection's window does not hold one message of each call")
+            self.output.append(
+                frame(HEADERS, END_HEADERS, stream, block) + frame(DATA, END_STREAM, stream, message)
+            )
+
+    def _on_end(self, stream: int, wrong: str | None, now: float) -> None:
+        super()._on_end(stream, wrong, now)
+        script = self._busy.pop(stream, None)
+        if script is not None:
+            self._idle.append(script)
 
 
 class StreamConnection(Connection):

@@ -33,6 +33,10 @@ class LoadError(Exception):
     """The model can't be loaded, for a reason its owner can mend. The message becomes the version's reason."""
 
 
+class SenderClosed(Exception):
+    """A response can't be sent: the last one has been already, or there is nobody to take it."""
+
+
 class TensorInfo:
     """A declared or discovered input or output: `dims` excludes the batch dimension where the model batches."""
 
@@ -65,6 +69,7 @@ class ModelInfo:
     __slots__ = (
         "artifact",
         "config",
+        "decoupled",
         "device_id",
         "inputs",
         "instance_name",
@@ -102,6 +107,7 @@ class ModelInfo:
         lanes: int,
         threads: int,
         log: Callable[[str, str], None],
+        decoupled: bool = False,
     ) -> None:
         self.name = name
         self.version = version
@@ -119,11 +125,54 @@ class ModelInfo:
         self.device_id = device_id
         self.lanes = lanes  # how many `execute` calls may run at once, each on a thread of its own
         self.threads = threads  # CPU threads one execution may use
+        self.decoupled = decoupled  # requests may have any number of responses, by `BatchRequest.sender`
         self.log = log  # log("info" | "warning" | "error" | "verbose", message)
 
 
+class ResponseSender(ABC):
+    """Gives one request of a decoupled model its responses: any number of them, from any thread, for as long as it takes.
+
+    The final one, or `finish`, ends the request. A sender that nobody holds any more before that ends it with an error.
+    """
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether the request has had its final response."""
+
+    @abstractmethod
+    def send(
+        self,
+        outputs: Sequence[Output],
+        parameters: Mapping[str, Parameter] | None = None,
+        *,
+        final: bool = False,
+    ) -> None:
+        """Send a response; outputs that the client does not want are left out, arrays are copied before the call returns.
+
+        Waits while so much of this request is on its way that the client must take some of it first (`WINDOW_PARTS` and
+        `WINDOW_BYTES` of `actors.frames`); keep it off a thread that others depend on. Raises SenderClosed after the
+        final response, and where the server has gone.
+        """
+
+    @abstractmethod
+    def fail(self, code: ErrorCode, message: str, *, final: bool = True) -> None:
+        """Send an error as a response; one that is not final doesn't end the request. Raises SenderClosed."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """End the request without another response; never waits for the client. Raises SenderClosed."""
+
+    @abstractmethod
+    def cancelled(self) -> bool:
+        """Whether the client has gone; stop soon, and finish. What is sent nevertheless goes nowhere."""
+
+
 class BatchRequest(ABC):
-    """One request of a batch. Answer it with `respond` or `fail`, or leave it to `Batch.respond`."""
+    """One request of a batch. Answer it with `respond` or `fail`, or leave it to `Batch.respond`.
+
+    Where the model is decoupled, `sender` is a third way, and the only one to give other than one response.
+    """
 
     id: str
     rows: int
@@ -143,7 +192,7 @@ class BatchRequest(ABC):
     def input(self, name: str) -> Array:
         """Return an input as an array of the request's own shape [rows, *dims] (reshape applied).
 
-        A view that is valid until `execute` returns. BYTES gives an object array of `bytes`; BF16 gives `uint16`.
+        A view that is valid until `execute` returns, and longer where the model is decoupled. BYTES gives an object array of `bytes`; BF16 gives `uint16`.
         Raises KeyError for an input the client did not send.
         """
 
@@ -162,6 +211,23 @@ class BatchRequest(ABC):
     @abstractmethod
     def cancelled(self) -> bool:
         """Whether the client has gone; stopping early is allowed, answering anyway is harmless."""
+
+    def reschedule(self) -> None:
+        """Ask for this request to be run once more, in a later batch, in place of an answer: for iterative sequences.
+
+        Where the model has taken a `sender`, that can't send any more; the next run has one of its own. To be called
+        before `execute` returns. Raises RuntimeError where there is an answer already.
+        """
+        raise RuntimeError("whoever made this request can't run it again")
+
+    def sender(self) -> ResponseSender:
+        """Return the sender of this request's responses: for decoupled models only (`ModelInfo.decoupled`).
+
+        To be called before `execute` returns. The request stays open then, however `execute` ends, until the sender has
+        sent the final response; `execute` may return at once and be given the next batch. The inputs of a decoupled
+        model are copies, and stay valid as well. Raises RuntimeError for a model that is not decoupled.
+        """
+        raise RuntimeError("the model is not decoupled: answer with `respond` or `fail`")
 
 
 class Batch(ABC):
@@ -236,7 +302,10 @@ class Backend(ABC):
 
     @abstractmethod
     def execute(self, batch: Batch) -> None:
-        """Run one batch: answer every request through `batch` or its members before returning."""
+        """Run one batch: answer every request through `batch` or its members before returning.
+
+        A decoupled model may take a request's `sender` instead, and answer whenever it likes.
+        """
 
     def ready(self) -> bool:
         """Return whether the loaded model wants traffic."""

@@ -12,13 +12,23 @@ arrays, so that a backend which passes its tests on one behaves on the other. A 
 
 from __future__ import annotations
 
+import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from actors.messages.datatypes import DataType
 from actors.messages.errors import ErrorCode, TritiumError
-from engine.backends.base import Backend, Batch, BatchRequest, ModelInfo, TensorInfo
+from engine.backends.base import (
+    Backend,
+    Batch,
+    BatchRequest,
+    ModelInfo,
+    ResponseSender,
+    SenderClosed,
+    TensorInfo,
+)
 
 if TYPE_CHECKING:
     import os
@@ -46,6 +56,7 @@ def model_info(
     lanes: int = 1,
     threads: int = 1,
     log: Callable[[str, str], None] = lambda level, message: None,
+    decoupled: bool = False,
 ) -> ModelInfo:
     """Return what `Backend.load` takes, with defaults for what a test does not care about.
 
@@ -71,13 +82,14 @@ def model_info(
         lanes=lanes,
         threads=threads,
         log=log,
+        decoupled=decoupled,
     )
 
 
 class LocalAnswer:
-    """What one request got: outputs by name, or a code and a message."""
+    """What one request got: outputs by name, or a code and a message; or that it is to run again (`rescheduled`)."""
 
-    __slots__ = ("code", "datatypes", "message", "outputs", "parameters")
+    __slots__ = ("code", "datatypes", "message", "outputs", "parameters", "rescheduled")
 
     def __init__(
         self,
@@ -86,7 +98,9 @@ class LocalAnswer:
         parameters: Mapping[str, Parameter] | None = None,
         code: ErrorCode | None = None,
         message: str = "",
+        rescheduled: bool = False,
     ) -> None:
+        self.rescheduled = rescheduled
         self.outputs = {name: array for name, _, array in outputs}
         self.datatypes = {name: datatype for name, datatype, _ in outputs}
         self.parameters = parameters or {}
@@ -97,11 +111,70 @@ class LocalAnswer:
         return f"<LocalAnswer {self.outputs if self.code is None else (self.code, self.message)}>"
 
 
+class LocalSender(ResponseSender):
+    """The sender of a `LocalRequest`: what is sent is appended to the request's `parts`. It never waits."""
+
+    def __init__(self, request: LocalRequest) -> None:
+        self._request = request
+        self._order = threading.Lock()
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the final response has been sent."""
+        return self._closed
+
+    def send(
+        self,
+        outputs: Sequence[Output],
+        parameters: Mapping[str, Parameter] | None = None,
+        *,
+        final: bool = False,
+    ) -> None:
+        """Send a response. Raises SenderClosed."""
+        self._add(LocalAnswer(self._request.kept(outputs), parameters=parameters), final=final)
+
+    def fail(self, code: ErrorCode, message: str, *, final: bool = True) -> None:
+        """Send an error. Raises SenderClosed."""
+        self._add(LocalAnswer(code=code, message=message), final=final)
+
+    def finish(self) -> None:
+        """End the request. Raises SenderClosed."""
+        self._add(None, final=True)
+
+    def cancelled(self) -> bool:
+        """Whether the request's `is_cancelled` was set."""
+        return self._request.is_cancelled
+
+    def abandon(self) -> bool:
+        """Close it without a word: the request is to run again. False where the last response has been sent."""
+        with self._order:
+            if self._closed:
+                return False
+            self._closed = True
+            return True
+
+    def _add(self, answer: LocalAnswer | None, *, final: bool) -> None:
+        with self._order:
+            if self._closed:
+                raise SenderClosed("the last response to this request has been sent already")
+            self._closed = final
+            if answer is not None:
+                self._request.parts.append(answer)
+        if final:
+            self._request.ended.set()
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self.fail(ErrorCode.INTERNAL, "the model let go of a request without its final response")
+
+
 class LocalRequest(BatchRequest):
     """One request over the arrays in `inputs`, each [rows, *dims] where the model batches.
 
     BYTES inputs are object arrays of `bytes`, BF16 inputs `uint16` bit patterns. `answer` is None until it has one.
-    Set `is_cancelled` to play a client that has left.
+    Set `is_cancelled` to play a client that has left. What a decoupled model's sender sends is in `parts`; `ended` is set
+    with the final one.
     """
 
     def __init__(
@@ -127,10 +200,15 @@ class LocalRequest(BatchRequest):
         self.rows = 1
         self.is_cancelled = False
         self.answer: LocalAnswer | None = None
+        self.parts: list[LocalAnswer] = []
+        self.ended = threading.Event()
+        self._sender: weakref.ref[LocalSender] | None = None
+        self._decoupled = False
         self._datatypes: Mapping[str, DataType] = {}
 
     def join(self, model: ModelInfo) -> None:
         """Take what the model's configuration says about requests. `LocalBatch` calls this."""
+        self._decoupled = model.decoupled
         self._datatypes = {tensor.name: tensor.datatype for tensor in model.inputs}
         self.inputs = {name: self.inputs[name] for name in self._datatypes if name in self.inputs}
         self.requested_outputs = self.requested_outputs or [tensor.name for tensor in model.outputs]
@@ -151,8 +229,11 @@ class LocalRequest(BatchRequest):
 
     def respond(self, outputs: Sequence[Output], parameters: Mapping[str, Parameter] | None = None) -> None:
         """Answer with copies of what was asked for. Raises RuntimeError at a second answer."""
-        kept = [(name, dt, _copied(name, dt, a)) for name, dt, a in outputs if name in self.requested_outputs]
-        self._settle(LocalAnswer(kept, parameters=parameters))
+        self._settle(LocalAnswer(self.kept(outputs), parameters=parameters))
+
+    def kept(self, outputs: Sequence[Output]) -> list[Output]:
+        """Return copies of those outputs that were asked for."""
+        return [(name, dt, _copied(name, dt, a)) for name, dt, a in outputs if name in self.requested_outputs]
 
     def fail(self, code: ErrorCode, message: str) -> None:
         """Answer with an error. Raises RuntimeError at a second answer."""
@@ -161,7 +242,40 @@ class LocalRequest(BatchRequest):
     def _settle(self, answer: LocalAnswer) -> None:
         if self.answer is not None:
             raise RuntimeError("this request has been answered already")
+        if self.open:
+            raise RuntimeError("this request is answered by its sender")
         self.answer = answer
+
+    @property
+    def open(self) -> bool:
+        """Whether a sender answers it."""
+        return self._sender is not None
+
+    def sender(self) -> LocalSender:
+        """Return the sender of a decoupled model's responses. Raises RuntimeError for a model that is not."""
+        if not self._decoupled:
+            raise RuntimeError("the model is not decoupled: answer with `respond` or `fail`")
+        sender = None if self._sender is None else self._sender()
+        if sender is None:
+            if self.open or self.answer is not None:
+                raise RuntimeError("this request has been answered already")
+            sender = LocalSender(self)
+            self._sender = weakref.ref(sender)
+        return sender
+
+    def reschedule(self) -> None:
+        """Say that it is to run again. Raises RuntimeError where there is an answer, or a sender has sent the last one."""
+        sender = None if self._sender is None else self._sender()
+        if self.open and (sender is None or not sender.abandon()):
+            raise RuntimeError("this request has been answered already")
+        self._sender = None
+        self._settle(LocalAnswer(rescheduled=True))
+
+    def fail_open(self, code: ErrorCode, message: str) -> None:
+        """Have the sender end the request with an error, if it has not ended."""
+        sender = None if self._sender is None else self._sender()
+        if sender is not None and not sender.closed:
+            sender.fail(code, message)
 
     def cancelled(self) -> bool:
         """Whether `is_cancelled` was set."""
@@ -224,12 +338,16 @@ class LocalBatch(Batch):
     def fail(self, code: ErrorCode, message: str) -> None:
         """Answer every request not yet answered with an error."""
         for request in self.requests:
-            if request.answer is None:
+            if request.open:
+                request.fail_open(code, message)
+            elif request.answer is None:
                 request.fail(code, message)
 
 
 def run(backend: Backend, model: ModelInfo, requests: Sequence[LocalRequest]) -> list[LocalAnswer]:
     """Run one batch as a worker does, and return the answers in the requests' order.
+
+    Requests that a decoupled model's senders answer have none: look at their `parts` and `ended`.
 
     An exception from `execute` fails what is unanswered; so does returning without an answer.
     """
@@ -240,9 +358,10 @@ def run(backend: Backend, model: ModelInfo, requests: Sequence[LocalRequest]) ->
         batch.fail(error.code, error.message)
     except Exception as error:  # noqa: BLE001  # the model's exception is its clients' answer, as in a worker
         batch.fail(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
-    batch.fail(
-        ErrorCode.INTERNAL, f"model '{model.name}' finished the batch without a response to this request"
-    )
+    for request in requests:
+        if request.answer is None and not request.open:
+            message = f"model '{model.name}' finished the batch without a response to this request"
+            request.fail(ErrorCode.INTERNAL, message)
     return [request.answer for request in requests if request.answer is not None]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from engine.cli.compositions import held_against_models
 from engine.cli.findings import Finding, Report, as_json, as_lines, drawn, plain
 from engine.config.backends import discover
 from engine.config.load import load_model_config
@@ -41,6 +42,8 @@ Beside each value of a configuration stands where it came from:
 Each configuration that is printed is a valid config.pbtxt, comments and all.
 
 What is valid, but not served by this version of Tritium is told apart from mistakes.
+
+Ensembles are held against the models that they are made of, where those are checked too.
 
 Model files are read as far as that can be done without their frameworks: they must be there and
 be readable, ONNX files must agree with the configuration, and model.py must compile. What only
@@ -201,6 +204,7 @@ def inspect(
                 verify_files=True,
             )
             findings.append(Finding(name=name, config=config))
+    findings = held_against_models(findings, complete=not (only or alone))
     return Report(
         findings=tuple(sorted(findings, key=lambda finding: finding.name)),
         problems=() if only else tuple(found.problems),

@@ -69,7 +69,7 @@ def advice(spec: ModelSpec) -> Iterator[str]:
             'tritium.isolation is "thread": the model runs in the server process, and a crash of it takes the server down;'
             ' "process" contains it'
         )
-    if spec.execution_timeout == 0:
+    if spec.execution_timeout == 0 and not isinstance(spec.scheduling, Ensemble):
         yield (
             "tritium.execution_timeout is off: hangs are not contained; set it to the seconds that a batch may take"
         )
@@ -191,7 +191,8 @@ def _batching(spec: ModelSpec) -> str:
 
 def _instances(instances: Sequence[InstanceSpec]) -> str:
     return ", ".join(
-        f"{instance.name} ({_device(instance)}{f', {instance.lanes} lanes' if instance.lanes > 1 else ''})"
+        f"{instance.name} ({_device(instance)}{f', {instance.lanes} lanes' if instance.lanes > 1 else ''}"
+        f"{', passive' if instance.passive else ''})"
         for instance in instances
     )
 
@@ -292,7 +293,8 @@ def _finding_json(finding: Finding) -> Mapping[str, Any]:
         entry["advice"] = list(advice(spec))
         entry["backend"] = spec.backend
         entry["instances"] = [
-            {"name": i.name, "kind": i.kind, "device": i.device_id, "lanes": i.lanes} for i in spec.instances
+            {"name": i.name, "kind": i.kind, "device": i.device_id, "lanes": i.lanes, "passive": i.passive}
+            for i in spec.instances
         ]
         entry["isolation"] = spec.isolation
         entry["retry"] = spec.retry.value

@@ -23,7 +23,9 @@ class Group(Enum):
 
     SERVER = "Server"
     MODELS = "Model repository"
+    INSTANCES = "Model instances"
     BACKENDS = "Backends"
+    CACHE = "Response cache"
     HTTP = "HTTP"
     GRPC = "gRPC"
     METRICS = "Metrics"

@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from engine.cli.flag import Flag, Group, Kind, cache_config, grpc_threads, one_of, positive, trace_config
+from engine.cli.flag import Flag, Group, Kind, grpc_threads, one_of, positive, trace_config
+from engine.cli.flags_cache import CACHE_FLAGS
 from engine.cli.flags_grpc import GRPC_FLAGS
+from engine.cli.flags_instances import INSTANCE_FLAGS
 
 _FALSE: Final = ("false", "off", "0")
 
@@ -184,6 +186,7 @@ _HONOURED: Final = (
         metavar="SIZE",
         help="Tritium's own: how much of the disk that directory may fill; what was used least recently goes first.",
     ),
+    *INSTANCE_FLAGS,
     # -- backends
     Flag(
         name="backend-config",
@@ -192,6 +195,7 @@ _HONOURED: Final = (
         repeatable=True,
         help="A setting for one backend, or for all of them; repeatable.",
     ),
+    *CACHE_FLAGS,
     # -- HTTP
     Flag(
         name="allow-http",
@@ -345,6 +349,9 @@ _WITHOUT_EFFECT: Final = (
         kind=Kind.TEXT,
         repeatable=True,
     ),
+    _no_effect(
+        "cache-directory", "the caches, local and redis, are built in", kind=Kind.TEXT, repeatable=True
+    ),
     _no_effect("enable-peer-access", "workers do not share device memory", kind=Kind.BOOL),
 )
 
@@ -366,18 +373,7 @@ _REFUSED: Final = (
     _refused("trace-rate", "statistics and metrics give the durations of each phase", kind=Kind.INT),
     _refused("trace-count", "statistics and metrics give the durations of each phase", kind=Kind.INT),
     _refused("trace-log-frequency", "statistics and metrics give the durations of each phase", kind=Kind.INT),
-    _refused("cache-config", "every request is computed", check=cache_config),
-    _refused("cache-directory", "every request is computed"),
-    _refused("response-cache-byte-size", "every request is computed", kind=Kind.INT, harmless=("0",)),
-    _refused(
-        "rate-limit",
-        "the number of instances bounds what runs at once",
-        harmless=("off",),
-        check=one_of("invalid argument for --rate-limit", "off", "execution_count"),
-    ),
-    _refused("rate-limit-resource", "the number of instances bounds what runs at once"),
     _refused("min-supported-compute-capability", "the framework decides which devices it can use"),
-    _refused("host-policy", "bind the whole server with numactl or taskset"),
     _refused(
         "backend-directory",
         "backends are Python packages, found by their entry points in the group tritium.backends",

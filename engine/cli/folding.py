@@ -24,7 +24,7 @@ RECENT: Final = 300.0
 
 _DEPTHS: Final = (2, 3, 4)
 _UNFOLDED_FIRST: Final = ("models", "repository")
-_PHASES: Final = frozenset({"serving", None})
+_PHASES: Final = frozenset({"serving", "passive", None})
 _BUSY: Final = ("busy_with", "waiting", "loading", "evicting", "unavailable", "failed")
 _TOLD_FIRST: Final = (*_BUSY, "phase", "attempt", "pid")
 

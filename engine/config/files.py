@@ -5,7 +5,7 @@ Names are resolved inside the model directory and never followed out of it (DESI
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,7 @@ class Files:
     """What the files beside a model hold, and what is wrong with them."""
 
     labels: Mapping[str, tuple[str, ...]]  # by output
+    states: Mapping[str, bytes]  # what states begin with, by input name; for the others it is zeros
     warmup: tuple[WarmupSample, ...]
     problems: tuple[Problem, ...] = ()
 
@@ -58,15 +59,21 @@ def read_files(config: ModelConfig, model_directory: Path) -> Files:
     """
     labels, problems = read_labels(config, model_directory)
     warmup, unusable = build_warmup(config, model_directory)
+    states, missing = read_initial_states(config, model_directory)
     return Files(
         labels=labels,
+        states=states,
         warmup=warmup,
-        problems=(*check_initial_states(config, model_directory), *problems, *unusable),
+        problems=(*missing, *problems, *unusable),
     )
 
 
-def check_initial_states(config: ModelConfig, model_directory: Path) -> Iterator[Problem]:
-    """Check the data file of every sequence state that begins with one, as far as the rules about it are kept."""
+def read_initial_states(
+    config: ModelConfig, model_directory: Path
+) -> tuple[Mapping[str, bytes], list[Problem]]:
+    """Return the data of every sequence state that begins with a file, as far as the rules about it are kept."""
+    states: dict[str, bytes] = {}
+    problems: list[Problem] = []
     for at, state in enumerate(config.sequence_batching.state):
         if len(state.initial_state) != 1:
             continue
@@ -74,20 +81,20 @@ def check_initial_states(config: ModelConfig, model_directory: Path) -> Iterator
         if initial.WhichOneof("state_data") != "data_file" or any(dim < 0 for dim in initial.dims):
             continue
         try:
-            _initial_state_file(state.input_name, initial, model_directory)
+            states[state.input_name] = _initial_state_file(state.input_name, initial, model_directory)
         except FileProblem as error:
             key = f"sequence_batching.state[{at}].initial_state[0].data_file"
-            yield _at(
-                error.problem, key, "data files are named relative to the model's directory initial_state/"
-            )
+            hint = "data files are named relative to the model's directory initial_state/"
+            problems.append(_at(error.problem, key, hint))
+    return states, problems
 
 
 def _initial_state_file(
     state: str, initial: ModelSequenceBatching.InitialState, model_directory: Path
-) -> None:
+) -> bytes:
     datatype = BY_NUMBER.get(initial.data_type)
     if datatype is None:
-        return
+        return b""  # told by the rules
     name = initial.data_file
     path = inside(model_directory / "initial_state", name)
     if path is None:
@@ -116,6 +123,7 @@ def _initial_state_file(
         )
     if datatype is DataType.BYTES:
         _elements(data, state, elements, f"initial state data file '{name}'")
+    return data
 
 
 def _elements(data: bytes, name: str, elements: int, what: str) -> None:

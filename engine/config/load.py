@@ -275,7 +275,7 @@ def _identity(draft: Completed) -> bytes:
 
 def _settings(config: ModelConfig, traits: BackendTraits) -> tuple[TritiumSettings, tuple[Problem, ...]]:
     parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
-    return read_settings(parameters, traits, config.version_policy)
+    return read_settings(parameters, traits, config.version_policy, config)
 
 
 def _wrong_besides(
@@ -452,6 +452,7 @@ def _specs(
             settings=settings,
             labels=files[_identity(completed)].labels,
             warmup=files[_identity(completed)].warmup,
+            states=files[_identity(completed)].states,
         )
         for directory, completed in drafts
     )

@@ -26,9 +26,6 @@ class _Refusal:
     field: str  # as the message names it
     keys: Keys  # where it is set in a configuration
     hint: str = ""
-    whole: bool = (
-        False  # the field is what the whole configuration is about: said only where nothing is wrong in it
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ def refusals(config: ModelConfig, found: Iterable[Problem] = ()) -> list[Problem
         )
         for refusal in _REFUSALS
         for key in refusal.keys(config)
-        if not any(refusal.whole or within(wrong, key) for wrong in invalid)
+        if not any(within(wrong, key) for wrong in invalid)
     ]
 
 
@@ -69,16 +66,6 @@ def ignored_hints(config: ModelConfig) -> list[Problem]:
         for hint in _HINTS
         for key in hint.keys(config)
     ]
-
-
-def _present(field: str) -> Keys:
-    """Where a sub-message is set."""
-
-    def keys(config: ModelConfig) -> Iterator[str]:
-        if config.HasField(field):
-            yield field
-
-    return keys
 
 
 def _not_empty(field: str, *path: str) -> Keys:
@@ -127,11 +114,16 @@ def _priority(config: ModelConfig) -> Iterator[str]:
         yield "optimization.priority"
 
 
+def _states(field: str) -> Keys:
+    def keys(config: ModelConfig) -> Iterator[str]:
+        for at, state in enumerate(config.sequence_batching.state):
+            if getattr(state, field):
+                yield f"sequence_batching.state[{at}].{field}"
+
+    return keys
+
+
 _REFUSALS: Final = (
-    _Refusal("ensemble_scheduling", _present("ensemble_scheduling"), whole=True),
-    _Refusal("sequence_batching", _present("sequence_batching")),
-    _Refusal("model_transaction_policy.decoupled", _not_empty("model_transaction_policy", "decoupled")),
-    _Refusal("response_cache.enable", _not_empty("response_cache", "enable")),
     _Refusal("batch_input", _not_empty("batch_input")),
     _Refusal("batch_output", _not_empty("batch_output")),
     _Refusal("runtime", _not_empty("runtime"), "'backend' alone chooses what runs the model"),
@@ -154,8 +146,11 @@ _REFUSALS: Final = (
         _ragged,
         "this backend takes each batch as one array; without the flag, requests of different shapes run apart",
     ),
-    _Refusal("instance_group.passive", _groups("passive")),
-    _Refusal("instance_group.secondary_devices", _groups("secondary_devices")),
+    _Refusal(
+        "instance_group.secondary_devices",
+        _groups("secondary_devices"),
+        "they are DLA cores, which only TensorRT engines run on",
+    ),
     _Refusal(
         "cc_model_filenames",
         _by_capability,
@@ -164,6 +159,14 @@ _REFUSALS: Final = (
 )
 
 _HINTS: Final = (
+    _Hint(
+        _states("use_same_buffer_for_input_output"),
+        "states are kept in the server's memory, and what the model writes is its input the next time either way",
+    ),
+    _Hint(
+        _states("use_growable_memory"),
+        "states are kept in the server's memory, and each may have another size than the one before",
+    ),
     _Hint(_priority, "the operating system's priority of a worker is left alone"),
     _Hint(_not_empty("optimization", "cuda", "graphs"), "no backend here uses CUDA graphs"),
     _Hint(_not_empty("optimization", "cuda", "busy_wait_events"), "no backend here waits on CUDA events"),

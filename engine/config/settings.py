@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from actors.scheduling.traffic_plan import InvalidPlan, read_plan
-from actors.specs import Probe, QueueBounds, Residency, Retry, TrafficPlan
+from actors.scheduling.fairness_plan import read_fairness, read_slo
+from actors.scheduling.plan_reading import InvalidDocument
+from actors.scheduling.traffic_plan import read_plan
+from actors.specs import Fairness, Probe, QueueBounds, Residency, Retry, Slo, TrafficPlan
 from engine.config.backends import BackendTraits
 from engine.config.problems import Problem, did_you_mean
-from protocols.kserve.proto.model_config_pb2 import ModelVersionPolicy
+from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 PREFIX: Final = "tritium."
 
@@ -37,6 +39,9 @@ class TritiumSettings:
     essential: bool = True
     residency: Residency = Residency.ALWAYS
     traffic: TrafficPlan | None = None
+    fairness: Fairness | None = None
+    slo: Slo | None = None
+    checkpoint: bool = False
 
 
 class _Invalid(ValueError):
@@ -44,11 +49,15 @@ class _Invalid(ValueError):
 
 
 def read_settings(
-    parameters: Mapping[str, str], traits: BackendTraits, policy: ModelVersionPolicy | None = None
+    parameters: Mapping[str, str],
+    traits: BackendTraits,
+    policy: ModelVersionPolicy | None = None,
+    config: ModelConfig | None = None,
 ) -> tuple[TritiumSettings, tuple[Problem, ...]]:
     """Return the settings in a model's `parameters`, defaults where `traits` decides them, and every mistake.
 
-    `policy` is the model's completed version policy: a setting may not speak of versions that it leaves out.
+    `policy` is the model's completed version policy: a setting may not speak of versions that it leaves out. `config` is
+    all of its configuration: a setting may not ask for what its scheduler does not do.
     """
     values: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -63,14 +72,17 @@ def read_settings(
             values[key] = reader(text)
         except _Invalid as error:
             problems.append(_problem(key, f"'{key}' is '{text}', which is no valid value", str(error)))
-        except InvalidPlan as error:
+        except InvalidDocument as error:
+            whole = "the plan" if key == "tritium.traffic" else "the value"
             problems += [
-                _problem(key, f"'{key}': '{mistake.key or 'the plan'}' {mistake.complaint}", mistake.remedy)
+                _problem(key, f"'{key}': '{mistake.key or whole}' {mistake.complaint}", mistake.remedy)
                 for mistake in error.mistakes
             ]
     problems += _contradictions(values, traits)
     if policy is not None and "tritium.traffic" in values:
         problems += _left_out(values["tritium.traffic"], policy)
+    if config is not None:
+        problems += _without_a_queue_of_its_own(values, config)
     bounds = QueueBounds(
         requests=values.get("tritium.queue.max_requests", QueueBounds().requests),
         nbytes=values.get("tritium.queue.max_bytes", QueueBounds().nbytes),
@@ -89,6 +101,9 @@ def read_settings(
         essential=values.get("tritium.essential", True),
         residency=values.get("tritium.residency", Residency.ALWAYS),
         traffic=values.get("tritium.traffic"),
+        checkpoint=values.get("tritium.checkpoint", False),
+        fairness=values.get("tritium.fairness"),
+        slo=values.get("tritium.slo"),
     )
     return settings, tuple(problems)
 
@@ -117,6 +132,34 @@ def _contradictions(values: Mapping[str, Any], traits: BackendTraits) -> list[Pr
                 "tritium.residency",
                 "'tritium.residency' is 'on_demand', but 'tritium.isolation' is 'thread', whose memory is never given back",
                 "use isolation 'process', or residency 'pinned'",
+            )
+        )
+    return found
+
+
+def _without_a_queue_of_its_own(values: Mapping[str, Any], config: ModelConfig) -> list[Problem]:
+    """Tell of settings about the queue where another scheduler decides who goes next."""
+    found: list[Problem] = []
+    fairness: Fairness | None = values.get("tritium.fairness")
+    for key in ("tritium.fairness", "tritium.slo"):
+        if key not in values:
+            continue
+        if config.HasField("ensemble_scheduling"):
+            what, hint = "an ensemble, whose steps wait in other models' queues", "set it for those models"
+        elif config.HasField("sequence_batching"):
+            what, hint = "a model of sequences, whose order decides who goes next", "leave it out"
+        elif key == "tritium.slo" and config.model_transaction_policy.decoupled:
+            what, hint = "a decoupled model, whose answers have no one time", "leave it out"
+        else:
+            continue
+        found.append(_problem(key, f"'{key}' is set for {what}", hint))
+    if not found and fairness is not None and fairness.ageing and config.dynamic_batching.priority_levels < 2:
+        hint = "set 'dynamic_batching.priority_levels' and 'default_priority_level', or leave 'age' out"
+        found.append(
+            _problem(
+                "tritium.fairness",
+                "'tritium.fairness': 'age' raises requests by a level, and there is one only",
+                hint,
             )
         )
     return found
@@ -208,14 +251,18 @@ def _boolean(text: str) -> bool:
     return _choice("true", "false")(text) == "true"
 
 
-def _traffic(text: str) -> TrafficPlan:
-    """Read a traffic plan. Raises InvalidPlan where it is JSON but no plan."""
-    try:
-        document = json.loads(text, object_pairs_hook=_unambiguous)
-    except (ValueError, RecursionError) as error:
-        detail = error if isinstance(error, _Invalid) else f"use a JSON object: {error}"
-        raise _Invalid(str(detail)) from error
-    return read_plan(document)
+def _json(read: Callable[[Any], object]) -> Callable[[str], object]:
+    """Return a reader of JSON that `read` makes something of. It raises InvalidDocument where that can't be done."""
+
+    def read_text(text: str) -> object:
+        try:
+            document = json.loads(text, object_pairs_hook=_unambiguous)
+        except (ValueError, RecursionError) as error:
+            detail = error if isinstance(error, _Invalid) else f"use a JSON object: {error}"
+            raise _Invalid(str(detail)) from error
+        return read(document)
+
+    return read_text
 
 
 def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -242,5 +289,8 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "tritium.probe_interval": _seconds,
     "tritium.essential": _boolean,
     "tritium.residency": _residency,
-    "tritium.traffic": _traffic,
+    "tritium.traffic": _json(read_plan),
+    "tritium.fairness": _json(read_fairness),
+    "tritium.slo": _json(read_slo),
+    "tritium.checkpoint": _boolean,
 }

@@ -10,20 +10,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-from actors.messages.datatypes import BY_NUMBER
+from actors.messages.datatypes import BY_NUMBER, DataType
+from actors.messages.tensors import Tensor, element_count
 from actors.specs import (
+    ControlKind,
+    ControlSpec,
     Direct,
+    DirectStrategy,
     DynamicBatching,
     Ensemble,
     EnsembleStep,
     InputSpec,
     InstanceSpec,
     ModelSpec,
+    OldestStrategy,
     OutputSpec,
     QueuePolicy,
     RateLimit,
     Resource,
     Scheduling,
+    SequenceBatching,
+    StateSpec,
     TimeoutAction,
     WarmupSample,
 )
@@ -40,6 +47,7 @@ from protocols.kserve.proto.model_config_pb2 import (
     ModelOutput,
     ModelQueuePolicy,
     ModelRateLimiter,
+    ModelSequenceBatching,
 )
 
 _MICROSECONDS: Final = 1_000_000
@@ -67,11 +75,13 @@ def translate(
     settings: Mapping[str, str] | None = None,
     labels: Mapping[str, tuple[str, ...]] | None = None,
     warmup: tuple[WarmupSample, ...] = (),
+    states: Mapping[str, bytes] | None = None,
 ) -> ModelSpec:
     """Return the specification of one version of a model.
 
     `config` has been completed and has passed `validate` and `refusals`; `uncounted` are the instance groups whose
-    count nobody wrote; `settings` is what the command line says for this backend.
+    count nobody wrote; `settings` is what the command line says for this backend; `states` is what files say that sequence
+    states begin with.
     """
     return ModelSpec(
         name=config.name,
@@ -81,7 +91,7 @@ def translate(
         max_batch_size=config.max_batch_size,
         inputs=tuple(_input(tensor) for tensor in config.input),
         outputs=tuple(_output(tensor, (labels or {}).get(tensor.name, ())) for tensor in config.output),
-        scheduling=_scheduling(config),
+        scheduling=_scheduling(config, tritium, states or {}),
         instances=instances(config, traits, tritium, uncounted),
         model_directory=model_directory,
         version_directory=version_directory,
@@ -107,6 +117,8 @@ def translate(
         essential=tritium.essential,
         residency=tritium.residency,
         traffic=tritium.traffic,
+        fairness=tritium.fairness,
+        slo=tritium.slo,
     )
 
 
@@ -200,12 +212,74 @@ def _rate_limit(limiter: ModelRateLimiter) -> RateLimit:
     )
 
 
-def _scheduling(config: ModelConfig) -> Scheduling:
+def _scheduling(config: ModelConfig, tritium: TritiumSettings, states: Mapping[str, bytes]) -> Scheduling:
     if config.HasField("ensemble_scheduling"):
         return _ensemble(config.ensemble_scheduling)
     if config.HasField("dynamic_batching"):
         return _dynamic_batching(config.dynamic_batching)
+    if config.HasField("sequence_batching"):
+        return _sequence_batching(config.sequence_batching, states, checkpoint=tritium.checkpoint)
     return Direct()
+
+
+def _sequence_batching(
+    batching: ModelSequenceBatching, states: Mapping[str, bytes], *, checkpoint: bool
+) -> SequenceBatching:
+    return SequenceBatching(
+        strategy=_strategy(batching),
+        max_idle=batching.max_sequence_idle_microseconds / _MICROSECONDS,
+        controls=tuple(
+            _control(tensor.name, control) for tensor in batching.control_input for control in tensor.control
+        ),
+        states=tuple(_state(state, states) for state in batching.state),
+        iterative=batching.iterative_sequence,
+        checkpoint=checkpoint,
+    )
+
+
+def _strategy(batching: ModelSequenceBatching) -> DirectStrategy | OldestStrategy:
+    if batching.HasField("oldest"):
+        return OldestStrategy(
+            max_candidate_sequences=max(0, batching.oldest.max_candidate_sequences),
+            preferred_batch_sizes=tuple(sorted(set(batching.oldest.preferred_batch_size))),
+            max_queue_delay=batching.oldest.max_queue_delay_microseconds / _MICROSECONDS,
+            preserve_ordering=batching.oldest.preserve_ordering,
+        )
+    return DirectStrategy(
+        max_queue_delay=batching.direct.max_queue_delay_microseconds / _MICROSECONDS,
+        minimum_slot_utilization=batching.direct.minimum_slot_utilization,
+    )
+
+
+def _control(name: str, control: ModelSequenceBatching.Control) -> ControlSpec:
+    kind = ControlKind(ModelSequenceBatching.Control.Kind.Name(control.kind))
+    if kind is ControlKind.CORRID:
+        return ControlSpec(name=name, kind=kind, datatype=BY_NUMBER[control.data_type])
+    for values, datatype in (
+        (control.int32_false_true, DataType.INT32),
+        (control.fp32_false_true, DataType.FP32),
+    ):
+        if values:
+            return ControlSpec(name=name, kind=kind, datatype=datatype, false_true=(values[0], values[1]))
+    false, true = control.bool_false_true
+    return ControlSpec(name=name, kind=kind, datatype=DataType.BOOL, false_true=(false, true))
+
+
+def _state(state: ModelSequenceBatching.State, given: Mapping[str, bytes]) -> StateSpec:
+    datatype = BY_NUMBER[state.data_type]
+    dims = tuple(state.initial_state[0].dims) if state.initial_state else ()
+    if not dims:  # memory of no particular content, where variable dimensions are 1 (contract, section 6.6)
+        dims = tuple(1 if dim < 0 else dim for dim in state.dims)
+    zeros = bytes(element_count(dims) * (datatype.size or 4))  # BYTES: each an empty string
+    return StateSpec(
+        input_name=state.input_name,
+        output_name=state.output_name,
+        datatype=datatype,
+        dims=tuple(state.dims),
+        initial=Tensor(state.input_name, datatype, dims, given.get(state.input_name, zeros)),
+        same_buffer=state.use_same_buffer_for_input_output,
+        growable=state.use_growable_memory,
+    )
 
 
 def _ensemble(ensemble: ModelEnsembling) -> Ensemble:

@@ -18,7 +18,11 @@ from typing import Any, Final
 
 import trio
 
+from actors.far_cache import FarCache
 from actors.residency import Counters, ModelResidency
+from actors.scheduling.cache import LruCache
+from actors.scheduling.fairness import TenantShare
+from actors.scheduling.slo import SloSample
 from actors.statistics import (
     DEFAULT_HISTOGRAM_BOUNDS,
     FailureReason,
@@ -29,6 +33,7 @@ from actors.statistics import (
 from actors.traffic import TrafficSample
 from engine.observability.loop_lag import LoopLag
 from engine.observability.sources import (
+    CacheSource,
     GrpcSource,
     MetricsSource,
     ModelSample,
@@ -120,6 +125,34 @@ _DURATIONS: Final = (
         "counter",
         "Cumulative inference compute output duration in microseconds (does not include cached requests)",
         _per_statistics(lambda s: s.compute_output_ns // 1000),
+    ),
+)
+
+# Of models whose answers are kept.
+_CACHED: Final = (
+    _Family(
+        "nv_cache_num_hits_per_model",
+        "counter",
+        "Number of cache hits per model",
+        _per_statistics(lambda s: s.cache_hit_count),
+    ),
+    _Family(
+        "nv_cache_num_misses_per_model",
+        "counter",
+        "Number of cache misses per model",
+        _per_statistics(lambda s: s.cache_miss_count),
+    ),
+    _Family(
+        "nv_cache_hit_duration_per_model",
+        "counter",
+        "Total cache hit duration per model, in microseconds",
+        _per_statistics(lambda s: s.cache_hit_ns // 1000),
+    ),
+    _Family(
+        "nv_cache_miss_duration_per_model",
+        "counter",
+        "Total cache miss (insert+lookup) duration per model, in microseconds",
+        _per_statistics(lambda s: s.cache_miss_ns // 1000),
     ),
 )
 
@@ -238,6 +271,21 @@ _SUMMARIES: Final = (
 )
 
 
+# Of models whose answers are kept; these have no summary of requests (contract, observability.md section 1.3).
+_CACHE_SUMMARIES: Final = (
+    (
+        "nv_cache_hit_summary_per_model",
+        "Summary of cache hit counts/durations per model, in microseconds.",
+        "cache_hit",
+    ),
+    (
+        "nv_cache_miss_summary_per_model",
+        "Summary of cache miss counts/durations per model, in microseconds.",
+        "cache_miss",
+    ),
+)
+
+
 _GRPC: Final[Sequence[tuple[str, str, str, Callable[[GrpcStatistics], int]]]] = (
     ("tritium_grpc_connections", "gauge", "gRPC connections that are open", lambda grpc: grpc.connections),
     ("tritium_grpc_streams", "gauge", "gRPC calls that are open", lambda grpc: grpc.streams),
@@ -302,6 +350,7 @@ class Exposition:
         traffic: TrafficSource | None = None,
         residency: ResidencySource | None = None,
         grpc: Sequence[GrpcSource] = (),
+        cache: CacheSource | None = None,
     ) -> None:
         self._source = source
         self._settings = settings
@@ -313,6 +362,7 @@ class Exposition:
         self._traffic = traffic
         self._residency = residency
         self._grpc = grpc
+        self._cache = cache
 
     def blocks(self) -> Iterator[str]:
         """Yield the text of each family that has a series."""
@@ -327,6 +377,8 @@ class Exposition:
             yield from _residency_blocks(self._residency)
         if self._grpc:
             yield from _grpc_blocks(self._grpc)
+        if self._cache is not None:
+            yield from cache_blocks(self._cache)
         yield from self._server_blocks()
 
     def text(self) -> str:
@@ -343,6 +395,9 @@ class Exposition:
         yield _block(_FAILURES, "counter", _FAILURES_HELP, self._failures(models))
         if counting:
             yield from (_family_block(family, plain) for family in _DURATIONS)
+            cached = [(model, labels) for model, labels in plain if model.cached]
+            if cached:
+                yield from (_family_block(family, cached) for family in _CACHED)
         yield from (_family_block(family, plain) for family in _GAUGES)
         yield from self._latency_blocks(models)
         yield from (_family_block(family, plain) for family in _OURS)
@@ -353,6 +408,8 @@ class Exposition:
         ]
         if deaths:
             yield _block("tritium_worker_deaths_total", "counter", "Worker deaths, by reason", deaths)
+        yield from _tenant_blocks(models)
+        yield from _slo_blocks(models)
         instances = [
             _Line("", written({**labels, "state": state}), count)
             for model, labels in models
@@ -383,17 +440,23 @@ class Exposition:
         if histograms:
             yield _block(_HISTOGRAM, "histogram", _HISTOGRAM_HELP, histograms)
         observed = [
-            (model.statistics.summaries, labels)
+            (model.statistics.summaries, labels, model.cached)
             for model, labels in models
             if model.statistics.summaries is not None
         ]
         if observed:
             now = self._wall_ms()
-            for summaries, _ in observed:
+            for summaries, _, _ in observed:
                 summaries.turn(now)
-            for name, explanation, attribute in _SUMMARIES:
-                lines = [line for s, labels in observed for line in _summary_lines(s, attribute, labels)]
-                yield _block(name, "summary", explanation, lines)
+            for name, explanation, attribute in (*_SUMMARIES, *_CACHE_SUMMARIES):
+                lines = [
+                    line
+                    for s, labels, cached in observed
+                    if _is_summarized(attribute, cached=cached)
+                    for line in _summary_lines(s, attribute, labels)
+                ]
+                if lines:
+                    yield _block(name, "summary", explanation, lines)
 
     def _server_blocks(self) -> Iterator[str]:
         if self._machine is not None:
@@ -441,6 +504,13 @@ class Exposition:
         yield _single(
             "process_max_fds", "gauge", "Maximum number of open file descriptors.", process.most_descriptors
         )
+
+
+def _is_summarized(attribute: str, *, cached: bool) -> bool:
+    """Whether a model has this summary: contract, observability.md section 1.3."""
+    if attribute == "request":
+        return not cached
+    return cached or attribute not in {"cache_hit", "cache_miss"}
 
 
 def _readiness_blocks(readiness: ReadinessSource) -> Iterator[str]:
@@ -527,6 +597,80 @@ def _version_labels(sample: TrafficSample, version: int) -> dict[str, str]:
     return {**labels, "namespace": sample.namespace} if sample.namespace else labels
 
 
+_TENANTS: Final[Sequence[tuple[str, str, str, Callable[[TenantShare], Number]]]] = (
+    (
+        "tritium_tenant_requests_total",
+        "counter",
+        "Requests of a tenant that were handed to an instance",
+        lambda share: share.requests,
+    ),
+    (
+        "tritium_tenant_rows_total",
+        "counter",
+        "Rows of those requests, which is what shares are measured in",
+        lambda share: share.rows,
+    ),
+    (
+        "tritium_tenant_refused_total",
+        "counter",
+        "Requests that were refused because their tenant had too many waiting",
+        lambda share: share.refused,
+    ),
+    (
+        "tritium_tenant_queued",
+        "gauge",
+        "Requests of a tenant that wait in the queue",
+        lambda share: share.queued,
+    ),
+)
+
+
+def _tenant_blocks(models: Sequence[tuple[ModelSample, Mapping[str, str]]]) -> Iterator[str]:
+    shares = [
+        (written({**labels, "tenant": tenant}), share)
+        for model, labels in models
+        for tenant, share in sorted(model.tenants.items())
+    ]
+    if shares:
+        for name, kind, explanation, read in _TENANTS:
+            yield _block(
+                name, kind, explanation, [_Line("", labels, read(share)) for labels, share in shares]
+            )
+
+
+_SLO: Final[Sequence[tuple[str, str, Callable[[SloSample], Number | None]]]] = (
+    ("tritium_slo_p99_seconds", "The p99 that the model promises", lambda slo: slo.p99 or None),
+    ("tritium_slo_measured_p99_seconds", "The p99 of the last answers", lambda slo: slo.measured),
+    ("tritium_slo_service_seconds", "How long a batch takes from its hand-over", lambda slo: slo.service),
+    ("tritium_slo_rate", "Requests a second that the model answers while more wait", lambda slo: slo.rate),
+    ("tritium_slo_wait_seconds", "How long a request that came now would take", lambda slo: slo.wait),
+    ("tritium_slo_limit_seconds", "How long it may be expected to take", lambda slo: slo.limit),
+    ("tritium_slo_refusing", "1 while requests are refused for the p99", lambda slo: int(slo.refusing)),
+    ("tritium_slo_delay_seconds", "Batching delay that is in force", lambda slo: slo.delay),
+    ("tritium_slo_batch_size", "Largest batch that is formed, in rows", lambda slo: slo.size),
+)
+
+
+def _slo_blocks(models: Sequence[tuple[ModelSample, Mapping[str, str]]]) -> Iterator[str]:
+    """Yield what is known: a model that has measured nothing has no series for it."""
+    samples = [(labels, model.slo) for model, labels in models if model.slo is not None]
+    for name, explanation, read in _SLO:
+        values = [(written(labels), read(slo)) for labels, slo in samples]
+        lines = [
+            _Line("", labels, value) for labels, value in values if value is not None and math.isfinite(value)
+        ]
+        if lines:
+            yield _block(name, "gauge", explanation, lines)
+    refused = [
+        _Line("", written({**labels, "reason": reason}), count)
+        for labels, slo in samples
+        for reason, count in slo.refused.items()
+    ]
+    if refused:
+        explanation = "Requests that were refused because they could not have been answered in time"
+        yield _block("tritium_slo_refused_total", "counter", explanation, refused)
+
+
 def _residency_blocks(residency: ResidencySource) -> Iterator[str]:
     sample = residency.samples()
     models = [(model, written(_key_labels(model))) for model in sample.models]
@@ -565,6 +709,69 @@ def _grpc_blocks(listeners: Sequence[GrpcSource]) -> Iterator[str]:
     samples = [listener.statistics() for listener in listeners]
     for name, kind, explanation, read in _GRPC:
         yield _single(name, kind, explanation, sum(map(read, samples)))
+
+
+def cache_blocks(source: CacheSource) -> Iterator[str]:
+    """Yield what the response cache counts for the server as a whole: contract section 1.6, and what is Tritium's own."""
+    cache, far = source.cache, source.far
+    if cache.near is not None:
+        near = cache.near
+        for name, explanation, read in _NEAR:
+            yield _single(name, "gauge", explanation, read(near))
+    if far is not None:
+        for name, kind, explanation, count in _FAR:
+            yield _single(name, kind, explanation, count(far))
+    explanation = "Requests answered by the answer to an equal one that was under way"
+    yield _single("tritium_cache_shared_total", "counter", explanation, cache.shared)
+    explanation = "Requests that ran as if there were no cache because something went wrong in it; each one is a bug in Tritium"
+    yield _single("tritium_cache_bugs_total", "counter", explanation, cache.bugs)
+
+
+_NEAR: Final[Sequence[tuple[str, str, Callable[[LruCache], Number]]]] = (
+    ("nv_cache_util", "Cache utilization [0.0 - 1.0]", lambda near: near.utilization),
+    ("nv_cache_num_entries", "Number of responses stored in response cache", len),
+    ("nv_cache_num_hits", "Number of cache hits in response cache", lambda near: near.counts.hits),
+    ("nv_cache_num_misses", "Number of cache misses in response cache", lambda near: near.counts.misses),
+    ("nv_cache_num_lookups", "Number of cache lookups in response cache", lambda near: near.counts.lookups),
+    (
+        "nv_cache_num_evictions",
+        "Number of cache evictions in response cache",
+        lambda near: near.counts.evictions,
+    ),
+    (
+        "nv_cache_lookup_duration",
+        "Total cache lookup duration (hit and miss), in microseconds",
+        lambda near: int(near.counts.lookup_seconds * 1e6),
+    ),
+    (
+        "nv_cache_insertion_duration",
+        "Total cache insertion duration, in microseconds",
+        lambda near: int(near.counts.insertion_seconds * 1e6),
+    ),
+)
+
+_FAR: Final[Sequence[tuple[str, str, str, Callable[[FarCache], Number]]]] = (
+    (
+        "tritium_cache_available",
+        "gauge",
+        "1 while the cache server is asked; while it is down every request is a miss",
+        lambda far: int(far.available),
+    ),
+    ("tritium_cache_hits_total", "counter", "Look-ups that found an answer", lambda far: far.counts.hits),
+    ("tritium_cache_misses_total", "counter", "Look-ups that found none", lambda far: far.counts.misses),
+    (
+        "tritium_cache_errors_total",
+        "counter",
+        "Look-ups and insertions that failed, or took too long",
+        lambda far: far.counts.errors,
+    ),
+    (
+        "tritium_cache_skipped_total",
+        "counter",
+        "Look-ups and insertions that were not tried",
+        lambda far: far.counts.skipped,
+    ),
+)
 
 
 def _key_labels(model: ModelResidency) -> dict[str, str]:

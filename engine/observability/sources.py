@@ -6,8 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from actors.cache import ResponseCache
+from actors.far_cache import FarCache
 from actors.readiness import ProbeCounts
 from actors.residency import ResidencySample
+from actors.scheduling.fairness import TenantShare
+from actors.scheduling.slo import SloSample
 from actors.statistics import ModelStatistics
 from actors.traffic import TrafficSample
 from protocols.grpc.listener import GrpcStatistics
@@ -25,10 +29,13 @@ class ModelSample:
     statistics: ModelStatistics
     namespace: str = ""  # only where models are told apart by their repository
     tags: Mapping[str, str] = field(default_factory=dict)  # the configuration's metric_tags
+    cached: bool = False  # its answers are kept
     queue_depth: int = 0
     queue_age: float = 0.0  # of the request that has waited longest; 0 for an empty queue
     load_duration: float = 0.0
     instances: Mapping[str, int] = field(default_factory=dict)  # state → how many are in it
+    tenants: Mapping[str, TenantShare] = field(default_factory=dict)  # where they share its queue
+    slo: SloSample | None = None
 
 
 class MetricsSource(Protocol):
@@ -61,6 +68,18 @@ class GrpcSource(Protocol):
 
     def statistics(self) -> GrpcStatistics:
         """Return what is the case now."""
+
+
+class CacheSource(Protocol):
+    """Whoever keeps answers. `engine.cache.open.OpenCache` does."""
+
+    @property
+    def cache(self) -> ResponseCache:
+        """The cache, and what it counts."""
+
+    @property
+    def far(self) -> FarCache | None:
+        """Where it asks, if that is another process."""
 
 
 class ResidencySource(Protocol):

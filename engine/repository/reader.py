@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from actors.router import DUPLICATE_REASON
 from actors.specs import ModelKey
 from engine.config.backends import BackendTraits
 from engine.config.load import load_model_config
+from engine.placement import place, undefined_policies
 from engine.repository import uploaded
 from engine.repository.copies import Copy, Janitor
 from engine.repository.fingerprint import Digests
@@ -53,6 +54,7 @@ class ReadOptions:
     config_name: str = ""
     auto_complete: bool = True
     namespacing: bool = False
+    host_policies: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the cores of each
 
 
 class RepositoryReader:
@@ -200,14 +202,17 @@ class RepositoryReader:
         )
         return FoundModel(
             key=key,
-            specs=loaded.specs,
+            specs=tuple(place(spec, options.host_policies) for spec in loaded.specs),
             versions=loaded.versions,
             reason=loaded.reason,
             reasons=loaded.reasons,
             readable=loaded.readable,
             content="" if contents is None else contents.digest,
             errors=[str(problem) for problem in loaded.errors],
-            warnings=[str(problem) for problem in loaded.warnings],
+            warnings=[
+                *map(str, loaded.warnings),
+                *undefined_policies(loaded.specs, options.host_policies),
+            ],
         )
 
 

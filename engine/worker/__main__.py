@@ -18,6 +18,7 @@ CLOSURE = (
     "actors.frames",
     "actors.arena",
     "engine.backends.base",
+    "engine.worker.parts",
     "engine.worker.execution",
     "engine.worker.feeds",
     "engine.worker.serve",

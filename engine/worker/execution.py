@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +14,15 @@ from actors.frames import Answer, Placed, Result
 from actors.messages.datatypes import DataType
 from actors.messages.errors import ErrorCode
 from actors.messages.tensors import Tensor, element_count, pack_bytes
-from engine.backends.base import Batch, BatchRequest
+from engine.backends.base import Batch, BatchRequest, SenderClosed
+from engine.worker.parts import WorkerSender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Union
 
     from engine.backends.base import ModelInfo, Output
+    from engine.worker.parts import OpenRequests, Window
 
     Parameter = Union[bool, int, float, str]
     Array = np.ndarray[Any, Any]
@@ -62,7 +66,7 @@ class Slot:
 class WorkerRequest(BatchRequest):
     """One request of a batch in shared memory."""
 
-    __slots__ = ("_batch", "_index", "_metadata", "_start", "rows")
+    __slots__ = ("_batch", "_index", "_metadata", "_sender", "_start", "rows")
 
     def __init__(
         self, batch: WorkerBatch, index: int, start: int, rows: int, metadata: Mapping[str, Any]
@@ -71,6 +75,7 @@ class WorkerRequest(BatchRequest):
         self._index = index
         self._start = start  # its first row in the batch
         self._metadata = metadata
+        self._sender: WorkerSender | None = None
         self.rows = rows
 
     @property
@@ -134,9 +139,19 @@ class WorkerRequest(BatchRequest):
         """Answer this request with an error."""
         self._batch.answer(self._index, Answer(code=code, message=message))
 
+    def sender(self) -> WorkerSender:
+        """Return the sender of a decoupled model's responses. See `BatchRequest.sender`."""
+        if self._sender is None:
+            self._sender = self._batch.open(self._index, self.requested_outputs)
+        return self._sender
+
     def cancelled(self) -> bool:
         """Whether the client has gone."""
         return self._batch.cancelled(self._index)
+
+    def reschedule(self) -> None:
+        """Have this request run once more. See `BatchRequest.reschedule`."""
+        self._batch.reschedule(self._index)
 
 
 class WorkerBatch(Batch):
@@ -149,7 +164,9 @@ class WorkerBatch(Batch):
         model: ModelInfo,
         control: ControlPage,
         ask_for_room: AskForRoom,
+        open_requests: OpenRequests | None = None,
     ) -> None:
+        """`open_requests` is a decoupled model's: its requests may be answered by senders, and its inputs are copied."""
         self._job = job
         self._slot = slot
         self._model = model
@@ -162,8 +179,19 @@ class WorkerBatch(Batch):
         self._any_answer = False
         self._stacked: list[Placed] | None = None
         self._requests: list[WorkerRequest] | None = None
+        self._finished = False
         self.rows = sum(job.rows)
         slot.used = 0
+        self._open_requests = open_requests
+        self._windows: list[Window] = []
+        self._senders: list[Any] = []  # a weak reference to each sender that was asked for
+        if open_requests is None:
+            self._input_view = slot.segments[INPUT].view
+        else:
+            self._windows = [open_requests.open(job.batch_id, index) for index in range(len(job.rows))]
+            self._senders = [None] * len(job.rows)
+            end = max((gathered.offset + gathered.nbytes for gathered in job.inputs), default=0)
+            self._input_view = memoryview(bytes(slot.segments[INPUT].view[:end]))
 
     @property
     def requests(self) -> Sequence[WorkerRequest]:  # type: ignore[override]
@@ -200,6 +228,8 @@ class WorkerBatch(Batch):
 
     def cancelled(self, index: int) -> bool:
         """Whether the client of request `index` has gone."""
+        if self._windows:
+            return self._windows[index].cancelled
         return self._control.cancelled(self._slot.index, index)
 
     def stacked(self, name: str) -> Array:
@@ -222,7 +252,7 @@ class WorkerBatch(Batch):
     def _view(self, key: str, shape: Sequence[int], offset: int, nbytes: int, name: str = "") -> Array:
         array = self._decoded.get(key)
         if array is None:
-            data = self._slot.segments[INPUT].view[offset : offset + nbytes]
+            data = self._input_view[offset : offset + nbytes]
             array = Tensor(key, self.datatype_of(name or key), shape, data).as_numpy()
             self._decoded[key] = array
         return array
@@ -260,11 +290,41 @@ class WorkerBatch(Batch):
         return offset
 
     def answer(self, index: int, answer: Answer) -> None:
-        """Record the answer of request `index`. Raises RuntimeError at a second one."""
+        """Record the answer of request `index`. Raises RuntimeError at a second one, or where it is a sender's to answer."""
         if self._answers[index] is not None:
             raise RuntimeError("this request has been answered already")
+        if self._senders and self._senders[index] is not None:
+            raise RuntimeError("this request is answered by its sender")
         self._answers[index] = answer
         self._any_answer = True
+
+    def reschedule(self, index: int) -> None:
+        """Record that request `index` is to run again. Raises RuntimeError where it has been answered."""
+        sender = self._senders[index]() if self._senders and self._senders[index] is not None else None
+        taken = bool(self._senders) and self._senders[index] is not None
+        if (
+            self._finished
+            or self._answers[index] is not None
+            or (taken and (sender is None or not sender.abandon()))
+        ):
+            raise RuntimeError("this request has been answered already")
+        if taken:
+            self._senders[index] = None
+        self.answer(index, Answer(rescheduled=True))
+
+    def open(self, index: int, wanted: Sequence[str]) -> WorkerSender:
+        """Leave request `index` to a sender. Raises RuntimeError where that can't be."""
+        if self._open_requests is None:
+            raise RuntimeError(
+                f"model '{self._model.name}' is not decoupled: answer with `respond` or `fail`"
+            )
+        if self._finished or self._answers[index] is not None:
+            raise RuntimeError("this request has been answered already")
+        sender = WorkerSender(
+            self._open_requests, self._windows[index], self._job.batch_id, index, list(wanted)
+        )
+        self._senders[index] = weakref.ref(sender)
+        return sender
 
     def respond(self, outputs: Sequence[Output]) -> None:
         """Answer every request with its rows. See `Batch.respond`."""
@@ -292,13 +352,25 @@ class WorkerBatch(Batch):
         """Answer every request not yet answered with an error."""
         self._stacked = None
         for index, answer in enumerate(self._answers):
-            if answer is None:
+            if self._senders and self._senders[index] is not None:
+                self._fail_sender(index, code, message)
+            elif answer is None:
                 self.answer(index, Answer(code=code, message=message))
+
+    def _fail_sender(self, index: int, code: ErrorCode, message: str) -> None:
+        sender = self._senders[index]()
+        if sender is not None:
+            with contextlib.suppress(SenderClosed):
+                sender.fail(code, message)
 
     def finish(self) -> Result:
         """Return the batch's result; a request that the model left unanswered gets an error."""
         job = self._job
         times = (0, 0, 0)
+        self._finished = True
+        self._requests = None  # they hold this, and their senders
+        if self._open_requests is not None:
+            return self._finish_decoupled(self._open_requests)
         if self._stacked is not None and not self._any_answer:
             return Result(job.batch_id, job.slot, len(job.rows), times, stacked=self._stacked)
         answers = []
@@ -307,6 +379,20 @@ class WorkerBatch(Batch):
             answers.append(answer or self._rows_of(index, start, rows))
             start += rows
         return Result(job.batch_id, job.slot, len(job.rows), times, answers=answers)
+
+    def _finish_decoupled(self, open_requests: OpenRequests) -> Result:
+        """Return a result in which every request that a sender answers is open."""
+        job = self._job
+        answers = []
+        start = 0
+        for index, (answer, rows) in enumerate(zip(self._answers, job.rows)):
+            if self._senders[index] is not None:
+                answers.append(Answer(open=True))
+            else:
+                open_requests.forget(job.batch_id, index)
+                answers.append(answer or self._rows_of(index, start, rows))
+            start += rows
+        return Result(job.batch_id, job.slot, len(job.rows), (0, 0, 0), answers=answers)
 
     def _rows_of(self, index: int, start: int, rows: int) -> Answer:
         if self._stacked is None:

@@ -3,7 +3,7 @@
 With one lane nothing needs to be read while the model computes: a cancel is a flag in the control page, the server's death
 is a signal, and a segment that was asked for is read by who asked. So the lane reads for itself, which saves a thread
 switch per batch and the fight over the interpreter lock that comes with it. Several lanes share the connection through a
-reader thread.
+reader thread. A decoupled model has one as well: its credit comes at any time, while its lane executes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from actors import frames
 from actors.arena import OUTPUT, Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from engine.worker.execution import Slot
 
@@ -52,12 +52,14 @@ class Incoming:
         *,
         on_disconnect: Callable[[], None],
         on_probe: Callable[[], None],
+        on_parts: Mapping[int, Callable[[bytes], None]] | None = None,
     ) -> None:
-        """`on_probe` answers the server's question after the model's readiness."""
+        """`on_probe` answers the server's question after the model's readiness. `on_parts`, by kind, are a decoupled model's."""
         self._sock = sock
         self._slots = slots
         self._on_disconnect = on_disconnect
         self._on_probe = on_probe
+        self._on_parts = on_parts or {}
 
     def read(self) -> tuple[bool, frames.Execute | None]:
         """Handle one packet: whether there will be more, and the batch that it was, if it was one."""
@@ -83,6 +85,9 @@ class Incoming:
             return True, None
         if kind == frames.STOP:
             return False, None
+        if kind in self._on_parts:
+            self._on_parts[kind](packet)
+            return True, None
         raise frames.FrameError(f"the server sent a frame of kind {kind}, which is none of its own")
 
 
@@ -129,9 +134,10 @@ class DirectFeed(Feed):
 class ThreadedFeed(Feed):
     """A reader thread owns `recv`; lanes wait for what concerns them."""
 
-    def __init__(self, incoming: Incoming, lanes: int) -> None:
+    def __init__(self, incoming: Incoming, lanes: int, on_end: Callable[[], None] | None) -> None:
         self._incoming = incoming
         self._lanes = lanes
+        self._on_end = on_end
         self._jobs: queue.SimpleQueue[frames.Execute | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._more = True
@@ -151,6 +157,8 @@ class ThreadedFeed(Feed):
             with self._changed:
                 self._more = False
                 self._changed.notify_all()
+            if self._on_end is not None:
+                self._on_end()
             for _ in range(self._lanes):
                 self._jobs.put(None)
 
@@ -166,6 +174,6 @@ class ThreadedFeed(Feed):
             raise RuntimeError("the server went away while a result was being written")
 
 
-def make_feed(incoming: Incoming, lanes: int) -> Feed:
-    """Return the feed for so many lanes."""
-    return DirectFeed(incoming) if lanes == 1 else ThreadedFeed(incoming, lanes)
+def make_feed(incoming: Incoming, lanes: int, *, on_end: Callable[[], None] | None = None) -> Feed:
+    """Return the feed for so many lanes. With `on_end`, called at the connection's end, it has a reader thread in any case."""
+    return DirectFeed(incoming) if lanes == 1 and on_end is None else ThreadedFeed(incoming, lanes, on_end)

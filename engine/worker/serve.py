@@ -22,7 +22,8 @@ from actors.messages.datatypes import BY_PROTOCOL_NAME
 from actors.messages.errors import ErrorCode, TritiumError
 from engine.backends.base import Backend, LoadError, ModelInfo, TensorInfo
 from engine.worker.execution import Slot, WorkerBatch
-from engine.worker.feeds import Incoming, make_feed, receive
+from engine.worker.feeds import Feed, Incoming, make_feed, receive
+from engine.worker.parts import OpenRequests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,6 +51,7 @@ class Serving:
         self._before_load = before_load  # runs between importing the backend class and loading the model
         self._slots: list[Slot] = []
         self._lanes = 1
+        self._open: OpenRequests | None = None  # a decoupled model's
 
     def run(self) -> None:
         """Serve until `STOP` has been obeyed or the connection is gone."""
@@ -59,13 +61,7 @@ class Serving:
         except Exception as error:  # noqa: BLE001  # any failure of the user's code or files is the load's reason
             self._send(frames.encode_json(frames.LOAD_FAILED, _describe(error)))
             return
-        incoming = Incoming(
-            self._sock,
-            self._slots,
-            on_disconnect=self._on_disconnect,
-            on_probe=lambda: self._send(frames.encode_probed(ready=_says_ready(backend))),
-        )
-        self._feed = make_feed(incoming, self._lanes)
+        self._feed = self._make_feed(backend, model)
         self._send(frames.encode_json(frames.READY, {"asks": type(backend).ready is not Backend.ready}))
         others = [
             threading.Thread(
@@ -79,6 +75,24 @@ class Serving:
         for thread in others:
             thread.join()
         backend.unload()
+
+    def _make_feed(self, backend: Backend, model: ModelInfo) -> Feed:
+        def probe() -> None:
+            self._send(frames.encode_probed(ready=_says_ready(backend)))
+
+        if not model.decoupled:
+            incoming = Incoming(self._sock, self._slots, on_disconnect=self._on_disconnect, on_probe=probe)
+            return make_feed(incoming, self._lanes)
+        self._open = OpenRequests(self._send, model.name)
+        incoming = Incoming(
+            self._sock,
+            self._slots,
+            on_disconnect=self._on_disconnect,
+            # On a thread of its own: who waits for credit must not wait for a model's check.
+            on_probe=lambda: threading.Thread(target=probe, name="probe", daemon=True).start(),
+            on_parts={frames.CREDIT: self._open.on_credit, frames.CANCEL: self._open.on_cancel},
+        )
+        return make_feed(incoming, self._lanes, on_end=self._open.close)
 
     def _receive_load(self) -> dict[str, Any]:
         packet, descriptors = receive(self._sock)
@@ -135,7 +149,7 @@ class Serving:
             if job is None:
                 return
             started = clock()
-            batch = WorkerBatch(job, self._slots[job.slot], model, control, self._ask_for_room)
+            batch = WorkerBatch(job, self._slots[job.slot], model, control, self._ask_for_room, self._open)
             control.begin(lane, job.batch_id)
             prepared = clock()
             try:
@@ -152,6 +166,7 @@ class Serving:
             result.output_ns += clock() - computed
             self._send_result(result)
             control.end(lane)
+            del batch  # what the model keeps of it is the model's; the rest must not wait for the next one
 
     def _send_result(self, result: frames.Result) -> None:
         packet = result.encode()

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 import trio
 from grpclib.exceptions import GRPCError
 
-from actors.messages.errors import Cancelled, Internal, InvalidArgument, TritiumError
+from actors.messages.errors import Cancelled, Internal, InvalidArgument, TritiumError, Unavailable
 from actors.messages.requests import InferResponse
 from protocols.grpc import messages, replies
 from protocols.grpc.admission import AnswerRoom
 from protocols.grpc.call import Call, Metadata
 from protocols.grpc.head import Refusal
 from protocols.grpc.transport import ConnectionLost, Transport
-from protocols.status import grpc_status
+from protocols.status import grpc_status, retry_seconds
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
@@ -401,7 +401,7 @@ class Answers:
         if isinstance(error, Refusal):
             block = replies.refused(error)
         else:
-            block = replies.trailers_only(*status_of(error))
+            block = replies.trailers_only(*status_of(error), trailing_metadata(error))
         self._h2.send_head(call.stream, block, end=True)
         self._conclude(call, error)
         self._done.append(call)
@@ -473,6 +473,13 @@ def status_of(error: TritiumError | GRPCError) -> tuple[int, str]:
     if isinstance(error, TritiumError):
         return grpc_status(error.code), error.message
     return error.status.value, error.message or ""
+
+
+def trailing_metadata(error: TritiumError | GRPCError) -> Metadata | None:
+    """Return what a client is told beside the status: when to try again, where that is known."""
+    if isinstance(error, Unavailable) and error.retry_after:
+        return replies.try_again(retry_seconds(error))
+    return None
 
 
 def release_outcome(outcome: Outcome) -> None:

@@ -218,6 +218,7 @@ class ServerStream(Generic[Request, Reply]):
         self._sent = 0
         self._arrivals = trio.lowlevel.ParkingLot()
         self._departures = trio.lowlevel.ParkingLot()
+        self.on_departure: Callable[[], object] | None = None  # called where something that waited has left
         # The connection's account of requests.
         self.fed = 0
         self.taken = 0
@@ -345,16 +346,25 @@ class ServerStream(Generic[Request, Reply]):
         """
         self._sent += 1
         self._largest = max(self._largest, size)
+        if self._sent == 1:
+            self._departures.unpark_all()  # much less room is expected to be needed from now on
         self.call.wire.send_part(self.call, buffers, size, lease)
 
     async def wait_sendable(self) -> None:
         """Wait until less than `STREAM_LIMIT` bytes of this call's answers wait."""
-        while self.pending >= STREAM_LIMIT and not self.call.closed:
+        while not self.sendable:
             await self._departures.park()
+
+    @property
+    def sendable(self) -> bool:
+        """Whether less than `STREAM_LIMIT` bytes of this call's answers wait; what is sent to a closed call is dropped."""
+        return self.pending < STREAM_LIMIT or self.call.closed
 
     def departed(self) -> None:
         """Some of what waited has left. For the connection."""
         self._departures.unpark_all()
+        if self.on_departure is not None:
+            self.on_departure()
         if self._held_back:
             self._held_back = False
             self.call.wire.taken(self.call)

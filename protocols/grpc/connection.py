@@ -29,7 +29,7 @@ from actors.messages.errors import (
 )
 from protocols.grpc import messages
 from protocols.grpc.admission import AnswerRoom
-from protocols.grpc.answers import BUG, Answers, status_of
+from protocols.grpc.answers import BUG, Answers, status_of, trailing_metadata
 from protocols.grpc.arrivals import TOO_MANY, Arrivals
 from protocols.grpc.call import SHUTTING_DOWN, Call, Metadata, ServerStream
 from protocols.grpc.frames import LARGEST_STREAM, ConnectionViolation, ErrorCode
@@ -421,7 +421,7 @@ class GrpcConnection:
             self._cancel(call)
             self._answers.put(call, error)
         else:
-            self._answers.send_status(call, *status_of(error), None)
+            self._answers.send_status(call, *status_of(error), trailing_metadata(error))
             self._cancel_tasks(call)
 
     def _cancel(self, call: Call) -> None:

@@ -50,7 +50,13 @@ def model_statistics(model_stats: Sequence[Mapping[str, object]]) -> pb.ModelSta
     """Return the answer to ModelStatistics; the fields have the same names as over HTTP."""
     # Messages made of keywords take a tenth of the time that `json_format` does: a thousand models are no pause.
     elements: Iterable[Any] = model_stats
-    return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**element) for element in elements])
+    return pb.ModelStatisticsResponse(model_stats=[_model_statistics(**element) for element in elements])
+
+
+def _model_statistics(*, tritium: object = None, **fields: Any) -> pb.ModelStatistics:
+    """Return one element; what Triton's message has no field for is told over HTTP only."""
+    del tritium
+    return pb.ModelStatistics(**fields)
 
 
 def repository_index(entries: Iterable[IndexEntry]) -> pb.RepositoryIndexResponse:

@@ -26,6 +26,7 @@ from protocols.kserve.requests import forward_headers
 if TYPE_CHECKING:
     from actors.messages.requests import ReplyPort
     from actors.messages.tensors import Buffer
+    from actors.scheduling.marks import ClientMarks
     from protocols.grpc.call import Call
     from protocols.grpc.head import CallHead
     from protocols.grpc.options import FinishedHook
@@ -97,7 +98,8 @@ class Intake:
             deadline=call.deadline,
             forwarded=forwarded,
         )
-        _keep_together(request, model, call.head)
+        if model.marks is not None:
+            _mark(request, model.marks, call)
         return request, plan
 
     async def decode_in_thread(self, given: Given) -> tuple[InferRequest, AnswerPlan]:
@@ -108,11 +110,19 @@ class Intake:
         return decoded
 
 
-def _keep_together(request: InferRequest, model: ServedModel, head: CallHead[Any]) -> None:
-    """Have `request` go to the version that others with the same value in the model's header went to."""
-    if model.affinity_header:
-        value = head.metadata.get(model.affinity_header.decode("latin-1"), "")
-        request.affinity = value.decode("latin-1") if isinstance(value, bytes) else value
+def _mark(request: InferRequest, marks: ClientMarks, call: Call) -> None:
+    """Note what the model wants to know of the client."""
+    metadata = call.head.metadata
+
+    def header(name: str) -> str:
+        value = metadata.get(name, "")
+        return value.decode("latin-1") if isinstance(value, bytes) else value
+
+    def address() -> str:
+        family, _, rest = call.wire.peer.partition(":")
+        return "" if family == "unix" else rest.rpartition(":")[0].strip("[]")
+
+    marks.put_on(request, header, address)
 
 
 _Accepted = tuple[ServedModel, InferRequest, AnswerPlan]  # what a call remembers

@@ -25,6 +25,7 @@ _OK: Final[Field] = (b":status", b"200")
 _TYPE: Final[Field] = (b"content-type", b"application/grpc")
 _ACCEPTED: Final[Field] = (b"grpc-accept-encoding", ACCEPTED_CODINGS)
 _CUT: Final = "..."
+_PUSHBACK: Final = "grpc-retry-pushback-ms"
 
 
 @lru_cache(maxsize=4)
@@ -70,6 +71,15 @@ def _trailers_only(status: int, message: str) -> bytes:
     return encode_headers((_OK, _TYPE, *_status(status, message)))
 
 
+def try_again(seconds: int) -> Metadata:
+    """Return the trailing metadata of a call that is worth making again after `seconds`.
+
+    `grpc-retry-pushback-ms` tells a client with a retry policy how long to wait before its next attempt (gRFC A6,
+    "Pushback"); `retry-after` tells everybody else.
+    """
+    return {"retry-after": str(seconds), _PUSHBACK: str(seconds * 1000)}
+
+
 def refused(refusal: Refusal) -> bytes:
     """Return the one block that answers a call which is not served."""
     status = (b":status", b"%d" % refusal.http_status)
@@ -83,7 +93,12 @@ def encoded(metadata: Metadata) -> list[Field]:
     Raises ValueError for keys and values that can't be sent, and TypeError for text under a `-bin` key and bytes under
     any other.
     """
-    return [(name.encode(), value.encode()) for name, value in encode_metadata(metadata)]
+    own = metadata
+    pushback: list[Field] = []
+    if _PUSHBACK in metadata:  # of gRPC's own names the one that is for methods to say
+        own = {name: value for name, value in metadata.items() if name != _PUSHBACK}
+        pushback = [(_PUSHBACK.encode(), str(metadata[_PUSHBACK]).encode())]
+    return [(name.encode(), value.encode()) for name, value in encode_metadata(own)] + pushback
 
 
 def _status(status: int, message: str) -> tuple[Field, ...]:

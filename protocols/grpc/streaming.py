@@ -3,10 +3,12 @@
 Two tasks serve a call, however many requests are in flight: one reads and submits them, one takes what models have put
 into their reply ports, brings it into order and sends it. A request whose model is not decoupled is answered in its
 turn; an answer that comes too early is copied, so that it holds no memory that an earlier one may be in need of.
-Answers of decoupled models are sent as they come.
+Answers of decoupled models are sent as they come, but only while the client takes them: until then they are held, unreleased,
+so that the model gets no credit for more.
 
 Nothing is read while the answers in flight might not find room (`ServerStream.wait_admissible`), nor while a full queue
-keeps a request waiting.
+keeps a request waiting. Requests to decoupled models need no room, for their answers wait in the model; `FLOWING_LIMIT` of
+them may be open.
 
 Contract: grpc.md section 9.
 """
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from protocols.kserve.proto import grpc_service_pb2 as pb
 
 Part = InferResponse | TritiumError
+
+FLOWING_LIMIT: Final = 128
+"""Requests to decoupled models that one stream may have open: a client that stalls costs a window for each of them."""
 
 STRICT_KEY: Final = "triton_grpc_error"
 
@@ -127,7 +132,12 @@ class StreamedInference:
         self._open: dict[Exchange, None] = {}  # not answered to the end, in the order of the requests
         self._line: deque[Exchange] = deque()  # those that are answered in their turn
         self._arrivals: deque[tuple[Exchange, Part, bool]] = deque()
+        self._held: deque[tuple[Exchange, Part, bool]] = (
+            deque()
+        )  # decoupled models', until the client takes more
+        self._flowing = 0  # requests to decoupled models
         self._bell = trio.lowlevel.ParkingLot()
+        self._ebb = trio.lowlevel.ParkingLot()
         self._ended = False  # no more requests come
         self._failure: TritiumError | None = None  # ends the call at once
         self._parting: TritiumError | None = None  # ends it, once everything is answered
@@ -139,16 +149,20 @@ class StreamedInference:
         for that with `triton_grpc_error`, the first one of a request. However this ends, requests in flight are cancelled
         and what they have still to say is let go of.
         """
+        self._stream.on_departure = self._bell.unpark_all
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read)
                 while self._failure is None and (self._open or not self._ended):
                     if self._arrivals:
                         self._send_arrivals()
+                    elif self._held and self._stream.sendable:
+                        self._send_held()
                     else:
                         await self._bell.park()
                 nursery.cancel_scope.cancel()
         finally:
+            self._stream.on_departure = None
             self._close()
         why = self._failure or self._parting
         if why is not None:
@@ -169,6 +183,8 @@ class StreamedInference:
 
     async def _read_one(self) -> bool:
         """Take in the next request; False where there is none."""
+        while self._flowing >= FLOWING_LIMIT:
+            await self._ebb.park()
         await self._stream.wait_admissible()
         message = await self._stream.recv_raw()
         if message is None:
@@ -196,7 +212,10 @@ class StreamedInference:
         target = intake.peek(message)
         exchange.id, exchange.version = target.id, target.model_version
         exchange.model, version = intake.find(target)
-        exchange.decoupled = exchange.model.spec.decoupled
+        if exchange.model.spec.decoupled:
+            exchange.decoupled = True
+            self._flowing += 1
+            self._stream.answered()  # it was counted as one that needs room
         now = trio.current_time()
         given = (target, exchange.model, version, exchange, self._stream.call, self._forwarded, now)
         if target.unread_size > READ_AT_ONCE:
@@ -228,10 +247,17 @@ class StreamedInference:
                 self._failure = part
                 if final:
                     self._finish(exchange, part)
-            elif exchange.decoupled:
-                self._deliver(exchange, part, final=final)
-            else:
+            elif not exchange.decoupled:
                 self._deliver_in_turn(exchange, part, final=final)
+            elif self._held or not self._stream.sendable:
+                self._held.append((exchange, part, final))
+            else:
+                self._deliver(exchange, part, final=final)
+
+    def _send_held(self) -> None:
+        while self._held and self._stream.sendable and self._failure is None:
+            exchange, part, final = self._held.popleft()
+            self._deliver(exchange, part, final=final)
 
     def _deliver_in_turn(self, exchange: Exchange, part: Part, *, final: bool) -> None:
         exchange.keep(part, final=final)
@@ -254,7 +280,11 @@ class StreamedInference:
             self._send_response(exchange, part, final=final)
         if final:
             exchange.forget()
-            self._stream.answered()
+            if exchange.decoupled:
+                self._flowing -= 1
+                self._ebb.unpark_all()
+            else:
+                self._stream.answered()
 
     def _send_response(self, exchange: Exchange, response: InferResponse, *, final: bool) -> None:
         try:
@@ -299,9 +329,10 @@ class StreamedInference:
 
     def _close(self) -> None:
         """Let go of everything that is in flight, of what waits to be sent, and of what still comes."""
-        for _, part, _ in self._arrivals:
-            release(part)
-        self._arrivals.clear()
+        for waiting in (self._arrivals, self._held):
+            for _, part, _ in waiting:
+                release(part)
+            waiting.clear()
         self._line.clear()  # each holds this
         for exchange in list(self._open):
             exchange.close()

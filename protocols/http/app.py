@@ -18,7 +18,8 @@ import binascii
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -32,13 +33,15 @@ from actors.messages.errors import (
     Unsupported,
 )
 from actors.messages.requests import InferRequest, InferResponse
+from protocols.http.disconnects import DisconnectHook, watched
+from protocols.http.fields import JSON, Header, failure_fields, server_timing
+from protocols.http.generate import GenerateOptions, Generator
+from protocols.http.marking import put_marks
 from protocols.http.reply import ReplyPort
 from protocols.http.routes import Endpoint, Route, match
 from protocols.kserve import metadata
 from protocols.kserve.categories import Category
 from protocols.kserve.compression import (
-    OFFERED,
-    UnsupportedCompression,
     choose_coding,
     compress,
     decompress,
@@ -61,7 +64,6 @@ if TYPE_CHECKING:
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Header = tuple[bytes, bytes]
 Outcome = InferResponse | TritiumError
 
 _KEPT_PATHS: Final = 1024  # paths whose route is remembered; hostile clients can make up any number of them
@@ -72,12 +74,11 @@ _UNFOLDED_AT_ONCE: Final = (
 _MAX_BODY: Final = 2**31 - 1
 _DEEP: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
 
-_JSON: Final[list[Header]] = [(b"content-type", b"application/json")]
+_JSON: Final[list[Header]] = [JSON]
 _BINARY: Final[Header] = (b"content-type", b"application/octet-stream")
 _NO_HEADERS: Final[list[Header]] = []
 
 _NOT_OFFERED: Final = {
-    Endpoint.GENERATE: "the generate extension",
     Endpoint.LOGGING: "the logging extension",
     Endpoint.TRACE: "the trace extension",
     Endpoint.SYSTEM_MEMORY_STATUS: "system shared memory",
@@ -102,13 +103,6 @@ class V2Options:
     header_forward_pattern: re.Pattern[str] | None = None
     server_timing: bool = False
     on_finished: Callable[[InferRequest, Outcome], None] | None = None
-
-
-class DisconnectHook(Protocol):
-    """What the `tritium.disconnect` extension gives."""
-
-    disconnected: bool
-    on_disconnect: Callable[[], None] | None
 
 
 class _Answer:
@@ -137,7 +131,7 @@ class _Target:
     """A path, looked up: what it asks of a request, and who answers."""
 
     route: Route
-    handle: _Handler
+    handle: _Handler | None  # None: one of the generate extension's, which answers piece by piece
     methods: tuple[str, ...]
     restriction: Header | None
     refusal: _Answer | None  # to those who don't meet `restriction`
@@ -152,10 +146,7 @@ def _error(status: int, message: str, headers: list[Header] = _JSON) -> _Answer:
 
 
 def _failure(error: TritiumError) -> _Answer:
-    headers = _JSON
-    if isinstance(error, UnsupportedCompression):
-        headers = [*_JSON, (b"accept-encoding", OFFERED)]
-    return _error(http_status(error.code), error.message, headers)
+    return _error(http_status(error.code), error.message, [JSON, *failure_fields(error)])
 
 
 _NOT_FOUND: Final = _error(404, "Not Found", _NO_HEADERS)
@@ -192,14 +183,23 @@ class V2App:
             Endpoint.TRAFFIC: self._traffic,
             **dict.fromkeys(_NOT_OFFERED, self._not_offered),
         }
+        self._generator = Generator(
+            server.models,
+            self._body,
+            GenerateOptions(
+                max_input_size=self._options.max_input_size,
+                server_timing=self._options.server_timing,
+                on_finished=self._options.on_finished,
+            ),
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
         if scope["type"] != "http":
             raise RuntimeError(f"the v2 API speaks HTTP only, not {scope['type']}")
-        answer = await self._answer(scope, receive)
+        answer = await self._answer(scope, receive, send)
         if answer is None:
-            return  # nobody is left to answer
+            return  # it was answered piece by piece, or nobody is left to answer
         if "tritium.response" in scope.get("extensions", ()):
             await send(
                 {
@@ -218,7 +218,7 @@ class V2App:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _answer(self, scope: Scope, receive: Receive) -> _Answer | None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> _Answer | None:
         path: bytes = scope["raw_path"]
         target = self._targets.get(path) or self._look_up(path)
         if target is None:
@@ -230,9 +230,12 @@ class V2App:
         if scope["method"] not in target.methods:
             return _WRONG_METHOD
         try:
-            return await target.handle(target.route, scope, receive)
+            if target.handle is not None:
+                return await target.handle(target.route, scope, receive)
+            await self._generator.answer(target.route, scope, receive, send)
         except TritiumError as error:
             return _failure(error)
+        return None
 
     def _look_up(self, path: bytes) -> _Target | None:
         route = match(path.decode("latin-1"))
@@ -245,7 +248,7 @@ class V2App:
             key, value = opened_by
             restriction = (key.lower().encode("latin-1"), value.encode("latin-1"))
             refusal = _error(403, f"This API is restricted, expecting header '{key}'")
-        target = _Target(route, self._handlers[endpoint], endpoint.methods, restriction, refusal)
+        target = _Target(route, self._handlers.get(endpoint), endpoint.methods, restriction, refusal)
         if len(self._targets) >= _KEPT_PATHS:
             self._targets.clear()
         self._targets[path] = target
@@ -417,14 +420,14 @@ class V2App:
             accepted_at=trio.current_time(),
             forwarded=None if pattern is None else _forwarded(scope, pattern),
         )
-        if model.affinity_header:
-            request.affinity = fields.get(model.affinity_header, b"").decode("latin-1")
+        if model.marks is not None:
+            put_marks(model.marks, request, scope)
         hook: DisconnectHook | None = scope.get("extensions", {}).get("tritium.disconnect")
         try:
             if hook is not None:
                 outcome = await _exchange(model, request, port, hook)
             else:
-                outcome = await _exchange_watched(model, request, port, receive)
+                outcome = await watched(receive, partial(_exchange, model, request, port))
         except TritiumError as error:
             outcome = error
         if self._options.on_finished is not None:
@@ -450,7 +453,7 @@ class V2App:
             body = encode(response, plan, model.spec)
             headers = _JSON if body.json_size is None else _binary_headers(body.json_size)
             if self._options.server_timing and response.timing is not None:
-                headers = [*headers, (b"server-timing", _server_timing(response.timing))]
+                headers = [*headers, server_timing(response.timing)]
             coding = b"" if accept_encoding is None else choose_coding(accept_encoding)
             if coding:
                 headers = [*headers, (b"content-encoding", coding)]
@@ -493,52 +496,12 @@ async def _exchange(
         hook.on_disconnect = None
 
 
-async def _exchange_watched(
-    model: ServedModel, request: InferRequest, port: ReplyPort, receive: Receive
-) -> Outcome | None:
-    """Have `model` answer `request` on a server without a disconnect hook, which costs a task."""
-    hook = _WatchedHook()
-    failure: TritiumError | None = None
-    outcome: Outcome | None = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_watch, receive, hook)
-        try:
-            outcome = await _exchange(model, request, port, hook)
-        except TritiumError as error:
-            failure = error  # raised outside, so that the nursery does not wrap it in a group
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    return outcome
-
-
-class _WatchedHook:
-    __slots__ = ("disconnected", "on_disconnect")
-
-    def __init__(self) -> None:
-        self.disconnected = False
-        self.on_disconnect: Callable[[], None] | None = None
-
-
-async def _watch(receive: Receive, hook: _WatchedHook) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    hook.disconnected = True
-    if hook.on_disconnect is not None:
-        hook.on_disconnect()
-
-
 def _forwarded(scope: Scope, pattern: re.Pattern[str]) -> dict[str, str] | None:
     return forward_headers(scope.get("tritium.raw_headers") or scope["headers"], pattern)
 
 
 def _binary_headers(json_size: int) -> list[Header]:
     return [_BINARY, (b"inference-header-content-length", str(json_size).encode())]
-
-
-def _server_timing(timing: tuple[int, int, int, int]) -> bytes:
-    names = ("queue", "compute_input", "compute_infer", "compute_output")
-    return ", ".join(f"{name};dur={ns / 1e6:.3f}" for name, ns in zip(names, timing, strict=True)).encode()
 
 
 def _asks_deep(query: bytes) -> bool:

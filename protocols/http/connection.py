@@ -338,14 +338,16 @@ class Connection:
                 headers = [header for header in headers if header[0].lower() != b"content-length"]
                 await self._respond(status, headers, [part], None)
                 return
-            await self._write([self._streamed_head(status, headers)])
-        if self._streaming is None:
+            buffers: list[Buffer] = [self._streamed_head(status, headers)]
+        elif self._streaming is None:
             raise RuntimeError("an ASGI answer begins with http.response.start")
+        else:
+            buffers = []
         framed = self._streaming and part
-        buffers: list[Buffer] = [b"%x\r\n" % len(part), part, b"\r\n"] if framed else [part]
+        buffers += (b"%x\r\n" % len(part), part, b"\r\n") if framed else (part,)
         if not more:
             self._answered = True
-            buffers.append(self._streaming)
+            buffers.append(self._streaming or b"")
         await self._write(buffers)
 
     def _streamed_head(self, status: int, headers: list[Header]) -> bytes:
@@ -404,9 +406,7 @@ class Connection:
                 sent = self._send_some(buffers)
                 rest = b"".join(behind(buffers, sent))  # the copy
         except OSError as failure:
-            if failure.errno not in _LOST:
-                raise
-            self._keep_alive = False
+            self._lost(failure)
         finally:
             if release is not None:
                 release()
@@ -431,13 +431,18 @@ class Connection:
                 await trio.lowlevel.wait_writable(self._socket)
                 sent += self._send_some([view[sent:]])
         except OSError as failure:
-            if failure.errno not in _LOST:
-                raise
-            self._keep_alive = False
+            self._lost(failure)
         finally:
             self.buffered = 0
             self.phase = phase
             self.deadline = math.inf
+
+    def _lost(self, failure: OSError) -> None:
+        """The client is gone: what is still being made of an answer is for nobody."""
+        if failure.errno not in _LOST:
+            raise failure
+        self._keep_alive = False
+        self.peer_left()
 
     async def _refuse(self, status: int, message: str) -> None:
         """Send a last answer, and let it reach a client that is still sending."""

@@ -26,20 +26,20 @@ class ReplyPort:
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         """Take one part. Synchronous, never raises."""
         if self._closed:
-            _release(part)
+            release(part)
             return
         self._count += 1
         if self._outcome is None:
             self._outcome = part
         else:
-            _release(part)
+            release(part)
         if final:
             self._finish()
 
     def close(self) -> None:
         """The client left: let go of what came and of what still comes, and wake the task."""
         if self._outcome is not None:
-            _release(self._outcome)
+            release(self._outcome)
         self._outcome = None
         if not self._closed:
             self._finish()
@@ -56,7 +56,7 @@ class ReplyPort:
             self._task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._abort)
         if self._count > 1 and self._outcome is not None:
-            _release(self._outcome)
+            release(self._outcome)
             return Internal(f"expected a single response, got {self._count}")
         return self._outcome
 
@@ -65,6 +65,7 @@ class ReplyPort:
         return trio.lowlevel.Abort.SUCCEEDED
 
 
-def _release(part: InferResponse | TritiumError) -> None:
+def release(part: InferResponse | TritiumError) -> None:
+    """Give back the memory of a part that nobody will read any more."""
     if isinstance(part, InferResponse):
         part.release()

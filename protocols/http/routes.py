@@ -28,6 +28,7 @@ class Endpoint(Enum):
     ALL_STATISTICS = ("all_statistics", Category.STATISTICS, ("GET",))
     INFER = ("infer", Category.INFERENCE, ("POST",))
     GENERATE = ("generate", Category.INFERENCE, ("POST",))
+    GENERATE_STREAM = ("generate_stream", Category.INFERENCE, ("POST",))
     REPOSITORY_INDEX = ("repository_index", Category.MODEL_REPOSITORY, ("POST",))
     MODEL_LOAD = ("model_load", Category.MODEL_REPOSITORY, ("POST",))
     MODEL_UNLOAD = ("model_unload", Category.MODEL_REPOSITORY, ("POST",))
@@ -66,7 +67,7 @@ _MODEL_ENDPOINTS: Final = {
     "/stats": Endpoint.MODEL_STATISTICS,
     "/infer": Endpoint.INFER,
     "/generate": Endpoint.GENERATE,
-    "/generate_stream": Endpoint.GENERATE,
+    "/generate_stream": Endpoint.GENERATE_STREAM,
     "/trace/setting": Endpoint.TRACE,
 }
 _REPOSITORY_ENDPOINTS: Final = {"load": Endpoint.MODEL_LOAD, "unload": Endpoint.MODEL_UNLOAD}

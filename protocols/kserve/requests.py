@@ -37,7 +37,7 @@ _RESERVED_HEADERS: Final = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
 )
 NO_SHARED_MEMORY: Final = "shared memory is not supported by this version of Tritium"
-_RAISE_LIMIT: Final = "Use --http-max-input-size to increase the limit."
+RAISE_LIMIT: Final = "Use --http-max-input-size to increase the limit."
 
 
 class OutputChoice(NamedTuple):
@@ -138,11 +138,7 @@ class InferDecoder:
             kept = self._meanings.get(text)
             if kept is not None and kept.binary_size == len(body) - size:
                 return kept
-        if size > self._max_input_size:
-            raise InvalidArgument(
-                f"request JSON size of {size} bytes exceeds the maximum allowed input size of "
-                f"{self._max_input_size} bytes. {_RAISE_LIMIT}"
-            )
+        check_json_size(size, self._max_input_size)
         meaning = _read(parse(text), len(body) - size, spec, limit=self._max_input_size, framed=framed)
         if meaning.binary_size and size <= _KEPT_LENGTH and all(part.data is None for part in meaning.inputs):
             if len(self._meanings) >= _KEPT_TEXTS:
@@ -162,7 +158,7 @@ class InferDecoder:
         if len(body) > self._max_input_size:
             raise InvalidArgument(
                 f"Raw input has a byte_size ({len(body)} bytes) that exceeds the maximum allowed value of "
-                f"{self._max_input_size} bytes. {_RAISE_LIMIT}"
+                f"{self._max_input_size} bytes. {RAISE_LIMIT}"
             )
         request = InferRequest(
             model_name=spec.name,
@@ -184,6 +180,14 @@ def _tensors(parts: Sequence[_Input], body: memoryview, at: int) -> list[Tensor]
             at = end
         tensors.append(Tensor(name, datatype, shape, data))
     return tensors
+
+
+def check_json_size(size: int, limit: int) -> None:
+    """Raise InvalidArgument for a JSON text of more than `limit` bytes."""
+    if size > limit:
+        raise InvalidArgument(
+            f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. {RAISE_LIMIT}"
+        )
 
 
 def parse_json_size(value: bytes, body_size: int) -> int:
@@ -275,15 +279,20 @@ def _read_parameters(document: Any, meaning: _Meaning) -> None:
                     raise misfit(document, key, "boolean")
                 meaning.outputs = BINARY_OUTPUTS if value else JSON_OUTPUTS
             case _:
-                custom[key] = _custom_parameter(key, value)
+                if key.startswith("triton_"):
+                    raise InvalidArgument(
+                        "parameter keys starting with 'triton_' are reserved for Triton usage and should not be "
+                        "specified."
+                    )
+                custom[key] = custom_parameter(key, value)
     meaning.parameters = custom or None
 
 
-def _custom_parameter(key: str, value: Any) -> Parameter:
-    if key.startswith("triton_"):
-        raise InvalidArgument(
-            "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
-        )
+def custom_parameter(key: str, value: Any) -> Parameter:
+    """Return the JSON value of a parameter that has no meaning of its own; whole numbers beyond int64 as floats.
+
+    Raises InvalidArgument where it is no scalar.
+    """
     if type(value) is int:
         return value if value <= INT64_MAX else float(value)
     if type(value) not in {str, bool, float}:

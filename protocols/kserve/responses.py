@@ -91,7 +91,7 @@ def _head(response: InferResponse, outputs: list[dict[str, Any]]) -> bytes:
     document["model_name"] = response.model_name
     document["model_version"] = str(response.model_version)
     if response.parameters:
-        document["parameters"] = _parameters(response.parameters)
+        document["parameters"] = parameter_values(response.parameters)
     document["outputs"] = outputs
     try:
         return dump(document)
@@ -100,7 +100,8 @@ def _head(response: InferResponse, outputs: list[dict[str, Any]]) -> bytes:
         return dump(document)
 
 
-def _parameters(parameters: Mapping[str, object]) -> dict[str, Any]:
+def parameter_values(parameters: Mapping[str, object]) -> dict[str, Any]:
+    """Return a response's parameters in the form that `documents.dump` writes. Raises Unsupported for bytes."""
     document: dict[str, Any] = {}
     for key, value in parameters.items():
         if isinstance(value, bytes):

@@ -9,6 +9,7 @@ from actors.dormant import Dormant, WaitingRoom
 from actors.messages.errors import Cancelled, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from actors.messages.tensors import Tensor
 from actors.model import STOPPING
+from actors.scheduling.marks import ClientMarks
 from actors.specs import ModelKey, QueueBounds, TrafficPlan
 from tests.support.model_doubles import make_request, make_spec
 
@@ -18,7 +19,7 @@ class Model:
 
     def __init__(self, *refusals):
         self.spec = make_spec()
-        self.affinity_header = b""
+        self.marks = None
         self.refusals = list(refusals)
         self.accepted = []
         self.cancelled = []
@@ -345,7 +346,7 @@ async def test_wakes_are_timed_from_the_first_request_to_the_end_of_the_load(nur
 
 
 def test_frontends_are_told_of_the_header_that_keeps_clients_with_one_version():
-    assert Dormant(make_spec(), WaitingRoom(ModelKey("model"), print), math).affinity_header == b""
+    assert Dormant(make_spec(), WaitingRoom(ModelKey("model"), print), math).marks is None
     plan = TrafficPlan(weights={1: 1.0}, sticky_header="x-user")
     dormant = Dormant(make_spec(traffic=plan), WaitingRoom(ModelKey("model"), print), math)
-    assert dormant.affinity_header == b"x-user"
+    assert dormant.marks == ClientMarks(affinity_header="x-user")

@@ -33,6 +33,7 @@ class Events:
         self.batches = []
         self.logs = []
         self.freed = 0
+        self.arrived = []
         self.on_finished = lambda batch, borrowed: None
 
     def ready(self):
@@ -44,6 +45,9 @@ class Events:
     def finished(self, batch, result, answers, *, borrowed):
         self.batches.append((batch, result, answers, borrowed))
         self.on_finished(batch, borrowed)
+
+    def part(self, batch, arrived):
+        self.arrived.append(arrived)
 
     def logged(self, level, message):
         self.logs.append((level, message))

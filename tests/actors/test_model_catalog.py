@@ -9,7 +9,7 @@ from actors.catalog import POLLING, ControlMode
 from actors.messages.errors import Internal, InvalidArgument, TritiumError, Unavailable
 from actors.operations import Listing, check_name, read_parameters
 from actors.specs import InstanceSpec, ModelKey, Probe, Residency
-from tests.support.catalog_doubles import EXPLICIT, failure, model
+from tests.support.catalog_doubles import EXPLICIT, World, failure, model
 from tests.support.model_doubles import make_request
 
 # -- start-up
@@ -490,13 +490,112 @@ async def test_a_whole_cannot_serve_without_its_part(begin, autojump_clock):
     await world.catalog.load("whole", {})
     await world.catalog.unload("part")
     await trio.sleep(1)
-    assert world.states("whole") == {1: "UNAVAILABLE"}
+    assert world.index("whole") == [("whole", 1, "UNAVAILABLE", "unloaded")]
 
 
 async def test_models_that_depend_on_each_other_are_refused_with_the_path(begin, autojump_clock):
     world = await begin(model("a", depends_on=("b",)), model("b", depends_on=("a",)), **EXPLICIT)
     error = await failure(world.catalog.load("a", {}))
-    assert "circular dependency between ensembles: a -> b -> a" in error.message
+    text = "circular dependency between ensembles: a -> ... -> b -> a"
+    assert error.message == f"load failed for model 'a': {text};\n"
+    assert world.index("a") == [("a", 1, "UNAVAILABLE", f"Invalid argument: {text}")]
+    assert world.index("b") == [
+        ("b", 1, "UNAVAILABLE", "Invalid argument: circular dependency between ensembles: b -> ... -> a -> b")
+    ]
+
+
+async def test_models_that_depend_on_each_other_are_refused_at_start_too(begin, autojump_clock):
+    cycle = [model(one, depends_on=(other,)) for one, other in ("ab", "bc", "ca")]
+    world = await begin(*cycle)
+    for name in "abc":
+        ((_, _, state, reason),) = world.index(name)
+        assert (state, "circular dependency between ensembles" in reason) == ("UNAVAILABLE", True)
+
+
+async def test_a_whole_comes_back_with_its_part(begin, autojump_clock):
+    world = await begin(model("part"), model("whole", depends_on=("part",)), **EXPLICIT)
+    await world.catalog.load("whole", {})
+    await world.catalog.unload("part")
+    await trio.sleep(1)
+    await world.catalog.load("part", {})
+    await trio.sleep(3)
+    assert world.states("whole") == {1: "READY"}
+
+
+async def test_a_whole_that_was_unloaded_does_not_come_back_with_its_part(begin, autojump_clock):
+    world = await begin(model("part"), model("whole", depends_on=("part",)), **EXPLICIT)
+    await world.catalog.load("whole", {})
+    await world.catalog.unload("whole")
+    await world.catalog.unload("part")
+    await world.catalog.load("part", {})
+    await trio.sleep(3)
+    assert world.states("whole") == {1: "UNAVAILABLE"}
+
+
+async def test_a_whole_of_a_whole_goes_with_the_innermost_part_and_comes_back_with_it(begin, autojump_clock):
+    world = await begin(
+        model("part"), model("inner", depends_on=("part",)), model("outer", depends_on=("inner",)), **EXPLICIT
+    )
+    await world.catalog.load("outer", {})
+    assert world.states("part") == world.states("inner") == world.states("outer") == {1: "READY"}
+    await world.catalog.unload("part")
+    await trio.sleep(1)
+    assert world.states("inner") == world.states("outer") == {1: "UNAVAILABLE"}
+    await world.catalog.load("part", {})
+    await trio.sleep(5)
+    assert world.states("inner") == world.states("outer") == {1: "READY"}
+
+
+async def test_parts_are_loaded_before_the_whole_at_start_and_none_of_them_twice(begin, autojump_clock):
+    world = await begin(model("a_whole", depends_on=("p", "q")), model("p"), model("q"))
+    assert [state.spec.name for state in world.tree.started] == ["p", "q", "a_whole"]
+    assert not world.catalog.start_failed
+
+
+async def test_a_part_that_can_not_be_loaded_at_start_is_tried_once_and_keeps_the_whole_out(
+    begin, autojump_clock
+):
+    world = World(model("part"), model("whole", depends_on=("part",)))
+    world.tree.fails["part"] = 9
+    async with trio.open_nursery() as nursery:
+        await world.begin(nursery)
+        assert [state.spec.name for state in world.tree.started] == ["part"]
+        assert world.index("whole") == [
+            ("whole", 1, "UNAVAILABLE", "Invalid argument: 'whole' is nothing without 'part'")
+        ]
+        assert world.catalog.start_failed
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_part_that_is_loaded_on_demand_sleeps_on(begin, autojump_clock):
+    world = await begin(
+        model("part", residency=Residency.ON_DEMAND),
+        model("whole", depends_on=("part",)),
+        dormant=lambda spec: ("dormant", spec.version),
+    )
+    assert world.states("whole") == {1: "READY"}
+    assert world.states("part") == {1: "UNAVAILABLE"}
+    await world.catalog.wake(ModelKey("part"))
+    await world.catalog.evict(ModelKey("part"))
+    await trio.sleep(1)
+    assert world.states("whole") == {1: "READY"}
+
+
+async def test_a_whole_whose_part_leaves_the_repository_is_unloaded(begin, autojump_clock):
+    world = await begin(model("part"), model("whole", depends_on=("part",)), mode=ControlMode.POLL)
+    world.catalog.gone(ModelKey("part"))
+    await trio.sleep(1)
+    assert world.index() == [("whole", 1, "UNAVAILABLE", "unloaded")]
+
+
+async def test_a_reload_of_a_part_leaves_a_whole_that_still_fits_as_it_is(begin, autojump_clock):
+    world = await begin(model("part"), model("whole", depends_on=("part",)), **EXPLICIT)
+    await world.catalog.load("whole", {})
+    (before,) = world.serving("whole").values()
+    world.source.models["part"] = model("part", content="d")
+    await world.catalog.load("part", {})
+    await trio.sleep(1)
+    assert list(world.serving("whole").values()) == [before]
 
 
 # -- parameters

@@ -187,3 +187,11 @@ def test_counting_a_request_costs_about_a_microsecond():
     for _ in range(20_000):
         statistics.succeeded(1, 1, 1, 1, 1, 1)
     assert (time.perf_counter() - started) / 20_000 < 20e-6
+
+
+def test_hits_are_no_proof_that_the_model_works():
+    statistics = ModelStatistics()
+    statistics.succeeded(1, 0, 0, 0, 0, 0)
+    statistics.cache_hit(0, 0, 0, 17)
+    assert (statistics.success_count, statistics.computed_count, statistics.last_hit_ms) == (2, 1, 17)
+    assert statistics.last_inference_ms == 0

@@ -9,6 +9,7 @@ import trio
 from actors.messages.datatypes import DataType
 from actors.messages.errors import Cancelled, InvalidArgument, Unavailable
 from actors.model import Status
+from actors.scheduling.marks import ClientMarks
 from actors.specs import DynamicBatching, InputSpec, QueueBounds, QueuePolicy, TrafficPlan
 from tests.support.traffic_doubles import KEY, Versions, answer, drawing
 
@@ -268,8 +269,8 @@ async def test_clients_without_a_key_are_shared_out_at_random(options):
 
 async def test_the_split_tells_frontends_which_header_it_goes_by():
     plan = TrafficPlan(weights={1: 1, 2: 1}, sticky_header="x-user")
-    assert splitting(plan=plan).router.resolve("model").affinity_header == b"x-user"
-    assert splitting().router.resolve("model").affinity_header == b""
+    assert splitting(plan=plan).router.resolve("model").marks == ClientMarks(affinity_header="x-user")
+    assert splitting().router.resolve("model").marks is None
 
 
 async def test_a_retired_version_goes_on_answering_what_it_has():

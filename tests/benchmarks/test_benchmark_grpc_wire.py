@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from benchmarks.grpc import blocks, wire
 from benchmarks.grpc.bare import Responder
-from benchmarks.grpc.payloads import framed
+from benchmarks.grpc.payloads import PREFIX_SIZE, framed, packed, unpacked
 from benchmarks.grpc.scenarios import Way
-from benchmarks.grpc.wire import StreamConnection, Surprise, UnaryConnection, frame
+from benchmarks.grpc.wire import ScriptConnection, StreamConnection, Surprise, UnaryConnection, frame
 
 UNARY = blocks.request_headers("host:1", "/unary/190")
 STREAM = blocks.request_headers("host:1", "/stream/190")
@@ -89,6 +89,31 @@ def test_unary_calls_are_answered_and_replaced(way):
     assert connection.outstanding == 3
     assert connection.answer_bytes == 12 * (5 + 190)
     assert not connection.failures
+
+
+def test_each_call_of_a_script_goes_through_its_own_messages_in_order_again_and_again():
+    scripts = [[framed(f"{slot}-{step}".encode()) for step in range(3)] for slot in range(2)]
+    connection = ScriptConnection(blocks.of(Way.SCRIPT, UNARY), scripts)
+    connection.fill(0.0)
+    responder, told = Responder(), {slot: [] for slot in "01"}
+    answers = responder.begin()
+    for now in range(1, 6):
+        sent = _taken(connection)
+        for what, _, _, payload in _frames(sent.removeprefix(wire.PREFACE)):
+            if what == wire.DATA:
+                slot, _, step = payload[PREFIX_SIZE:].decode().partition("-")
+                told[slot].append(int(step))
+        connection.receive(answers + responder.receive(sent), float(now))
+        answers = b""
+        connection.fill(float(now))
+    assert told == {"0": [0, 1, 2, 0, 1], "1": [0, 1, 2, 0, 1]}
+    assert len(connection.latencies) == 10
+    assert not connection.failures
+
+
+@given(st.lists(st.lists(st.binary(max_size=20)), max_size=5))
+def test_a_file_of_messages_says_what_was_written(scripts):
+    assert unpacked(packed(scripts)) == scripts
 
 
 def test_a_stream_keeps_its_requests_under_way_and_ends_with_trailers():

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 from benchmarks import payloads
 from benchmarks.grpc import payloads as messages
-from benchmarks.grpc.scenarios import GRPC_SCENARIOS
+from benchmarks.grpc.scenarios import GRPC_SCENARIOS, Asked
 from benchmarks.payloads import HEADER_LENGTH, WrongAnswer
 from benchmarks.repository import WRITERS
 from benchmarks.scenarios import SCENARIOS
@@ -118,7 +118,7 @@ def test_scenarios_have_names_of_their_own():
 
 
 def _as_response(tensors):
-    request = messages.encode("echo", tensors)
+    request = messages.encode(Asked("echo"), tensors)
     response = pb.ModelInferResponse(raw_output_contents=request.raw_input_contents)
     for each in request.inputs:
         response.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
@@ -151,5 +151,5 @@ def test_a_message_that_contradicts_itself_is_a_wrong_answer(change):
 def test_a_grpc_scenario_knows_its_answer_and_its_model_can_be_written(scenario):
     inputs = scenario.inputs()
     assert scenario.expected(inputs)
-    assert messages.encode(scenario.model, inputs).ByteSize() >= scenario.transfer
+    assert messages.encode(scenario.first, inputs).ByteSize() >= scenario.transfer
     assert scenario.model in WRITERS

@@ -30,7 +30,10 @@ with warnings.catch_warnings():
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "examples" / "models"
-NAMES = sorted(each.name for each in MODELS.iterdir() if each.is_dir())
+EVERY = sorted(each.name for each in MODELS.iterdir() if each.is_dir())
+NAMES = [
+    name for name in EVERY if not name.startswith(("sequence_", "repeat_"))
+]  # those that answer a request by itself
 DIGIT = np.array(
     json.loads((ROOT / "examples" / "clients" / "digit.json").read_text())["inputs"][0]["data"], np.float32
 ).reshape(-1, 64)[:1]
@@ -132,6 +135,9 @@ def a_case(name):
     if name in {"add_sub", "add_sub_onnx"}:
         a, b = rng.normal(size=(2, 3, 16)).astype(np.float32)
         return {"INPUT0": a, "INPUT1": b}, {"OUTPUT0": a + b, "OUTPUT1": a - b}
+    if name == "add_sub_chain":
+        a, b = rng.normal(size=(2, 3, 16)).astype(np.float32)
+        return {"INPUT0": a, "INPUT1": b}, {"OUTPUT0": 2 * (a + b), "OUTPUT1": 2 * (a - b)}
     if name == "identity_fp32":
         values = rng.normal(size=(2, 37)).astype(np.float32)
         return {"INPUT0": values}, {"OUTPUT0": values}
@@ -240,8 +246,30 @@ def test_the_server_is_live_ready_and_lists_its_models(client):
     assert client.is_server_ready()
     assert client.get_server_metadata()["name"] == "triton"
     assert [(each["name"], each["state"]) for each in client.get_model_repository_index()] == [
-        (name, "READY") for name in NAMES
+        (name, "READY") for name in EVERY
     ]
+
+
+def test_each_sequence_has_its_own_sum(client):
+    def step(sequence, value, *, start=False, end=False):
+        tensor = triton.InferInput("INPUT", [1, 1], "FP32")
+        tensor.set_data_from_numpy(np.full((1, 1), value, np.float32))
+        result = client.infer(
+            "sequence_accumulate",
+            [tensor],
+            sequence_id=sequence,
+            sequence_start=start,
+            sequence_end=end,
+        )
+        return result.as_numpy("OUTPUT").item()
+
+    assert [step(1, 1, start=True), step("one", 10, start=True), step(1, 2), step("one", 20, end=True)] == [
+        1,
+        10,
+        3,
+        30,
+    ]
+    assert step(1, 3, end=True) == 6
 
 
 @pytest.mark.parametrize("name", ["digits_onnx", "digits_torchscript", "digits_pt2"])

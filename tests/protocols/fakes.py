@@ -12,6 +12,7 @@ from actors.messages.datatypes import DataType
 from actors.messages.errors import InvalidArgument, NotFound, TritiumError, Unavailable
 from actors.messages.requests import InferRequest, InferResponse
 from actors.messages.tensors import Tensor
+from actors.scheduling.marks import ClientMarks
 from actors.specs import Direct, InputSpec, ModelSpec, OutputSpec
 
 Outcome = InferResponse | TritiumError
@@ -61,7 +62,7 @@ class FakeModel:
         self.cancelled: list[InferRequest] = []
         self.released = 0
         self.on_submit: Callable[[], None] = lambda: None
-        self.affinity_header = b""
+        self.marks: ClientMarks | None = None
 
     async def submit(self, request: InferRequest) -> None:
         self.submit_nowait(request)

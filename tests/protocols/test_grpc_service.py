@@ -13,6 +13,7 @@ import trio.testing
 
 from actors.interfaces import IndexEntry
 from actors.messages.errors import Cancelled, ErrorCode, InvalidArgument, TritiumError
+from actors.scheduling.marks import ClientMarks
 from protocols.grpc.methods import method_table
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.restrictions import CATEGORIES, restriction
@@ -533,7 +534,7 @@ async def test_without_a_pattern_no_metadata_is_forwarded(server, method):
 
 
 async def test_the_affinity_header_is_taken_from_the_metadata(server, method):
-    server.model().affinity_header = b"x-user"
+    server.model().marks = ClientMarks(affinity_header="x-user")
     await infer(method, SUM, metadata={"x-user": "ada"})
     await infer(method, SUM, metadata={})
     assert [request.affinity for request in server.model().submitted] == ["ada", ""]

@@ -16,6 +16,7 @@ from actors.messages.datatypes import DataType
 from actors.messages.errors import Cancelled, DeadlineExceeded, ErrorCode, Internal, TritiumError, Unavailable
 from actors.messages.requests import InferResponse
 from actors.messages.tensors import Tensor
+from actors.scheduling.marks import ClientMarks
 from protocols.grpc.call import STREAM_LIMIT
 from protocols.grpc.messages import Message
 from protocols.grpc.options import GrpcOptions
@@ -176,6 +177,40 @@ async def test_decoupled_answers_come_as_they_are_produced(server):
         assert ids(call.received) == ["warm", "2", "1", "2", "1", "2"]
         finals = [each.infer_response.parameters[FINAL].bool_param for each in call.received[1:]]
         assert finals == [False, False, False, True, True]
+
+
+async def test_decoupled_answers_are_held_while_the_client_takes_nothing(server):
+    streams, held = server.model("streams"), server.model("held")
+    async with warm(server) as call:
+        call.send(infer_request("streams", X, id="stream"), infer_request("held", X, id="turn"))
+        await settle()
+        call.call.stream.pending = STREAM_LIMIT
+        (request,) = streams.submitted
+        for _ in range(3):
+            answer(streams, request, final=False)
+        answer(held, held.submitted[0])
+        await settle()
+        assert ids(call.received) == ["warm", "turn"]  # what lends a model's memory is not held
+        assert (streams.released, held.released) == (0, 1)
+        call.call.stream.pending = STREAM_LIMIT - 1
+        call.stream.departed()
+        await settle()
+        assert ids(call.received) == ["warm", "turn", "stream", "stream", "stream"]
+        assert streams.released == 3
+
+
+async def test_decoupled_answers_that_are_held_are_let_go_of_with_the_call(server):
+    streams = server.model("streams")
+    async with warm(server) as call:
+        call.send(infer_request("streams", X, id="stream"))
+        await settle()
+        call.call.stream.pending = STREAM_LIMIT
+        for _ in range(3):
+            answer(streams, streams.submitted[0], final=False)
+        await settle()
+        assert streams.released == 0
+    assert streams.released == 3
+    assert streams.cancelled == streams.submitted
 
 
 async def test_decoupled_answers_do_not_wait_for_requests_before_them(server):
@@ -657,7 +692,7 @@ async def test_a_client_that_leaves_while_its_request_waits_for_room_is_forgotte
 
 async def test_metadata_of_the_call_is_applied_to_each_request(server):
     held = server.model("held")
-    held.affinity_header = b"x-user"
+    held.marks = ClientMarks(affinity_header="x-user")
     options = GrpcOptions(header_forward_pattern=re.compile("my-", re.IGNORECASE))
     metadata = {"my-header": "value", "x-user": "ada"}
     async with warm(server, options=options, metadata=metadata) as call:

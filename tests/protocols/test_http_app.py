@@ -231,8 +231,6 @@ async def test_a_wrong_method_is_not_allowed(client, method, path):
 @pytest.mark.parametrize(
     ("method", "path", "what"),
     [
-        ("POST", "/v2/models/add/generate", "the generate extension"),
-        ("POST", "/v2/models/add/generate_stream", "the generate extension"),
         ("GET", "/v2/logging", "the logging extension"),
         ("POST", "/v2/trace/setting", "the trace extension"),
         ("GET", "/v2/models/add/trace/setting", "the trace extension"),

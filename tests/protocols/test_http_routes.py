@@ -21,7 +21,10 @@ ROUTES = [
     ("/v2/models/m/versions/2/infer", Route(endpoint=Endpoint.INFER, model="m", version="2")),
     ("/v2/models/a%20b/infer", Route(endpoint=Endpoint.INFER, model="a b")),
     ("/v2/models/m/generate", Route(endpoint=Endpoint.GENERATE, model="m")),
-    ("/v2/models/m/versions/2/generate_stream", Route(endpoint=Endpoint.GENERATE, model="m", version="2")),
+    (
+        "/v2/models/m/versions/2/generate_stream",
+        Route(endpoint=Endpoint.GENERATE_STREAM, model="m", version="2"),
+    ),
     ("/v2/models/m/trace/setting", Route(endpoint=Endpoint.TRACE, model="m")),
     ("/v2/trace/setting", Route(endpoint=Endpoint.TRACE)),
     ("/v2/logging", Route(endpoint=Endpoint.LOGGING)),

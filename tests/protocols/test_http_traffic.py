@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from actors.messages.datatypes import DataType
+from actors.scheduling.marks import ClientMarks
 from protocols.http.app import V2App, V2Options
 from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeModel, FakeServer, identity, make_spec
@@ -91,11 +92,11 @@ async def test_traffic_is_restricted_with_the_repository(backend):
 class Front(FakeModel):
     """A split: every request goes to `target`."""
 
-    def __init__(self, target, *, header=b""):
+    def __init__(self, target, *, header=""):
         super().__init__(make_spec("front", version=1), identity)
         self.spec = target.spec
         self.target = target
-        self.affinity_header = header
+        self.marks = ClientMarks(affinity_header=header)
         self.seen = []
 
     async def submit(self, request):
@@ -141,7 +142,7 @@ async def test_an_answer_has_the_labels_of_the_version_that_gave_it():
 
 
 async def test_the_header_that_a_model_goes_by_travels_with_the_request():
-    front = Front(scores(version=1), header=b"x-user")
+    front = Front(scores(version=1), header="x-user")
     await ask(front, inference(), headers={"X-User": "böse"})
     await ask(front, inference())
     assert front.seen == ["b\xc3\xb6se", ""]

@@ -170,6 +170,7 @@ class World:
         self.source = FakeSource()
         self.source.models = {each.key.name: each for each in found}
         self.swaps = []
+        self.composed = []
         self.lanes = Supervisor()
         self.retirements = Supervisor()
         self.around = Surroundings(
@@ -182,6 +183,7 @@ class World:
             loads=trio.CapacityLimiter(loads_at_once),
             extra_attempts=extra_attempts,
             log=self.log,
+            compose=self._compose,
         )
         self.catalog = Catalog(self.around, self.source, self.lanes, mode=mode, startup=startup)
         self.root = Supervisor(
@@ -192,6 +194,16 @@ class World:
             ],
             strategy=Strategy.REST_FOR_ONE,
         )
+
+    def _compose(self, found):
+        """Whoever depends on a model can be served where that is."""
+        self.composed.append(found.key.name)
+        for name in sorted({name for spec in found.specs for name in spec.depends_on}):
+            key = ModelKey(name)
+            if not (self.router.ready(key) or self.router.dormant(key)):
+                why = f"'{found.key.name}' is nothing without '{name}'"
+                return replace(found, specs=(), reason=f"Invalid argument: {why}", unfit=why)
+        return found
 
     async def begin(self, nursery, *, wait=True):
         self.tree.nursery = nursery

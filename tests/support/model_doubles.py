@@ -1,5 +1,6 @@
 """Stand-ins for what surrounds a model's state: reply ports, workers that finish on cue, a model's specification."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from actors.messages.errors import TritiumError
 from actors.messages.requests import InferRequest, InferResponse
 from actors.messages.tensors import Tensor
 from actors.model import ModelState
+from actors.sequencer import run as run_sequencer
 from actors.specs import Direct, InputSpec, InstanceSpec, ModelSpec, OutputSpec
 from actors.statistics import ModelStatistics
 from actors.worker import InFlight
@@ -98,6 +100,7 @@ class FakeWorker:
         self.state = state
         self.instance = instance
         self.capacity = capacity
+        self.lanes = instance.spec.lanes
         self.outstanding = {}
         self.sent = []  # (time, requests, alone), in order
         self.cancelled = []
@@ -112,6 +115,10 @@ class FakeWorker:
         return len(self.outstanding) < self.capacity
 
     @property
+    def free_lanes(self):
+        return self.lanes - len(self.outstanding)
+
+    @property
     def waiting(self):
         return 0
 
@@ -120,7 +127,7 @@ class FakeWorker:
             error, self.fail_next = self.fail_next, None
             raise error
         assert self.has_room
-        assert not any(request.answered for request in requests)
+        assert not any(request.answered and not request.padding for request in requests)
         batch = InFlight(len(self.sent), list(requests), FakeSlot(), alone=alone, began_at=now)
         self.outstanding[batch.id] = batch
         self.sent.append((now, list(requests), alone))
@@ -141,6 +148,7 @@ class FakeWorker:
         ]
         result = Result(batch.id, 0, len(cuts), (1, 2, 3))
         self.state.completed(batch, result, cuts, borrowed=borrowed)
+        self.state.batch_ended(self.instance)
         if batch.alone:
             self.instance.suspects.outcome_ok()
         self.state.ring()
@@ -185,7 +193,14 @@ class Stage:
         if ready:
             for worker in self.workers:
                 self.state.instance_ready(worker.instance, worker)
-        nursery.start_soon(run_scheduler, Context(), self.state)
+        self.logged = []
+        if self.state.sequences is None:
+            nursery.start_soon(run_scheduler, Context(), self.state)
+        else:
+            nursery.start_soon(partial(run_sequencer, Context(), self.state, log=self._log))
+
+    def _log(self, event, *, level="info", **keys):
+        self.logged.append((event, level, keys))
 
     @property
     def worker(self):

@@ -82,6 +82,29 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("SERVED", ticket)])
 """
 
+_RECORDING = """
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+def now():
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.name = args["model_instance_name"]
+
+    def execute(self, requests):
+        tickets = [pb_utils.get_input_tensor_by_name(request, "TICKET") for request in requests]
+        began = now()
+        time.sleep(0.004)
+        with open(@RECORD@, "a") as record:
+            record.write(f"{self.name} {began} {now()}\\n")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("SERVED", each.as_numpy())]) for each in tickets]
+"""
+
 _FAILING = """
 class TritonPythonModel:
     def initialize(self, args):
@@ -209,6 +232,11 @@ class Repository:
     def gated(self, gates: Path, name: str = "gated", *, config: str = instances(1)) -> None:
         """SERVED = TICKET, once `gates/open-<ticket>` or `gates/open` exists; `gates/began` lists tickets as they begin."""
         code = _GATED.replace("@GATES@", repr(str(gates)))
+        self._add(name, _python_config("TICKET", "SERVED", "TYPE_INT32") + config, "model.py", code)
+
+    def recording(self, record: Path, name: str, *, config: str) -> None:
+        """SERVED = TICKET; appends `<instance> <began> <ended>` to `record`, in nanoseconds that all processes share."""
+        code = _RECORDING.replace("@RECORD@", repr(str(record)))
         self._add(name, _python_config("TICKET", "SERVED", "TYPE_INT32") + config, "model.py", code)
 
     def failing(self, name: str = "failing") -> None:

@@ -2,6 +2,7 @@
 
 The model runs in the worker's own interpreter, on the thread that loaded it; a coroutine `execute` runs on an asyncio loop
 that lives on a thread of its own for as long as the model does, so that what the model started there goes on between batches.
+That of a decoupled model is not waited for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import threading
 import traceback
 import types
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from actors.messages.errors import ErrorCode
@@ -21,10 +23,13 @@ from engine.backends.base import Backend, LoadError
 from engine.backends.python import triton_python_backend_utils
 from engine.backends.python.completion import ModelConfig
 from engine.backends.python.exchange import InferenceResponse, ServedRequest
+from engine.backends.python.replies import Reply, StreamReply
+from engine.backends.python.tensors import TritonModelException
 from engine.backends.python.triton_python_backend_utils import Host, attach
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from engine.backends.base import Batch, ModelInfo
 
@@ -96,29 +101,97 @@ class PythonBackend(Backend):
 
     def execute(self, batch: Batch) -> None:
         """Hand the batch's requests to the model and pass its responses on."""
-        requests = [ServedRequest(request, self._guard) for request in batch.requests]
+        if self._info.decoupled:
+            self._execute_decoupled(batch)
+            return
+        replies = [Reply(request, self._guard) for request in batch.requests]
+        requests = [ServedRequest(request, reply) for request, reply in zip(batch.requests, replies)]
         try:
-            responses = self._call(requests)
+            responses = self._call(requests, replies)
         except _Wrong as error:
-            self._fail(requests, str(error))
+            self._fail(replies, str(error))
         except Exception as error:  # noqa: BLE001  # an exception of the user's code is its clients' answer
-            self._fail(requests, _describe(error))
+            self._fail(replies, _describe(error))
         else:
-            for request, response in zip(requests, responses):
-                self._answer(request, response)
+            for request, reply, response in zip(requests, replies, responses):
+                if request.rescheduled:
+                    self._reschedule(reply, response)
+                else:
+                    self._answer(reply, response)
         finally:
-            for request in requests:
-                request.reply.release()
+            for reply in replies:
+                reply.release()
 
-    def _call(self, requests: list[ServedRequest]) -> Sequence[InferenceResponse | None]:
-        """Run `execute` and check what it returns. Raises _Wrong, or what the model raises."""
-        execute = getattr(self._model, "execute", None)
+    def _execute_decoupled(self, batch: Batch) -> None:
+        """Hand over the batch's requests, whose senders may answer when this has long returned.
+
+        A coroutine is not waited for: the next batch may come while it is suspended.
+        """
+        replies = [StreamReply(request) for request in batch.requests]
+        requests = [ServedRequest(request, reply) for request, reply in zip(batch.requests, replies)]
+        try:
+            returned = self._user_execute()(requests)
+            if inspect.iscoroutine(returned):
+                self._start_coroutine(returned).add_done_callback(partial(self._ended, replies))
+            else:
+                self._check_returned(returned)
+            self._reschedule_streams(requests, replies)
+        except _Wrong as error:
+            self._fail_streams(replies, str(error))
+        except Exception as error:  # noqa: BLE001  # an exception of the user's code is its clients' answer
+            self._fail_streams(replies, _describe(error))
+        finally:
+            for reply in replies:
+                reply.release()
+
+    def _reschedule_streams(self, requests: Sequence[ServedRequest], replies: Sequence[StreamReply]) -> None:
+        """Have those run again that the model asks it for. A coroutine that is suspended has not said yet: too late."""
+        for request, reply in zip(requests, replies):
+            if request.rescheduled:
+                try:
+                    reply.reschedule()
+                except TritonModelException as error:
+                    self._fail_streams([reply], str(error))
+
+    def _ended(self, replies: Sequence[StreamReply], execution: Future[Any]) -> None:
+        """A decoupled model's coroutine has ended, and with it whatever it did not leave to others."""
+        try:
+            self._check_returned(execution.result())
+        except _Wrong as error:
+            self._fail_streams(replies, str(error))
+        except BaseException as error:  # noqa: BLE001  # of the user's code, a cancellation among them
+            self._fail_streams(replies, _describe(error))
+
+    def _check_returned(self, returned: object) -> None:
+        if returned is not None:
+            raise _Wrong(
+                f"Python model '{self._info.instance_name}' is using the decoupled mode and the execute function"
+                " must return None."
+            )
+
+    def _fail_streams(self, replies: Sequence[StreamReply], reason: str) -> None:
+        self._info.log("error", self._failure(reason))
+        for reply in replies:
+            reply.fail(self._failure(reason))
+
+    def _user_execute(self) -> Callable[[list[ServedRequest]], Any]:
+        """Return the model's `execute`. Raises _Wrong where it has none."""
+        execute: Callable[[list[ServedRequest]], Any] | None = getattr(self._model, "execute", None)
         if execute is None:
             raise _Wrong(f"Python model {self._path} does not implement `execute` method.")
-        returned = execute(requests)
+        return execute
+
+    def _call(
+        self, requests: list[ServedRequest], replies: Sequence[Reply]
+    ) -> Sequence[InferenceResponse | None]:
+        """Run `execute` and check what it returns. Raises _Wrong, or what the model raises."""
+        returned = self._user_execute()(requests)
         if inspect.iscoroutine(returned):
             returned = self._run_coroutine(returned)
-        if returned is None and any(request.reply.answered or request.reply.senders for request in requests):
+        if returned is None and (
+            any(reply.answered or reply.senders for reply in replies)
+            or any(request.rescheduled for request in requests)
+        ):
             return [None] * len(requests)
         if not isinstance(returned, list):
             raise _Wrong(f"Expected a list in the execute return, found type '{type(returned)}'.")
@@ -132,8 +205,7 @@ class PythonBackend(Backend):
                 raise _Wrong(_not_a_response(response))
         return returned
 
-    def _answer(self, request: ServedRequest, response: InferenceResponse | None) -> None:
-        reply = request.reply
+    def _answer(self, reply: Reply, response: InferenceResponse | None) -> None:
         if response is None:
             reply.wait_for_senders()
             reply.fail(ErrorCode.INTERNAL, self._failure(_not_a_response(None)))
@@ -143,17 +215,32 @@ class PythonBackend(Backend):
         except Exception as error:  # noqa: BLE001  # outputs that can't be encoded cost their own request only
             reply.fail(ErrorCode.INTERNAL, self._failure(_describe(error)))
 
-    def _fail(self, requests: Sequence[ServedRequest], reason: str) -> None:
+    def _reschedule(self, reply: Reply, response: InferenceResponse | None) -> None:
+        """Have a request run again, whose place in what `execute` returned is for None."""
+        try:
+            if response is not None:
+                raise TritonModelException(
+                    "A request that is rescheduled gets its response from a later execution: return None in its place."
+                )
+            reply.reschedule()
+        except TritonModelException as error:
+            self._fail([reply], str(error))
+
+    def _fail(self, replies: Sequence[Reply], reason: str) -> None:
         self._info.log("error", self._failure(reason))
-        for request in requests:
-            request.reply.fail(ErrorCode.INTERNAL, self._failure(reason))
-            request.reply.close()
+        for reply in replies:
+            reply.fail(ErrorCode.INTERNAL, self._failure(reason))
+            reply.close()
 
     def _failure(self, reason: str) -> str:
         return f"Failed to process the request(s) for model '{self._info.instance_name}', message: {reason}"
 
     def _run_coroutine(self, coroutine: Any) -> Any:
         """Return what `coroutine` returns, run on the model's event loop."""
+        return self._start_coroutine(coroutine).result()
+
+    def _start_coroutine(self, coroutine: Any) -> Future[Any]:
+        """Run `coroutine` on the model's event loop."""
         import asyncio  # noqa: TID251  # the user's coroutines are written for it; costs 50 ms where they are not
 
         if self._loop is None:
@@ -162,7 +249,7 @@ class PythonBackend(Backend):
                 target=self._loop.run_forever, name="model-asyncio", daemon=True
             )
             self._loop_thread.start()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def ready(self) -> bool:
         """Ask the model's `is_ready`, where it has one. The caller limits how long that may take."""
@@ -207,10 +294,6 @@ class PythonBackend(Backend):
 def _check(model: ModelInfo) -> str:
     """Return the path of the model's file. Raises LoadError for what can't be honoured."""
     path = _check_file(model)
-    if model.config.get("model_transaction_policy", {}).get("decoupled"):
-        raise LoadError(
-            f"model '{model.name}': decoupled Python models are not supported by this version of Tritium"
-        )
     cpu_only = model.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes")
     if cpu_only not in ("yes", "no"):
         raise LoadError(f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {cpu_only}'")

@@ -6,19 +6,19 @@ import json
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from actors.messages.errors import ErrorCode
 from engine.backends.python.tensors import Tensor, TritonModelException, unsupported
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Mapping, Sequence
     from typing import NoReturn, Union
 
     from engine.backends.base import BatchRequest, Output
+    from engine.backends.python.replies import Reply, StreamReply
 
     Parameter = Union[bool, int, float, str]
 
 REQUEST_RELEASE_ALL = 1
+REQUEST_RELEASE_RESCHEDULE = 2
 RESPONSE_COMPLETE_FINAL = 1
 
 
@@ -214,9 +214,9 @@ class InferenceRequest:
         return False
 
     def set_release_flags(self, flags: int) -> None:
-        """Say what becomes of the request after `execute`: only `TRITONSERVER_REQUEST_RELEASE_ALL` here."""
+        """Say what becomes of the request after `execute`. Only a request that the server gave can be rescheduled."""
         if flags != REQUEST_RELEASE_ALL:
-            unsupported("rescheduling a request (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)")
+            unsupported("rescheduling a request of the model's own (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)")
 
     def get_response_sender(self) -> InferenceResponseSender:
         """Return the sender that answers this request."""
@@ -231,73 +231,26 @@ class InferenceRequest:
         unsupported("BLS (InferenceRequest.async_exec)")
 
 
-class Reply:
-    """The one answer of a request, from whichever side it comes: `execute`'s list, or a sender on any thread.
-
-    `guard` is the backend's: answers are written into memory that the batch's requests share, and whoever waits for a
-    sender waits on it.
-    """
-
-    __slots__ = ("_request", "answered", "closed", "guard", "senders")
-
-    def __init__(self, request: BatchRequest, guard: threading.Condition) -> None:
-        self._request: BatchRequest | None = request
-        self.guard = guard
-        self.answered = False
-        self.closed = False  # to senders
-        self.senders = 0  # in the model's hands
-
-    def give(self, response: InferenceResponse) -> None:
-        """Answer the request, unless there is an answer. Raises where an output can't be encoded."""
-        with self.guard:
-            request = self._request
-            if request is None or self.answered:
-                return
-            error = response.error()
-            if error is not None:
-                request.fail(ErrorCode[error.code().name], error.message())
-            else:
-                request.respond(response.as_outputs(), response.given_parameters())
-            self.answered = True
-            self.guard.notify_all()
-
-    def fail(self, code: ErrorCode, message: str) -> None:
-        """Answer with an error, unless there is an answer."""
-        with self.guard:
-            if self._request is not None and not self.answered:
-                self.answered = True
-                self._request.fail(code, message)
-
-    def close(self) -> None:
-        """Refuse senders from now on."""
-        with self.guard:
-            self.closed = True
-
-    def release(self) -> None:
-        """Let go of the request: its memory is about to be used for another."""
-        with self.guard:
-            self._request = None
-
-    def wait_for_senders(self) -> None:
-        """Return once the request is answered, or once nobody is left who could."""
-        with self.guard:
-            while not self.answered and self.senders:
-                self.guard.wait()
-
-    def cancelled(self) -> bool:
-        """Whether the client has gone."""
-        request = self._request
-        return request is not None and request.cancelled()
-
-
 class ServedRequest(InferenceRequest):
     """A request that the server gave to `execute`. Only the backend makes these."""
 
-    def __init__(self, request: BatchRequest, guard: threading.Condition) -> None:
+    def __init__(self, request: BatchRequest, reply: Reply | StreamReply) -> None:
         self._request = request
-        self.reply = Reply(request, guard)
+        self.reply = reply
         self._tensors: list[Tensor] | None = None
         self._own_flags: int | None = None
+        self.rescheduled = False  # it is to run again when `execute` has returned
+
+    def set_release_flags(self, flags: int) -> None:
+        """Say what becomes of the request after `execute`: with RESCHEDULE it is run again (contract, scheduling.md 6.7).
+
+        Raises TritonModelException for other flags.
+        """
+        if flags not in (REQUEST_RELEASE_ALL, REQUEST_RELEASE_RESCHEDULE):
+            raise TritonModelException(
+                f"Release flags are TRITONSERVER_REQUEST_RELEASE_ALL or TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, got {flags}"
+            )
+        self.rescheduled = flags == REQUEST_RELEASE_RESCHEDULE
 
     def inputs(self) -> list[Tensor]:
         """Return the input tensors."""
@@ -353,24 +306,23 @@ class ServedRequest(InferenceRequest):
 class InferenceResponseSender:
     """Answers one request, from any thread. `execute` returns None in that request's place."""
 
-    def __init__(self, reply: Reply | None) -> None:
+    def __init__(self, reply: Reply | StreamReply | None) -> None:
         self._reply = reply
         if reply is not None:
-            with reply.guard:
-                reply.senders += 1
+            reply.sender_made()
 
     def __del__(self) -> None:
         if self._reply is not None:
-            with self._reply.guard:
-                self._reply.senders -= 1
-                self._reply.guard.notify_all()
+            self._reply.sender_dropped()
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send the response; the final flag may come with it or after it."""
+        """Send the response; the final flag may come with it or after it.
+
+        That of a decoupled model may send any number of them, and waits where the client is slow to take them.
+        """
         if flags not in (0, RESPONSE_COMPLETE_FINAL):
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
-        reply = self._reply
-        if reply is None:
+        if self._reply is None:
             raise TritonModelException(
                 "Unable to send response. Response sender has no reference to the decoupled state of the model."
             )
@@ -380,21 +332,7 @@ class InferenceResponseSender:
             )
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"send takes an InferenceResponse, got {type(response)}")
-        with reply.guard:
-            if reply.closed:
-                raise TritonModelException("Unable to send response. Response sender has been closed.")
-            if response is not None and reply.answered:
-                raise TritonModelException(
-                    "Unable to send response. Non-decoupled model cannot send more than one response."
-                )
-            if response is None and not reply.answered:
-                raise TritonModelException(
-                    "Unable to send response. Non-decoupled model cannot send complete final before sending a"
-                    " response."
-                )
-            if response is not None:
-                reply.give(response)
-            reply.closed = flags == RESPONSE_COMPLETE_FINAL
+        self._reply.send(response, final=flags == RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone."""

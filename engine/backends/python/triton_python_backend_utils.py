@@ -1,7 +1,7 @@
 """The module that Python models import as `pb_utils` (contract, python_backend.md).
 
 It is put into `sys.modules` under the name `triton_python_backend_utils` before a model is imported. What this version does not
-offer (BLS, decoupled responses, loading models, custom metrics) raises `TritonModelException`
+offer (BLS, loading models, custom metrics) raises `TritonModelException`
 when it is used, and never at import.
 """
 

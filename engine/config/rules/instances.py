@@ -24,6 +24,13 @@ def instance_groups(config: ModelConfig, gpus: int) -> Iterator[Problem]:
         yield Problem(message=f"must specify one or more 'instance group's for {config.name}")
     for at, group in enumerate(config.instance_group):
         yield from _instance_group(config, group, f"instance_group[{at}]", gpus)
+    if config.instance_group and all(group.passive for group in config.instance_group):
+        # Ours: Triton loads it, and its requests wait for ever.
+        yield Problem(
+            message=f"all instances of model {config.name} are passive, so that none could execute its requests",
+            key="instance_group[0].passive",
+            hint="leave 'passive' out of one group",
+        )
     yield from _resources(config)
 
 

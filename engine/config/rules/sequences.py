@@ -17,6 +17,7 @@ from protocols.kserve.proto.model_config_pb2 import (
 )
 
 _KEY: Final = "sequence_batching"
+_CHECKPOINT: Final = "tritium.checkpoint"
 _LISTS: Final = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _ALL_LISTS: Final = "'int32_false_true', 'fp32_false_true' and 'bool_false_true'"
 _ANY_LIST: Final = "'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
@@ -31,6 +32,7 @@ _CORRELATION_TYPES: Final = (
 
 def sequence_batching(config: ModelConfig) -> Iterator[Problem]:
     """Check `sequence_batching`, where it is set."""
+    yield from _checkpoint(config)
     if not config.HasField("sequence_batching"):
         return
     if config.response_cache.enable:
@@ -43,8 +45,42 @@ def sequence_batching(config: ModelConfig) -> Iterator[Problem]:
             hint="leave 'response_cache' out",
         )
     yield from _controls(config)
+    yield from _name_clashes(config)
     yield from _strategy(config)
     yield from _states(config)
+
+
+def _checkpoint(config: ModelConfig) -> Iterator[Problem]:
+    wanted = config.parameters[_CHECKPOINT].string_value if _CHECKPOINT in config.parameters else ""
+    if wanted == "true" and not config.sequence_batching.state:
+        yield Problem(
+            message=(
+                f"'{_CHECKPOINT}' is 'true', but model '{config.name}' has no implicit state that could be kept where an"
+                " instance dies"
+            ),
+            key=f'parameters["{_CHECKPOINT}"]',
+            hint="declare what the model remembers by sequence_batching { state [ ... ] }, or leave it out",
+        )
+
+
+def _name_clashes(config: ModelConfig) -> Iterator[Problem]:
+    """Whatever the scheduler gives to a model, clients can't: its names are its own (contract, scheduling.md section 6.3)."""
+    taken = {tensor.name: "an input of the configuration" for tensor in config.input}
+    for at, control in enumerate(config.sequence_batching.control_input):
+        if control.name in taken:
+            yield _clash(control.name, f"{_KEY}.control_input[{at}].name", taken[control.name])
+    taken.update({control.name: "a control tensor" for control in config.sequence_batching.control_input})
+    for at, state in enumerate(config.sequence_batching.state):
+        if state.input_name in taken:
+            yield _clash(state.input_name, f"{_KEY}.state[{at}].input_name", taken[state.input_name])
+
+
+def _clash(name: str, key: str, other: str) -> Problem:
+    return Problem(
+        message=f"sequence batching tensor '{name}' has the name of {other}",
+        key=key,
+        hint="the scheduler gives it to the model, so it is not listed under 'input'",
+    )
 
 
 def _controls(config: ModelConfig) -> Iterator[Problem]:
@@ -65,7 +101,16 @@ def _controls(config: ModelConfig) -> Iterator[Problem]:
                     f" for {config.name}"
                 ),
                 key=f"{key}.name",
-                hint="give each tensor one entry in 'control_input', with every control in it",
+                hint="give each control a tensor of its own",
+            )
+        elif len(tensor.control) > 1:
+            yield Problem(
+                message=(
+                    f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds"
+                    f" for {config.name}"
+                ),
+                key=f"{key}.control[1]",
+                hint="give each control a tensor of its own",
             )
         tensors.add(tensor.name)
         for number, control in enumerate(tensor.control):

@@ -36,6 +36,7 @@ def load():
             name=name,
             artifact=filename[1] if filename else "",
             max_batch_size=int(re.search(r"max_batch_size: (\d+)", text)[1]),
+            decoupled="decoupled: true" in text,
             inputs=[TensorInfo(n, BY_CONFIG_NAME[d], [int(dim)]) for n, d, dim in TENSOR.findall(before)],
             outputs=[TensorInfo(n, BY_CONFIG_NAME[d], [int(dim)]) for n, d, dim in TENSOR.findall(after)],
         )
@@ -122,6 +123,16 @@ def test_the_pipeline_refuses_what_is_no_image(load, data):
     [answer] = run(backend, model, [LocalRequest({"IMAGE": np.frombuffer(data, np.uint8)})])
     assert answer.code is ErrorCode.INVALID_ARG
     assert answer.message.startswith("IMAGE: ")
+
+
+def test_repeat_answers_once_for_each_element(load):
+    backend, model = load("repeat_int32")
+    for delays in ({}, {"DELAY": np.zeros(3, np.uint32)}):
+        request = LocalRequest({"IN": np.array([7, 8, 9], np.int32), **delays})
+        assert run(backend, model, [request]) == []
+        assert request.ended.wait(20)
+        assert [part.outputs["OUT"].tolist() for part in request.parts] == [[7], [8], [9]]
+        assert [part.outputs["IDX"].tolist() for part in request.parts] == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize("name", ["add_sub", "add_sub_onnx"])

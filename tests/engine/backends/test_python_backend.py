@@ -575,10 +575,6 @@ def test_a_model_that_fails_to_start_says_where(python_model, version_directory,
     [
         ({"filename": "model.txt"}, "Model name must end with '.py'. Model name is \"model.txt\"."),
         (
-            {"config": {"model_transaction_policy": {"decoupled": True}}},
-            "model 'model': decoupled Python models are not supported by this version of Tritium",
-        ),
-        (
             {"parameters": {"EXECUTION_ENV_PATH": "env.tar.gz"}},
             "model 'model': EXECUTION_ENV_PATH is not supported by this version of Tritium",
         ),

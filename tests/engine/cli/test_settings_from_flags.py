@@ -338,15 +338,10 @@ def test_remote_models_are_kept_where_caches_belong(environ, directory):
     [
         "--allow-sagemaker=1",
         "--allow-vertex-ai=on",
-        "--rate-limit=execution_count",
-        "--rate-limit-resource=R:1",
         "--trace-config=level=TIMESTAMPS",
-        "--cache-config=local,size=1",
-        "--response-cache-byte-size=100",
         "--backend-directory=/opt",
         "--allow-client-shm=true",
         "--allow-gpu-metrics=true",
-        "--host-policy=a,numa-node=0",
         "--reuse-http-port=true",
     ],
 )

@@ -78,7 +78,7 @@ BROKEN = [
     ('a timeout action without a name', plus("dynamic_batching { default_queue_policy { timeout_action: 7 } }"),
      [((6, 43), 'dynamic_batching.default_queue_policy.timeout_action', "'timeout_action' has no value 7", 'one of REJECT, DELAY')]),
     ('a cache of a decoupled model', plus("model_transaction_policy { decoupled: true }\nresponse_cache { enable: true }"),
-     [((7, 18), 'response_cache.enable', "Response Cache does not currently support model m with 'decoupled' transaction policy. Please disable the response cache.", "leave 'response_cache' out"), ((6, 28), 'model_transaction_policy.decoupled', "'model_transaction_policy.decoupled' of model 'm' is not supported by this version", '')]),
+     [((7, 18), 'response_cache.enable', "Response Cache does not currently support model m with 'decoupled' transaction policy. Please disable the response cache.", "leave 'response_cache' out")]),
     ('a metric without identifier', plus("model_metrics { metric_control { histogram_options { buckets: 1 } } }"),
      [((6, 17), 'model_metrics.metric_control[0]', "metric control must specify 'metric_identifier'", 'add: metric_identifier { family: "nv_inference_first_response_histogram_ms" }')]),
     ('a metric without family', plus("model_metrics { metric_control { metric_identifier { } histogram_options { buckets: 1 } } }"),
@@ -167,6 +167,8 @@ BROKEN = [
      [((6, 28), 'instance_group[0].profile', 'instance group G of model m and platform onnxruntime_onnxspecifies profile field which is only supported for TensorRT models', 'leave it out')]),
     ('a resource that is shared and is not', plus('instance_group { rate_limiter { resources [ { name: "R" global: true }, { name: "R" } ] } }'),
      [((6, 73), 'instance_group[0].rate_limiter.resources[1]', 'Resource "R" is present as both global and device-specific resource in the model configuration.', "write 'global' everywhere or nowhere, or give it another name")]),
+    ('only passive instances', plus('instance_group [ { passive: true }, { passive: true count: 2 } ]'),
+     [((6, 20), 'instance_group[0].passive', 'all instances of model m are passive, so that none could execute its requests', "leave 'passive' out of one group")]),
     ('a secondary device without a name', plus('instance_group { secondary_devices { kind: 3 } }'),
      [((6, 38), 'instance_group[0].secondary_devices[0].kind', "'kind' has no value 3", 'one of KIND_NVDLA')]),
     ('a warmup input of any size', plus('model_warmup { name: "w" batch_size: 1 inputs { key: "A" value { data_type: TYPE_FP32 dims: -1 zero_data: true } } }'),
@@ -210,9 +212,6 @@ def test_a_mistake_is_told_with_its_place_its_text_and_a_suggestion(load, errors
 
 
 UNSUPPORTED = [
-    (plus("sequence_batching { }"), "sequence_batching", (6, 1)),
-    (plus("model_transaction_policy { decoupled: true }"), "model_transaction_policy.decoupled", (6, 28)),
-    (plus("response_cache { enable: true }"), "response_cache.enable", (6, 18)),
     (plus('batch_input { target_name: "N" data_type: TYPE_FP32 source_input: "A" }'), "batch_input", (6, 1)),
     (plus('batch_output { target_name: "S" source_input: "A" }'), "batch_output", (6, 1)),
     (plus('runtime: "libmine.so"'), "runtime", (6, 1)),
@@ -223,7 +222,6 @@ UNSUPPORTED = [
     (plus('optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" } } }'),
      "optimization.execution_accelerators", (6, 41)),
     (with_input('name: "A" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true'), "allow_ragged_batch", (4, 51)),
-    (plus("instance_group { passive: true }"), "instance_group.passive", (6, 18)),
     (plus("instance_group { secondary_devices { device_id: 1 } }"), "instance_group.secondary_devices", (6, 18)),
 ]  # fmt: skip
 

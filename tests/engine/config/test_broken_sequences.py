@@ -26,11 +26,19 @@ def initial(text):
 # Each: an id, the text, and every error: its place, key, message and hint. The strategy begins on line 5.
 BROKEN = [
     ('a cache of a sequence model', HEAD + "sequence_batching { }\nresponse_cache { enable: true }",
-     [((5, 18), 'response_cache.enable', 'Response Cache does not currently support model m with sequence batching scheduler. Please disable the response cache.', "leave 'response_cache' out"), ((4, 1), 'sequence_batching', "'sequence_batching' of model 'm' is not supported by this version", '')]),
+     [((5, 18), 'response_cache.enable', 'Response Cache does not currently support model m with sequence batching scheduler. Please disable the response cache.', "leave 'response_cache' out")]),
     ('a control without a name', sequence("control_input { control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }"),
      [((5, 3), 'sequence_batching.control_input[0]', 'sequence batching control tensor must have a name for m', "it is the name of the model's own input")]),
     ('a tensor of two controls', sequence('control_input { name: "C" } control_input { name: "C" }'),
-     [((5, 47), 'sequence_batching.control_input[1].name', "sequence batching control tensor 'C' is specified for multiple control kinds for m", "give each tensor one entry in 'control_input', with every control in it")]),
+     [((5, 47), 'sequence_batching.control_input[1].name', "sequence batching control tensor 'C' is specified for multiple control kinds for m", "give each control a tensor of its own")]),
+    ('two controls of one tensor', sequence('control_input { name: "C" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] }, { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } ] }'),
+     [((5, 100), 'sequence_batching.control_input[0].control[1]', "sequence batching control tensor 'C' is specified for multiple control kinds for m", "give each control a tensor of its own")]),
+    ('a control with the name of an input', 'input { name: "C" data_type: TYPE_FP32 dims: 1 }\n' + sequence('control_input { name: "C" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }'),
+     [((6, 19), 'sequence_batching.control_input[0].name', "sequence batching tensor 'C' has the name of an input of the configuration", "the scheduler gives it to the model, so it is not listed under 'input'")]),
+    ('a state with the name of a control', sequence('control_input { name: "C" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }\n  state { input_name: "C" output_name: "T" data_type: TYPE_FP32 dims: 1 }'),
+     [((6, 11), 'sequence_batching.state[0].input_name', "sequence batching tensor 'C' has the name of a control tensor", "the scheduler gives it to the model, so it is not listed under 'input'")]),
+    ('a checkpoint of nothing', sequence('oldest { }') + 'parameters { key: "tritium.checkpoint" value { string_value: "true" } }',
+     [((7, 1), 'parameters["tritium.checkpoint"]', "'tritium.checkpoint' is 'true', but model 'm' has no implicit state that could be kept where an instance dies", "declare what the model remembers by sequence_batching { state [ ... ] }, or leave it out")]),
     ('two tensors of one kind', sequence("\n".join(f'control_input {{ name: "{name}" control {{ kind: CONTROL_SEQUENCE_END fp32_false_true: [ 0, 1 ] }} }}' for name in "AB")),
      [((6, 37), 'sequence_batching.control_input[1].control[0].kind', 'sequence batching specifies multiple CONTROL_SEQUENCE_END tensors for m', 'keep one of them')]),
     ('a boolean control without values', control("kind: CONTROL_SEQUENCE_READY"),
@@ -89,7 +97,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("text", "errors"), [pytest.param(*row[1:], id=row[0]) for row in BROKEN])
-def test_a_mistake_is_told_and_not_that_sequences_are_not_served(load, errors_of, text, errors):
+def test_a_mistake_is_told_with_its_place_and_a_hint(load, errors_of, text, errors):
     loaded = load(
         text, files={"1/model.py": b"", "initial_state/short": b"123"}, gpus=1, run_model_code=False
     )
@@ -101,7 +109,9 @@ def test_a_mistake_is_told_and_not_that_sequences_are_not_served(load, errors_of
 def test_a_file_that_is_large_enough_is_no_mistake(load, size):
     text = initial('name: "I" data_type: TYPE_FP32 dims: [ 2, 3 ] data_file: "enough"')
     loaded = load(text, files={"1/model.py": b"", "initial_state/enough": bytes(size)}, run_model_code=False)
-    assert [problem.key for problem in loaded.errors] == ["sequence_batching"]
+    assert loaded.errors == ()
+    [spec] = loaded.specs
+    assert spec.scheduling.states[0].initial.data == bytes(24)
 
 
 def test_strings_in_a_file_are_checked(load):

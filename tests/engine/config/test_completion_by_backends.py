@@ -117,10 +117,10 @@ def test_a_configured_scheduler_is_kept(python):
 
 
 @pytest.mark.slow
-def test_decoupled_is_taken_over_and_told_to_be_unserved(python):
+def test_decoupled_is_taken_over(python):
     loaded = python('config.set_model_transaction_policy({"decoupled": True})')
     assert loaded.configs[0].config.model_transaction_policy.decoupled
-    assert [problem.key for problem in loaded.unserved] == ["model_transaction_policy.decoupled"]
+    assert loaded.specs[0].decoupled
     assert loaded.origins["model_transaction_policy.decoupled"] == "model.py auto_complete_config"
 
 

@@ -2,10 +2,20 @@
 
 import pytest
 
-from actors.specs import Mirror, Probe, QueueBounds, Residency, Retry, Rollback, TrafficPlan
+from actors.specs import (
+    Fairness,
+    Mirror,
+    Probe,
+    QueueBounds,
+    Residency,
+    Retry,
+    Rollback,
+    Slo,
+    TrafficPlan,
+)
 from engine.config.backends import BackendTraits
 from engine.config.settings import read_settings
-from protocols.kserve.proto.model_config_pb2 import ModelVersionPolicy
+from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 PURE = BackendTraits(name="onnxruntime")
 PYTORCH = BackendTraits(name="pytorch")
@@ -70,6 +80,17 @@ ACCEPTED = [
             rollback=Rollback(max_error_rate=0.1),
         ),
     ),
+]
+
+
+ACCEPTED += [
+    (
+        "tritium.fairness",
+        '{"tenant": "address", "weights": {"a": 2}}',
+        "fairness",
+        Fairness(tenant_address=True, weights={"a": 2.0}),
+    ),
+    ("tritium.slo", '{"p99": 0.05}', "slo", Slo(p99=0.05)),
 ]
 
 
@@ -198,3 +219,40 @@ def test_memory_of_the_server_process_can_t_be_given_back_on_demand():
     assert problem.key == 'parameters["tritium.residency"]'
     assert problem.hint == "use isolation 'process', or residency 'pinned'"
     assert read_settings({**settings, "tritium.residency": "pinned"}, PURE)[1] == ()
+
+
+def test_every_mistake_about_fairness_is_told_with_its_place():
+    _, (problem,) = read_settings({"tritium.fairness": '{"tenant": "header"}'}, PURE)
+    assert problem.message == "'tritium.fairness': 'tenant' is \"header\""
+    assert problem.key == 'parameters["tritium.fairness"]'
+    _, (problem,) = read_settings({"tritium.slo": "{}"}, PURE)
+    assert problem.message == "'tritium.slo': 'the value' asks for nothing"
+
+
+QUEUES = {"tritium.fairness": '{"tenant": "address"}', "tritium.slo": '{"p99": 0.05}'}
+
+
+@pytest.mark.parametrize(
+    ("config", "keys", "what"),
+    [
+        ({"ensemble_scheduling": {}}, [*QUEUES], "an ensemble, whose steps wait in other models' queues"),
+        ({"sequence_batching": {}}, [*QUEUES], "a model of sequences, whose order decides who goes next"),
+        (
+            {"model_transaction_policy": {"decoupled": True}},
+            ["tritium.slo"],
+            "a decoupled model, whose answers have no one time",
+        ),
+        ({"dynamic_batching": {}}, [], ""),
+    ],
+)
+def test_queues_that_another_scheduler_rules_are_not_shared_out(config, keys, what):
+    _, problems = read_settings(QUEUES, PURE, None, ModelConfig(**config))
+    assert [problem.message for problem in problems] == [f"'{key}' is set for {what}" for key in keys]
+
+
+def test_ageing_needs_levels_to_rise_in():
+    ageing = {"tritium.fairness": '{"age": 2}'}
+    _, (problem,) = read_settings(ageing, PURE, None, ModelConfig())
+    assert problem.message == "'tritium.fairness': 'age' raises requests by a level, and there is one only"
+    levels = ModelConfig(dynamic_batching={"priority_levels": 2, "default_priority_level": 1})
+    assert read_settings(ageing, PURE, None, levels)[1] == ()

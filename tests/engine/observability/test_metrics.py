@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.router import Router
+from actors.scheduling.fairness import TenantShare
+from actors.scheduling.slo import SloSample
 from actors.specs import Direct, ModelSpec
 from actors.statistics import FailureReason, ModelStatistics
 from actors.supervision.spec import ChildSpec
@@ -450,3 +452,28 @@ async def test_a_models_own_buckets_are_used_where_histograms_are_on(wanted, bou
         replace(SPEC, first_response_buckets=(5.0, 50.0))
     ).statistics.first_response
     assert (histogram and histogram.bounds) == bounds
+
+
+def test_tenants_and_promises_have_series_where_a_model_has_them():
+    share = TenantShare(requests=3, rows=6, share=0.75, refused=1, queued=2)
+    slo = SloSample(
+        p99=0.05,
+        measured=math.nan,
+        service=0.01,
+        rate=100.0,
+        wait=0.02,
+        limit=0.045,
+        refusing=True,
+        delay=0.001,
+        size=8,
+        refused={"deadline": 0, "timeout": 1, "p99": 2},
+    )
+    text = exposition(sample(tenants={'a "b"': share}, slo=slo)).text()
+    assert 'tritium_tenant_rows_total{model="add",tenant="a \\"b\\"",version="2"} 6\n' in text
+    assert 'tritium_tenant_refused_total{model="add",tenant="a \\"b\\"",version="2"} 1\n' in text
+    assert 'tritium_tenant_queued{model="add",tenant="a \\"b\\"",version="2"} 2\n' in text
+    assert 'tritium_slo_limit_seconds{model="add",version="2"} 0.045\n' in text
+    assert 'tritium_slo_refusing{model="add",version="2"} 1\n' in text
+    assert 'tritium_slo_refused_total{model="add",reason="p99",version="2"} 2\n' in text
+    assert "tritium_slo_measured_p99_seconds" not in text  # nothing is known of it
+    assert "tritium_slo" not in exposition(sample()).text()

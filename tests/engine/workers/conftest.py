@@ -158,6 +158,10 @@ def serve() -> Serve:
             name: BackendTraits(name=name, target=f"worker_backends:{cls}") for name, cls in classes.items()
         }
         traits["in_thread"] = BackendTraits(name="in_thread", target="tests.support.worker_backends:Doubling")
+        traits["streaming"] = BackendTraits(name="streaming", target="decoupled_backends:Streaming")
+        traits["streaming_in_thread"] = BackendTraits(
+            name="streaming_in_thread", target="tests.support.decoupled_backends:Streaming"
+        )
         events: list[tuple[str, dict[str, Any]]] = []
 
         def log(event: Any, *, level: str = "info", **keys: object) -> None:

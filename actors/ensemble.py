@@ -1,0 +1,360 @@
+"""The scheduler of an ensemble: takes requests from its queue, and has their steps run by the models that it is composed of.
+
+`Ensembler` is passive and belongs to the ensemble's `ModelState`; what a request is busy with is in its `ComposedRequest`. Most of
+the work is done where it comes up: a lone request's steps are submitted by its caller, later ones by whoever puts the answer
+of the step before. The actor takes requests that came together, looks after time and memory, and waits: where a model's queue
+is full, the steps that it has no room for stand in a line, and one task for each such model submits them in their order. While
+there is a line no further request is taken, so what a slow model can't serve waits in the ensemble's own queue, which has
+bounds.
+
+The actor holds nothing: a restarted one finds requests, lines and gates where they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+import trio
+
+from actors.ensemble_request import ComposedRequest, Loan, Step, in_ensemble
+from actors.interfaces import ServedModel
+from actors.messages.errors import Internal, TritiumError
+from actors.messages.requests import InferRequest
+from actors.model import ModelState, Status
+from actors.scheduling.ensembles import Course, StepModel, Wiring
+from actors.specs import Ensemble, EnsembleStep, ModelSpec
+from actors.statistics import FailureReason
+from actors.supervision.context import ChildContext
+
+GATE_PATIENCE: Final = 300.0
+"""Seconds a step waits at most where `max_inflight_requests` are on their way (contract, scheduling.md section 7)."""
+
+STARTED_AT_ONCE: Final = 32
+"""Requests taken from the queue in one turn of the loop, each of which costs some 100 µs."""
+
+LOANS_EVERY: Final = 1.0
+"""Seconds between two looks at memory that is lent: whoever executed may wait again, its worker having died."""
+
+_COURSES_KEPT: Final = 64  # combinations of requested outputs whose course is remembered
+
+Resolve = Callable[[EnsembleStep], ServedModel]
+"""From a step to who answers for its model now; raises TritiumError where nobody does."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A course, and the specifications that it was made for."""
+
+    specs: tuple[ModelSpec, ...]
+    course: Course
+
+
+class Ensembler:
+    """Runs the requests of one ensemble version. Implements `actors.model.Composite`."""
+
+    def __init__(self, state: ModelState, resolve: Resolve) -> None:
+        if not isinstance(state.spec.scheduling, Ensemble):
+            raise TypeError(f"{state.spec.name} is no ensemble")
+        self.state = state
+        self._wiring = Wiring(state.spec.scheduling)
+        self._resolve = resolve
+        self._requests: dict[InferRequest, ComposedRequest] = {}
+        self._contributing: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._planned: dict[tuple[str, ...], _Planned] = {}
+        self._lines: dict[int, _Line] = {}  # by the identity of the model that has no room
+        self._gated: dict[Step, float] = {}  # and when their patience is over, in that order
+        self._loans: list[Loan] = []
+        self._last: dict[int, ModelState] = {}  # versions that ran each step last
+        self._kept: list[ModelState] = []  # pinned for requests that have not begun
+        self._keepers = 0
+        self._waiting_kept = False  # one of those is what waits in the queue
+        self._bug: Exception | None = None
+
+    @property
+    def steps(self) -> Sequence[EnsembleStep]:
+        """The steps, as configured."""
+        return self._wiring.steps
+
+    # -- actors.model.Composite ----------------------------------------------------------------------------------------
+
+    def cancel(self, request: InferRequest) -> None:
+        """The client has gone: cancel what runs for it. See `actors.model.Composite`."""
+        composed = self._requests.get(request)
+        if composed is not None:
+            composed.cancel()
+
+    def give_up(self) -> None:
+        """Cancel everything that runs: it has been answered. See `actors.model.Composite`."""
+        for composed in list(self._requests.values()):
+            composed.cancel()
+        self._keepers = 0
+        self._waiting_kept = False
+        self._release_kept()
+
+    def keep(self) -> None:
+        """Have the models that steps would run on now serve them, retired or not, until `let_go`."""
+        self._keepers += 1
+        if self._keepers > 1:
+            return
+        for number in range(len(self._wiring.steps)):
+            try:
+                model = self._resolve(self._wiring.steps[number])
+            except TritiumError:
+                continue  # what needs it will be told why
+            if isinstance(model, ModelState):
+                model.pin()
+                self._kept.append(model)
+                self._last[number] = model
+
+    def let_go(self) -> None:
+        """End what one `keep` began."""
+        self._keepers = max(0, self._keepers - 1)
+        if not self._keepers:
+            self._release_kept()
+
+    def _release_kept(self) -> None:
+        kept, self._kept = self._kept, []
+        for model in kept:
+            model.unpin()
+
+    # -- the scheduler's turn ------------------------------------------------------------------------------------------
+
+    def turn_at_once(self) -> None:
+        """Take a turn for a caller who is not the scheduler; what is left for later, or goes wrong, is the scheduler's own."""
+        try:
+            wake_at = self.turn(trio.current_time())
+        except Exception as bug:  # noqa: BLE001  # it is the supervised child's: it fails of that in its next turn
+            self._bug, wake_at = bug, -math.inf
+        if wake_at < math.inf:
+            self.state.ring()
+
+    def turn(self, now: float) -> float:
+        """Do everything that can be done at `now`, and return when there is more to do if nobody rings before."""
+        state, queue = self.state, self.state.queue
+        state.answer_door()
+        if self._bug is not None:
+            bug, self._bug = self._bug, None
+            raise bug
+        if self._loans:
+            self._look_after_loans()
+        self._lose_patience(now)
+        if queue.next_expiry() <= now:
+            for request, error in queue.expire(now):
+                state.fail(request, error, FailureReason.OTHER)
+        started = 0
+        while len(queue) and not self._lines and started < STARTED_AT_ONCE:
+            for request in queue.take(1):
+                self._start(request, now)
+            started += 1
+        if started:
+            state.made_room()
+        self._keep_for_queued()
+        if len(queue) and not self._lines:
+            state.ring()  # others have the loop in between
+        patience = next(iter(self._gated.values()), math.inf)
+        look_again = now + LOANS_EVERY if self._loans else math.inf
+        return min(queue.next_expiry(), patience, look_again)
+
+    def _keep_for_queued(self) -> None:
+        """What waits here was accepted: the models that it needs must not end before it."""
+        waits = len(self.state.queue) > 0
+        if waits and not self._waiting_kept:
+            self._waiting_kept = True
+            self.keep()
+        elif self._waiting_kept and not waits:
+            self._waiting_kept = False
+            self.let_go()
+
+    def _start(self, request: InferRequest, now: float) -> None:
+        wanted = tuple(request.requested_outputs)
+        try:
+            models = {number: self._model(number) for number in self._steps_to(wanted)}
+            composed = ComposedRequest(self, request, self._course(wanted, models), models, now=now)
+        except TritiumError as error:
+            self.state.fail(request, in_ensemble(self.state.spec, error), FailureReason.OTHER)
+            return
+        except Exception:
+            self.state.fail(request, Internal(f"{request.prefix}could not be begun"), FailureReason.OTHER)
+            raise
+        self._requests[request] = composed
+        composed.begin()
+
+    def _model(self, number: int) -> ServedModel:
+        """Return who runs a step: whoever answers for its model now or, while it retires with this ensemble, did last."""
+        try:
+            model = self._resolve(self._wiring.steps[number])
+        except TritiumError:
+            last = self._last.get(number)
+            if last is None or last.status is not Status.UNLOADING:
+                raise
+            return last
+        if isinstance(model, ModelState):
+            self._last[number] = model
+        return model
+
+    def _steps_to(self, wanted: tuple[str, ...]) -> tuple[int, ...]:
+        found = self._contributing.get(wanted)
+        if found is None:
+            if len(self._contributing) >= _COURSES_KEPT:
+                self._contributing.clear()
+                self._planned.clear()
+            found = self._contributing[wanted] = self._wiring.contributing(wanted)
+        return found
+
+    def _course(self, wanted: tuple[str, ...], models: dict[int, ServedModel]) -> Course:
+        planned = self._planned.get(wanted)
+        specs = tuple(model.spec for model in models.values())
+        if planned is None or any(one is not other for one, other in zip(planned.specs, specs, strict=True)):
+            known = {number: step_model(model.spec) for number, model in models.items()}
+            planned = self._planned[wanted] = _Planned(specs, self._wiring.course(wanted, known))
+        return planned.course
+
+    # -- for composed requests -----------------------------------------------------------------------------------------
+
+    def finished(self, request: InferRequest) -> None:
+        """See `actors.ensemble_request.Ensembling`."""
+        self._requests.pop(request, None)
+
+    def broke(self, bug: Exception) -> None:
+        """See `actors.ensemble_request.Ensembling`."""
+        self._bug = bug
+        self.state.ring()
+
+    def lend(self, loan: Loan) -> None:
+        """See `actors.ensemble_request.Ensembling`."""
+        self._loans.append(loan)
+        self.state.ring()
+
+    def _look_after_loans(self) -> None:
+        """Copy what was lent to somebody who does not execute; models had a turn of the loop to see to that."""
+        loans, self._loans = self._loans, []
+        fresh = False
+        for loan in loans:
+            if not loan.open:
+                continue
+            loan.turns += 1
+            if loan.waits and loan.turns > 1:
+                loan.copy()
+            else:
+                self._loans.append(loan)
+                fresh = fresh or loan.turns <= 1
+        if fresh:
+            self.state.ring()
+
+    def wait_at_gate(self, step: Step) -> None:
+        """See `actors.ensemble_request.Ensembling`."""
+        self._gated[step] = trio.current_time() + GATE_PATIENCE
+        if len(self._gated) == 1:
+            self.state.ring()
+
+    def leave_gate(self, step: Step) -> None:
+        """See `actors.ensemble_request.Ensembling`."""
+        self._gated.pop(step, None)
+
+    def _lose_patience(self, now: float) -> None:
+        while self._gated:
+            step, until = next(iter(self._gated.items()))
+            if until > now:
+                return
+            del self._gated[step]
+            step.resume()
+
+    # -- lines ---------------------------------------------------------------------------------------------------------
+
+    def has_line(self, model: ServedModel) -> bool:
+        """See `actors.ensemble_request.Ensembling`."""
+        return id(model) in self._lines
+
+    def wait_in_line(self, step: Step) -> None:
+        """See `actors.ensemble_request.Ensembling`."""
+        line = self._lines.get(id(step.model))
+        if line is None:
+            line = self._lines[id(step.model)] = _Line(step.model)
+            self.state.ring()
+        line.steps.append(step)
+
+    def leave_line(self, step: Step) -> bool:
+        """See `actors.ensemble_request.Ensembling`."""
+        line = self._lines.get(id(step.model))
+        if line is None or step.submitting or step not in line.steps:
+            return False
+        line.steps.remove(step)
+        return True
+
+    def unattended_lines(self) -> Iterable[_Line]:
+        """Return the lines that nobody works off."""
+        return [line for line in self._lines.values() if not line.attended]
+
+    def abandon_lines(self) -> None:
+        """Those who worked them off have ended."""
+        for line in self._lines.values():
+            line.attended = False
+
+    async def work_off(self, line: _Line) -> None:
+        """Submit the steps of a line, in their order, each when its model has room for it. Returns when there is none left."""
+        while line.steps:
+            step = line.steps[0]
+            step.submitting = True
+            try:
+                await step.submit()
+            except TritiumError as error:
+                line.steps.popleft()
+                step.put(error, final=True)
+            except Exception:
+                line.steps.popleft()
+                step.put(
+                    Internal(f"{step.request.prefix}could not be submitted to '{line.model.spec.name}'"),
+                    final=True,
+                )
+                raise
+            else:
+                line.steps.popleft()
+                step.accepted()
+        del self._lines[id(line.model)]
+        self.state.ring()
+
+
+class _Line:
+    """The steps that wait for room in the queue of one model."""
+
+    __slots__ = ("attended", "model", "steps")
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+        self.steps: deque[Step] = deque()
+        self.attended = False  # somebody works it off
+
+
+def step_model(spec: ModelSpec) -> StepModel:
+    """Return what the data flow must know of the model version `spec`."""
+    return StepModel(
+        optional=frozenset(declared.name for declared in spec.inputs if declared.optional),
+        decoupled=spec.decoupled,
+    )
+
+
+async def run(ctx: ChildContext, state: ModelState, ensembler: Ensembler) -> None:
+    """Schedule until asked to stop: the scheduler actor of an ensemble."""
+    ctx.started()
+    ctx.publish(scheduler="ensemble", steps=len(ensembler.steps))
+    try:
+        async with trio.open_nursery() as nursery:
+            state.take_turn = ensembler.turn_at_once
+            await _take_turns(ensembler, state, nursery)
+    finally:
+        state.take_turn = None
+        ensembler.abandon_lines()
+
+
+async def _take_turns(ensembler: Ensembler, state: ModelState, nursery: trio.Nursery) -> NoReturn:
+    while True:
+        wake_at = ensembler.turn(trio.current_time())
+        for line in ensembler.unattended_lines():
+            line.attended = True
+            nursery.start_soon(ensembler.work_off, line)
+        with trio.move_on_at(wake_at):
+            await state.doorbell.receive()

@@ -1,0 +1,570 @@
+"""One request on its way through an ensemble: its steps, their reply ports, and who still needs which step's memory.
+
+Passive, and without a task of its own: a step's answer runs the data flow (`actors.scheduling.ensembles`) where it is put, and
+submits what can run next. Whatever comes while that is being done is done after it, by the same loop.
+
+Memory. Tensors go from step to step by reference. A response whose outputs view a slot of a worker is lent as long as its
+consumers execute; see `Loan` for when it is copied instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Final, Protocol
+
+import trio
+
+from actors.interfaces import ServedModel
+from actors.messages.errors import Cancelled, Internal, TritiumError, Unavailable
+from actors.messages.requests import (
+    FLAG_SEQUENCE_END,
+    FLAG_SEQUENCE_START,
+    InferRequest,
+    InferResponse,
+    Parameter,
+)
+from actors.messages.tensors import Tensor
+from actors.model import ModelState
+from actors.scheduling.ensembles import Course, Flow, Gates, Run, fitted
+from actors.specs import Ensemble, InputSpec, ModelSpec, OutputSpec
+from actors.statistics import FailureReason
+
+_NO_TIME: Final = (0, 0, 0, 0)
+_LOANS_KEPT: Final = 32  # before those that have ended are swept out
+
+Sequence_ = tuple[int | str, int]
+"""A correlation id, and the flags that go with it."""
+
+
+class Loan:
+    """A step's response that views somebody's memory, until nobody needs its tensors.
+
+    What a decoupled model gives is in memory of the server, and its release is what lets the model go on: it is released when the
+    steps that consume it have been accepted by their models. What others give lies in a slot of the worker that made it. Such a slot
+    must never wait for room in another model's queue, which may wait for slots of its own in turn; so it is lent only to what
+    executes, and copied where that is not so after two turns of the loop, or later.
+    """
+
+    __slots__ = ("_copies", "_response", "_unclaimed", "_users", "streamed", "turns")
+
+    def __init__(self, response: InferResponse, uses: float, *, streamed: bool) -> None:
+        """`uses` is how many consumers there will be; infinite where that is not known before the request has ended."""
+        self.streamed = streamed
+        self.turns = 0  # of the loop that it has been looked at
+        self._response = response
+        self._unclaimed = uses
+        self._users: dict[object, None] = {}
+        self._copies: list[tuple[Tensor, Tensor]] = []  # what views the response's tensors, and which one
+
+    @property
+    def open(self) -> bool:
+        """Whether the memory is still in use."""
+        return self._response.leased
+
+    def claim(self, user: object) -> None:
+        """One of the consumers is here."""
+        self._unclaimed -= 1
+        self._users[user] = None
+
+    def view(self, copy: Tensor, source: Tensor) -> None:
+        """`copy` reads the data of `source`, one of the response's tensors."""
+        if self.open:
+            self._copies.append((copy, source))
+
+    def drop(self, user: object) -> None:
+        """A consumer needs it no more."""
+        if user in self._users:
+            del self._users[user]
+            self._settle()
+
+    def forsake(self) -> None:
+        """There will be no further consumer."""
+        self._unclaimed = 0
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self._users and self._unclaimed <= 0:
+            self._response.release()
+            self._copies.clear()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is lent to somebody who does not execute, or will be."""
+        if self._unclaimed > 0:
+            return True
+        return any(isinstance(user, Step) and user.waits for user in self._users)
+
+    def copy(self) -> None:
+        """Have everybody read copies, and give the memory back."""
+        if self.open:
+            for tensor in self._response.outputs:
+                tensor.data = bytes(tensor.data)
+            for copy, source in self._copies:
+                copy.data = source.data
+            self._copies.clear()
+            self._response.release()
+
+
+class Piece:
+    """A value of an ensemble tensor. `sequence` overrides the request's for the steps that consume it."""
+
+    __slots__ = ("loan", "sequence", "tensor")
+
+    def __init__(self, tensor: Tensor, loan: Loan | None = None, sequence: Sequence_ | None = None) -> None:
+        self.tensor = tensor
+        self.loan = loan
+        self.sequence = sequence
+
+
+class Step:
+    """A run of a step: its request, and the reply port of that."""
+
+    __slots__ = ("_owner", "ended", "loans", "model", "passed", "request", "run", "submitting")
+
+    def __init__(self, owner: ComposedRequest, run: Run[Piece], model: ServedModel) -> None:
+        self._owner = owner
+        self.run = run
+        self.model = model
+        self.loans: tuple[Loan, ...] = ()
+        self.passed = False  # its gate
+        self.submitting = False  # somebody waits for room in its model's queue for it
+        self.ended = False
+        self.request: InferRequest
+
+    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
+        """Take one part (`actors.messages.requests.ReplyPort`). Never raises."""
+        self._owner.arrived(self, part, final=final)
+
+    def submit_nowait(self) -> None:
+        """Submit it, as `ServedModel.submit_nowait` does. A pinned version takes it also where it is retiring."""
+        if isinstance(self.model, ModelState):
+            self.model.submit_nowait(self.request, pinned=True)
+        else:
+            self.model.submit_nowait(self.request)
+
+    async def submit(self) -> None:
+        """Submit it, and wait for room."""
+        if isinstance(self.model, ModelState):
+            await self.model.submit(self.request, pinned=True)
+        else:
+            await self.model.submit(self.request)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it does not execute: not yet, or not any more since its worker has died."""
+        if not self.request.attempts:
+            return True
+        return isinstance(self.model, ModelState) and self.request in self.model.queue
+
+    def accepted(self) -> None:
+        """Its model has it now: a decoupled model that gave its inputs may go on."""
+        for loan in self.loans:
+            if loan.streamed:
+                loan.drop(self)
+
+    def resume(self) -> None:
+        """Submit it after all: it waited for its gate."""
+        self._owner.resume(self)
+
+
+class Ensembling(Protocol):
+    """What a composed request needs of its ensemble (`actors.ensemble`)."""
+
+    state: ModelState
+
+    def wait_in_line(self, step: Step) -> None:
+        """There is no room for `step` at its model: submit it when there is, in its turn."""
+
+    def has_line(self, model: ServedModel) -> bool:
+        """Whether steps wait for room at `model`."""
+
+    def leave_line(self, step: Step) -> bool:
+        """Take `step` out of its line. False where it is in none, or its turn has come."""
+
+    def wait_at_gate(self, step: Step) -> None:
+        """`step` waits for its gate: have it go when that has taken too long."""
+
+    def leave_gate(self, step: Step) -> None:
+        """It waits no more."""
+
+    def lend(self, loan: Loan) -> None:
+        """Look after `loan`, whose response views a worker's slot."""
+
+    def finished(self, request: InferRequest) -> None:
+        """`request` is over."""
+
+    def broke(self, bug: Exception) -> None:
+        """A request met a bug, and was answered; the supervised actor has to fail of it."""
+
+
+class ComposedRequest:
+    """One request to an ensemble, from its queue to its answer."""
+
+    def __init__(
+        self,
+        owner: Ensembling,
+        request: InferRequest,
+        course: Course,
+        models: Mapping[int, ServedModel],
+        *,
+        now: float,
+    ) -> None:
+        """`models` are the steps' by number; those that are versions stay pinned until it is over."""
+        self.request = request
+        self._owner = owner
+        self._state = owner.state
+        self._course = course
+        self._models = models
+        self._pinned = {id(each): each for each in models.values() if isinstance(each, ModelState)}
+        self._flow: Flow[Piece] = Flow(course)
+        scheduling = owner.state.spec.scheduling
+        limit = scheduling.max_inflight_requests if isinstance(scheduling, Ensemble) else 0
+        self._gates = Gates(limit) if limit and course.decoupled else None
+        self._steps: dict[Run[Piece], Step] = {}  # that have not ended
+        self._loans: list[Loan] = []
+        self._sweep_at = _LOANS_KEPT
+        self._arrivals: deque[tuple[Step, InferResponse | TritiumError, bool]] = deque()
+        self._busy = False
+        self._over = False
+        self._began = now
+        self._parts = 0
+        self._compute = [0, 0, 0]
+        for state in self._pinned.values():
+            state.pin()
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Run what can run from the request's inputs."""
+        given = {tensor.name: Piece(tensor) for tensor in self.request.inputs}
+        self._work(lambda: self._launch(self._flow.begin(given)))
+
+    def arrived(self, step: Step, part: InferResponse | TritiumError, *, final: bool) -> None:
+        """A step's model has given a part of its answer."""
+        if self._over or step.ended:
+            if isinstance(part, InferResponse):
+                part.release()
+            return
+        self._arrivals.append((step, part, final))
+        if not self._busy:
+            self._work()
+
+    def cancel(self) -> None:
+        """The client has gone: start nothing more, and cancel what runs. The answer comes when that has ended."""
+        if not self._over:
+            self._flow.stop(Cancelled(""))
+            self._work(self._call_off)
+
+    def resume(self, step: Step) -> None:
+        """Have a step go that waited for its gate too long."""
+        gates = self._gates
+        if gates is not None and not step.ended and gates.give_up(step.run.step.number, step):
+            self._work(lambda: self._pass(step))
+
+    def _work(self, first: _Work | None = None) -> None:
+        """Do `first`, and then everything that has come meanwhile. A bug costs this request, and no other."""
+        if self._busy:  # it was called from within: whoever is at work goes on with what has come
+            if first is not None:
+                first()
+            return
+        self._busy = True
+        try:
+            if first is not None:
+                first()
+                self._answer()
+            while self._arrivals:
+                self._take(*self._arrivals.popleft())
+                self._answer()
+        except Exception as bug:  # noqa: BLE001  # it is the supervised child's: the scheduler fails of it in its next turn
+            self._abandon(bug)
+        finally:
+            self._busy = False
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _launch(self, runs: Iterable[Run[Piece]]) -> None:
+        for run in runs:
+            step = self._step(run)
+            if self._gates is None or self._gates.enter(run.step.number, step):
+                self._pass(step)
+            else:
+                self._owner.wait_at_gate(step)
+
+    def _pass(self, step: Step) -> None:
+        """Submit a step, whose gate is open."""
+        step.passed = True
+        self._owner.leave_gate(step)
+        if self._owner.has_line(step.model):
+            self._owner.wait_in_line(step)
+            return
+        try:
+            step.submit_nowait()
+        except trio.WouldBlock:
+            self._owner.wait_in_line(step)
+        except TritiumError as error:
+            self._arrivals.append((step, error, True))
+        else:
+            step.accepted()
+
+    def _step(self, run: Run[Piece]) -> Step:
+        """Return a step with the request that its model is given."""
+        model, whole = self._models[run.step.number], self.request
+        step = Step(self, run, model)
+        correlation_id, flags = whole.correlation_id, whole.flags
+        loans: dict[Loan, None] = {}
+        inputs: list[Tensor] = []
+        by_reference = isinstance(model, ModelState) and model.composite is None and model.cache is None
+        for name, piece in run.inputs.items():
+            if piece.loan is not None and not by_reference and not piece.loan.streamed:
+                piece.loan.copy()  # who passes requests on, or looks at them elsewhere, may keep references
+            declared = model.spec.inputs_by_name.get(name)
+            tensor = _renamed(piece.tensor, name, declared, batches=model.spec.batches)
+            inputs.append(tensor)
+            if piece.loan is not None:
+                loans[piece.loan] = None
+                piece.loan.view(tensor, piece.tensor)
+            if piece.sequence is not None:
+                correlation_id, flags = piece.sequence
+        for piece in set(run.inputs.values()):
+            if piece.loan is not None:
+                piece.loan.claim(step)
+        step.loans = tuple(loans)
+        step.request = InferRequest(
+            model_name=model.spec.name,
+            requested_version=_version(self._state.spec, run.step.number),
+            id=whole.id,
+            inputs=inputs,
+            requested_outputs=tuple(run.step.outputs),
+            parameters=whole.parameters,
+            priority=whole.priority,
+            timeout=whole.timeout,
+            deadline=whole.deadline,
+            correlation_id=correlation_id,
+            flags=flags,
+            reply=step,
+            accepted_at=trio.current_time(),
+        )
+        step.request.synthetic = whole.synthetic
+        step.request.affinity = whole.affinity
+        step.request.tenant = whole.tenant
+        self._steps[run] = step
+        return step
+
+    def _take(self, step: Step, part: InferResponse | TritiumError, final: bool) -> None:
+        if step.ended:
+            if isinstance(part, InferResponse):
+                part.release()
+            return
+        if isinstance(part, TritiumError):
+            self._flow.failed(step.run, part, final=final)
+            runs: list[Run[Piece]] = []
+        else:
+            self._count(part)
+            pieces = self._pieces(step, part)
+            empty = final and step.run.step.decoupled and not part.outputs
+            runs = self._flow.received(step.run, pieces, final=final, empty=empty)
+        if final:
+            self._end(step)
+        if self._flow.error is None:
+            self._launch(runs)
+        else:
+            self._call_off()
+
+    def _pieces(self, step: Step, part: InferResponse) -> dict[str, Piece]:
+        """Return a response's tensors by the model's names, and see to the memory that they view."""
+        wanted = step.run.step.outputs
+        outputs = [tensor for tensor in part.outputs if tensor.name in wanted]
+        if not outputs or self._flow.error is not None:
+            part.release()
+            return {}
+        loan: Loan | None = None
+        if part.leased:
+            course, tensors = self._course, [wanted[tensor.name] for tensor in outputs]
+            lasting = any(tensor in course.lasting for tensor in tensors)
+            uses = math.inf if lasting else sum(course.uses[tensor] for tensor in tensors)
+            loan = Loan(part, uses, streamed=step.run.step.decoupled)
+            if len(self._loans) >= self._sweep_at:
+                self._loans = [each for each in self._loans if each.open]
+                self._sweep_at = 2 * len(self._loans) + _LOANS_KEPT
+            self._loans.append(loan)
+            if lasting and not loan.streamed:
+                loan.copy()
+            elif not loan.streamed:
+                self._owner.lend(loan)
+        sequence = _sequence(part.parameters, self.request) if part.parameters else None
+        return {tensor.name: Piece(tensor, loan, sequence) for tensor in outputs}
+
+    def _end(self, step: Step) -> None:
+        step.ended = True
+        del self._steps[step.run]
+        for loan in step.loans:
+            loan.drop(step)
+        if self._gates is not None and step.passed:
+            following = self._gates.ended(step.run.step.number)
+            if isinstance(following, Step):
+                self._pass(following)
+
+    def _call_off(self) -> None:
+        """Cancel whatever runs."""
+        for step in list(self._steps.values()):
+            gates = self._gates
+            waits = gates is not None and gates.withdraw(step.run.step.number, step)
+            if waits:
+                self._owner.leave_gate(step)
+            if waits or self._owner.leave_line(step):
+                self._arrivals.append((step, Cancelled(""), True))
+            elif not step.request.cancelled:
+                step.model.cancel(step.request)
+
+    # -- the answer ----------------------------------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        if self._over:
+            return
+        flow = self._flow
+        answers = flow.take_answers()
+        if not flow.over:
+            for answer in answers:
+                self._respond(answer, final=False)
+            return
+        error = flow.ending(self.request.prefix)
+        if error is not None:
+            self._finish()
+            self._fail(error)
+            return
+        for answer in answers[:-1]:
+            self._respond(answer, final=False)
+        if not self.request.answered:
+            self._state.count_composed(self.request, self._timing())
+        if answers:
+            self._respond(answers[-1], final=True)
+        else:  # a decoupled ensemble ends with a part that says no more than that
+            self._state.respond(self.request, self._response([]))
+        self._finish()
+
+    def _respond(self, answer: Mapping[str, Piece], *, final: bool) -> None:
+        spec = self._state.spec
+        outputs: list[Tensor] = []
+        loans: dict[Loan, None] = {}
+        for name, piece in answer.items():
+            tensor = _renamed(piece.tensor, name, spec.outputs_by_name.get(name), batches=spec.batches)
+            outputs.append(tensor)
+            if piece.loan is not None:
+                loans[piece.loan] = None
+                piece.loan.view(tensor, piece.tensor)
+        response = self._response(outputs)
+        held = [loan for loan in loans if loan.open]
+        for piece in set(answer.values()):
+            if piece.loan is not None:
+                piece.loan.claim(response)
+        if held:
+            response.on_release(lambda: _drop_all(held, response))
+        self._parts += 1
+        if self._parts == 1 and spec.decoupled and not self.request.synthetic:
+            total = trio.current_time() - self.request.accepted_at
+            self._state.statistics.first_part(int(total * 1e9))
+        self._state.respond(self.request, response, final=final)
+
+    def _response(self, outputs: list[Tensor]) -> InferResponse:
+        spec = self._state.spec
+        return InferResponse(
+            model_name=spec.name,
+            model_version=spec.version,
+            id=self.request.id,
+            outputs=outputs,
+            timing=self._timing(),
+        )
+
+    def _fail(self, error: TritiumError) -> None:
+        if self.request.answered:
+            return
+        if self.request.cancelled and isinstance(error, Cancelled):
+            told: TritiumError = Cancelled("")
+        else:
+            told = in_ensemble(self._state.spec, error)
+        self._state.fail(self.request, told, FailureReason.OTHER)
+
+    def _count(self, part: InferResponse) -> None:
+        for index, spent in enumerate((part.timing or _NO_TIME)[1:]):
+            self._compute[index] += spent
+
+    def _timing(self) -> tuple[int, int, int, int]:
+        queue = int((self._began - self.request.accepted_at) * 1e9)
+        return (max(0, queue), self._compute[0], self._compute[1], self._compute[2])
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Let go of everything that was held for it."""
+        self._over = True
+        for loan in self._loans:
+            loan.forsake()
+        for state in self._pinned.values():
+            state.unpin()
+        self._owner.finished(self.request)
+
+    def _abandon(self, bug: Exception) -> None:
+        """Answer with INTERNAL, and have nobody come back."""
+        if self._over:
+            self._owner.broke(bug)
+            return
+        steps = list(self._steps.values())
+        for step in steps:
+            step.ended = True
+            self._owner.leave_gate(step)
+            if not self._owner.leave_line(step):
+                step.model.cancel(step.request)
+            for loan in step.loans:
+                loan.drop(step)
+        self._finish()
+        self._fail(
+            Internal("the server made a mistake with this request, and the log of the server has what it was")
+        )
+        self._owner.broke(bug)
+
+
+class _Work(Protocol):
+    def __call__(self) -> object: ...
+
+
+def _drop_all(loans: Iterable[Loan], user: object) -> None:
+    for loan in loans:
+        loan.drop(user)
+
+
+def _version(spec: ModelSpec, number: int) -> int:
+    scheduling = spec.scheduling
+    return scheduling.steps[number].model_version if isinstance(scheduling, Ensemble) else -1
+
+
+def _renamed(tensor: Tensor, name: str, declared: InputSpec | OutputSpec | None, *, batches: bool) -> Tensor:
+    """Return `tensor` under the name, and with the shape, that it has in a model. The data is the same."""
+    shape = tensor.shape
+    if declared is not None:  # else its model refuses it
+        shape = fitted(shape, len(declared.dims), batches=batches)
+    return Tensor(name, tensor.datatype, shape, tensor.data)
+
+
+def _sequence(parameters: Mapping[str, Parameter], request: InferRequest) -> Sequence_ | None:
+    """Return what a response's parameters say of the sequence that comes after it (contract, section 7)."""
+    told = [parameters.get(key) for key in ("sequence_id", "sequence_start", "sequence_end")]
+    if all(each is None for each in told):
+        return None
+    identity, start, end = told
+    flags = request.flags
+    for value, flag in ((start, FLAG_SEQUENCE_START), (end, FLAG_SEQUENCE_END)):
+        if value is not None:
+            flags = flags | flag if value else flags & ~flag
+    if isinstance(identity, int | str) and not isinstance(identity, bool):
+        return identity, flags
+    return request.correlation_id, flags
+
+
+def in_ensemble(spec: ModelSpec, error: TritiumError) -> TritiumError:
+    """Return `error` as the client of the ensemble is told it (contract, section 7)."""
+    text = f"in ensemble '{spec.name}', {error.message}"
+    if isinstance(error, Unavailable):
+        return Unavailable(text, retry_after=error.retry_after)
+    return TritiumError.of(error.code, text)

@@ -1,0 +1,158 @@
+"""A response cache that another process keeps, on a network that may fail: asked on threads, within a time, and not while it is down.
+
+A request waits for a look-up at most `patience` seconds, then it runs. Where look-ups fail one after the other nobody asks any
+more (`actors.scheduling.breaker`), until a trial, which no request waits for, has shown that there is somebody again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import trio
+
+from actors.messages.events import Event, Log
+from actors.offload import Offload
+from actors.scheduling.breaker import Breaker
+from actors.scheduling.cache import Entry
+from actors.supervision.context import ChildContext
+
+LOOK_UPS: Final = 1024  # at once
+INSERTIONS: Final = 256
+INSERTION_BYTES: Final = 64 * 1024 * 1024
+
+
+class Store(Protocol):
+    """Where entries are. Its methods block, are called on threads, several at once, and raise whatever goes wrong."""
+
+    name: str
+
+    def get(self, key: bytes) -> Entry | None:
+        """Return the entry for `key`. Raises MalformedEntry for one that this server did not write so."""
+
+    def put(self, key: bytes, entry: Entry) -> None:
+        """Keep `entry`."""
+
+    def try_it(self) -> None:
+        """Find out whether there is somebody."""
+
+
+class MalformedEntry(Exception):
+    """What was found is no entry: a miss, but no sign that the store is down."""
+
+
+@dataclass(slots=True)
+class FarCounts:
+    """What came of asking."""
+
+    hits: int = 0
+    misses: int = 0
+    errors: int = 0  # look-ups and insertions that failed, or took too long
+    skipped: int = 0  # those that were not tried, since the store was down or too many were under way
+
+
+class FarCache:
+    """Implements `actors.cache.FarStore` over a `Store`. Passive; `looking`, `inserting` and `watch` are its actors."""
+
+    def __init__(self, store: Store, *, threads: int, patience: float, log: Log) -> None:
+        """`threads` calls are made at once; `patience` seconds each may take, a wait for a thread included."""
+        self.counts = FarCounts()
+        limiter = trio.CapacityLimiter(threads)
+        self.looking = Offload(limiter=limiter, jobs=LOOK_UPS, nbytes=0)
+        self.inserting = Offload(limiter=limiter, jobs=INSERTIONS, nbytes=INSERTION_BYTES)
+        self._store = store
+        self._patience = patience
+        self._breaker = Breaker()
+        self._log = log
+        self._broken = trio.Event()
+
+    @property
+    def available(self) -> bool:
+        """Whether the store is asked at present."""
+        return self._breaker.closed
+
+    def look_up(self, key: bytes, found: Callable[[Entry | None], None]) -> bool:
+        """Call `found` with the entry for `key`, or None. False, and no call, where the store is not asked."""
+        return self._submit(self.looking, partial(self._store.get, key), partial(self._on_got, found))
+
+    def insert(self, key: bytes, entry: Entry) -> None:
+        """Keep `entry` if that is possible."""
+        self._submit(self.inserting, partial(self._store.put, key, entry), self._on_put, nbytes=entry.nbytes)
+
+    def _submit(
+        self,
+        offload: Offload,
+        work: Callable[[], Entry | None],
+        done: Callable[[Entry | None, Exception | None], None],
+        *,
+        nbytes: int = 0,
+    ) -> bool:
+        taken = self._breaker.closed and offload.submit(work, done, nbytes=nbytes, within=self._patience)
+        self.counts.skipped += not taken
+        return taken
+
+    def _on_got(
+        self, found: Callable[[Entry | None], None], entry: Entry | None, error: Exception | None
+    ) -> None:
+        if error is None:
+            self._breaker.succeeded()
+        else:
+            self._failed(error)
+        if entry is not None:
+            self.counts.hits += 1
+        else:
+            self.counts.misses += 1
+        found(entry)
+
+    def _on_put(self, _: Entry | None, error: Exception | None) -> None:
+        if error is None:
+            self._breaker.succeeded()
+        else:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.counts.errors += 1
+        if isinstance(error, MalformedEntry):
+            return
+        if self._breaker.failed():
+            self._log(
+                Event.CACHE_UNAVAILABLE,
+                level="warning",
+                cache=self._store.name,
+                reason=f"{error}: every request is a miss until it answers again",
+            )
+            self._broken.set()
+
+    async def watch(self, ctx: ChildContext) -> None:
+        """Try a store that is down, again and again, and have it asked once it answers: an actor's start function."""
+        ctx.started()
+        limiter = trio.CapacityLimiter(1)
+        told = False
+        while True:
+            if self._breaker.closed:
+                told = True
+                self._broken = trio.Event()
+                await self._broken.wait()
+            await trio.sleep(self._breaker.pause)
+            error = await self._trial(limiter)
+            ctx.publish(available=error is None)
+            if error is None:
+                self._breaker.succeeded()
+                self._log(Event.CACHE_AVAILABLE, cache=self._store.name)
+                continue
+            self._breaker.failed()
+            if not told:
+                told = True
+                self._log(Event.CACHE_UNAVAILABLE, level="warning", cache=self._store.name, reason=str(error))
+
+    async def _trial(self, limiter: trio.CapacityLimiter) -> Exception | None:
+        try:
+            with trio.fail_after(self._patience):
+                await trio.to_thread.run_sync(self._store.try_it, limiter=limiter, abandon_on_cancel=True)
+        except trio.TooSlowError:
+            return TimeoutError(f"no answer within {self._patience:g} s")
+        except Exception as error:  # noqa: BLE001  # whatever a client library raises means that it does not answer
+            return error
+        return None

@@ -1,0 +1,79 @@
+"""Blocking work done on threads for callers who can't wait; each of them is called back on the loop, exactly once.
+
+An `Offload` outlives the actor that runs it. Where that dies, whoever waits is called back with an error, and until it runs
+again nothing is taken on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+
+from actors.supervision.context import ChildContext
+
+Result = TypeVar("Result")
+Done = Callable[["Result | None", "Exception | None"], None]
+"""Called with a result, or with None and why there is none."""
+
+
+class NotDone(Exception):
+    """The work took longer than was allowed, or whoever did it died."""
+
+
+class Offload:
+    """Runs work on as many threads at once as `limiter` has tokens.
+
+    At most `jobs`, with `nbytes` of inputs, are taken on; more are refused. A thread that hangs keeps its place until it ends,
+    but nobody waits for it beyond the time that was allowed for the work.
+    """
+
+    def __init__(self, *, limiter: trio.CapacityLimiter, jobs: int, nbytes: int) -> None:
+        self._limiter = limiter
+        self._most_jobs = jobs
+        self._most_bytes = nbytes
+        self._jobs = 0
+        self._nbytes = 0
+        self._nursery: trio.Nursery | None = None
+
+    def submit(
+        self, work: Callable[[], Result], done: Done[Result], *, nbytes: int = 0, within: float = math.inf
+    ) -> bool:
+        """Have `work` done within so many seconds, and `done` called on the loop. False, and no call, where that can't be.
+
+        An exception of `work` goes to `done`; one that `done` raises ends the actor.
+        """
+        if self._nursery is None or self._jobs >= self._most_jobs:
+            return False
+        if self._jobs and self._nbytes + nbytes > self._most_bytes:
+            return False
+        self._jobs += 1
+        self._nbytes += nbytes
+        self._nursery.start_soon(self._do, work, done, nbytes, trio.current_time() + within)
+        return True
+
+    async def _do(self, work: Callable[[], Result], done: Done[Result], nbytes: int, due: float) -> None:
+        result: Result | None = None
+        error: Exception | None = NotDone("it took too long, or was interrupted")
+        try:
+            with trio.move_on_at(due):
+                result = await trio.to_thread.run_sync(work, limiter=self._limiter, abandon_on_cancel=True)
+                error = None
+        except Exception as failure:  # noqa: BLE001  # it is its owner's, who is called back with it
+            error = failure
+        finally:
+            self._jobs -= 1
+            self._nbytes -= nbytes
+            done(result, error)
+
+    async def run(self, ctx: ChildContext) -> None:
+        """Take work on until cancelled: the actor's start function."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                ctx.started()
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None

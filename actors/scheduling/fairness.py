@@ -1,0 +1,415 @@
+"""Who goes next, where several tenants wait: weighted start-time fair queueing.
+
+Each tenant has a line of its own, first in, first out, and every line a *start tag*: the virtual time at which its first
+request may begin. The line with the lowest tag goes next. Serving a request of `rows` rows moves its line's tag on by
+`rows / weight`, so a tenant with twice the weight comes round twice as often; and virtual time is the tag of what was served
+last. A tenant that comes back after a pause begins at virtual time: what it did not use is not saved up, and what it still
+owes is remembered until virtual time has passed it.
+
+Tags belong to lines and not to requests, and are charged when a request is taken: so one that is cancelled costs its
+tenant nothing. Everything takes O(log n) in the number of tenants that wait. Where nothing waits any more nobody was kept
+waiting by anybody, and all is forgotten.
+
+Reference: Goyal, Vin and Cheng, "Start-time Fair Queueing" (SIGCOMM 1996).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, ValuesView
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Final, Generic, TypeVar
+
+from actors.messages.errors import Unavailable
+from actors.messages.requests import InferRequest
+from actors.scheduling.tallies import OTHERS, TenantTallies
+from actors.specs import Fairness
+
+E = TypeVar("E")
+
+REMEMBERED: Final = 1024
+"""Tenants without waiting requests whose debts a lane remembers; of more, the smallest debts are forgiven."""
+
+TENANT_RETRY: Final = 1.0
+"""Seconds after which a tenant that had too many requests waiting may try again."""
+
+_REBASED: Final = (
+    2.0**32
+)  # virtual time beyond which tags are counted anew: they'd lose the digits that small costs need
+_STALE_ALLOWED: Final = 64  # heap items of lines that have emptied
+_LOOKS: Final = 8  # tenants that are asked for somebody to let in, each time that there is room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantShare:
+    """What a tenant got of a model, in all: requests and rows handed to instances, requests refused. And what waits."""
+
+    requests: int
+    rows: int
+    share: float  # of all rows
+    refused: int
+    queued: int
+
+
+class _Held:
+    """What one tenant has waiting."""
+
+    __slots__ = ("nbytes", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.nbytes = 0
+
+
+class Ledger:
+    """What each tenant has waiting in a queue and what it has got, over all lanes of the queue."""
+
+    __slots__ = ("_fairness", "_held", "tallies")
+
+    def __init__(self, fairness: Fairness) -> None:
+        self._fairness = fairness
+        self._held: dict[str, _Held] = {}
+        self.tallies = TenantTallies(fairness.weights)
+
+    def weight(self, tenant: str) -> float:
+        """Return the weight of `tenant`."""
+        return self._fairness.weights.get(tenant, self._fairness.default_weight)
+
+    def shares(self) -> dict[str, TenantShare]:
+        """Return what each tenant who is told by name has and got, and under `OTHERS` what all others together have."""
+        counted = self.tallies.named()
+        queued = dict.fromkeys((*counted, OTHERS), 0)
+        for tenant, held in self._held.items():
+            queued[tenant if tenant in counted else OTHERS] += held.requests
+        counted[OTHERS] = self.tallies.others
+        total = sum(tally.rows for tally in counted.values())
+        return {
+            tenant: TenantShare(
+                requests=tally.requests,
+                rows=tally.rows,
+                share=tally.rows / total if total else 0.0,
+                refused=tally.refused,
+                queued=queued[tenant],
+            )
+            for tenant, tally in counted.items()
+        }
+
+    def entered(self, request: InferRequest) -> None:
+        """Count a request that has begun to wait."""
+        held = self._held.get(request.tenant)
+        if held is None:
+            held = self._held[request.tenant] = _Held()
+        held.requests += 1
+        held.nbytes += request.nbytes
+
+    def left(self, request: InferRequest) -> None:
+        """Count a request that has stopped waiting."""
+        held = self._held[request.tenant]
+        held.requests -= 1
+        held.nbytes -= request.nbytes
+        if not held.requests:
+            del self._held[request.tenant]
+
+    def admits(self, request: InferRequest, requests: int, nbytes: int) -> bool:
+        """Whether there is room for `request` beside what its tenant has, `requests` and `nbytes` being left for all.
+
+        No tenant may have more waiting than is left. So one alone gets half of the queue, two a third each, and there is
+        always room for one who comes later. A tenant with nothing here always fits; whether the queue does is asked elsewhere.
+        """
+        held = self._held.get(request.tenant)
+        if held is None:
+            return True
+        return held.requests < requests and held.nbytes + request.nbytes <= nbytes
+
+    def at_bound(self, request: InferRequest) -> bool:
+        """Whether the tenant of `request` has as many waiting as one may have."""
+        most = self._fairness.max_queued
+        held = self._held.get(request.tenant)
+        return bool(most) and held is not None and held.requests >= most
+
+    @property
+    def refuses(self) -> bool:
+        """Whether a tenant that is at its bound is refused, rather than made to wait."""
+        return self._fairness.refuses
+
+    def refusal(self, request: InferRequest, waiting: int, bound: str) -> Unavailable:
+        """Return what to tell the client of a tenant that has too many waiting, and count it."""
+        self.tallies.refused(request.tenant)
+        whose = f"tenant '{request.tenant}'" if request.tenant else "clients without a tenant of their own"
+        return Unavailable(
+            f"{request.prefix}Exceeds maximum queue size: {waiting} requests of {whose} wait already, {bound}",
+            retry_after=TENANT_RETRY,
+        )
+
+    def refuse_beyond_bound(self, request: InferRequest) -> None:
+        """Raise Unavailable where the tenant of `request` is at its bound and does not wait."""
+        if self.refuses and self.at_bound(request):
+            most = self._fairness.max_queued
+            raise self.refusal(request, self._held[request.tenant].requests, f"the limit is {most}")
+
+
+class _Line:
+    """One tenant's requests in a lane, the oldest first."""
+
+    __slots__ = ("finish", "requests", "start", "ticket", "weight")
+
+    def __init__(self, weight: float, finish: float) -> None:
+        self.weight = weight
+        self.requests: OrderedDict[InferRequest, None] = OrderedDict()
+        self.start = finish  # of the first of them
+        self.finish = finish  # of the last that was taken
+        self.ticket = 0  # of its item in the heap; 0 while it has none
+
+
+class FairLane(Generic[E]):
+    """Requests with what a queue knows of each (`E`), in fair order.
+
+    It has as much of the face of an `OrderedDict` as `actors.scheduling.queueing` uses: assigning enters at the end of the
+    tenant's line, `popitem` takes the next one in fair order, `values` are in the order of arrival. A request's tenant must not
+    change while it is here.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_heap",
+        "_ledger",
+        "_lines",
+        "_owing",
+        "_returned",
+        "_tickets",
+        "_virtual",
+        "_weight",
+    )
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._arrived: OrderedDict[InferRequest, E] = OrderedDict()
+        self._returned: OrderedDict[InferRequest, None] = OrderedDict()  # put back: paid for, and first
+        self._lines: dict[str, _Line] = {}  # of tenants who wait, or owe
+        self._heap: list[tuple[float, int, _Line]] = []  # start, ticket: of lines with requests
+        self._owing: list[tuple[float, int, str]] = []  # finish, ticket: of lines without
+        self._tickets = count(1)  # settle the order of equal tags, and tell stale heap items
+        self._virtual = 0.0
+        self._weight = 0.0  # of all who wait
+
+    def __len__(self) -> int:
+        """How many requests are here."""
+        return len(self._arrived)
+
+    def __iter__(self) -> Iterator[InferRequest]:
+        """Yield the requests in the order in which `popitem` would give them.
+
+        The first k cost O(k log k), however many tenants wait: the heap is walked from its top, not copied.
+        """
+        yield from self._returned
+        heap = self._heap
+        tickets = count(next(self._tickets))
+        # Each: start, ticket, place in the heap (-1: a line that has been here), line, what is left of it.
+        front: list[tuple[float, int, int, _Line, Iterator[InferRequest] | None]] = []
+        if heap:
+            front.append((heap[0][0], heap[0][1], 0, heap[0][2], None))
+        while front:
+            start, ticket, place, line, rest = heappop(front)
+            if place >= 0:
+                for below in (2 * place + 1, 2 * place + 2):
+                    if below < len(heap):
+                        item = heap[below]
+                        heappush(front, (item[0], item[1], below, item[2], None))
+                if line.ticket != ticket:
+                    continue  # it has emptied since
+                rest = iter(line.requests)
+            assert rest is not None, "a line that has been here has a rest"
+            request = next(rest, None)
+            if request is not None:
+                yield request
+                heappush(front, (start + _cost(request) / line.weight, next(tickets), -1, line, rest))
+
+    def values(self) -> ValuesView[E]:
+        """What is known of each request, in the order of arrival."""
+        return self._arrived.values()
+
+    def __setitem__(self, request: InferRequest, entry: E) -> None:
+        self._arrived[request] = entry
+        self._ledger.entered(request)
+        line = self._lines.get(request.tenant)
+        if line is None:
+            line = self._lines[request.tenant] = _Line(self._ledger.weight(request.tenant), self._virtual)
+        line.requests[request] = None
+        if not line.ticket:
+            self._weight += line.weight
+            self._stand(line, max(self._virtual, line.finish))
+
+    def __delitem__(self, request: InferRequest) -> None:
+        del self._arrived[request]
+        self._ledger.left(request)
+        if request in self._returned:
+            del self._returned[request]
+        else:
+            self._leave(request)
+        if not self._arrived:
+            self._forget_everything()
+
+    def popitem(self, *, last: bool) -> tuple[InferRequest, E]:
+        """Take the request whose turn it is. `last` is False. Raises KeyError where there is none."""
+        assert not last, "there is a next in fair order, and no last"
+        if self._returned:
+            request = next(iter(self._returned))
+            entry = self._arrived[request]
+            del self[request]
+            return request, entry
+        line = self._next_line()
+        request, _ = line.requests.popitem(last=False)
+        entry = self._arrived.pop(request)
+        self._ledger.left(request)
+        self._ledger.tallies.served(request)
+        self._virtual = line.start
+        line.finish = line.start + _cost(request) / line.weight
+        if line.requests:
+            self._stand(line, line.finish)
+        else:
+            self._retire(request.tenant, line)
+        self._forgive()
+        if not self._arrived:
+            self._forget_everything()
+        elif self._virtual > _REBASED:
+            self._rebase()
+        return request, entry
+
+    def move_to_end(self, request: InferRequest, *, last: bool) -> None:
+        """Put a request that is here to the head of the lane, before every tenant. `last` is False."""
+        assert not last, "every line has an end of its own"
+        self._arrived.move_to_end(request, last=False)
+        if request not in self._returned:
+            self._leave(request)
+            self._returned[request] = None
+        self._returned.move_to_end(request, last=False)
+
+    def held(self, tenant: str) -> int:
+        """Return how many requests of `tenant` are here in line."""
+        line = self._lines.get(tenant)
+        return 0 if line is None else len(line.requests)
+
+    def ahead_of(self, tenant: str) -> float:
+        """Return about how many requests would go before one of `tenant` that came now."""
+        weight = self._ledger.weight(tenant)
+        others = self._weight - (weight if self.held(tenant) else 0.0)
+        in_turn = (self.held(tenant) + 1) * (others + weight) / weight - 1
+        return min(float(len(self)), len(self._returned) + max(0.0, in_turn))
+
+    @property
+    def remembered(self) -> int:
+        """Of how many tenants something is known."""
+        return len(self._lines)
+
+    def _next_line(self) -> _Line:
+        heap = self._heap
+        while heap:
+            _, ticket, line = heappop(heap)
+            if line.ticket == ticket:
+                return line
+        raise KeyError("nobody waits")
+
+    def _stand(self, line: _Line, start: float) -> None:
+        """Give a line that has requests its place among the others."""
+        line.start = start
+        line.ticket = next(self._tickets)
+        heappush(self._heap, (start, line.ticket, line))
+
+    def _leave(self, request: InferRequest) -> None:
+        """Take a request out of its tenant's line, out of turn."""
+        line = self._lines[request.tenant]
+        del line.requests[request]
+        if not line.requests:
+            line.finish = line.start  # nothing was served: it owes what it owed
+            self._retire(request.tenant, line)
+            if len(self._heap) > 2 * len(self._lines) + _STALE_ALLOWED:
+                self._heap[:] = [item for item in self._heap if item[2].ticket == item[1]]
+                heapify(self._heap)
+
+    def _retire(self, tenant: str, line: _Line) -> None:
+        """A line has emptied; it is remembered while it owes something."""
+        line.ticket = 0
+        self._weight -= line.weight
+        if line.finish <= self._virtual:
+            del self._lines[tenant]
+            return
+        heappush(self._owing, (line.finish, next(self._tickets), tenant))
+        if len(self._owing) > REMEMBERED:
+            self._drop_smallest_debt()
+
+    def _forgive(self) -> None:
+        """Forget the tenants whose debts virtual time has passed."""
+        while self._owing and self._owing[0][0] <= self._virtual:
+            self._drop_smallest_debt()
+
+    def _drop_smallest_debt(self) -> None:
+        finish, _, tenant = heappop(self._owing)
+        line = self._lines.get(tenant)
+        if line is not None and not line.ticket and line.finish == finish:
+            del self._lines[tenant]
+
+    def _forget_everything(self) -> None:
+        self._lines.clear()
+        self._heap.clear()
+        self._owing.clear()
+        self._virtual = self._weight = 0.0
+
+    def _rebase(self) -> None:
+        """Count virtual time from now."""
+        gone, self._virtual = self._virtual, 0.0
+        for line in self._lines.values():
+            line.start -= gone
+            line.finish -= gone
+        self._heap[:] = [
+            (line.start, ticket, line) for _, ticket, line in self._heap if line.ticket == ticket
+        ]
+        heapify(self._heap)
+        self._owing = [(finish - gone, ticket, tenant) for finish, ticket, tenant in self._owing]
+
+
+class Turns:
+    """Callers that wait for room in the queue, by tenant: one tenant's want of room holds up nobody else's callers.
+
+    Tenants take turns, and within a tenant the caller that has waited longest is let in first.
+    """
+
+    __slots__ = ("_lines",)
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[str, OrderedDict[InferRequest, None]] = OrderedDict()
+
+    def add(self, request: InferRequest) -> None:
+        """Let `request` wait, behind those of its tenant."""
+        self._lines.setdefault(request.tenant, OrderedDict())[request] = None
+
+    def remove(self, request: InferRequest) -> None:
+        """It waits no more."""
+        line = self._lines[request.tenant]
+        del line[request]
+        if not line:
+            del self._lines[request.tenant]
+
+    def waits(self, tenant: str) -> bool:
+        """Whether a caller of `tenant` waits."""
+        return tenant in self._lines
+
+    def next(self, admits: Callable[[InferRequest], bool]) -> InferRequest | None:
+        """Return a caller that may come in, by what `admits` says; None where there was none among the tenants looked at.
+
+        A few tenants are looked at each time, and the next few the next time: while the queue holds anything there
+        is a next time, and an empty one admits whoever is looked at first.
+        """
+        lines = self._lines
+        for _ in range(min(_LOOKS, len(lines))):
+            tenant, line = next(iter(lines.items()))
+            lines.move_to_end(tenant)
+            request = next(iter(line))
+            if admits(request):
+                return request
+        return None
+
+
+def _cost(request: InferRequest) -> int:
+    return request.rows or 1  # one without rows still takes a place

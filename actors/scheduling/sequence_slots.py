@@ -1,0 +1,126 @@
+"""The records that `actors.scheduling.sequences` keeps: sequences, slots, and what is counted of them. It alone changes them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from actors.messages.requests import InferRequest
+from actors.scheduling.controls import Extra, Padding
+
+# A correlation id as clients give it, or a tuple for one that the server made: those can't meet.
+Key: TypeAlias = int | str | tuple[int]
+
+
+class Ticket(NamedTuple):
+    """A queued request's place in the order of arrival."""
+
+    number: int
+    enqueued_at: float
+    timer: int  # of its own deadline; 0: none
+
+
+class StateKey(NamedTuple):
+    """A batch key of a model with states of variable size: sequences whose states differ can't be stacked."""
+
+    inputs: object
+    states: tuple[tuple[int, ...], ...]
+
+
+class LiveSequence:
+    """One sequence, from its START until its last request is answered. Equality is identity."""
+
+    __slots__ = (
+        "closing",
+        "controls",
+        "correlation_id",
+        "group",
+        "index",
+        "key",
+        "last_arrival",
+        "patience",
+        "queue",
+        "running",
+        "runs_in",
+        "seated_at",
+        "states",
+        "ticket",
+        "timer",
+    )
+
+    def __init__(self, key: Key, correlation_id: int | str, states: Extra) -> None:
+        self.key = key
+        self.correlation_id = correlation_id
+        self.group: SlotGroup | None = None  # who has its slot, and which
+        self.index = 0
+        self.queue: deque[InferRequest] = deque()
+        self.running: InferRequest | None = None
+        self.runs_in: SlotGroup | None = None
+        self.ticket = Ticket(0, 0.0, 0)  # of the running request
+        self.closing = False  # its id names it no more
+        self.states = states
+        self.controls: list[Extra | None] = [None, None, None, None]  # by flags
+        self.last_arrival = 0.0
+        self.seated_at = -math.inf
+        self.timer = 0  # until it is idle for too long, while it has a slot or nothing queued
+        self.patience: tuple[float, int] = (math.inf, 0)  # when it leaves the backlog in vain, and that timer
+
+
+@dataclass(frozen=True, slots=True)
+class Impatience:
+    """What a timer is for that ends a sequence's wait in the backlog."""
+
+    sequence: LiveSequence
+
+
+class SlotGroup:
+    """The slots of one lane of an instance. Only `SequenceQueue` changes it."""
+
+    __slots__ = ("fresh", "instance", "limit", "number", "padding", "ready", "running", "slots")
+
+    def __init__(self, instance: str, number: int, limit: int, padding: Padding) -> None:
+        self.instance = instance
+        self.number = number
+        self.limit = limit
+        self.fresh = 0  # slots from here on have never been used
+        self.slots: dict[int, LiveSequence] = {}  # those that are taken
+        self.ready: list[tuple[int, LiveSequence]] = []  # by arrival of their first requests
+        self.running = 0  # requests of its batch that are not answered
+        self.padding = padding
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a group runs now, padding included. `alone`: its one real request is suspected of killing workers."""
+
+    requests: list[InferRequest]
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceCounts:
+    """How many sequences there are: `seated` have a slot, `backlogged` wait for one. `expired` and `restarted` only grow."""
+
+    live: int
+    seated: int
+    backlogged: int
+    free_slots: int
+    expired: int
+    restarted: int
+
+
+class Share:
+    """What waits on one side of the line between slots and backlog, so that neither can use up the other's room."""
+
+    __slots__ = ("nbytes", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.nbytes = 0
+
+    def add(self, request: InferRequest, sign: int = 1) -> None:
+        """Count `request`; with a `sign` of -1, no more."""
+        self.requests += sign
+        self.nbytes += sign * request.nbytes

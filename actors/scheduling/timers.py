@@ -1,0 +1,58 @@
+"""Deadlines of many things in one heap that is told the time, after trio's own `Deadlines`.
+
+A timer that is dropped leaves its item in the heap until the heap is cleaned; what it was for is let go of at once.
+"""
+
+from __future__ import annotations
+
+import math
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Final, Generic, TypeVar
+
+Target = TypeVar("Target")
+
+# Stale items tolerated before the heap is rebuilt; below this a rebuild is not worth its bookkeeping.
+_STALE_ALLOWED: Final = 64
+
+
+class Timers(Generic[Target]):
+    """Times on the caller's clock, each with what is due then. Numbers of timers are positive and never used again."""
+
+    __slots__ = ("_heap", "_numbers", "_targets")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+        self._numbers = count(1)
+        self._targets: dict[int, Target] = {}
+
+    def __len__(self) -> int:
+        """How many timers run."""
+        return len(self._targets)
+
+    def set(self, due: float, target: Target) -> int:
+        """Start a timer and return its number. Constant time but for a logarithm."""
+        number = next(self._numbers)
+        self._targets[number] = target
+        heappush(self._heap, (due, number))
+        if len(self._heap) > 2 * len(self._targets) + _STALE_ALLOWED:
+            self._heap = [item for item in self._heap if item[1] in self._targets]
+            heapify(self._heap)
+        return number
+
+    def drop(self, number: int) -> None:
+        """Stop a timer; no harm is done where it does not run."""
+        self._targets.pop(number, None)
+
+    def next_due(self) -> float:
+        """When the next timer is due; infinite where none runs."""
+        heap = self._heap
+        while heap and heap[0][1] not in self._targets:
+            heappop(heap)
+        return heap[0][0] if heap else math.inf
+
+    def pop_due(self, now: float) -> Target | None:
+        """Stop and return what is due at `now`, the earliest first; None for nothing."""
+        if self.next_due() > now:
+            return None
+        return self._targets.pop(heappop(self._heap)[1])

@@ -1,0 +1,163 @@
+"""The scheduler actor of a sequence model: it carries out what `actors.scheduling.sequences` decides.
+
+Sequences, slots and timers lie in the model's state, so that a restarted actor finds them. As for other models, a request that
+is alone there is dispatched by its caller, and a doorbell wakes the actor for everything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NoReturn
+
+import trio
+
+from actors.alarm import NEAR, Alarm
+from actors.batcher import failure_reason
+from actors.messages.events import Event, Log
+from actors.model import InstanceState, ModelState
+from actors.scheduling.batching import Dispatch, Wait
+from actors.scheduling.sequences import SequenceQueue
+from actors.supervision.context import ChildContext
+from actors.worker import LiveWorker
+
+
+async def run(ctx: ChildContext, state: ModelState, *, log: Log) -> None:
+    """Schedule until asked to stop. The queue drains before that, because instances stop after the scheduler."""
+    alarm = Alarm(state.ring)
+    clock = Clock(state.ring, alarm)
+    try:
+        sequencer = Sequencer(state, clock, log)
+        ctx.started()
+        ctx.publish(scheduler="sequencebatching")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(alarm.run)
+            nursery.start_soon(clock.run)
+            state.wants = sequencer.wants
+            state.take_turn = sequencer.turn_at_once
+            await _take_turns(sequencer, state)
+    finally:
+        state.take_turn = None
+        for instance in state.instances:
+            if state.limiter is not None:
+                state.limiter.withdraw(instance)
+        alarm.close()
+
+
+async def _take_turns(sequencer: Sequencer, state: ModelState) -> NoReturn:
+    while True:
+        sequencer.turn(trio.current_time())
+        await state.doorbell.receive()
+
+
+class Clock:
+    """Rings at the earliest time it was asked for. One sleeper for all turns: there is always a sequence that may be idle."""
+
+    def __init__(self, ring: Callable[[], object], alarm: Alarm) -> None:
+        self._ring = ring
+        self._alarm = alarm
+        self._due = math.inf
+        self._sooner = trio.Event()
+
+    def at_latest(self, due: float, now: float) -> None:
+        """Ring at `due`, or before that."""
+        if due >= self._due:
+            return
+        self._due = due
+        if due - now < NEAR:
+            self._alarm.set(due - now)  # and trio's clock rings as well, later
+        self._sooner.set()
+
+    async def run(self) -> NoReturn:
+        """Ring, again and again."""
+        while True:
+            if self._sooner.is_set():
+                self._sooner = trio.Event()
+            with trio.move_on_at(self._due):
+                await self._sooner.wait()
+            if trio.current_time() >= self._due:
+                self._due = math.inf
+                self._ring()
+
+
+class Sequencer:
+    """One turn at a time: end what is due, then dispatch to each group of slots that has something ready."""
+
+    def __init__(self, state: ModelState, clock: Clock, log: Log) -> None:
+        """Raises TypeError for a model without sequences."""
+        if state.sequences is None:
+            raise TypeError(f"model '{state.spec.name}' has no sequences")
+        self._state = state
+        self._queue: SequenceQueue = state.sequences
+        self._clock = clock
+        self._log = log
+        self._restarted = self._queue.restarted
+        self._bug: Exception | None = None  # of a turn that somebody else took for it
+
+    def turn_at_once(self) -> None:
+        """Take a turn for a caller who is not the scheduler; what goes wrong is the scheduler's own."""
+        try:
+            self.turn(trio.current_time())
+        except Exception as bug:  # noqa: BLE001  # it is the supervised child's: it fails of that in its next turn
+            self._bug = bug
+            self._state.ring()
+
+    def turn(self, now: float) -> None:
+        """Do everything that can be done at `now`."""
+        state, queue = self._state, self._queue
+        state.answer_door()
+        if self._bug is not None:
+            raise self._bug
+        wake_at = queue.next_expiry()
+        if wake_at <= now:
+            for request, error in queue.expire(now):
+                state.fail(request, error, failure_reason(error))
+            wake_at = queue.next_expiry()
+        for instance in state.rotation:
+            worker = instance.worker
+            if worker is not None:
+                wake_at = min(wake_at, self._serve(instance, worker, now))
+        if wake_at < math.inf:
+            self._clock.at_latest(wake_at, now)
+        if queue.restarted != self._restarted:
+            self._warn()
+
+    def _serve(self, instance: InstanceState, worker: LiveWorker, now: float) -> float:
+        """Give an instance what is ready for it; return until when there is nothing more for it."""
+        wake_at, limiter = math.inf, self._state.limiter
+        held_up = False
+        for group in self._queue.groups(instance.key):
+            decision = self._queue.decide(group, now)
+            if isinstance(decision, Wait):
+                wake_at = min(wake_at, decision.until)
+                continue
+            if not worker.has_room:
+                continue
+            if limiter is not None and not limiter.ask(instance):
+                held_up = True
+                break
+            batch = self._queue.form(group, decision)
+            if self._state.dispatch(worker, batch.requests, alone=batch.alone) and limiter is not None:
+                limiter.began(instance)
+        if limiter is not None and not held_up:
+            limiter.withdraw(instance)
+        return wake_at
+
+    def wants(self, instance: InstanceState) -> bool:
+        """Whether an instance has a batch that it could begin."""
+        now = trio.current_time()
+        groups = self._queue.groups(instance.key)
+        return any(isinstance(self._queue.decide(group, now), Dispatch) for group in groups)
+
+    def _warn(self) -> None:
+        """Tell of sequences that were begun anew without having ended: at most once a turn."""
+        self._log(
+            Event.SEQUENCE_STARTED,
+            level="warning",
+            model=self._state.spec.name,
+            version=self._state.spec.version,
+            correlation_id=self._queue.last_restarted,
+            restarts=self._queue.restarted - self._restarted,
+            reason="START on a sequence that has not ended: what is queued of it still runs, then its state is reset",
+        )
+        self._restarted = self._queue.restarted

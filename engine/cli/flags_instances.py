@@ -1,0 +1,38 @@
+"""The flags about model instances: a part of the table in `engine.cli.flags`.
+
+Reference: contract repository.md section 10, scheduling.md section 5.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.cli.flag import Flag, Group, one_of
+
+INSTANCE_FLAGS: Final = (
+    Flag(
+        name="rate-limit",
+        group=Group.INSTANCES,
+        default="off",
+        metavar="MODE",
+        check=one_of("invalid argument for --rate-limit", "off", "execution_count"),
+        help="execution_count: an instance executes only while it holds the resources of its 'rate_limiter', and who waits"
+        " for the same ones is served by execution count × priority. off: 'rate_limiter' has no effect.",
+    ),
+    Flag(
+        name="rate-limit-resource",
+        group=Group.INSTANCES,
+        metavar="NAME:COUNT[:DEVICE]",
+        repeatable=True,
+        help="How much there is of a resource: on the GPU DEVICE, or on every device and of a global resource."
+        " Repeatable. [default: the most that any one instance needs]",
+    ),
+    Flag(
+        name="host-policy",
+        group=Group.INSTANCES,
+        metavar="NAME,SETTING=VALUE",
+        repeatable=True,
+        help="Run the workers of instances with the host policy NAME on these cores: cpu-cores=0-3,8 or numa-node=0. An"
+        " instance group without a 'host_policy' has cpu, gpu_<id> or model, by its kind. Repeatable.",
+    ),
+)

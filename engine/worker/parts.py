@@ -1,0 +1,206 @@
+"""The requests of a decoupled model that are open in this worker: who may send, and how much the server has taken.
+
+A model sends from whichever threads it likes, during `execute` and after it. A sender waits while a window of its own
+request is on its way (`actors.frames`), so that a client which stalls stalls the thread that serves it, and nobody else.
+The thread that reads the connection hands out credit and never waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from actors import frames
+from actors.arena import align
+from actors.frames import WINDOW_BYTES, WINDOW_PARTS, Answer, Part, Placed
+from actors.messages.datatypes import DataType
+from actors.messages.errors import ErrorCode
+from actors.messages.tensors import pack_bytes
+from engine.backends.base import ResponseSender, SenderClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Union
+
+    from engine.backends.base import Output
+
+    Parameter = Union[bool, int, float, str]
+    Send = Callable[[bytes], None]
+
+_LARGEST_PART = 2**31
+_TEXT_LIMIT = 8 * 1024  # characters of an error's message
+
+
+class Window:
+    """What one request has on its way."""
+
+    __slots__ = ("_changed", "_nbytes", "_open", "_parts", "cancelled")
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._open = True
+        self._parts = 0
+        self._nbytes = 0
+        self.cancelled = False
+
+    def wait_for_room(self, nbytes: int) -> None:
+        """Wait until another part may be sent, and count it. Raises SenderClosed where the server went away."""
+        with self._changed:
+            while self._open and (self._parts >= WINDOW_PARTS or self._nbytes >= WINDOW_BYTES):
+                self._changed.wait()
+            if not self._open:
+                raise SenderClosed("the server went away while a response waited to be sent")
+            self._parts += 1
+            self._nbytes += nbytes
+
+    def credit(self, parts: int, nbytes: int) -> None:
+        """The server has got rid of so much."""
+        with self._changed:
+            self._parts -= parts
+            self._nbytes -= nbytes
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """There will be no more credit."""
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+
+
+class OpenRequests:
+    """Every request that has not had its last response, by batch and place in it."""
+
+    def __init__(self, send: Send, model_name: str) -> None:
+        self.send = send
+        self.model_name = model_name
+        self._windows: dict[tuple[int, int], Window] = {}
+        self._closed = False
+
+    def open(self, batch_id: int, index: int) -> Window:
+        """Begin with a request."""
+        window = self._windows[batch_id, index] = Window()
+        if self._closed:
+            window.close()
+        return window
+
+    def forget(self, batch_id: int, index: int) -> None:
+        """A request has had its last response."""
+        self._windows.pop((batch_id, index), None)
+
+    def on_credit(self, packet: bytes) -> None:
+        """Hand out credit; what comes too late is nobody's."""
+        batch_id, index, parts, nbytes = frames.decode_credit(packet)
+        window = self._windows.get((batch_id, index))
+        if window is not None:
+            window.credit(parts, nbytes)
+
+    def on_cancel(self, packet: bytes) -> None:
+        """A client has gone."""
+        window = self._windows.get(frames.decode_cancel(packet))
+        if window is not None:
+            window.cancelled = True
+
+    def close(self) -> None:
+        """The server said stop, or went away: nobody is to wait for it."""
+        self._closed = True
+        for window in list(self._windows.values()):
+            window.close()
+
+
+class WorkerSender(ResponseSender):
+    """Sends the responses to one request. When nobody holds it any more, the request is over."""
+
+    def __init__(
+        self, requests: OpenRequests, window: Window, batch_id: int, index: int, wanted: Sequence[str]
+    ) -> None:
+        self._requests = requests
+        self._window = window
+        self._batch_id = batch_id
+        self._index = index
+        self._wanted = wanted
+        self._order = threading.Lock()  # of the frames of one part
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the last response has been sent."""
+        return self._closed
+
+    def send(
+        self,
+        outputs: Sequence[Output],
+        parameters: Mapping[str, Parameter] | None = None,
+        *,
+        final: bool = False,
+    ) -> None:
+        """Send a response. See `ResponseSender.send`."""
+        frames.check_parameters(parameters or {})
+        placed, data = _laid_out([output for output in outputs if output[0] in self._wanted])
+        self._send(Answer(placed, parameters), data, final=final)
+
+    def fail(self, code: ErrorCode, message: str, *, final: bool = True) -> None:
+        """Send an error. See `ResponseSender.fail`."""
+        self._send(Answer(code=code, message=message[:_TEXT_LIMIT]), b"", final=final)
+
+    def finish(self) -> None:
+        """Say that there are no more responses. See `ResponseSender.finish`."""
+        self._send(None, b"", final=True)
+
+    def cancelled(self) -> bool:
+        """Whether the client has gone."""
+        return self._window.cancelled
+
+    def abandon(self) -> bool:
+        """Close it without a word: the request is to run again. False where the last response has been sent."""
+        with self._order:
+            if self._closed:
+                return False
+            self._closed = True
+            return True
+
+    def _send(self, answer: Answer | None, data: bytes, *, final: bool) -> None:
+        part = Part(self._batch_id, self._index, answer, data, len(data), final=final)
+        packets = part.packets()
+        with self._order:
+            if self._closed:
+                raise SenderClosed("the last response to this request has been sent already")
+            if data or not final:
+                self._window.wait_for_room(len(data))
+            if final:
+                self._closed = True
+                self._requests.forget(self._batch_id, self._index)
+            for packet in packets:
+                self._requests.send(packet)
+
+    def __del__(self) -> None:
+        if not self._closed:
+            with contextlib.suppress(Exception):  # nobody could be told
+                self.fail(
+                    ErrorCode.INTERNAL,
+                    f"model '{self._requests.model_name}' let go of a request without its final response",
+                )
+
+
+def _laid_out(outputs: Sequence[Output]) -> tuple[list[Placed], bytes]:
+    """Return where each output lies in the bytes of all. Raises ValueError where they are too many."""
+    placed = []
+    pieces: list[bytes] = []
+    at = 0
+    for name, datatype, array in outputs:
+        data = _packed(datatype, array)
+        start = align(at)
+        pieces += (bytes(start - at), data)
+        placed.append(Placed(name, datatype, array.shape, start, len(data)))
+        at = start + len(data)
+    if at > _LARGEST_PART:
+        raise ValueError(f"a response of {at} bytes; send at most {_LARGEST_PART} in one")
+    return placed, pieces[1] if len(placed) == 1 else b"".join(pieces)
+
+
+def _packed(datatype: DataType, array: np.ndarray[Any, Any]) -> bytes:
+    if datatype is DataType.BYTES:
+        return pack_bytes(array.ravel().tolist())
+    return array.astype(datatype.numpy, copy=False).tobytes()

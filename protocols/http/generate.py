@@ -1,0 +1,337 @@
+"""The generate extension: one JSON object in, one JSON object out, or as many server-sent events as the model has to say.
+
+A response of a decoupled model is encoded and written, and only then given back. Its model's credit hangs on that: while
+a client does not read, its model waits, and what waits here is no more than the model may have under way. A response of
+any other model is given back as soon as it is encoded, so that no slow reader holds a model's memory.
+
+What is found before the model has the request is an ordinary HTTP error. After that the first response decides the status,
+and an error that comes later is an event among others.
+
+Contract: http.md section 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from actors.interfaces import Models, ServedModel
+from actors.messages.errors import Cancelled, Internal, InvalidArgument, TritiumError
+from actors.messages.requests import InferRequest, InferResponse
+from protocols.http.disconnects import DisconnectHook, Receive, watched
+from protocols.http.fields import EVENTS, JSON, Header, failure_fields, server_timing
+from protocols.http.marking import put_marks
+from protocols.http.reply import release
+from protocols.http.routes import Endpoint, Route
+from protocols.kserve import metadata
+from protocols.kserve.generate import NOT_ONE_RESPONSE, decode_generate, encode_generated, event
+from protocols.status import http_status
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Part = InferResponse | TritiumError
+
+_WRITTEN_AT_ONCE: Final = 64 * 1024  # events that came together are written together, up to about this
+_PLAIN: Final = frozenset((b"", b"identity"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """What the extension has in common with the rest of the API; see `protocols.http.app.V2Options`."""
+
+    max_input_size: int
+    server_timing: bool
+    on_finished: Callable[[InferRequest, Part], None] | None
+
+
+class Generator:
+    """Answers requests of the generate extension.
+
+    `read_body` returns a request's body, or None where the client left before its end.
+    """
+
+    def __init__(
+        self, models: Models, read_body: Callable[[Receive], Awaitable[Any]], options: GenerateOptions
+    ) -> None:
+        self._models = models
+        self._read_body = read_body
+        self._options = options
+
+    async def answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, unless the client leaves. Raises TritiumError only while nothing has been sent."""
+        self._models.resolve(route.model, route.version)
+        body = await self._read_body(receive)
+        if body is None:
+            return
+        if dict(scope["headers"]).get(b"content-encoding", b"") not in _PLAIN:
+            raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
+        model = self._models.resolve(route.model, route.version)  # it may have been replaced meanwhile
+        port = PartsPort()
+        request = decode_generate(
+            body,
+            model.spec,
+            max_input_size=self._options.max_input_size,
+            requested_version=int(route.version) if route.version else -1,
+            reply=port,
+            accepted_at=trio.current_time(),
+        )
+        if model.marks is not None:
+            put_marks(model.marks, request, scope)
+        exchange = Exchange(model, request, port, self._options.on_finished)
+        if route.endpoint is Endpoint.GENERATE_STREAM:
+            write = partial(_write_events, exchange, send)
+        else:
+            write = partial(_write_one, exchange, send, timed=self._options.server_timing)
+        work = partial(exchange.run, write)
+        hook: DisconnectHook | None = scope.get("extensions", {}).get("tritium.disconnect")
+        if hook is not None:
+            await work(hook)
+        else:
+            await watched(receive, work)
+
+
+class PartsPort:
+    """Takes the parts of one answer, for the one task that takes them on.
+
+    It sets no bound: a model that may give many parts has credit for so many, and gets it back as parts are released.
+    """
+
+    __slots__ = ("_parts", "_task", "final", "over")
+
+    def __init__(self) -> None:
+        self.over = False  # no more parts will come, or nobody wants them
+        self.final: Part | None = None  # the last part, once it has come
+        self._parts: list[Part] = []
+        self._task: trio.lowlevel.Task | None = None
+
+    def put(self, part: Part, *, final: bool) -> None:
+        """Take one part (`actors.messages.requests.ReplyPort`). Never raises."""
+        if self.over:
+            release(part)
+            return
+        self._parts.append(part)
+        if final:
+            self.over, self.final = True, part
+        self._wake()
+
+    def close(self) -> None:
+        """Nobody waits for parts any more: let go of what came and of what still comes."""
+        self.over = True
+        for part in self._parts:
+            release(part)
+        self._parts.clear()
+        self._wake()
+
+    async def take(self) -> list[Part]:
+        """Wait until there are parts or the end, and return the parts. Always gives other tasks a turn."""
+        if self._parts or self.over:
+            await trio.lowlevel.checkpoint()
+        else:
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _wake(self) -> None:
+        if self._task is not None:
+            trio.lowlevel.reschedule(self._task)
+            self._task = None
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+class Exchange:
+    """One request from its submission to the end of its answer, and who is told what came of it."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        request: InferRequest,
+        port: PartsPort,
+        on_finished: Callable[[InferRequest, Part], None] | None,
+    ) -> None:
+        self.left = False  # the client did, before the model was done
+        self._model = model
+        self._request = request
+        self._port = port
+        self._on_finished = on_finished
+
+    async def run(self, write: Callable[[], Awaitable[None]], hook: DisconnectHook) -> None:
+        """Submit the request and `write` its answer. However this ends, the model is rid of the request."""
+        if hook.disconnected:
+            self.tell(Cancelled("the client left"))
+            return
+        hook.on_disconnect = self._leave
+        try:
+            await self._model.submit(self._request)
+            await write()
+            if self.left:
+                self.tell(Cancelled("the client left"))
+        except TritiumError as error:
+            self.tell(error)
+            raise
+        except trio.Cancelled:
+            self.tell(Cancelled("the connection was closed by the server"))
+            raise
+        finally:
+            hook.on_disconnect = None
+            self._forget()
+
+    def _leave(self) -> None:
+        self.left = self.left or not self._port.over
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go of what came and of what still comes, and have the model stop where it is not done."""
+        if not self._port.over:
+            self._model.cancel(self._request)
+        self._port.close()
+
+    def tell(self, outcome: Part) -> None:
+        """Tell once what came of the request."""
+        on_finished, self._on_finished = self._on_finished, None
+        if on_finished is not None:
+            on_finished(self._request, outcome)
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether the model that has the request may give any number of responses."""
+        return (self._request.routed_to or self._model).spec.decoupled
+
+    async def take(self) -> tuple[list[Part], bool]:
+        """Wait for more. Return the responses and errors that came, and whether there will be no more of them."""
+        parts = await self._port.take()
+        over = self._port.over
+        if parts and over and self._is_bare_end(parts[-1]):
+            release(parts.pop())
+        return parts, over
+
+    def _is_bare_end(self, part: Part) -> bool:
+        """Whether a part only says that it is the last, as those of decoupled models may."""
+        return (
+            part is self._port.final
+            and isinstance(part, InferResponse)
+            and not part.outputs
+            and self.decoupled
+        )
+
+    def tell_end(self) -> None:
+        """Tell what the model ended with."""
+        if self._port.final is not None:
+            self.tell(self._port.final)
+
+
+async def _write_one(exchange: Exchange, send: Send, *, timed: bool) -> None:
+    """Answer with the only response. Raises the error that came instead, or that encoding it met."""
+    parts: list[Part] = []
+    try:
+        over = False
+        while not over and len(parts) < 2:
+            more, over = await exchange.take()
+            parts += more
+        if exchange.left:
+            return
+        headers, body = _only(exchange, parts, timed=timed)
+    finally:
+        for part in parts:
+            release(part)
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _only(exchange: Exchange, parts: Sequence[Part], *, timed: bool) -> tuple[list[Header], bytes]:
+    """Return headers and body of the answer with the only one of `parts`."""
+    if parts and isinstance(parts[0], TritiumError):
+        raise parts[0]
+    if len(parts) != 1:
+        exchange.tell(Internal(NOT_ONE_RESPONSE))
+        return [JSON], metadata.error(NOT_ONE_RESPONSE)
+    (response,) = parts
+    assert isinstance(response, InferResponse), "what is no error is a response"
+    exchange.tell(response)
+    headers = [JSON]
+    if timed and response.timing is not None:
+        headers.append(server_timing(response.timing))
+    return headers, encode_generated(response)
+
+
+async def _write_events(exchange: Exchange, send: Send) -> None:
+    """Answer with an event for each response and error, under the status of the first of them."""
+    writer = _EventWriter(exchange, send)
+    over = False
+    while not over:
+        parts, over = await exchange.take()
+        try:
+            if over:
+                exchange.tell_end()
+            at = 0
+            while at < len(parts) and not exchange.left:
+                at = await writer.write(parts, at)
+        finally:
+            for part in parts:
+                release(part)
+    if not exchange.left:
+        await writer.end()
+
+
+class _EventWriter:
+    """Writes server-sent events."""
+
+    def __init__(self, exchange: Exchange, send: Send) -> None:
+        self._exchange = exchange
+        self._send = send
+        self._started = False
+
+    async def write(self, parts: Sequence[Part], at: int) -> int:
+        """Write events of `parts` from `at` on, as many as go together, and release what they came from.
+
+        Returns the place of the first part that was not written.
+        """
+        lent = self._exchange.decoupled
+        events: list[bytes] = []
+        size = 0
+        end = at
+        status, headers = 200, [EVENTS]
+        while end < len(parts) and size < _WRITTEN_AT_ONCE:
+            part = parts[end]
+            error, document = _document(part)
+            if not lent:
+                release(part)
+            if end == at and error is not None:
+                status = http_status(error.code)
+                headers += failure_fields(error)
+            events.append(event(document))
+            size += len(events[-1])
+            end += 1
+        await self._start(status, headers)
+        await self._send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+        for part in parts[at:end]:
+            release(part)
+        return end
+
+    async def end(self) -> None:
+        """End the stream, which may have had no events at all."""
+        await self._start(200, [EVENTS])
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _start(self, status: int, headers: list[Header]) -> None:
+        if not self._started:
+            self._started = True
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+def _document(part: Part) -> tuple[TritiumError | None, bytes]:
+    """Return what `part` says as a JSON text, and the error that it is, or that encoding it met."""
+    if isinstance(part, InferResponse):
+        try:
+            return None, encode_generated(part)
+        except TritiumError as error:
+            return error, metadata.error(error.message)
+    return part, metadata.error(part.message)

@@ -1,0 +1,23 @@
+"""What an HTTP request tells of its client, for models that ask (`actors.scheduling.marks`)."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+from actors.messages.requests import InferRequest
+from actors.scheduling.marks import ClientMarks
+
+
+def put_marks(marks: ClientMarks, request: InferRequest, scope: MutableMapping[str, Any]) -> None:
+    """Put what `marks` ask for on `request`, which came with the ASGI `scope`. Of a repeated header the last value counts."""
+    fields: dict[bytes, bytes] = dict(scope["headers"])
+
+    def header(name: str) -> str:
+        return fields.get(name.encode("latin-1"), b"").decode("latin-1")
+
+    def address() -> str:
+        client = scope.get("client")
+        return str(client[0]) if client else ""
+
+    marks.put_on(request, header, address)

@@ -1,0 +1,189 @@
+"""The generate extension's JSON, which knows no tensors: a request is one object of plain values, and so is a response.
+
+What a key of a request means is up to the model: the name of one of its inputs makes the value a tensor, any other name
+a parameter. The object `parameters` is read in the same way. Shapes, which nobody sends, are worked out of the number
+of elements and what the model declares.
+
+Contract: http.md section 10; texts and codes are exact. Errors come in the order of the keys.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from actors.messages.datatypes import DataType
+from actors.messages.errors import Internal, InvalidArgument, TritiumError
+from actors.messages.requests import InferRequest, InferResponse
+from actors.messages.tensors import Tensor, element_count
+from actors.specs import InputSpec, ModelSpec
+from protocols.kserve.documents import Verbatim, dump, misfit, not_a, parse, parse_members, text
+from protocols.kserve.elements import INT64_MAX, pack, render
+from protocols.kserve.requests import RAISE_LIMIT, check_json_size, custom_parameter
+from protocols.kserve.responses import parameter_values
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from actors.messages.requests import Parameter, ReplyPort
+    from actors.messages.tensors import Buffer
+
+NOT_ONE_RESPONSE: Final = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
+    "number of responses"
+)
+_NESTED: Final = "parameters"
+
+
+def decode_generate(
+    body: Buffer,
+    spec: ModelSpec,
+    *,
+    max_input_size: int,
+    requested_version: int,
+    reply: ReplyPort,
+    accepted_at: float,
+) -> InferRequest:
+    """Return the request for the model `spec` that is the JSON object in `body`. It wants all outputs.
+
+    `max_input_size` bounds the JSON text, and then the bytes of all tensors together. Raises InvalidArgument and Internal.
+    """
+    check_json_size(len(body), max_input_size)
+    document = parse(body)
+    if type(document) is not dict:
+        raise Internal("attempt to get members for non-object")
+    request = InferRequest(
+        model_name=spec.name, requested_version=requested_version, reply=reply, accepted_at=accepted_at
+    )
+    if "id" in document:
+        if type(document["id"]) is not str:
+            raise misfit(document, "id", "string")
+        request.id = document["id"]
+    _refuse_repeated_inputs(body, document, spec, request.prefix)
+    reader = _Reader(spec, max_input_size)
+    reader.read_all(document)
+    request.inputs = reader.inputs
+    request.parameters = reader.parameters or None
+    return request
+
+
+class _Reader:
+    """Collects tensors and parameters, keeping count of the tensors' bytes."""
+
+    __slots__ = ("_batches", "_limit", "_nbytes", "_specs", "inputs", "parameters")
+
+    def __init__(self, spec: ModelSpec, limit: int) -> None:
+        self._specs = spec.inputs_by_name
+        self._batches = spec.batches
+        self._limit = limit
+        self._nbytes = 0
+        self.inputs: list[Tensor] = []
+        self.parameters: dict[str, Parameter] = {}
+
+    def read_all(self, document: Mapping[str, Any]) -> None:
+        """Read the request's object."""
+        for key, value in document.items():
+            if key == _NESTED:
+                self._read_nested(value)
+            else:
+                self._read(key, value)
+
+    def _read_nested(self, value: Any) -> None:
+        if _NESTED in self._specs:
+            raise InvalidArgument(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
+        if type(value) is not dict:
+            raise Internal(f"Expected JSON object for keyword: '{_NESTED}': {not_a('object')}")
+        try:
+            for key, member in value.items():
+                self._read(key, member)
+        except TritiumError as error:
+            raise TritiumError.of(error.code, f"Converting keyword: '{_NESTED}': {error.message}") from error
+
+    def _read(self, key: str, value: Any) -> None:
+        declared = self._specs.get(key)
+        if declared is None:
+            self.parameters[key] = custom_parameter(key, value)
+        else:
+            self.inputs.append(self._tensor(declared, value if type(value) is list else [value]))
+
+    def _tensor(self, declared: InputSpec, elements: list[Any]) -> Tensor:
+        name, datatype = declared.name, declared.datatype
+        count = len(elements)
+        dims = (-1, *declared.dims) if self._batches else declared.dims
+        shape = deduce_shape(dims, count)
+        if shape is None:
+            raise InvalidArgument(f"The schema can not convert input '{name}' to tensor with proper shape")
+        if datatype is not DataType.BYTES:
+            self._account(name, count * datatype.size)
+        data = pack(elements, name, datatype, count, INT64_MAX)
+        if datatype is DataType.BYTES:
+            self._account(name, len(data))
+        return Tensor(name, datatype, shape, data)
+
+    def _account(self, name: str, nbytes: int) -> None:
+        self._nbytes += nbytes
+        if self._nbytes > self._limit:
+            raise InvalidArgument(
+                f"request size of {self._nbytes} bytes with input '{name}' of size {nbytes} bytes exceeds the maximum "
+                f"allowed input size of {self._limit}. {RAISE_LIMIT}"
+            )
+
+
+def deduce_shape(dims: Sequence[int], count: int) -> tuple[int, ...] | None:
+    """Return a shape of `count` elements that `dims` allows, or None where there is none that the rules find.
+
+    Each fixed dimension divides the count. What is left becomes the innermost dimension of -1, and each other -1
+    becomes 1.
+    """
+    left = count
+    for dim in dims:
+        if dim > 0:
+            left, rest = divmod(left, dim)
+            if rest:
+                return None
+    shape = list(dims)
+    for place in reversed(range(len(shape))):
+        if shape[place] == -1:
+            shape[place], left = left, 1
+    return tuple(shape) if left == 1 else None
+
+
+def _refuse_repeated_inputs(body: Buffer, document: Mapping[str, Any], spec: ModelSpec, prefix: str) -> None:
+    """Refuse an input that the object, or its `parameters`, gives twice: of two texts a model must not get just one.
+
+    The fast parser keeps the last of equal keys and doesn't tell. So the text is read again, by a slower one, where it has
+    the quoted name of an input more than once.
+    """
+    nested = document.get(_NESTED)
+    given = {*document, *(nested if type(nested) is dict else ())} & spec.inputs_by_name.keys()
+    whole = body if isinstance(body, bytes) else bytes(body)
+    if not any(whole.count(json.dumps(name, ensure_ascii=False).encode()) > 1 for name in given):
+        return
+    members = parse_members(whole)
+    for repeated in (members.repeated, getattr(members.get(_NESTED), "repeated", ())):
+        for key in repeated:
+            if key in spec.inputs_by_name:
+                raise InvalidArgument(f"{prefix}input '{key}' already exists in request")
+
+
+def encode_generated(response: InferResponse) -> bytes:
+    """Return `response` as the text of one JSON object, its keys in alphabetical order.
+
+    A tensor of one element is that element, any other a flat array. Where a parameter has the name of an output, the
+    output is shown. Raises InvalidArgument for outputs that JSON can't carry, Internal where an output contradicts
+    itself, and Unsupported.
+    """
+    document: dict[str, Any] = {} if response.parameters is None else parameter_values(response.parameters)
+    if response.id:
+        document["id"] = text(response.id)
+    document["model_name"] = response.model_name
+    document["model_version"] = str(response.model_version)
+    for tensor in response.outputs:
+        elements = render(tensor.name, tensor.datatype, tensor.shape, tensor.data)
+        document[tensor.name] = Verbatim(elements[1:-1] if element_count(tensor.shape) == 1 else elements)
+    return dump({key: document[key] for key in sorted(document)})
+
+
+def event(document: bytes) -> bytes:
+    """Return one server-sent event that carries the JSON text `document`, which has no line breaks in it."""
+    return b"data: %b\n\n" % document

@@ -1,0 +1,638 @@
+"""Fair queues: `actors.scheduling.fairness`, and `RequestQueue` with tenants and with ageing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from actors.messages.errors import Cancelled, DeadlineExceeded, Unavailable
+from actors.messages.requests import InferRequest
+from actors.scheduling.fairness import REMEMBERED, FairLane, Ledger, Turns
+from actors.scheduling.queueing import RequestQueue
+from actors.scheduling.tallies import CANDIDATES, OTHERS, SHOWN, TenantTallies
+from actors.specs import Direct, DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
+
+ROOMY = QueueBounds()
+
+
+class NoPort:
+    def put(self, part, *, final):
+        raise AssertionError("a queue answers nobody")
+
+
+def make_request(tenant="", *, rows=1, nbytes=0, priority=0, deadline=math.inf, name=""):
+    request = InferRequest(
+        model_name="add", id=name, priority=priority, deadline=deadline, reply=NoPort(), accepted_at=0.0
+    )
+    request.tenant, request.rows, request.nbytes = tenant, rows, nbytes
+    return request
+
+
+def fair(bounds=ROOMY, *, dynamic=None, **fairness):
+    scheduling = Direct() if dynamic is None else DynamicBatching(**dynamic)
+    return RequestQueue(scheduling, bounds, Fairness(tenant_header="x-tenant", **fairness))
+
+
+def push_all(queue, *requests, now=0.0):
+    for request in requests:
+        queue.push(request, now)
+
+
+def tenants(requests):
+    return "".join(request.tenant for request in requests)
+
+
+# Whose turn it is
+
+
+def test_tenants_take_turns_whoever_came_first():
+    queue = fair()
+    push_all(queue, *[make_request("a") for _ in range(4)], make_request("b"), make_request("c"))
+    assert tenants(queue.take(6)) == "abcaaa"
+
+
+def test_within_a_tenant_requests_go_in_the_order_of_arrival():
+    queue = fair()
+    first, other, second = make_request("a"), make_request("b"), make_request("a")
+    push_all(queue, first, other, second)
+    assert [r for r in queue.take(3) if r.tenant == "a"] == [first, second]
+
+
+def test_shares_follow_weights():
+    queue = fair(weights={"gold": 3.0}, default_weight=1.0)
+    push_all(queue, *[make_request(tenant) for tenant in ("free", "gold") for _ in range(100)])
+    assert Counter(request.tenant for request in queue.take(80)) == {"gold": 60, "free": 20}
+
+
+def test_shares_are_of_rows_and_not_of_requests():
+    queue = fair()
+    push_all(queue, *[make_request("a", rows=4) for _ in range(50)], *[make_request("b") for _ in range(50)])
+    rows = Counter()
+    for request in queue.take(50):
+        rows[request.tenant] += request.rows
+    assert abs(rows["a"] - rows["b"]) <= 5
+
+
+def test_the_head_is_in_the_order_in_which_requests_are_taken():
+    queue = fair(weights={"a": 2.0, "b": 0.5})
+    push_all(queue, *[make_request(tenant, rows=rows) for rows in (1, 3, 0, 2) for tenant in "abcabd"])
+    head = queue.head(1000)
+    assert len(head) == 24
+    assert queue.head(5) == head[: len(queue.head(5))]
+    assert queue.take(24) == head
+
+
+def test_a_tenant_saves_up_nothing_while_it_is_away():
+    queue = fair()
+    push_all(queue, *[make_request("a") for _ in range(50)])
+    queue.take(40)
+    push_all(queue, *[make_request("b") for _ in range(50)])
+    assert Counter(tenants(queue.take(10))) == {"a": 5, "b": 5}
+
+
+def test_a_tenant_does_not_get_rid_of_what_it_owes_by_leaving_for_a_moment():
+    queue = fair()
+    push_all(queue, *[make_request("a") for _ in range(20)], make_request("b", rows=10))
+    assert tenants(queue.take(2)) == "ab"
+    queue.push(make_request("b"), 0.0)  # it had left, and owes ten rows
+    assert tenants(queue.take(9)) == "a" * 9
+    assert "b" in tenants(queue.take(2))
+
+
+def test_a_request_that_is_cancelled_costs_its_tenant_nothing():
+    queue = fair()
+    big = make_request("a", rows=100)
+    push_all(queue, make_request("b"), big, make_request("a"), make_request("b"), make_request("b"))
+    assert queue.remove(big)
+    assert tenants(queue.take(2)) == "ba"
+
+
+def test_what_comes_back_goes_first_and_is_not_charged_again():
+    queue = fair()
+    push_all(queue, *[make_request(tenant) for tenant in "abab"])
+    back = queue.take(2)
+    queue.push_front(back)
+    assert queue.head(99)[:2] == back
+    assert queue.take(2) == back
+    assert tenants(queue.take(2)) == "ab"
+    shares = queue.ledger.shares()
+    assert (shares["a"].requests, shares["b"].requests) == (2, 2)
+
+
+def test_delayed_requests_are_shared_out_as_well():
+    policy = QueuePolicy(default_timeout=1.0, timeout_action=TimeoutAction.DELAY)
+    queue = fair(dynamic={"default_queue_policy": policy})
+    push_all(queue, *[make_request("a") for _ in range(3)], make_request("b"))
+    assert queue.expire(2.0) == []
+    queue.push(make_request("c"), 2.0)
+    assert tenants(queue.take(5)) == "cabaa"
+
+
+def test_what_is_known_of_tenants_is_bounded():
+    lane = FairLane(Ledger(Fairness(tenant_header="x", default_weight=0.001)))
+    stays = make_request("stays")
+    lane[stays] = None
+    for n in range(3 * REMEMBERED):
+        lane[make_request(f"t{n}", rows=1 + n)] = None
+    for _ in range(3 * REMEMBERED):
+        lane.popitem(last=False)
+    assert lane.remembered <= REMEMBERED + 1
+
+
+def test_nothing_is_remembered_of_anybody_once_the_queue_is_empty():
+    lane = FairLane(Ledger(Fairness(tenant_header="x")))
+    for n in range(10):
+        lane[make_request(f"t{n}")] = None
+    for _ in range(10):
+        lane.popitem(last=False)
+    assert (len(lane), lane.remembered) == (0, 0)
+    with pytest.raises(KeyError):
+        lane.popitem(last=False)
+
+
+def test_virtual_time_begins_anew_before_small_costs_get_lost():
+    queue = fair(weights={"heavy": 0.001})
+    push_all(queue, *[make_request("heavy", rows=2**33) for _ in range(3)], *[make_request(t) for t in "abc"])
+    push_all(queue, make_request("gone", rows=2**40))
+    order = [queue.take(1)[0].tenant for _ in range(6)]
+    assert order == ["heavy", "a", "b", "c", "gone", "heavy"]
+    push_all(queue, make_request("a"), make_request("a"), make_request("b"))
+    assert tenants(queue.take(3)) == "abaheavy"[:3]
+
+
+def test_lines_that_emptied_out_of_turn_leave_nothing_behind():
+    queue = fair()
+    push_all(queue, make_request("z", rows=5), make_request("z"))
+    for n in range(500):
+        request = make_request(f"t{n}")
+        queue.push(request, 0.0)
+        queue.remove(request)
+    push_all(queue, make_request("a"), make_request("b"))
+    assert tenants(queue.head(99)) == tenants(queue.take(9)) == "zabz"
+
+
+@pytest.mark.parametrize(("held", "ahead"), [(0, 3.0), (2, 11.0), (9, 12.0)])
+def test_how_many_go_first_is_estimated_by_shares(held, ahead):
+    queue = fair(weights={"a": 1.0, "b": 3.0})
+    others = 10 if held < 9 else 3
+    push_all(queue, *[make_request("b") for _ in range(others)], *[make_request("a") for _ in range(held)])
+    assert queue.ahead_of(make_request("a")) == min(ahead, held + others)
+
+
+def test_without_tenants_everything_before_it_goes_first():
+    queue = RequestQueue(DynamicBatching(priority_levels=2, default_priority_level=1), ROOMY)
+    push_all(queue, make_request(priority=1), make_request(priority=2), make_request(priority=2))
+    assert queue.ahead_of(make_request(priority=1)) == 1
+    assert queue.ahead_of(make_request(priority=2)) == 3
+
+
+# Being full
+
+
+def test_no_tenant_may_have_more_waiting_than_there_is_room_left():
+    queue = fair(QueueBounds(requests=10))
+    push_all(queue, *[make_request("a") for _ in range(5)])
+    assert not queue.admits(make_request("a"))
+    push_all(queue, *[make_request("b") for _ in range(2)])
+    assert queue.admits(make_request("b"))
+    push_all(queue, make_request("b"))
+    assert not queue.admits(make_request("b"))
+    assert queue.admits(make_request("c"))
+    push_all(queue, make_request("c"), make_request("d"))
+    assert not queue.admits(make_request("e"))
+
+
+def test_no_tenant_may_have_more_bytes_waiting_than_there_is_room_left():
+    queue = fair(QueueBounds(requests=100, nbytes=100))
+    push_all(queue, make_request("a", nbytes=40))
+    assert queue.admits(make_request("a", nbytes=20))
+    assert not queue.admits(make_request("a", nbytes=21))
+    assert queue.admits(make_request("b", nbytes=60))
+    assert not queue.admits(make_request("b", nbytes=61))
+
+
+def test_an_empty_queue_admits_anybody_of_any_size():
+    assert fair(QueueBounds(nbytes=10)).admits(make_request("a", nbytes=1000))
+
+
+def test_a_tenant_at_its_bound_waits_and_others_do_not():
+    queue = fair(max_queued=2)
+    push_all(queue, make_request("a"), make_request("a"))
+    assert not queue.admits(make_request("a"))
+    assert queue.admits(make_request("b"))
+
+
+def test_a_tenant_at_its_bound_is_refused_where_it_asked_for_that():
+    queue = fair(max_queued=2, refuses=True)
+    push_all(queue, make_request("a"), make_request("a"))
+    refused = make_request("a", name="r1")
+    assert queue.admits(refused)
+    with pytest.raises(Unavailable) as caught:
+        queue.push(refused, 0.0)
+    assert caught.value.message == (
+        "[request id: r1] Exceeds maximum queue size: 2 requests of tenant 'a' wait already, the limit is 2"
+    )
+    assert caught.value.retry_after == 1.0
+    assert refused not in queue
+    queue.push(make_request("b"), 0.0)
+    assert queue.ledger.shares()["a"].refused == 1
+
+
+def test_clients_without_a_tenant_are_told_so():
+    queue = fair(max_queued=1, refuses=True)
+    queue.push(make_request(), 0.0)
+    with pytest.raises(Unavailable, match="1 requests of clients without a tenant of their own wait already"):
+        queue.push(make_request(), 0.0)
+
+
+def test_a_level_that_refuses_leaves_room_for_other_tenants():
+    queue = fair(dynamic={"default_queue_policy": QueuePolicy(max_queue_size=4)})
+    push_all(queue, make_request("a"), make_request("a"))
+    with pytest.raises(Unavailable) as caught:
+        queue.push(make_request("a", name="r1"), 0.0)
+    assert caught.value.message == (
+        "[request id: r1] Exceeds maximum queue size: 2 requests of tenant 'a' wait already, "
+        "and the room that is left, 2, is for others"
+    )
+    push_all(queue, make_request("b"), make_request("c"))
+    with pytest.raises(Unavailable) as caught:
+        queue.push(make_request("d", name="r2"), 0.0)
+    assert caught.value.message == "[request id: r2] Exceeds maximum queue size"
+
+
+# Waiting for room
+
+
+def test_callers_of_a_tenant_without_room_hold_up_nobody_else():
+    turns = Turns()
+    flood = [make_request("a") for _ in range(3)]
+    other = make_request("b")
+    for request in (*flood, other):
+        turns.add(request)
+    assert turns.waits("a")
+    assert not turns.waits("c")
+    assert turns.next(lambda request: request.tenant != "a") is other
+    assert turns.next(lambda request: True) is flood[0]
+    turns.remove(flood[0])
+    assert turns.next(lambda request: True) is other
+    turns.remove(other)
+    assert not turns.waits("b")
+    assert turns.next(lambda request: False) is None
+
+
+def test_everybody_who_waits_is_looked_at_in_turn():
+    turns = Turns()
+    for n in range(50):
+        turns.add(make_request(f"t{n}"))
+    wanted = 0
+    while turns.next(lambda request: request.tenant == "t49") is None:
+        wanted += 1
+        assert wanted < 10
+
+
+# Ageing
+
+
+def ageing(levels=3, age=10.0, **changes):
+    dynamic = {"priority_levels": levels, "default_priority_level": levels, **changes}
+    return RequestQueue(DynamicBatching(**dynamic), ROOMY, Fairness(ageing=age))
+
+
+def test_a_request_that_has_waited_goes_behind_those_of_the_level_above():
+    queue = ageing()
+    low, middle = make_request(priority=3), make_request(priority=2)
+    push_all(queue, low)
+    push_all(queue, middle, now=9.0)
+    assert queue.next_expiry() == 10.0
+    assert queue.expire(10.0) == []
+    assert queue.depth_by_level == {1: 0, 2: 2, 3: 0}
+    later = make_request(priority=2)
+    queue.push(later, 10.5)
+    assert queue.take(3) == [middle, low, later]
+
+
+def test_a_request_rises_level_by_level_and_stays_at_the_top():
+    queue = ageing()
+    request = make_request(priority=3)
+    queue.push(request, 0.0)
+    assert queue.expire(25.0) == []
+    assert queue.depth_by_level == {1: 1, 2: 0, 3: 0}
+    assert queue.next_expiry() == math.inf
+
+
+def test_a_risen_request_keeps_its_age_and_its_own_levels_policy():
+    policies = {1: QueuePolicy(), 2: QueuePolicy(default_timeout=15.0)}
+    queue = ageing(2, priority_queue_policies=policies)
+    risen = make_request(priority=2)
+    queue.push(make_request(priority=1), 4.0)
+    queue.push(risen, 1.0)
+    queue.expire(11.0)
+    assert queue.oldest_enqueued == 1.0
+    assert [(request, type(error)) for request, error in queue.expire(16.0)] == [(risen, Unavailable)]
+    assert queue.oldest_enqueued == 4.0
+
+
+def test_a_risen_request_that_is_delayed_is_delayed_where_it_is():
+    policy = QueuePolicy(default_timeout=15.0, timeout_action=TimeoutAction.DELAY)
+    queue = ageing(2, default_queue_policy=policy)
+    risen, fresh = make_request(priority=2, deadline=50.0), make_request(priority=1)
+    queue.push(risen, 0.0)
+    assert queue.expire(15.0) == []
+    queue.push(fresh, 16.0)
+    assert queue.depth_by_level == {1: 2, 2: 0}
+    assert queue.head(9) == [fresh, risen]
+    assert [type(error) for _, error in queue.expire(50.0)] == [DeadlineExceeded]
+
+
+def test_a_delayed_request_rises_to_the_delayed_ones():
+    policy = QueuePolicy(default_timeout=5.0, timeout_action=TimeoutAction.DELAY)
+    queue = ageing(2, default_queue_policy=policy)
+    low, high = make_request(priority=2), make_request(priority=1)
+    push_all(queue, low, high)
+    queue.expire(5.0)
+    fresh = make_request(priority=1)
+    queue.push(fresh, 9.0)
+    queue.expire(10.0)
+    assert queue.take(3) == [fresh, high, low]
+
+
+def test_a_request_that_came_back_goes_on_ageing_from_where_it_was():
+    queue = ageing()
+    request = make_request(priority=3)
+    queue.push(request, 0.0)
+    queue.expire(10.0)
+    queue.push_front(queue.take(1))
+    assert queue.depth_by_level == {1: 0, 2: 1, 3: 0}
+    assert queue.expire(20.0) == []
+    assert queue.depth_by_level == {1: 1, 2: 0, 3: 0}
+
+
+def test_the_oldest_is_found_among_the_risen_too():
+    queue = ageing()
+    first, second = make_request(priority=3), make_request(priority=3)
+    queue.push(make_request(priority=2), 8.0)
+    queue.push(first, 1.0)
+    queue.push(second, 2.0)
+    queue.expire(12.0)
+    assert queue.oldest_enqueued == 1.0
+    queue.remove(first)
+    assert queue.oldest_enqueued == 2.0
+
+
+def test_ageing_works_within_fair_levels():
+    queue = RequestQueue(
+        DynamicBatching(priority_levels=2, default_priority_level=2),
+        ROOMY,
+        Fairness(tenant_header="x", ageing=1.0),
+    )
+    flood = [make_request("a", priority=1) for _ in range(5)]
+    low = make_request("b", priority=2)
+    push_all(queue, *flood, low)
+    queue.expire(1.0)
+    assert queue.take(2) == [flood[0], low]
+
+
+# Counting
+
+
+def test_only_some_tenants_are_told_by_name_and_no_request_is_lost():
+    tallies = TenantTallies(["gold"])
+    for n in range(2000):
+        tallies.served(make_request(f"t{n}", rows=2))
+    tallies.served(make_request("gold"))
+    tallies.refused("nobody")
+    named = tallies.named()
+    assert len(named) <= SHOWN + 1
+    assert named["gold"].requests == 1
+    assert sum(tally.requests for tally in named.values()) + tallies.others.requests == 2001
+    assert sum(tally.rows for tally in named.values()) + tallies.others.rows == 4001
+    assert tallies.others.refused == 1
+
+
+def test_who_gets_much_is_told_by_name_in_the_end():
+    tallies = TenantTallies([])
+    for n in range(SHOWN):
+        tallies.served(make_request(f"early{n}"))
+    for n in range(50):
+        tallies.served(make_request("big"))
+        tallies.served(make_request(f"one-off{n}"))
+    assert "big" not in TenantTallies([]).named()
+    assert "big" in tallies.named()
+    tallies.served(make_request("big"))
+    assert tallies.named()["big"].requests == 1  # counted by name from when it was first told by name
+    assert tallies.others.requests == 101  # with those of the one whose place it took
+
+
+def test_two_who_get_alike_do_not_take_turns_in_being_told():
+    tallies = TenantTallies([])
+    for _ in range(10):
+        for n in range(SHOWN + 1):
+            tallies.served(make_request(f"t{n}"))
+        assert f"t{SHOWN}" not in tallies.named()
+
+
+def test_candidates_are_forgotten_in_the_order_in_which_they_were_served():
+    tallies = TenantTallies([])
+    for n in range(SHOWN):
+        tallies.served(make_request(f"early{n}"))
+    for _ in range(9):
+        tallies.served(make_request("big"))
+    for n in range(CANDIDATES):
+        tallies.served(make_request(f"t{n}"))
+    assert "big" not in tallies.named()
+
+
+def test_a_client_can_not_take_the_name_of_the_rest():
+    tallies = TenantTallies([])
+    tallies.served(make_request(OTHERS))
+    assert tallies.named() == {}
+    assert tallies.others.requests == 1
+
+
+def test_the_servers_own_requests_are_nobodys():
+    tallies = TenantTallies([])
+    probe = make_request("a")
+    probe.synthetic = True
+    tallies.served(probe)
+    assert tallies.named() == {}
+
+
+def test_shares_tell_what_waits_and_what_was_got():
+    queue = fair(weights={"gold": 2.0})
+    push_all(queue, *[make_request("gold", rows=3) for _ in range(2)], make_request("free"))
+    queue.take(2)
+    shares = queue.ledger.shares()
+    assert (shares["gold"].rows, shares["gold"].queued, shares["gold"].share) == (3, 1, 0.75)
+    assert (shares["free"].rows, shares["free"].queued, shares["free"].share) == (1, 0, 0.25)
+    assert shares[OTHERS].requests == 0
+
+
+# Whatever happens
+
+
+WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
+MOST_ROWS = 4
+
+
+class FairQueue(RuleBasedStateMachine):
+    """Two levels, three tenants, deadlines, cancelled and returning requests."""
+
+    @initialize(age=st.sampled_from([0.0, 5.0]), bound=st.sampled_from([0, 6]))
+    def begin(self, age, bound):
+        self.queue = RequestQueue(
+            DynamicBatching(priority_levels=2, default_priority_level=2),
+            QueueBounds(requests=40, nbytes=10**6),
+            Fairness(tenant_header="x", weights=WEIGHTS, ageing=age, max_queued=bound, refuses=True),
+        )
+        self.age, self.bound = age, bound
+        self.now = 0.0
+        self.waiting = {}  # request → when it came
+        self.taken = []
+        self.numbers = itertools.count()
+
+    @rule(
+        tenant=st.sampled_from("abc"),
+        rows=st.integers(0, MOST_ROWS),
+        level=st.sampled_from([1, 2]),
+        patience=st.sampled_from([3.0, math.inf]),
+    )
+    def push(self, tenant, rows, level, patience):
+        request = make_request(
+            tenant, rows=rows, priority=level, deadline=self.now + patience, name=f"{next(self.numbers)}"
+        )
+        if not self.queue.admits(request):
+            assert len(self.waiting) > 0
+            return
+        held = sum(each.tenant == tenant for each in self.waiting)
+        try:
+            self.queue.push(request, self.now)
+        except Unavailable:
+            assert self.bound
+            assert held >= self.bound
+        else:
+            assert not self.bound or held < self.bound
+            self.waiting[request] = self.now
+
+    @precondition(lambda self: self.waiting)
+    @rule(n=st.integers(1, 6))
+    def take(self, n):
+        head = self.queue.head(1000)
+        taken = self.queue.take(n)
+        assert taken == head[: len(taken)]
+        for request in taken:
+            del self.waiting[request]
+        self.taken = taken
+
+    @rule()
+    def come_back(self):
+        self.queue.push_front(self.taken)
+        for request in self.taken:
+            self.waiting[request] = self.now
+        self.taken = []
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), flag=st.booleans())
+    def leave(self, data, flag):
+        request = data.draw(st.sampled_from(list(self.waiting)))
+        if flag:
+            request.cancelled = True
+        elif request.cancelled:
+            self.expire()
+        else:
+            assert self.queue.remove(request)
+            del self.waiting[request]
+
+    @rule(seconds=st.sampled_from([0.5, 4.0]))
+    def wait(self, seconds):
+        self.now += seconds
+        self.expire()
+
+    def expire(self):
+        for request, error in self.queue.expire(self.now):
+            assert isinstance(error, Cancelled) == request.cancelled
+            assert request.cancelled or request.deadline <= self.now
+            del self.waiting[request]
+        if self.age:  # nobody is left below who has waited long enough
+            low = [self.waiting[r] for r in self.waiting if r.priority == 2 and not r.cancelled]
+            overdue = sum(since + self.age <= self.now for since in low)
+            assert self.queue.depth_by_level[2] <= len(self.waiting) - overdue
+
+    @invariant()
+    def nobody_is_lost_and_nobody_is_there_twice(self):
+        if not hasattr(self, "queue"):
+            return
+        alive = {request for request in self.waiting if not request.cancelled}
+        head = self.queue.head(1000)
+        assert len(head) == len(set(head))
+        assert set(head) == alive
+        shares = self.queue.ledger.shares()
+        assert sum(share.queued for share in shares.values()) == len(self.queue)
+
+    def teardown(self):
+        if hasattr(self, "queue"):
+            assert set(self.queue.drain()) == set(self.waiting)
+            assert len(self.queue) == 0
+
+
+FairQueue.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestFairQueue = FairQueue.TestCase
+
+
+class Shares(RuleBasedStateMachine):
+    """One lane against the theorem: as long as two tenants both wait, what they got differs by no more than a request each."""
+
+    @initialize()
+    def begin(self):
+        self.lane = FairLane(Ledger(Fairness(tenant_header="x", weights=WEIGHTS)))
+        self.lines = {tenant: deque() for tenant in WEIGHTS}
+        self.got = {}  # pairs that both wait → what each has got since, by weight
+
+    @rule(tenant=st.sampled_from("abc"), rows=st.lists(st.integers(1, MOST_ROWS), min_size=1, max_size=5))
+    def enter(self, tenant, rows):
+        for each in rows:
+            request = make_request(tenant, rows=each)
+            self.lane[request] = None
+            self.lines[tenant].append(request)
+        for other in WEIGHTS:
+            if other != tenant and self.lines[other]:
+                self.got.setdefault(frozenset((tenant, other)), Counter())
+
+    @rule(n=st.integers(1, 8))
+    def serve(self, n):
+        for _ in range(min(n, len(self.lane))):
+            request, _ = self.lane.popitem(last=False)
+            assert self.lines[request.tenant].popleft() is request
+            for pair, got in self.got.items():
+                if request.tenant in pair:
+                    got[request.tenant] += request.rows / WEIGHTS[request.tenant]
+            self._forget_absent(request.tenant)
+
+    @precondition(lambda self: any(self.lines.values()))
+    @rule(data=st.data())
+    def leave(self, data):
+        tenant = data.draw(st.sampled_from([t for t, line in self.lines.items() if line]))
+        request = data.draw(st.sampled_from(list(self.lines[tenant])))
+        del self.lane[request]
+        self.lines[tenant].remove(request)
+        self._forget_absent(tenant)
+
+    def _forget_absent(self, tenant):
+        if not self.lines[tenant]:
+            self.got = {pair: got for pair, got in self.got.items() if tenant not in pair}
+
+    @invariant()
+    def shares_are_within_a_request_of_the_weights(self):
+        for pair, got in getattr(self, "got", {}).items():
+            one, other = sorted(pair)
+            bound = MOST_ROWS / WEIGHTS[one] + MOST_ROWS / WEIGHTS[other]
+            assert abs(got[one] - got[other]) <= bound + 1e-9
+
+
+Shares.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestShares = Shares.TestCase

@@ -1,0 +1,687 @@
+"""Ensembles over models whose workers finish on cue: what is submitted when, what waits, what is told, what is held."""
+
+import math
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from actors import ensemble
+from actors.ensemble import GATE_PATIENCE, Ensembler
+from actors.messages.datatypes import DataType
+from actors.messages.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    ErrorCode,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
+from actors.messages.requests import InferRequest, InferResponse
+from actors.messages.tensors import Tensor
+from actors.model import ModelState, Status
+from actors.scheduling.retries import Aftermath
+from actors.specs import (
+    DynamicBatching,
+    Ensemble,
+    EnsembleStep,
+    InputSpec,
+    InstanceSpec,
+    OutputSpec,
+    QueueBounds,
+    QueuePolicy,
+)
+from actors.statistics import FailureReason, ModelStatistics
+from tests.support.model_doubles import Context, Port, Stage, make_spec
+
+
+def tensors(kind, *names):
+    return tuple(kind(name=name, datatype=DataType.FP32, dims=(2,)) for name in names)
+
+
+def chain(*models, max_inflight=0):
+    """Steps of models with INPUT and OUTPUT, one after the other, from X to Y."""
+    names = ["X", *(f"t{number}" for number in range(1, len(models))), "Y"]
+    return Ensemble(
+        steps=tuple(
+            EnsembleStep(model_name=model, input_map={"INPUT": one}, output_map={"OUTPUT": other})
+            for model, one, other in zip(models, names, names[1:], strict=False)
+        ),
+        max_inflight_requests=max_inflight,
+    )
+
+
+class Model(Stage):
+    """A model with INPUT and OUTPUT; `finish` answers its oldest batch with the inputs plus 1."""
+
+    def __init__(self, nursery, name, **options):
+        options.setdefault("instances", (InstanceSpec(name=f"{name}_0"),))
+        super().__init__(nursery, name=name, **options)
+
+    @property
+    def waiting(self):
+        """Requests that have not been answered."""
+        return list(self.state.in_flight)
+
+    @property
+    def running(self):
+        return [request for batch in self.worker.outstanding.values() for request in batch.requests]
+
+    def finish(self, *, outputs=None, error=None, leases=None, parameters=None):
+        """Answer the oldest batch."""
+        worker = self.worker
+        batch = worker.outstanding.pop(next(iter(worker.outstanding)))
+        for request in batch.requests:
+            if error is not None:
+                self.state.fail(request, error, FailureReason.BACKEND)
+                continue
+            self.part(request, outputs=outputs, leases=leases, parameters=parameters)
+        self.state.ring()
+        return batch
+
+    def part(self, request, *, outputs=None, final=True, leases=None, parameters=None):
+        """Give one part of an answer."""
+        if outputs is None:
+            outputs = [Tensor("OUTPUT", t.datatype, t.shape, plus_one(t)) for t in request.inputs]
+        response = InferResponse(
+            model_name=self.state.spec.name,
+            model_version=1,
+            outputs=outputs,
+            parameters=parameters,
+            timing=(5, 10, 100, 1000),
+        )
+        if leases is not None:
+            leases.append("taken")
+            response.on_release(lambda: leases.append("released"))
+        self.state.respond(request, response, final=final)
+
+
+def plus_one(tensor):
+    return (tensor.as_numpy() + 1).astype("<f4").tobytes()
+
+
+class World:
+    """Models by name, and ensembles over them."""
+
+    def __init__(self, nursery):
+        self.nursery = nursery
+        self.models = {}
+        self.actors = []
+        self.crashes = []
+
+    def model(self, name, **options):
+        stage = Model(self.nursery, name, **options)
+        self.models[name] = stage.state
+        return stage
+
+    def resolve(self, step):
+        model = self.models.get(step.model_name)
+        if model is None or (isinstance(model, ModelState) and model.status is not Status.READY):
+            raise NotFound(f"Request for unknown model: '{step.model_name}' is not found")
+        return model
+
+    def ensemble(self, scheduling, name="whole", **options):
+        options = {
+            "platform": "ensemble",
+            "backend": "",
+            "instances": (),
+            "inputs": tensors(InputSpec, "X"),
+            "outputs": tensors(OutputSpec, "Y"),
+            **options,
+        }
+        state = ModelState(
+            make_spec(name=name, scheduling=scheduling, **options),
+            statistics=ModelStatistics(),
+            on_status=lambda state: None,
+            wall_clock=lambda: 77,
+        )
+        state.composite = Ensembler(state, self.resolve)
+        state.become(Status.READY)
+        self.models[name] = state
+        self.actors.append(None)
+        self.start_actor(state)
+        return state
+
+    def start_actor(self, state):
+        """A life of the scheduler actor; a crash is kept, and the test starts the next one."""
+        scope = self.actors[-1] = trio.CancelScope()
+
+        async def live():
+            with scope:
+                try:
+                    await ensemble.run(Context(), state, state.composite)
+                except* ValueError as group:
+                    self.crashes += group.exceptions
+
+        self.nursery.start_soon(live)
+
+    async def settled(self):
+        await trio.testing.wait_all_tasks_blocked()
+
+
+@pytest.fixture
+async def world(nursery):
+    return World(nursery)
+
+
+def ask(value=0.0, *, rows=1, outputs=(), **options):
+    return InferRequest(
+        model_name="whole",
+        inputs=[Tensor.from_numpy("X", np.full((rows, 2), value, np.float32))],
+        requested_outputs=outputs,
+        reply=Port(),
+        accepted_at=trio.current_time(),
+        **options,
+    )
+
+
+def answer_of(request):
+    """The first element of Y, of a request that was answered once."""
+    (part,) = request.reply.parts
+    (output,) = part.outputs
+    return float(output.as_numpy().ravel()[0])
+
+
+async def test_a_lone_request_goes_through_all_steps_without_waking_anybody(world, autojump_clock):
+    a, b = world.model("a"), world.model("b")
+    whole = world.ensemble(chain("a", "b", "a"))
+    await world.settled()
+    request = ask(5, id="r", priority=3, timeout=7.5, parameters={"k": 1}, correlation_id=9, flags=1)
+    whole.submit_nowait(request)
+    (step,) = a.running  # all of it happens where it is put
+    assert (step.id, step.priority, step.timeout, step.parameters) == ("r", 3, 7.5, {"k": 1})
+    assert (step.correlation_id, step.flags, step.deadline) == (9, 1, math.inf)
+    a.finish()
+    b.finish()
+    a.finish()
+    assert answer_of(request) == 8
+    assert not whole.in_flight
+
+
+async def test_statistics_are_those_of_the_steps_and_one_execution(world, autojump_clock):
+    a = world.model("a")
+    whole = world.ensemble(chain("a", "a"))
+    await world.settled()
+    whole.submit_nowait(ask(rows=3))
+    await trio.sleep(1)
+    a.finish()
+    a.finish()
+    counted = whole.statistics
+    assert (counted.success_count, counted.inference_count, counted.execution_count) == (1, 3, 1)
+    assert (counted.compute_input_ns, counted.compute_infer_ns, counted.compute_output_ns) == (20, 200, 2000)
+    assert counted.last_inference_ms == 77
+    assert counted.success_ns == 1_000_000_000
+
+
+async def test_an_error_of_a_step_is_told_with_the_names_of_all_ensembles(world, autojump_clock):
+    a = world.model("a")
+    world.ensemble(chain("a"), name="inner", inputs=a.state.spec.inputs, outputs=a.state.spec.outputs)
+    inner = Ensemble(
+        steps=(EnsembleStep(model_name="a", input_map={"INPUT": "INPUT"}, output_map={"OUTPUT": "OUTPUT"}),)
+    )
+    world.ensemble(inner, name="inner", inputs=a.state.spec.inputs, outputs=a.state.spec.outputs)
+    outer = world.ensemble(chain("inner"), name="outer")
+    await world.settled()
+    request = ask()
+    outer.submit_nowait(request)
+    a.finish(error=InvalidArgument("no good"))
+    assert request.reply.error.code is ErrorCode.INVALID_ARG
+    assert request.reply.error.message == "in ensemble 'outer', in ensemble 'inner', no good"
+    assert outer.statistics.failures[FailureReason.OTHER] == 1
+
+
+async def test_an_error_waits_until_steps_beside_it_have_ended_and_cancels_them(world, autojump_clock):
+    a, b = world.model("a"), world.model("b")
+    both = Ensemble(
+        steps=(
+            EnsembleStep(model_name="a", input_map={"INPUT": "X"}, output_map={"OUTPUT": "Y"}),
+            EnsembleStep(model_name="b", input_map={"INPUT": "X"}, output_map={"OUTPUT": "Z"}),
+        )
+    )
+    whole = world.ensemble(both, outputs=tensors(OutputSpec, "Y", "Z"))
+    await world.settled()
+    request = ask()
+    whole.submit_nowait(request)
+    a.finish(error=Unavailable("later", retry_after=3.0))
+    assert request.reply.parts == []
+    assert b.worker.cancelled == b.running
+    b.finish()
+    assert request.reply.error.message == "in ensemble 'whole', later"
+    assert request.reply.error.retry_after == 3.0
+
+
+async def test_a_step_that_contradicts_its_model_fails_the_request(world, autojump_clock):
+    a = world.model("a")
+    world.model("wide", inputs=(InputSpec(name="INPUT", datatype=DataType.FP32, dims=(3,)),))
+    whole = world.ensemble(chain("a", "wide"))
+    await world.settled()
+    request = ask()
+    whole.submit_nowait(request)
+    a.finish()
+    assert "in ensemble 'whole', [request id: <id_unknown>] unexpected shape" in request.reply.error.message
+
+
+async def test_a_model_that_is_not_there_fails_the_request_and_no_other(world, autojump_clock):
+    a = world.model("a")
+    whole = world.ensemble(chain("a", "b"))
+    await world.settled()
+    request = ask()
+    whole.submit_nowait(request)
+    assert request.reply.error.message.startswith("in ensemble 'whole', Request for unknown model: 'b'")
+    assert a.running == []
+
+
+async def test_what_finds_a_full_queue_waits_in_order_and_new_requests_wait_in_the_ensembles_queue(
+    world, autojump_clock
+):
+    a = world.model("a", capacity=1)
+    b = world.model("b", queue_bounds=QueueBounds(requests=1))
+    whole = world.ensemble(chain("a", "b"))
+    await world.settled()
+    requests = [ask(number) for number in range(4)]
+    for request in requests:
+        whole.submit_nowait(request)
+        await world.settled()
+        if a.running:
+            a.finish()
+            await world.settled()
+    assert len(b.running) + len(b.state.queue) == 2
+    late = ask(99)
+    whole.submit_nowait(late)
+    await world.settled()
+    assert late in whole.queue  # it has not been begun
+    while b.running or a.running:
+        for each in (b, a):
+            if each.running:
+                each.finish()
+                await world.settled()
+    assert [answer_of(request) for request in [*requests, late]] == [2, 3, 4, 5, 101]
+    assert b.state.statistics.reply_violations == 0
+
+
+async def test_a_queue_that_refuses_fails_the_request(world, autojump_clock):
+    policy = DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=1))
+    b = world.model("b", scheduling=policy, max_batch_size=1)
+    whole = world.ensemble(chain("b"))
+    await world.settled()
+    requests = [ask() for _ in range(3)]
+    for request in requests:
+        whole.submit_nowait(request)
+        await world.settled()
+    assert requests[2].reply.error.message == (
+        "in ensemble 'whole', [request id: <id_unknown>] Exceeds maximum queue size"
+    )
+    b.finish()
+
+
+async def test_a_client_that_leaves_cancels_what_runs_and_starts_nothing_more(world, autojump_clock):
+    a, b = world.model("a"), world.model("b")
+    whole = world.ensemble(chain("a", "b"))
+    await world.settled()
+    request = ask()
+    whole.submit_nowait(request)
+    whole.cancel(request)
+    assert a.worker.cancelled == a.running
+    a.finish()
+    assert isinstance(request.reply.error, Cancelled)
+    assert b.running == []
+    assert not whole.in_flight
+
+
+async def test_a_client_that_leaves_takes_its_step_out_of_a_full_models_line(world, autojump_clock):
+    b = world.model("b", queue_bounds=QueueBounds(requests=1))
+    whole = world.ensemble(chain("b"))
+    await world.settled()
+    for _ in range(2):
+        await b.send()
+    await world.settled()
+    first, second = ask(), ask()
+    for request in (first, second):
+        whole.submit_nowait(request)
+        await world.settled()
+    whole.cancel(first)
+    whole.cancel(second)
+    await world.settled()
+    assert isinstance(first.reply.error, Cancelled)
+    assert isinstance(second.reply.error, Cancelled)
+    while b.running:
+        b.finish()
+        await world.settled()
+    third = ask(1)
+    whole.submit_nowait(third)
+    b.finish()
+    assert answer_of(third) == 2
+
+
+async def test_a_steps_deadline_is_the_requests(world, autojump_clock):
+    b = world.model("b")
+    whole = world.ensemble(chain("b"))
+    await world.settled()
+    await b.send()
+    request = ask(deadline=trio.current_time() + 2)
+    whole.submit_nowait(request)
+    error = await request.reply.wait()
+    assert isinstance(error, DeadlineExceeded)
+    assert error.message.startswith(
+        "in ensemble 'whole', [request id: <id_unknown>] the request's own deadline"
+    )
+    b.finish()
+
+
+async def test_a_deadline_holds_also_in_the_ensembles_own_queue(world, autojump_clock):
+    b = world.model("b", queue_bounds=QueueBounds(requests=1))
+    whole = world.ensemble(chain("b"))
+    await world.settled()
+    for _ in range(2):
+        await b.send()
+    whole.submit_nowait(ask())
+    await world.settled()
+    request = ask(deadline=trio.current_time() + 2)
+    whole.submit_nowait(request)
+    await world.settled()
+    assert len(whole.queue) == 1
+    assert isinstance(await request.reply.wait(), DeadlineExceeded)
+    while b.running:
+        b.finish()
+        await world.settled()
+
+
+async def test_a_crash_of_the_actor_under_load_loses_nothing(world, autojump_clock):
+    a = world.model("a", capacity=2)
+    b = world.model("b", queue_bounds=QueueBounds(requests=2))
+    whole = world.ensemble(chain("a", "b"))
+    await world.settled()
+    requests = [ask(number) for number in range(20)]
+    for number, request in enumerate(requests):
+        whole.submit_nowait(request)
+        if number % 3 == 0:
+            await world.settled()
+        if number % 5 == 4:
+            world.actors[-1].cancel()
+            await world.settled()
+            world.start_actor(whole)
+    for turn in range(200):
+        await world.settled()
+        for each in (a, b):
+            if each.running:
+                each.finish()
+        if turn % 7 == 3:
+            world.actors[-1].cancel()
+            await world.settled()
+            world.start_actor(whole)
+    assert [answer_of(request) for request in requests] == [number + 2 for number in range(20)]
+    assert not whole.in_flight
+    for each in (whole, a.state, b.state):
+        assert each.statistics.reply_violations == 0
+
+
+async def test_a_bug_in_the_data_flow_costs_one_request_and_is_the_actors_crash(world, autojump_clock):
+    a = world.model("a")
+    whole = world.ensemble(chain("a", "a"))
+    await world.settled()
+    one, other = ask(1), ask(2)
+    whole.submit_nowait(one)
+    (step,) = a.running
+
+    class Broken:
+        name = "OUTPUT"
+
+        @property
+        def shape(self):
+            raise ValueError("a bug")
+
+    a.part(step, outputs=[Broken()])
+    assert isinstance(one.reply.error, Internal)
+    assert one.reply.error.message.startswith("in ensemble 'whole', the server made a mistake")
+    await world.settled()
+    assert [str(crash) for crash in world.crashes] == ["a bug"]
+    a.worker.outstanding.clear()
+    world.start_actor(whole)
+    await world.settled()
+    whole.submit_nowait(other)
+    a.finish()
+    a.finish()
+    assert answer_of(other) == 4
+
+
+# -- versions
+
+
+async def test_new_requests_follow_a_swap_and_one_on_its_way_keeps_its_versions(world, autojump_clock):
+    old = world.model("a")
+    whole = world.ensemble(chain("a", "a"))
+    await world.settled()
+    first = ask()
+    whole.submit_nowait(first)
+    new = world.model("a")  # takes its place
+    old.state.become(Status.UNLOADING)
+    second = ask()
+    whole.submit_nowait(second)
+    await world.settled()
+    assert len(new.running) == 1
+    drained = trio.Event()
+
+    async def drain():
+        await old.state.wait_drained()
+        drained.set()
+
+    world.nursery.start_soon(drain)
+    old.finish()
+    await world.settled()
+    assert len(old.running) == 1  # its second step, though the version retires
+    assert not drained.is_set()
+    with pytest.raises(Unavailable):
+        old.state.submit_nowait(old.request())
+    old.finish()
+    await drained.wait()
+    assert answer_of(first) == 2
+    new.finish()
+    new.finish()
+    assert answer_of(second) == 2
+
+
+async def test_what_waits_in_a_retiring_ensemble_still_finds_its_models(world, autojump_clock):
+    b = world.model("b", queue_bounds=QueueBounds(requests=1))
+    whole = world.ensemble(chain("b"))
+    await world.settled()
+    requests = [ask(number) for number in range(6)]
+    for request in requests:
+        whole.submit_nowait(request)
+        await world.settled()
+    assert len(whole.queue)
+    whole.become(Status.UNLOADING)
+    b.state.become(Status.UNLOADING)
+    while b.running:
+        b.finish()
+        await world.settled()
+    assert [answer_of(request) for request in requests] == [number + 1 for number in range(6)]
+    with trio.fail_after(1):
+        await b.state.wait_drained()
+
+
+async def test_giving_up_answers_at_once_and_cancels_the_steps(world, autojump_clock):
+    a = world.model("a")
+    whole = world.ensemble(chain("a"))
+    await world.settled()
+    request = ask()
+    whole.submit_nowait(request)
+    whole.give_up("too long")
+    assert "too long" in request.reply.error.message
+    assert a.worker.cancelled == a.running
+    a.finish()
+    assert len(request.reply.parts) == 1
+    assert whole.statistics.reply_violations == 0
+
+
+# -- memory
+
+
+async def test_a_borrowed_tensor_is_passed_by_reference_and_given_back_when_its_consumer_has_answered(
+    world, autojump_clock
+):
+    a, b = world.model("a"), world.model("b")
+    whole = world.ensemble(chain("a", "b"))
+    await world.settled()
+    whole.submit_nowait(ask())
+    leases = []
+    memory = bytearray(8)
+    a.finish(outputs=[Tensor("OUTPUT", DataType.FP32, (1, 2), memoryview(memory))], leases=leases)
+    await world.settled()
+    (consumer,) = b.running
+    assert consumer.inputs[0].data.obj is memory
+    assert leases == ["taken"]
+    b.finish()
+    assert leases == ["taken", "released"]
+
+
+async def test_a_borrowed_tensor_whose_consumer_waits_in_a_queue_is_copied(world, autojump_clock):
+    a, b = world.model("a"), world.model("b")
+    whole = world.ensemble(chain("a", "b"))
+    await world.settled()
+    await b.send()
+    whole.submit_nowait(ask())
+    leases = []
+    memory = bytearray(np.full((1, 2), 5, np.float32).tobytes())
+    a.finish(outputs=[Tensor("OUTPUT", DataType.FP32, (1, 2), memoryview(memory))], leases=leases)
+    await world.settled()
+    assert leases == ["taken", "released"]
+    memory[:] = bytes(8)
+    b.finish()
+    await world.settled()
+    (consumer,) = b.running
+    assert consumer.inputs[0].as_numpy().tolist() == [[5, 5]]
+    b.finish()
+
+
+async def test_a_borrowed_tensor_whose_consumers_worker_dies_is_copied_while_it_waits(world, autojump_clock):
+    a, b = world.model("a"), world.model("b")
+    whole = world.ensemble(chain("a", "b"))
+    await world.settled()
+    request = ask(3)
+    whole.submit_nowait(request)
+    leases = []
+    a.finish(leases=leases)
+    await trio.sleep(5)
+    assert leases == ["taken"]
+    (consumer,) = b.running
+    b.worker.outstanding.clear()
+    b.worker.instance.worker = None  # until another one has been started
+    b.state.settle(b.worker.instance, Aftermath(requeue=(consumer,)))
+    await trio.sleep(5)
+    assert leases == ["taken", "released"]
+    b.state.instance_ready(b.worker.instance, b.worker)
+    await world.settled()
+    b.finish()
+    assert answer_of(request) == 5
+
+
+async def test_the_answers_memory_is_given_back_when_the_answer_is_released(world, autojump_clock):
+    a = world.model("a")
+    whole = world.ensemble(chain("a"))
+    await world.settled()
+    request = ask()
+    whole.submit_nowait(request)
+    leases = []
+    a.finish(leases=leases)
+    await world.settled()
+    (response,) = request.reply.parts
+    assert response.leased
+    assert leases == ["taken"]
+    response.release()
+    assert leases == ["taken", "released"]
+
+
+# -- decoupled steps
+
+
+def decoupled_world(world, *, max_inflight=0, **options):
+    many = world.model("many", decoupled=True, capacity=4)
+    b = world.model("b", **options)
+    whole = world.ensemble(chain("many", "b", max_inflight=max_inflight), decoupled=True)
+    return many, b, whole
+
+
+async def test_every_response_of_a_decoupled_step_becomes_a_part_of_the_answer(world, autojump_clock):
+    many, b, whole = decoupled_world(world)
+    await world.settled()
+    request = ask(10)
+    whole.submit_nowait(request)
+    (stream,) = many.running
+    for _ in range(3):
+        many.part(stream, final=False)
+        await world.settled()
+        b.finish()
+        await world.settled()
+    assert [part.outputs[0].as_numpy()[0, 0] for part in request.reply.parts] == [12, 12, 12]
+    many.part(stream, outputs=[], final=True)
+    assert request.reply.parts[-1].outputs == []
+    assert request.answered
+    assert whole.statistics.success_count == 1
+
+
+async def test_a_part_is_credited_when_its_consumers_have_been_accepted(world, autojump_clock):
+    many, b, whole = decoupled_world(world, queue_bounds=QueueBounds(requests=1))
+    await world.settled()
+    whole.submit_nowait(ask())
+    (stream,) = many.running
+    leases = []
+    for _ in range(4):
+        many.part(stream, final=False, leases=leases)
+        await world.settled()
+    assert leases.count("released") == 2  # one runs, one waits in the queue
+    many.part(stream, outputs=[], final=True)
+    while b.running:
+        b.finish()
+        await world.settled()
+    assert leases.count("released") == 4
+
+
+async def test_no_more_than_max_inflight_runs_of_a_step_are_on_their_way(world, autojump_clock):
+    many, b, whole = decoupled_world(world, max_inflight=2, capacity=9, max_batch_size=1)
+    await world.settled()
+    request = ask()
+    whole.submit_nowait(request)
+    (stream,) = many.running
+    for _ in range(5):
+        many.part(stream, final=False)
+    await world.settled()
+    assert len(b.running) == 2
+    b.finish()
+    await world.settled()
+    assert len(b.running) == 2
+    await trio.sleep(GATE_PATIENCE + 1)
+    assert len(b.running) == 4  # who waited too long goes all the same
+    many.part(stream, outputs=[], final=True)
+    while b.running:
+        b.finish()
+        await world.settled()
+    assert request.answered
+    assert len(request.reply.parts) == 5  # the last of them says that it is
+
+
+async def test_a_decoupled_step_that_fails_in_the_middle_ends_the_answer_with_its_error(
+    world, autojump_clock
+):
+    many, b, whole = decoupled_world(world)
+    await world.settled()
+    request = ask()
+    whole.submit_nowait(request)
+    (stream,) = many.running
+    many.part(stream, final=False)
+    b.finish()
+    many.state.fail(stream, Internal("broke off"), FailureReason.BACKEND)
+    assert len(request.reply.parts) == 2
+    assert request.reply.error.message == "in ensemble 'whole', broke off"
+
+
+async def test_a_steps_response_may_say_what_sequence_comes_after_it(world, autojump_clock):
+    a, b = world.model("a"), world.model("b")
+    whole = world.ensemble(chain("a", "b"))
+    await world.settled()
+    whole.submit_nowait(ask(correlation_id=3, flags=1))
+    a.finish(parameters={"sequence_id": 44, "sequence_start": False, "sequence_end": True})
+    (step,) = b.running
+    assert (step.correlation_id, step.flags) == (44, 2)
+    b.finish()

@@ -1,0 +1,405 @@
+"""A sequence model's state and scheduler on a clock that jumps, with workers that finish on cue."""
+
+import math
+
+import pytest
+import trio
+
+from actors.frames import Answer
+from actors.messages.datatypes import DataType
+from actors.messages.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    ErrorCode,
+    InvalidArgument,
+    Unavailable,
+)
+from actors.messages.events import Event
+from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+from actors.messages.tensors import Tensor
+from actors.model import STOPPING, Status
+from actors.scheduling.rate_limits import RateLimiter
+from actors.scheduling.retries import Aftermath
+from actors.specs import (
+    DirectStrategy,
+    InstanceSpec,
+    OldestStrategy,
+    QueueBounds,
+    RateLimit,
+    Resource,
+    SequenceBatching,
+    StateSpec,
+)
+from tests.support.model_doubles import Stage
+
+START, END = FLAG_SEQUENCE_START, FLAG_SEQUENCE_END
+OLDEST = SequenceBatching(strategy=OldestStrategy(), max_idle=1.0)
+DIRECT = SequenceBatching(strategy=DirectStrategy(), max_idle=1.0)
+STATE = StateSpec(
+    input_name="S",
+    output_name="S",
+    datatype=DataType.FP32,
+    dims=(1,),
+    initial=Tensor("S", DataType.FP32, (1,), bytes(4)),
+)
+KEPT = SequenceBatching(strategy=OldestStrategy(), states=(STATE,), checkpoint=True)
+
+
+@pytest.fixture
+async def stage(nursery):
+    def make(scheduling=OLDEST, **changes):
+        return Stage(nursery, scheduling=scheduling, **changes)
+
+    return make
+
+
+def step(model, sequence=1, flags=0, **options):
+    return model.send(correlation_id=sequence, flags=flags, **options)
+
+
+def real(worker):
+    """The requests of each batch, without padding."""
+    return [[each for each in requests if not each.padding] for _, requests, _ in worker.sent]
+
+
+async def test_a_lone_request_is_dispatched_by_its_caller(stage, autojump_clock):
+    model = stage()
+    await model.settled()
+    request = model.request(correlation_id=1, flags=START)
+    model.state.submit_nowait(request)
+    assert real(model.worker) == [[request]]
+
+
+@pytest.mark.parametrize("scheduling", [OLDEST, DIRECT])
+async def test_steps_of_a_sequence_are_answered_in_order(stage, autojump_clock, scheduling):
+    model = stage(scheduling)
+    line = [await step(model, 1, START), await step(model), await step(model, 1, END)]
+    for _ in line:
+        await model.settled()
+        model.worker.finish()
+    assert model.arrivals == [each.reply for each in line]
+    assert all(each.reply.answered for each in line)
+    assert not model.state.in_flight
+
+
+async def test_sequences_run_together_while_their_own_requests_wait(stage, autojump_clock):
+    model = stage()
+    first = await step(model, 1, START)
+    await model.settled()
+    rest = [
+        await step(model, 1),
+        await step(model, 2, START),
+        await step(model, 2),
+        await step(model, 3, START),
+    ]
+    model.worker.finish()
+    await model.settled()
+    model.worker.finish()
+    await model.settled()
+    assert real(model.worker) == [[first], [rest[0], rest[1], rest[3]], [rest[2]]]
+
+
+async def test_padding_is_nobody_s_answer_and_no_statistic(stage, autojump_clock):
+    model = stage(DIRECT)
+    await step(model, 1, START)
+    await step(model, 2, START)
+    await model.settled()
+    model.worker.finish()
+    request = await step(model, 2)
+    await model.settled()
+    assert [each.padding for each in model.worker.sent[-1][1]] == [True, False]
+    model.worker.finish()
+    assert request.reply.answered
+    assert model.state.statistics.success_count == 3
+    assert model.state.statistics.reply_violations == 0
+
+
+async def test_an_idle_sequence_is_over_on_time(stage, autojump_clock):
+    model = stage(max_batch_size=1)
+    await step(model, 1, START)
+    await model.settled()
+    model.worker.finish()
+    waiting = await step(model, 2, START)
+    await model.settled()
+    assert len(model.worker.sent) == 1
+    await trio.sleep(1.0)
+    await model.settled()
+    assert real(model.worker)[1:] == [[waiting]]
+    with pytest.raises(InvalidArgument, match="must specify the START flag"):
+        await step(model)
+
+
+async def test_a_wait_in_the_backlog_ends_on_time(stage, autojump_clock):
+    model = stage(max_batch_size=1)
+    await step(model, 1, START)
+    late = await step(model, 2, START, timeout=0.25)
+    error = await late.reply.wait()
+    assert (error.code, error.message) == (
+        ErrorCode.UNAVAILABLE,
+        "timeout of the corresponding sequence has been expired",
+    )
+    assert model.now == pytest.approx(0.25)
+
+
+async def test_cancelling_a_queued_request_cancels_its_sequence_s_others(stage, autojump_clock):
+    model = stage(max_batch_size=1)
+    running = await step(model, 1, START)
+    await model.settled()
+    line = [await step(model), await step(model)]
+    other = await step(model, 2, START)
+    model.state.cancel(line[0])
+    assert all(isinstance(each.reply.error, Cancelled) and not each.reply.error.message for each in line)
+    model.worker.finish()
+    await model.settled()
+    assert running.reply.answered
+    assert real(model.worker)[-1] == [other]
+
+
+async def test_a_running_request_that_is_cancelled_is_only_flagged(stage, autojump_clock):
+    model = stage()
+    running = await step(model, 1, START)
+    await model.settled()
+    model.state.cancel(running)
+    assert model.worker.cancelled == [running]
+    model.worker.finish()
+    assert running.reply.answered
+
+
+async def test_a_deadline_in_the_queue_ends_the_sequence(stage, autojump_clock):
+    model = stage(max_batch_size=1)
+    await step(model, 1, START)
+    await model.settled()
+    late = await step(model, deadline=trio.current_time() + 0.3)
+    behind = await step(model)
+    assert isinstance(await late.reply.wait(), DeadlineExceeded)
+    assert isinstance(await behind.reply.wait(), Unavailable)
+    assert model.now == pytest.approx(0.3)
+
+
+async def test_a_batch_that_can_not_be_handed_over_leaves_its_slots_usable(stage, autojump_clock):
+    model = stage()
+    model.worker.fail_next = OSError("no memory")
+    lost = await step(model, 1, START)
+    assert isinstance(await lost.reply.wait(), Unavailable)
+    again = await step(model)
+    await model.settled()
+    assert real(model.worker) == [[again]]
+
+
+async def test_unloading_waits_for_what_is_queued_and_takes_what_goes_on(stage, autojump_clock):
+    model = stage()
+    await step(model, 1, START)
+    model.state.become(Status.UNLOADING)
+    last = await step(model, 1, END)
+    with pytest.raises(Unavailable) as caught:
+        await step(model, 2, START)
+    assert caught.value.message == STOPPING
+    drained = trio.Event()
+
+    async def drain():
+        await model.state.wait_drained()
+        drained.set()
+
+    model.nursery.start_soon(drain)
+    for _ in range(2):
+        await model.settled()
+        assert not drained.is_set()
+        model.worker.finish()
+    await model.settled()
+    assert drained.is_set()
+    assert last.reply.answered
+
+
+async def test_a_start_on_a_live_sequence_is_logged(stage, autojump_clock):
+    model = stage()
+    await model.settled()
+    await step(model, 1, START)
+    await step(model, 1, START)
+    await model.settled()
+    [(event, level, keys)] = model.logged
+    assert (event, level, keys["correlation_id"]) == (Event.SEQUENCE_STARTED, "warning", 1)
+
+
+def die(model, at=0, **aftermath):
+    worker = model.workers[at]
+    worker.outstanding.clear()
+    worker.instance.worker = None
+    worker.instance.last_reason = "signal 9"
+    model.state.settle(worker.instance, Aftermath(**aftermath))
+
+
+def come_back(model, at=0):
+    worker = model.workers[at]
+    model.state.instance_ready(worker.instance, worker)
+
+
+async def test_a_death_gives_every_request_of_its_sequences_one_error(stage, autojump_clock):
+    model = stage()
+    running = await step(model, 1, START)
+    await model.settled()
+    line = [await step(model), await step(model)]
+    die(model, suspects=((running,),))
+    for request in (running, *line):
+        assert request.reply.parts == [request.reply.error]
+        assert isinstance(request.reply.error, Unavailable)
+        assert "sequence 1 of model 'model' has ended: its instance 'model_0_0' died of signal 9" in (
+            request.reply.error.message
+        )
+    with pytest.raises(InvalidArgument, match="START flag"):
+        await step(model)
+    fresh = await step(model, 1, START)
+    come_back(model)
+    await model.settled()
+    assert real(model.worker)[-1] == [fresh]
+    assert model.state.in_flight == {fresh}
+
+
+async def test_a_death_leaves_sequences_of_other_instances_alone(stage, autojump_clock):
+    model = stage(max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
+    first, second = await step(model, 1, START), await step(model, 2, START)
+    await model.settled()
+    die(model, 0, requeue=(first,))
+    behind = await step(model, 2)
+    model.workers[1].finish()
+    await model.settled()
+    assert second.reply.answered
+    assert real(model.workers[1])[-1] == [behind]
+
+
+async def test_with_a_checkpoint_sequences_go_on(stage, autojump_clock):
+    model = stage(KEPT)
+    running = await step(model, 1, START)
+    await model.settled()
+    behind = await step(model)
+    die(model, requeue=(running,))
+    come_back(model)
+    await model.settled()
+    assert real(model.worker)[-1] == [running]
+    model.worker.finish()
+    await model.settled()
+    assert real(model.worker)[-1] == [behind]
+    model.worker.finish()
+    assert running.reply.answered
+    assert behind.reply.answered
+
+
+async def test_with_a_checkpoint_suspects_run_again_one_by_one(stage, autojump_clock):
+    model = stage(KEPT)
+    await step(model, 9, START)
+    await model.settled()
+    running = [await step(model, n, START) for n in (1, 2)]
+    model.worker.finish()
+    await model.settled()
+    die(model, suspects=((running[0],), (running[1],)))
+    come_back(model)
+    for request in running:
+        await model.settled()
+        assert model.worker.sent[-1][1:] == ([request], True)
+        model.worker.finish()
+    assert all(request.reply.answered for request in running)
+
+
+async def test_what_may_not_run_twice_is_refused_and_its_sequence_goes_on(stage, autojump_clock):
+    model = stage(KEPT)
+    running = await step(model, 1, START)
+    await model.settled()
+    behind = await step(model)
+    die(model, refuse=((running, Unavailable("not twice")),))
+    come_back(model)
+    await model.settled()
+    assert real(model.worker)[-1] == [behind]
+
+
+async def test_rescheduled_requests_run_again_until_they_are_answered(stage, autojump_clock):
+    model = stage(SequenceBatching(strategy=OldestStrategy(), iterative=True))
+    request = await model.send()
+    for _ in range(2):
+        await model.settled()
+        model.worker.finish(answers=[Answer(rescheduled=True)])
+    await model.settled()
+    assert not request.reply.parts
+    model.worker.finish()
+    assert request.reply.answered
+    assert len(model.worker.sent) == 3
+    assert request.reply.parts[0].parameters is None  # it was not run again for a death
+    assert model.state.statistics.success_count == 1
+
+
+async def test_an_iterative_request_whose_client_left_is_not_run_again(stage, autojump_clock):
+    model = stage(SequenceBatching(strategy=OldestStrategy(), iterative=True))
+    request = await model.send()
+    await model.settled()
+    model.state.cancel(request)
+    model.worker.finish(answers=[Answer(rescheduled=True)])
+    assert isinstance(request.reply.error, Cancelled)
+
+
+@pytest.mark.parametrize("scheduling", [OLDEST, None])
+async def test_reschedule_is_refused_where_the_model_is_not_iterative(nursery, autojump_clock, scheduling):
+    changes = {} if scheduling is None else {"scheduling": scheduling}
+    model = Stage(nursery, **changes)
+    request = await step(model, 1, START)
+    await model.settled()
+    model.worker.finish(answers=[Answer(rescheduled=True)])
+    assert request.reply.error.code is ErrorCode.INVALID_ARG
+    assert request.reply.error.message == (
+        "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle"
+        " such a flag."
+    )
+
+
+async def test_a_full_backlog_does_not_keep_those_with_slots_from_ending(stage, autojump_clock):
+    model = stage(max_batch_size=1, queue_bounds=QueueBounds(requests=1))
+    await step(model, 1, START)
+    await model.settled()
+    await step(model, 2, START)
+    stuck = model.sending(correlation_id=3, flags=START)
+    await model.settled()
+    assert not stuck.reply.admitted
+    await step(model, 1, END)
+    for _ in range(2):
+        model.worker.finish()
+        await model.settled()
+    assert stuck.reply.admitted
+
+
+async def test_an_instance_that_leaves_ends_its_sequences(stage, autojump_clock):
+    model = stage(max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
+    running = await step(model, 1, START)
+    await model.settled()
+    behind = await step(model)
+    worker = model.workers[0]
+    model.state.remove_instance(worker.instance)
+    assert "has been taken out of service" in behind.reply.error.message
+    worker.finish()
+    assert running.reply.answered
+
+
+async def test_a_direct_batch_waits_for_its_delay(stage, autojump_clock):
+    waits = SequenceBatching(strategy=DirectStrategy(max_queue_delay=0.5, minimum_slot_utilization=1.0))
+    model = stage(waits)
+    await step(model, 1, START)
+    await trio.sleep(0.3)
+    await step(model, 2, START)
+    await trio.sleep(1)
+    assert model.worker.times[0] - model.start == pytest.approx(0.5)
+    assert model.worker.sizes == [2]
+
+
+async def test_rate_limited_instances_take_turns(stage, autojump_clock):
+    one = RateLimit(resources=(Resource(name="R", count=1, shared=True),))
+    instances = tuple(InstanceSpec(name=f"m_{n}", rate_limit=one) for n in range(2))
+    model = stage(max_batch_size=1, instances=instances, ready=False)
+    model.state.limiter = RateLimiter({})
+    model.state.limiter.enter("m", [(each, each.spec) for each in model.state.instances], model.state.ring)
+    for at in range(2):
+        come_back(model, at)
+    await step(model, 1, START)
+    await step(model, 2, START)
+    await model.settled()
+    assert [len(worker.sent) for worker in model.workers] == [1, 0]
+    model.workers[0].finish()
+    model.state.batch_ended(model.workers[0].instance)
+    await model.settled()
+    assert [len(worker.sent) for worker in model.workers] == [1, 1]
+    assert math.isfinite(model.now)

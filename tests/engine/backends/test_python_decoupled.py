@@ -1,0 +1,218 @@
+"""Decoupled Python models: the rules of their senders and of `execute`, by contract python_backend.md sections 4.3 and 6."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from actors.messages.datatypes import DataType
+from actors.messages.errors import ErrorCode
+from engine.backends.base import SenderClosed
+from engine.backends.testing import LocalRequest, run
+
+PORTS = {"inputs": [("X", DataType.FP32, [2])], "outputs": [("Y", DataType.FP32, [2])], "max_batch_size": 8}
+ONES = np.ones((1, 2), "f4")
+FAILED = "Failed to process the request(s) for model 'model_0_0', message: "
+LET_GO = "the model let go of a request without its final response"
+PATIENCE = 20.0  # seconds
+
+HELPERS = """
+import threading
+import numpy as np
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+def value(number):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.full((1, 2), number, np.float32))])
+
+def count(sender, request, last=3):
+    for number in range(last):
+        sender.send(value(number))
+    sender.send(flags=FINAL)
+
+class TritonPythonModel:
+"""
+
+
+@pytest.fixture
+def answered(python_model):
+    """Run one batch of `count` requests on a decoupled model whose `execute` has this body; return the requests."""
+
+    def answer(body, count=1, *, define="def", **options):
+        lines = "".join(f"        {line}\n" for line in body.strip("\n").split("\n"))
+        source = f"{HELPERS}    {define} execute(self, requests):\n{lines}"
+        backend, info = python_model(source, **PORTS, decoupled=True, **options)
+        requests = [LocalRequest({"X": ONES * (index + 1)}) for index in range(count)]
+        for request, got in zip(requests, run(backend, info, requests), strict=False):
+            assert got is request.answer
+        for request in requests:
+            if not request.ended.wait(0.1):
+                gc.collect()
+            assert request.ended.wait(PATIENCE)
+        return requests
+
+    return answer
+
+
+def values(request):
+    return [part.outputs["Y"][0, 0] for part in request.parts if part.code is None]
+
+
+def test_a_sender_sends_any_number_of_responses_and_the_end(answered):
+    [request] = answered("count(requests[0].get_response_sender(), requests[0])")
+    assert values(request) == [0, 1, 2]
+
+
+def test_no_response_at_all_is_an_answer(answered):
+    [request] = answered("requests[0].get_response_sender().send(flags=FINAL)")
+    assert request.parts == []
+
+
+def test_threads_send_after_execute_has_returned(answered):
+    requests = answered(
+        """
+for request in requests:
+    threading.Thread(target=count, args=(request.get_response_sender(), request)).start()
+""",
+        count=5,
+    )
+    assert [values(request) for request in requests] == [[0, 1, 2]] * 5
+
+
+def test_a_thread_may_take_the_sender_and_the_inputs_when_execute_has_returned(answered):
+    [request] = answered(
+        """
+gate = threading.Event()
+def later(request):
+    gate.wait()
+    request.get_response_sender().send(value(request.inputs()[0].as_numpy()[0, 0] * 5), FINAL)
+threading.Thread(target=later, args=(requests[0],)).start()
+threading.Timer(0.05, gate.set).start()
+"""
+    )
+    assert values(request) == [5]
+
+
+def test_an_error_response_does_not_end_the_request(answered):
+    [request] = answered(
+        """
+sender = requests[0].get_response_sender()
+sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("not yet", pb_utils.TritonError.UNAVAILABLE)))
+sender.send(value(7), FINAL)
+"""
+    )
+    assert [(part.code, part.message) for part in request.parts] == [
+        (ErrorCode.UNAVAILABLE, "not yet"),
+        (None, ""),
+    ]
+
+
+def test_a_response_may_carry_parameters(answered):
+    [request] = answered(
+        "requests[0].get_response_sender().send(pb_utils.InferenceResponse([], parameters={'n': 1}), FINAL)"
+    )
+    assert request.parts[0].parameters == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ("s.send(ok, 7)", "Unable to send response. Unsupported flag provided."),
+        ("s.send()", "Inference Response object must be provided when the response flags is set to zero."),
+        ("s.send(ok, FINAL); s.send(ok)", "Unable to send response. Response sender has been closed."),
+        (
+            "s.send(flags=FINAL); s.send(flags=FINAL)",
+            "Unable to send response. Response sender has been closed.",
+        ),
+        (
+            "s.send(flags=FINAL); requests[0].get_response_sender().send(ok)",
+            "Unable to send response. Response sender has been closed.",
+        ),
+    ],
+)
+def test_senders_refuse_what_breaks_their_rules(answered, calls, message):
+    seen = []
+    answered(
+        f"""
+s, ok = requests[0].get_response_sender(), value(1)
+try:
+    {calls}
+except pb_utils.TritonModelException as error:
+    raise RuntimeError(str(error))
+""",
+        log=lambda level, text: seen.append(text),
+    )
+    assert f"RuntimeError: {message}" in seen[0]
+
+
+def test_execute_must_return_none(answered):
+    requests = answered("return [value(1)] * len(requests)", count=2)
+    reason = "Python model 'model_0_0' is using the decoupled mode and the execute function must return None."
+    for request in requests:
+        assert [(part.code, part.message) for part in request.parts] == [
+            (ErrorCode.INTERNAL, FAILED + reason)
+        ]
+
+
+@pytest.mark.parametrize("define", ["def", "async def"])
+def test_an_exception_ends_what_is_open_and_closes_the_senders(answered, define):
+    seen = []
+    one, two = answered(
+        """
+requests[0].get_response_sender().send(value(1), FINAL)
+self.kept = requests[1].get_response_sender()
+self.kept.send(value(2))
+raise ValueError("no such luck")
+""",
+        count=2,
+        define=define,
+        log=lambda level, text: seen.append(text),
+    )
+    assert values(one) == [1]
+    assert len(one.parts) == 1
+    assert two.parts[1].message.startswith(f"{FAILED}ValueError: no such luck\n\nAt:\n")
+    assert seen[0] == two.parts[1].message
+    with pytest.raises(SenderClosed):
+        two.sender().finish()
+
+
+def test_a_coroutine_is_not_waited_for(python_model):
+    source = f"""{HELPERS}
+    async def execute(self, requests):
+        import asyncio
+        if requests[0].inputs()[0].as_numpy()[0, 0] == 1:
+            self.second = asyncio.Event()
+            await self.second.wait()
+        else:
+            self.second.set()
+        count(requests[0].get_response_sender(), requests[0])
+"""
+    backend, info = python_model(source, **PORTS, decoupled=True)
+    first, second = LocalRequest({"X": ONES}), LocalRequest({"X": ONES * 2})
+    run(backend, info, [first])
+    run(backend, info, [second])
+    for request in (first, second):
+        assert request.ended.wait(PATIENCE)
+        assert values(request) == [0, 1, 2]
+    backend.unload()
+
+
+def test_a_request_that_the_model_lets_go_of_ends_with_an_error(answered):
+    [request] = answered("requests[0].get_response_sender().send(value(1))")
+    assert values(request) == [1]
+    assert (request.parts[-1].code, request.parts[-1].message) == (ErrorCode.INTERNAL, LET_GO)
+
+
+def test_a_cancel_is_seen_by_request_and_sender(python_model):
+    source = f"""{HELPERS}
+    def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        both = requests[0].is_cancelled() + sender.is_cancelled()
+        sender.send(pb_utils.InferenceResponse([], parameters={{"cancelled": both}}), FINAL)
+"""
+    backend, info = python_model(source, **PORTS, decoupled=True)
+    for cancelled in (False, True):
+        request = LocalRequest({"X": ONES})
+        request.is_cancelled = cancelled
+        run(backend, info, [request])
+        assert request.parts[0].parameters == {"cancelled": 2 * cancelled}

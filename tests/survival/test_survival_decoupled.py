@@ -1,0 +1,313 @@
+"""Decoupled models behind a real server: streams as Triton's own clients see them, and what stalls, leaves and dies."""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251  # tritonclient.grpc.aio runs on it, in a thread of its own
+import http.client
+import json
+import os
+import queue
+import signal
+from functools import partial
+from textwrap import dedent
+
+import numpy as np
+import psutil
+import pytest
+import trio
+import tritonclient.grpc
+import tritonclient.grpc.aio
+from tritonclient.utils import InferenceServerException
+
+from actors.frames import WINDOW_BYTES, WINDOW_PARTS
+from protocols.grpc.call import STREAM_LIMIT
+from tests.survival.grpc_wire import STREAM_INFER, channel_to, inference
+from tests.survival.server import until
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 20.0  # seconds
+MIB = 1024 * 1024
+FINAL = "triton_final_response"
+
+CONFIG = """
+name: "counting"
+backend: "python"
+model_transaction_policy { decoupled: true }
+input [ { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "SIZE" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "DATA" data_type: TYPE_UINT8 dims: [ -1 ] } ]
+instance_group [ { kind: KIND_CPU count: 1 } ]
+"""
+
+MODEL = """
+import pathlib
+import threading
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+NOTES = pathlib.Path(@NOTES@)
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            threading.Thread(target=self.count, args=(request, sender), daemon=True).start()
+
+    def count(self, request, sender):
+        count, size = (tensor.as_numpy()[0] for tensor in request.inputs())
+        with open(NOTES / f"sent-{request.request_id()}", "w") as notes:
+            for number in range(count):
+                if sender.is_cancelled():
+                    (NOTES / f"cancelled-{request.request_id()}").touch()
+                    break
+                outputs = [
+                    pb_utils.Tensor("NUMBER", np.array([number], np.int32)),
+                    pb_utils.Tensor("DATA", np.full(size, number % 251, np.uint8)),
+                ]
+                sender.send(pb_utils.InferenceResponse(outputs))
+                notes.write(".")
+                notes.flush()
+        sender.send(flags=FINAL)
+"""
+
+
+class Notes:
+    """What the model writes down."""
+
+    def __init__(self, path):
+        self.path = path
+        path.mkdir()
+
+    def sent(self, request_id):
+        """How many responses it has sent to a request."""
+        note = self.path / f"sent-{request_id}"
+        return note.stat().st_size if note.exists() else 0
+
+    def cancelled(self, request_id):
+        """Whether it has seen that the client left."""
+        return (self.path / f"cancelled-{request_id}").exists()
+
+
+@pytest.fixture
+def notes(tmp_path, repository):
+    made = Notes(tmp_path / "notes")
+    version = repository.path / "counting" / "1"
+    version.mkdir(parents=True)
+    (repository.path / "counting" / "config.pbtxt").write_text(CONFIG)
+    (version / "model.py").write_text(dedent(MODEL).replace("@NOTES@", repr(str(made.path))))
+    return made
+
+
+def inputs_of(count, size, module=tritonclient.grpc):
+    given = []
+    for name, value in (("COUNT", count), ("SIZE", size)):
+        tensor = module.InferInput(name, [1], "INT32")
+        tensor.set_data_from_numpy(np.array([value], np.int32))
+        given.append(tensor)
+    return given
+
+
+class Stream:
+    """A stream of tritonclient.grpc's, whose callback fills a queue."""
+
+    def __init__(self, url):
+        self.client = tritonclient.grpc.InferenceServerClient(url)
+        self.answers = queue.Queue()
+        self.client.start_stream(lambda result, error: self.answers.put((result, error)))
+
+    def ask(self, request_id, count, size=4, **options):
+        self.client.async_stream_infer("counting", inputs_of(count, size), request_id=request_id, **options)
+
+    def receive(self):
+        """The next answer: a request's id, a number, an error's text, or None for the end alone."""
+        result, error = self.answers.get(timeout=PATIENCE)
+        if error is not None:
+            return error
+        response = result.get_response()
+        number = result.as_numpy("NUMBER")
+        if number is None:
+            assert response.parameters[FINAL].bool_param
+            return response.id, None
+        assert (result.as_numpy("DATA") == number[0] % 251).all()
+        assert not response.parameters[FINAL].bool_param
+        return response.id, int(number[0])
+
+    def close(self, *, cancel=False):
+        self.client.stop_stream(cancel_requests=cancel)
+        self.client.close()
+
+
+async def test_responses_stream_to_tritonclient(tritium_server, notes):
+    def converse(url):
+        stream = Stream(url)
+        stream.ask("a", 3, enable_empty_final_response=True)
+        assert [stream.receive() for _ in range(4)] == [("a", 0), ("a", 1), ("a", 2), ("a", None)]
+        stream.ask("silent", 0)
+        stream.ask("b", 200, 10_000)
+        stream.ask("c", 200, 10)
+        answers = [stream.receive() for _ in range(400)]
+        for request_id in "bc":
+            assert [number for who, number in answers if who == request_id] == list(range(200))
+        stream.ask("last", 1, enable_empty_final_response=True)
+        assert [stream.receive(), stream.receive()] == [("last", 0), ("last", None)]
+        statistics = stream.client.get_inference_statistics("counting").model_stats[0]
+        stream.close()
+        return statistics
+
+    async with tritium_server() as server:
+        statistics = await trio.to_thread.run_sync(converse, server.grpc_url)
+        assert statistics.inference_stats.success.count == 5
+        assert statistics.inference_stats.fail.count == 0
+        assert statistics.execution_count == statistics.inference_count == 5
+        assert not statistics.response_stats
+
+
+async def test_responses_stream_to_tritonclients_asyncio_form(tritium_server, notes):
+    async def converse(url):
+        async def requests():
+            yield {
+                "model_name": "counting",
+                "inputs": inputs_of(50, 1000, tritonclient.grpc.aio),
+                "request_id": "a",
+            }
+
+        numbers = []
+        async with tritonclient.grpc.aio.InferenceServerClient(url) as client:
+            async for result, error in client.stream_infer(requests()):
+                assert error is None
+                numbers.append(int(result.as_numpy("NUMBER")[0]))
+        return numbers
+
+    async with tritium_server() as server:
+        numbers = await trio.to_thread.run_sync(lambda: asyncio.run(converse(server.grpc_url)))
+        assert numbers == list(range(50))  # this client can't ask for the end alone
+
+
+async def test_single_answers_are_refused_with_the_contracts_words(tritium_server, notes):
+    def ask(url):
+        with tritonclient.grpc.InferenceServerClient(url) as client:
+            client.infer("counting", inputs_of(1, 1))
+
+    def post(url):
+        connection = http.client.HTTPConnection(url, timeout=PATIENCE)
+        body = {
+            "inputs": [
+                {"name": name, "datatype": "INT32", "shape": [1], "data": [1]} for name in ("COUNT", "SIZE")
+            ]
+        }
+        connection.request("POST", "/v2/models/counting/infer", json.dumps(body))
+        response = connection.getresponse()
+        answer = response.status, json.loads(response.read())
+        connection.close()
+        return answer
+
+    async with tritium_server() as server:
+        with pytest.raises(InferenceServerException) as caught:
+            await trio.to_thread.run_sync(ask, server.grpc_url)
+        assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+        assert (
+            caught.value.message()
+            == "ModelInfer RPC doesn't support models with decoupled transaction policy"
+        )
+        answer = await trio.to_thread.run_sync(post, server.url)
+        assert answer == (
+            501,
+            {"error": "HTTP end point doesn't support models with decoupled transaction policy"},
+        )
+
+
+async def test_a_client_that_stalls_stalls_its_model_thread_and_costs_no_memory(tritium_server, notes):
+    size = 16 * 1024
+    bound = (
+        STREAM_LIMIT + WINDOW_BYTES + 4 * size
+    )  # what may wait in the stream, in the window, and in their brims
+    async with tritium_server() as server, channel_to(server.grpc_port, window=0) as channel:
+        before = psutil.Process(server.pid).memory_full_info().uss
+        call = await channel.call(STREAM_INFER)
+        given = {"COUNT": np.array([100_000], np.int32), "SIZE": np.array([size], np.int32)}
+        await call.send(inference("counting", given, request_id="stalled"))
+        seen = -1
+        while seen != notes.sent("stalled") or not seen:
+            seen = notes.sent("stalled")
+            await trio.sleep(0.5)
+        assert WINDOW_BYTES <= seen * size <= bound
+        assert psutil.Process(server.pid).memory_full_info().uss - before < 8 * MIB
+
+        def converse(url):
+            stream = Stream(url)
+            stream.ask("other", 300, size)
+            assert [stream.receive() for _ in range(300)] == [("other", number) for number in range(300)]
+            stream.close()
+
+        await trio.to_thread.run_sync(converse, server.grpc_url)
+        assert notes.sent("stalled") == seen
+        channel.close()
+        await until(lambda: notes.cancelled("stalled"))
+
+
+async def test_clients_that_leave_amid_their_answers_are_noticed_by_the_model(tritium_server, notes):
+    def converse(url):
+        stream = Stream(url)
+        stream.ask("a", 2_000_000_000)
+        stream.ask("b", 2_000_000_000)
+        began = set()
+        while began != set("ab"):
+            began.add(stream.receive()[0])
+        stream.close(cancel=True)
+
+    async with tritium_server() as server:
+        await trio.to_thread.run_sync(converse, server.grpc_url)
+        await until(lambda: notes.cancelled("a") and notes.cancelled("b"))
+
+
+async def test_a_killed_worker_ends_each_stream_with_one_error_and_serves_again(tritium_server, notes):
+    def begin(url):
+        stream = Stream(url)
+        for request_id in "abc":
+            stream.ask(request_id, 2_000_000_000, enable_empty_final_response=True)
+        began = set()
+        while began != set("abc"):
+            began.add(stream.receive()[0])
+        return stream
+
+    def end(stream):
+        errors = []
+        while len(errors) < 3:
+            answer = stream.receive()
+            if isinstance(answer, InferenceServerException):
+                errors.append(answer)
+        stream.ask("again", 2)
+        again = [stream.receive(), stream.receive()]
+        stream.close()
+        return errors, again
+
+    async with tritium_server() as server:
+        stream = await trio.to_thread.run_sync(begin, server.grpc_url)
+        (pid,) = await server.workers("counting")
+        os.kill(pid, signal.SIGKILL)
+        errors, again = await trio.to_thread.run_sync(end, stream)
+        assert all(
+            "died of signal 9 (SIGKILL) while it ran this request" in error.message() for error in errors
+        )
+        assert again == [("again", 0), ("again", 1)]
+        assert await server.metric("nv_inference_request_failure", model="counting") == 3
+
+
+async def test_a_server_that_ends_lets_streams_finish(tritium_server, notes):
+    def converse(url, ended):
+        stream = Stream(url)
+        stream.ask("a", 3 * WINDOW_PARTS, 100_000, enable_empty_final_response=True)
+        first = stream.receive()
+        ended()
+        rest = [stream.receive() for _ in range(3 * WINDOW_PARTS)]
+        stream.close()
+        return [first, *rest]
+
+    async with tritium_server() as server:
+        ended = partial(server.signal, signal.SIGTERM)
+        answers = await trio.to_thread.run_sync(converse, server.grpc_url, ended)
+        assert answers == [*(("a", number) for number in range(3 * WINDOW_PARTS)), ("a", None)]
+        assert await server.wait_ended() == 0

@@ -1,0 +1,132 @@
+"""Fair queues and latency promises on a real server, over HTTP and over gRPC."""
+
+import json
+
+import grpc
+import pytest
+import trio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.survival.repository import instances, parameter
+from tests.survival.server import until
+
+pytestmark = pytest.mark.slow
+
+PENDING = "nv_inference_pending_request_count"
+ONE_AT_A_TIME = instances(1)
+
+
+def setting(key, **value):
+    return parameter(key, json.dumps(value).replace('"', '\\"'))
+
+
+async def ask(server, ticket, **headers):
+    """Send a request of the gated model over a connection of its own."""
+    tensor = {"name": "TICKET", "shape": [1, 1], "datatype": "INT32", "data": [ticket]}
+    async with await server.connect() as connection:
+        body = json.dumps({"inputs": [tensor]}).encode()
+        return await connection.request("POST", "/v2/models/gated/infer", body, **headers)
+
+
+def call(server, ticket, *, timeout=30.0, **metadata):
+    """Make a call of ModelInfer; return its status, details, and trailing metadata."""
+    request = service_pb2.ModelInferRequest(model_name="gated")
+    tensor = request.inputs.add(name="TICKET", datatype="INT32", shape=[1, 1])
+    tensor.contents.int_contents.append(ticket)
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            stub.ModelInfer(
+                request, timeout=timeout, metadata=[(k.replace("_", "-"), v) for k, v in metadata.items()]
+            )
+        except grpc.RpcError as error:
+            return error.code(), error.details(), dict(error.trailing_metadata() or ())
+    return grpc.StatusCode.OK, "", {}
+
+
+async def test_a_tenant_beyond_its_bound_is_told_when_to_come_back(tritium_server, repository, gates):
+    fairness = setting(
+        "tritium.fairness",
+        tenant={"header": "X-Tenant"},
+        max_queued=2,
+        when_full="refuse",
+        weights={"gold": 4},
+    )
+    repository.gated(gates.directory, config=ONE_AT_A_TIME + fairness)
+    async with tritium_server() as server, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, server, 0)
+        await until(lambda: gates.began() == [0])
+        sent = 0
+        while await server.metric("tritium_tenant_queued", model="gated", tenant="gold") < 2:
+            sent += 1
+            nursery.start_soon(lambda ticket=sent: ask(server, ticket, x_tenant="gold"))
+            await server.until_metric(sent, PENDING, model="gated")
+        refused = await ask(server, 99, x_tenant="gold")
+        assert refused.status == 503
+        assert "Exceeds maximum queue size: 2 requests of tenant 'gold' wait already" in refused.error
+        assert refused.headers["retry-after"] == "1"
+
+        code, details, trailers = await trio.to_thread.run_sync(lambda: call(server, 99, x_tenant="gold"))
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "requests of tenant 'gold' wait already" in details
+        assert trailers["retry-after"] == "1"
+        assert await server.metric("tritium_tenant_refused_total", model="gated", tenant="gold") == 2
+
+        nursery.start_soon(lambda: ask(server, 50, x_tenant="free"))
+        # Until something of theirs has been handed to an instance, tenants that are not listed wait among the others.
+        await server.until_metric(1, "tritium_tenant_queued", model="gated", tenant="other")
+        gates.open()
+    assert 50 in gates.began()
+
+
+async def test_tenants_take_turns_over_both_protocols(tritium_server, repository, gates):
+    repository.gated(
+        gates.directory,
+        config=ONE_AT_A_TIME + setting("tritium.fairness", tenant={"header": "x-tenant"}),
+    )
+    async with tritium_server() as server, trio.open_nursery() as nursery:
+        for ticket in range(6):
+            nursery.start_soon(lambda n=ticket: ask(server, n, x_tenant="flood"))
+            await until(lambda: gates.began() == [0])
+            await server.until_metric(ticket, PENDING, model="gated")
+        nursery.start_soon(trio.to_thread.run_sync, lambda: call(server, 100, x_tenant="late"))
+        await server.until_metric(1, "tritium_tenant_queued", model="gated", tenant="other")
+        gates.open()
+    assert gates.began().index(100) < 6
+
+
+async def test_what_can_not_be_answered_in_time_is_refused_at_once(tritium_server, repository, gates):
+    repository.gated(gates.directory, config=ONE_AT_A_TIME + setting("tritium.slo", p99=0.2))
+    async with tritium_server() as server:
+        async with trio.open_nursery() as nursery:
+            for ticket in range(8):  # one after the other, for a measured rate: each takes some 0.2 s
+                nursery.start_soon(ask, server, ticket)
+            await server.until_metric(7, PENDING, model="gated")
+            for ticket in range(8):
+                await until(lambda n=ticket: len(gates.began()) > n)
+                await trio.sleep(0.2)
+                gates.open(gates.began()[-1])
+        statistics = (await server.get("/v2/models/gated/stats")).json()["model_stats"][0]
+        assert statistics["tritium"]["slo"]["rate"] > 0
+        async with trio.open_nursery() as nursery:
+            refused = []
+
+            async def send(ticket):
+                response = await ask(server, ticket)
+                if response.status != 200:
+                    refused.append(response)
+
+            for ticket in range(100, 110):
+                nursery.start_soon(send, ticket)
+            await until(lambda: len(refused) > 0)
+            code, details, trailers = await trio.to_thread.run_sync(lambda: call(server, 200, timeout=0.15))
+            gates.open()
+        assert refused[0].status == 503
+        assert "model 'gated' can't answer in time" in refused[0].error
+        assert int(refused[0].headers["retry-after"]) >= 1
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "can't answer in time" in details
+        assert int(trailers["retry-after"]) >= 1
+        assert await server.metric("tritium_slo_refused_total", model="gated", reason="p99") >= 1
+
+        assert (await ask(server, 300)).status == 200
