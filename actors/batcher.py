@@ -17,11 +17,14 @@ from actors.messages.errors import ErrorCode, TritiumError
 from actors.messages.requests import InferRequest
 from actors.model import InstanceState, ModelState
 from actors.scheduling.batching import Dispatch, policy_for
+from actors.scheduling.holding import Hold
 from actors.scheduling.queueing import RequestQueue
 from actors.scheduling.rate_limits import RateLimiter
 from actors.scheduling.retries import SuspectQueue
+from actors.specs import DynamicBatching
 from actors.statistics import FailureReason
 from actors.supervision.context import ChildContext
+from actors.turns import TurnTaker
 from actors.worker import LiveWorker
 
 BATCH_BYTES: Final = 64 * 1024 * 1024
@@ -31,9 +34,9 @@ BATCH_BYTES: Final = 64 * 1024 * 1024
 _Choice: TypeAlias = tuple[InstanceState, LiveWorker]  # and its worker, which has room
 
 
-async def run(ctx: ChildContext, state: ModelState) -> None:
+async def run(ctx: ChildContext, state: ModelState, *, hold: Hold | None = None) -> None:
     """Schedule until asked to stop. The queue drains before that, because instances stop after the scheduler."""
-    scheduler = Scheduler(state)
+    scheduler = Scheduler(state, hold)
     ctx.started()
     ctx.publish(scheduler=type(state.spec.scheduling).__name__.lower())
     alarm = Alarm(state.ring)
@@ -61,29 +64,20 @@ async def _take_turns(scheduler: Scheduler, state: ModelState, alarm: Alarm) -> 
             await state.doorbell.receive()
 
 
-class Scheduler:
+class Scheduler(TurnTaker):
     """One turn at a time: expire what is due, then dispatch as long as an instance has room and a batch is ready."""
 
-    def __init__(self, state: ModelState) -> None:
-        self._state = state
+    def __init__(self, state: ModelState, hold: Hold | None = None) -> None:
+        """`hold`, which dynamic batching heeds, says whether the first batch may begin."""
+        super().__init__(state)
+        heeded = isinstance(state.spec.scheduling, DynamicBatching)
+        self._hold = hold if hold is not None and heeded else Hold()
         self._policy = policy_for(state.spec) if state.slo is None else state.slo.policy
-        self._bug: Exception | None = None  # of a turn that somebody else took for it
-
-    def turn_at_once(self) -> None:
-        """Take a turn for a caller who is not the scheduler; what is left for later, or goes wrong, is the scheduler's own."""
-        try:
-            wake_at = self.turn(trio.current_time())
-        except Exception as bug:  # noqa: BLE001  # it is the supervised child's: it fails of that in its next turn
-            self._bug, wake_at = bug, -math.inf
-        if wake_at < math.inf:
-            self._state.ring()
 
     def turn(self, now: float) -> float:
-        """Do everything that can be done at `now`, and return when there is more to do if nobody rings before."""
-        state, queue = self._state, self._state.queue
-        state.answer_door()
-        if self._bug is not None:
-            raise self._bug
+        """See `TurnTaker.turn`."""
+        self.answer_door()
+        state, queue = self.state, self.state.queue
         self._expire(queue, now)
         expiry = math.inf
         for instance in state.instances:
@@ -93,11 +87,14 @@ class Scheduler:
         self._hunt()
         wake_at = math.inf
         held_up = False
+        held_back = not self._hold.open and not self._hold.opens(len(queue))
         while len(queue):
             chosen = self._next_instance()
             if chosen is None:
                 break
             candidates = queue.head(self._policy.max_rows)
+            if held_back and not candidates[0].synthetic:  # a load waits for its probe
+                break
             decision = self._policy.decide(candidates, oldest=queue.oldest_enqueued, now=now)
             if not isinstance(decision, Dispatch):
                 wake_at = decision.until
@@ -120,19 +117,19 @@ class Scheduler:
     def _expire(self, waiting: RequestQueue | SuspectQueue, now: float) -> None:
         if waiting.next_expiry() <= now:
             for request, error in waiting.expire(now):
-                self._state.fail(request, error, failure_reason(error))
+                self.state.fail(request, error, failure_reason(error))
 
     def _hunt(self) -> None:
         """Give instances with suspects the next group, alone, with nothing prefetched behind it."""
-        limiter = self._state.limiter
-        for instance in self._state.instances:
+        limiter = self.state.limiter
+        for instance in self.state.instances:
             worker = instance.worker
             while instance.hunting and worker is not None and worker.idle and worker.has_room:
                 instance.suspects.outcome_ok()  # of a group that could not even be handed over
                 if limiter is not None and len(instance.suspects) and not limiter.ask(instance):
                     break
                 suspects = instance.suspects.next()
-                if suspects and self._state.dispatch(worker, suspects, alone=True) and limiter is not None:
+                if suspects and self.state.dispatch(worker, suspects, alone=True) and limiter is not None:
                     limiter.began(instance)
 
     def _next_instance(self) -> _Choice | None:
@@ -142,7 +139,7 @@ class Scheduler:
         """
         fallback: _Choice | None = None
         most = -math.inf
-        for instance in self._state.rotation:
+        for instance in self.state.rotation:
             worker = instance.worker
             if worker is None or not worker.has_room or instance.hunting:
                 continue
@@ -156,7 +153,7 @@ class Scheduler:
         """Return an instance with room that may execute now. Of those that may not, each is in line then, and we are rung."""
         having_room = [
             (each, each.worker)
-            for each in self._state.rotation
+            for each in self.state.rotation
             if each.worker is not None and each.worker.has_room and not each.hunting
         ]
         having_room.sort(key=lambda choice: (not choice[1].idle, -choice[1].free_lanes))
@@ -167,16 +164,16 @@ class Scheduler:
 
         While batches are `held_up` instances with room stay in it, and one that hunts stays as long as it does.
         """
-        limiter = self._state.limiter
+        limiter = self.state.limiter
         if limiter is None:
             return
-        for each in self._state.rotation:
+        for each in self.state.rotation:
             has_room = each.worker is not None and each.worker.has_room
             if not (has_room and (held_up or len(each.suspects))):
                 limiter.withdraw(each)
 
     def _served(self, instance: InstanceState) -> None:
-        rotation = self._state.rotation
+        rotation = self.state.rotation
         if len(rotation) > 1:
             rotation.remove(instance)
             rotation.append(instance)

@@ -445,5 +445,7 @@ class ModelCache:
     def abandon(self) -> list[InferRequest]:
         """Return everybody who waits here, for the caller to answer; nobody leads any more."""
         idle = [*self._hashed, *self._flights.scatter()]
+        for ticket in self._hashed.values():
+            self._call_off(ticket)
         self._hashed.clear()
         return idle

@@ -29,6 +29,7 @@ from actors.scheduling.ensembles import Course, StepModel, Wiring
 from actors.specs import Ensemble, EnsembleStep, ModelSpec
 from actors.statistics import FailureReason
 from actors.supervision.context import ChildContext
+from actors.turns import TurnTaker
 
 GATE_PATIENCE: Final = 300.0
 """Seconds a step waits at most where `max_inflight_requests` are on their way (contract, scheduling.md section 7)."""
@@ -53,13 +54,13 @@ class _Planned:
     course: Course
 
 
-class Ensembler:
+class Ensembler(TurnTaker):
     """Runs the requests of one ensemble version. Implements `actors.model.Composite`."""
 
     def __init__(self, state: ModelState, resolve: Resolve) -> None:
         if not isinstance(state.spec.scheduling, Ensemble):
             raise TypeError(f"{state.spec.name} is no ensemble")
-        self.state = state
+        super().__init__(state)
         self._wiring = Wiring(state.spec.scheduling)
         self._resolve = resolve
         self._requests: dict[InferRequest, ComposedRequest] = {}
@@ -72,7 +73,6 @@ class Ensembler:
         self._kept: list[ModelState] = []  # pinned for requests that have not begun
         self._keepers = 0
         self._waiting_kept = False  # one of those is what waits in the queue
-        self._bug: Exception | None = None
 
     @property
     def steps(self) -> Sequence[EnsembleStep]:
@@ -123,22 +123,10 @@ class Ensembler:
 
     # -- the scheduler's turn ------------------------------------------------------------------------------------------
 
-    def turn_at_once(self) -> None:
-        """Take a turn for a caller who is not the scheduler; what is left for later, or goes wrong, is the scheduler's own."""
-        try:
-            wake_at = self.turn(trio.current_time())
-        except Exception as bug:  # noqa: BLE001  # it is the supervised child's: it fails of that in its next turn
-            self._bug, wake_at = bug, -math.inf
-        if wake_at < math.inf:
-            self.state.ring()
-
     def turn(self, now: float) -> float:
-        """Do everything that can be done at `now`, and return when there is more to do if nobody rings before."""
+        """See `TurnTaker.turn`."""
+        self.answer_door()
         state, queue = self.state, self.state.queue
-        state.answer_door()
-        if self._bug is not None:
-            bug, self._bug = self._bug, None
-            raise bug
         if self._loans:
             self._look_after_loans()
         self._lose_patience(now)

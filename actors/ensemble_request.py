@@ -230,7 +230,7 @@ class ComposedRequest:
         self._over = False
         self._began = now
         self._parts = 0
-        self._compute = [0, 0, 0]
+        self._spent = [0, 0, 0, 0]  # by its steps, as in `InferResponse.timing`
         for state in self._pinned.values():
             state.pin()
 
@@ -487,12 +487,12 @@ class ComposedRequest:
         self._state.fail(self.request, told, FailureReason.OTHER)
 
     def _count(self, part: InferResponse) -> None:
-        for index, spent in enumerate((part.timing or _NO_TIME)[1:]):
-            self._compute[index] += spent
+        for index, spent in enumerate(part.timing or _NO_TIME):
+            self._spent[index] += spent
 
     def _timing(self) -> tuple[int, int, int, int]:
         queue = int((self._began - self.request.accepted_at) * 1e9)
-        return (max(0, queue), self._compute[0], self._compute[1], self._compute[2])
+        return (max(0, queue) + self._spent[0], self._spent[1], self._spent[2], self._spent[3])
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -387,6 +387,8 @@ class InstanceActor:
         """Reap the worker, take its last results, settle what it held, and close everything."""
         instance = self._instance
         instance.worker = None
+        if self._state.sequences is not None:
+            self._state.sequences.about_to_leave(instance.key)
         if not self._exited.is_set():
             launched.terminate()
             with trio.move_on_after(0 if self._verdict else TERMINATE_SECONDS):

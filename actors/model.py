@@ -8,7 +8,6 @@ except `submit`, which waits while the queue is full.
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
+from actors.deaths import Deaths
 from actors.frames import Result
 from actors.gathering import Cut
 from actors.messages.errors import (
     Cancelled,
-    DeadlineExceeded,
     InvalidArgument,
     Poisoned,
     TritiumError,
@@ -30,7 +29,6 @@ from actors.messages.requests import InferRequest, InferResponse, Parameter
 from actors.messages.tensors import Tensor
 from actors.parts import Arrived
 from actors.scheduling.batching import policy_for
-from actors.scheduling.fairness import Turns
 from actors.scheduling.marks import marks_of
 from actors.scheduling.ordering import ReorderBuffer
 from actors.scheduling.queueing import RequestQueue
@@ -41,6 +39,7 @@ from actors.scheduling.slo import Admission
 from actors.specs import DynamicBatching, InstanceSpec, ModelSpec, SequenceBatching
 from actors.statistics import FailureReason, ModelStatistics
 from actors.validation import Validator
+from actors.waiting import WaitingLine
 from actors.worker import InFlight, LiveWorker
 
 if TYPE_CHECKING:
@@ -89,21 +88,6 @@ class Composite(Protocol):
 
     def let_go(self) -> None:
         """Nobody counts on it any more."""
-
-
-class _Place:
-    """A caller's place in the line for room in the queue."""
-
-    __slots__ = ("called", "refusal")
-
-    def __init__(self) -> None:
-        self.called = trio.Event()  # look again: there may be room, or a refusal
-        self.refusal: TritiumError | None = None
-
-    def refuse(self, error: TritiumError) -> None:
-        """End the wait with `error`."""
-        self.refusal = error
-        self.called.set()
 
 
 class InstanceState:
@@ -178,7 +162,7 @@ class ModelState:
         self.statistics = statistics
         self.slo = None if spec.slo is None else Admission(spec.slo, policy_for(spec))
         self.quarantine = Quarantine(QUARANTINE_SECONDS)
-        self._hung = Quarantine(QUARANTINE_SECONDS)  # what hung once, and may have been unlucky
+        self._deaths = Deaths(self, QUARANTINE_SECONDS)
         self.in_flight: set[InferRequest] = set()
         self.load_finished = trio.Event()  # READY or UNAVAILABLE for the first time
         self.given_up = False  # its workers are not waited for
@@ -188,10 +172,7 @@ class ModelState:
         self._validate = Validator(spec)
         self._on_status = on_status
         self._wall_clock = wall_clock
-        self._waiting: OrderedDict[InferRequest, _Place] = OrderedDict()
-        self._turns = (
-            None if self.queue.ledger is None else Turns()
-        )  # of those, where tenants share the queue
+        self._line = WaitingLine(self.queue, spec.name, self._look_again)
         self._ring, self.doorbell = trio.open_memory_channel[None](1)
         self._rung = False
         self.take_turn: Callable[[], None] | None = None  # the scheduler's, while it runs
@@ -263,8 +244,7 @@ class ModelState:
         if self.limiter is not None:
             self.limiter.withdraw(instance)
         instance.settled.set()
-        if self.sequences is not None:
-            self._end_sequences(instance, "has been taken out of service")
+        self._deaths.end_sequences(instance, "has been taken out of service")
         self.queue.push_front(instance.suspects.drain())
         self.ring()
 
@@ -312,7 +292,7 @@ class ModelState:
         try:
             self.submit_nowait(request, pinned=pinned)
         except trio.WouldBlock:
-            await self._wait_for_room(request)
+            await self._line.wait(request)
             # An equal one may have been answered meanwhile.
             if self.cache is None or not self.cache.intercept(request):
                 self._enqueue(request)
@@ -334,7 +314,7 @@ class ModelState:
             return
         if self.slo is not None:
             self._refuse_if_late(request, self.slo)
-        if (self._waiting and not self._may_pass(request)) or not self.queue.admits(request):
+        if not (self._line.may_pass(request) and self.queue.admits(request)):
             raise trio.WouldBlock
         self._enqueue(request)
 
@@ -367,16 +347,9 @@ class ModelState:
             self.cache.queued(request)
         self.ring()
 
-    def _may_pass(self, request: InferRequest) -> bool:
-        if self._turns is not None:
-            return not self._turns.waits(request.tenant)
-        return self.sequences is not None and self.sequences.may_pass(request)
-
     def _refuse_if_late(self, request: InferRequest, slo: Admission) -> None:
         """Raise Unavailable for what can't be answered in time."""
-        ahead = self.queue.ahead_of(request)
-        if self._turns is None:
-            ahead += len(self._waiting)
+        ahead = self.queue.ahead_of(request) + self._line.ahead()
         patience = self.queue.patience(request)
         slo.admit(request, ahead=ahead, patience=patience, now=trio.current_time())
 
@@ -394,51 +367,16 @@ class ModelState:
             f"Request for unknown model: '{self.spec.name}' version {self.spec.version} is not at ready state"
         )
 
-    async def _wait_for_room(self, request: InferRequest) -> None:
-        place = self._waiting[request] = _Place()
-        if self._turns is not None:
-            self._turns.add(request)
-        if self.sequences is not None:
-            self.sequences.waits_for_room(request, waits=True)
-        try:
-            while True:
-                with trio.move_on_at(request.deadline):
-                    await place.called.wait()
-                if place.refusal is not None:
-                    raise place.refusal
-                if not place.called.is_set():
-                    raise DeadlineExceeded(
-                        f"{request.prefix}the request's own deadline passed while it waited for room in the queue of model "
-                        f"'{self.spec.name}'"
-                    )
-                if self.queue.admits(request):
-                    return
-                place.called = trio.Event()
-        finally:
-            del self._waiting[request]
-            if self._turns is not None:
-                self._turns.remove(request)
-            if self.sequences is not None:
-                self.sequences.waits_for_room(request, waits=False)
-            self._let_in()  # it runs after us: whether we came in or went away, there may be room for the next
-            self._drained.set()  # those who wait look again
-
-    def _let_in(self) -> None:
-        """Have the caller whose turn it is look again whether there is room in the queue; having left, it calls the next."""
-        if not self._waiting:
-            return
-        if self._turns is None:
-            next(iter(self._waiting.values())).called.set()
-        elif (request := self._turns.next(self.queue.admits)) is not None:
-            self._waiting[request].called.set()
+    def _look_again(self) -> None:
+        """Somebody has left the line: whoever waits for the end of everything counts anew."""
+        self._drained.set()
 
     def cancel(self, request: InferRequest) -> None:
         """The client left. See `actors.interfaces.ServedModel.cancel`."""
         request.cancelled = True
-        place = self._waiting.get(request)
-        if place is not None:
-            place.refuse(Cancelled(""))
-        elif request in self.in_flight:
+        if self._line.refuse(request, Cancelled("")):
+            return
+        if request in self.in_flight:
             if self.sequences is not None and request in self.sequences:
                 for member in self.sequences.abandon(request, trio.current_time()):
                     self.fail(member, Cancelled(""), FailureReason.CANCELED)
@@ -520,7 +458,7 @@ class ModelState:
 
     def made_room(self) -> None:
         """Requests have left the queue: whoever waits for room looks again."""
-        self._let_in()
+        self._line.call_next()
 
     def dispatch(self, worker: LiveWorker, requests: Sequence[InferRequest], *, alone: bool = False) -> bool:
         """Hand a batch to an instance with room. Where that fails, which is False, its requests are answered, and nobody else's."""
@@ -541,7 +479,7 @@ class ModelState:
             if self.slo is not None:
                 requests[0].dispatched_at = trio.current_time()
                 self.slo.dispatched(len(self.queue))
-            self._let_in()
+            self._line.call_next()
             return True
 
     def _queue_wants(self, instance: InstanceState) -> bool:
@@ -602,7 +540,7 @@ class ModelState:
             self.respond(request, response)
         if clients:
             statistics.batch_executed(rows, input_ns, infer_ns, output_ns, self._wall_clock())
-        if self.slo is not None:
+        if self.slo is not None and batch.requests[0].dispatched_at >= 0.0:  # else it was a warmup
             latencies = [now - request.accepted_at for request in batch.requests if not request.synthetic]
             service = now - batch.requests[0].dispatched_at
             self.slo.returned(len(batch.requests), rows, service, latencies, now)
@@ -619,9 +557,11 @@ class ModelState:
             self.fail(request, error, FailureReason.BACKEND)
         elif request.cancelled:
             self.fail(request, Cancelled(""), FailureReason.CANCELED)
-        else:
-            self.sequences.reschedule(request, trio.current_time())
+        elif self.sequences.reschedule(request, trio.current_time()):
             self.ring()
+        else:
+            why = f"sequence {request.correlation_id!r} of model '{self.spec.name}' has ended with its instance; send it again"
+            self.fail(request, Unavailable(request.prefix + why), FailureReason.BACKEND)
 
     def partial(self, batch: InFlight, arrived: Arrived) -> None:
         """Pass on one part of a decoupled model's answer.
@@ -667,7 +607,9 @@ class ModelState:
         response.on_release(batch.slot.release)
 
     def fail(self, request: InferRequest, error: TritiumError, reason: FailureReason) -> None:
-        """Answer an accepted request with an error, and count it."""
+        """Answer an accepted request with an error, and count it; an ensemble's failures have no reason but OTHER."""
+        if self.composite is not None:
+            reason = FailureReason.OTHER
         if not request.synthetic:
             self.statistics.failed(reason, int((trio.current_time() - request.accepted_at) * 1e9))
         self.respond(request, error)
@@ -697,8 +639,8 @@ class ModelState:
         else:
             for member, answer in self._ordering.release(self._ordering.ticket(request), part):
                 member.reply.put(answer, final=True)
-        if self._waiting:
-            self._let_in()  # it may have left the queue by this
+        if self._line:
+            self._line.call_next()  # it may have left the queue by this
         elif not self.in_flight:
             self._drained.set()
 
@@ -706,83 +648,7 @@ class ModelState:
 
     def settle(self, instance: InstanceState, aftermath: Aftermath) -> None:
         """Carry out what `actors.scheduling.retries` decided after the death of `instance`'s worker."""
-        now = trio.current_time()
-        for request in aftermath.quarantine:
-            self.statistics.quarantined += 1
-            self.quarantine.add(request, now)
-        for request in aftermath.cancelled:
-            self.fail(request, Cancelled(""), FailureReason.CANCELED)
-        for request, error in aftermath.refuse:
-            if isinstance(error, DeadlineExceeded):
-                self._remember_hang(request, now)
-            elif (
-                self.sequences is not None
-                and not self.sequences.keeps_state
-                and isinstance(error, Unavailable)
-            ):
-                error = _sequence_lost(
-                    request, instance, f"died of {instance.last_reason}"
-                )  # there is no trying again
-            self.fail(request, error, FailureReason.BACKEND)
-        if self.sequences is not None:
-            self._settle_sequences(self.sequences, instance, aftermath)
-            return
-        if len(aftermath.suspects) > 1:
-            self.statistics.bisected += 1
-        heir = instance
-        if instance not in self.instances:  # it was dismissed, and will not come back to hunt for them
-            heir = next((each for each in self.rotation if each.worker is not None), self.rotation[0])
-        instance.suspects.outcome_died(())
-        if self.limiter is not None:
-            self.limiter.died(instance)
-        heir.suspects.push_split(aftermath.suspects)
-        self.queue.push_front(aftermath.requeue)
-        self.statistics.retried += sum(1 for request in aftermath.requeue if request.attempts)
-        self.statistics.retried += sum(map(len, aftermath.suspects))
-        if aftermath.suspects:
-            instance.exhausted = False  # it is the request that is looked for, and the instance goes on
-        elif instance.exhausted:
-            self.instance_exhausted(instance)  # its trial ended as its lives before
-        self.ring()
-
-    def _settle_sequences(
-        self, sequences: SequenceQueue, instance: InstanceState, aftermath: Aftermath
-    ) -> None:
-        """A worker died with sequences: with a checkpoint they go on, and what ran is run again where that is allowed."""
-        now = trio.current_time()
-        self._end_sequences(instance, f"died of {instance.last_reason}")
-        if self.limiter is not None:
-            self.limiter.died(instance)
-        again = [*aftermath.requeue, *itertools.chain.from_iterable(aftermath.suspects)]
-        if not sequences.keeps_state:
-            for request in again:
-                self.fail(
-                    request,
-                    _sequence_lost(request, instance, f"died of {instance.last_reason}"),
-                    FailureReason.BACKEND,
-                )
-        else:
-            suspects = set(again[len(aftermath.requeue) :])
-            for request in again:
-                sequences.put_back(request, alone=request in suspects, now=now)
-            self.statistics.retried += sum(1 for request in again if request.attempts)
-        if instance.exhausted:
-            self.instance_exhausted(instance)
-        self.ring()
-
-    def _end_sequences(self, instance: InstanceState, why: str) -> None:
-        """Answer what waits of the sequences that an instance had, unless they can go on elsewhere."""
-        if self.sequences is not None:
-            for request in self.sequences.leave(instance.key, trio.current_time()):
-                self.fail(request, _sequence_lost(request, instance, why), FailureReason.BACKEND)
-
-    def _remember_hang(self, request: InferRequest, now: float) -> None:
-        """A request is not run again after a hang, so its second one is that of a request with the same inputs."""
-        if self._hung.match(request, now):
-            self.statistics.quarantined += 1
-            self.quarantine.add(request, now)
-        else:
-            self._hung.add(request, now)
+        self._deaths.settle(instance, aftermath)
 
     def fail_queued(self, error: TritiumError) -> None:
         """Answer everything that waits with `error`."""
@@ -791,8 +657,7 @@ class ModelState:
                 self.fail(request, error, FailureReason.OTHER)
         for request in self.queue.drain():
             self.fail(request, error, FailureReason.OTHER)
-        for place in self._waiting.values():
-            place.refuse(error)
+        self._line.refuse_all(error)
 
     def give_up(self, why: str) -> None:
         """Answer whatever is left, and have nobody wait for the workers that are busy with it."""
@@ -809,7 +674,7 @@ class ModelState:
 
     async def wait_drained(self) -> None:
         """Wait until every accepted request has been answered, and no ensemble's request counts on this version."""
-        while self.in_flight or self._waiting or self._pins:
+        while self.in_flight or self._line or self._pins:
             if self._drained.is_set():
                 self._drained = trio.Event()
             await self._drained.wait()
@@ -821,13 +686,6 @@ class ModelState:
             self.fail(request, Unavailable(request.prefix + STOPPING), FailureReason.OTHER)
         if self.composite is not None:
             self.composite.give_up()
-
-
-def _sequence_lost(request: InferRequest, instance: InstanceState, why: str) -> Unavailable:
-    return Unavailable(
-        f"{request.prefix}sequence {request.correlation_id!r} of model '{request.model_name}' has ended: its instance"
-        f" '{instance.spec.name}' {why}; begin it again with the START flag"
-    )
 
 
 def _parameters(

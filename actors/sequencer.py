@@ -7,7 +7,7 @@ is alone there is dispatched by its caller, and a doorbell wakes the actor for e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import trio
@@ -17,17 +17,20 @@ from actors.batcher import failure_reason
 from actors.messages.events import Event, Log
 from actors.model import InstanceState, ModelState
 from actors.scheduling.batching import Dispatch, Wait
+from actors.scheduling.holding import Hold
+from actors.scheduling.sequence_slots import SlotGroup
 from actors.scheduling.sequences import SequenceQueue
 from actors.supervision.context import ChildContext
+from actors.turns import TurnTaker
 from actors.worker import LiveWorker
 
 
-async def run(ctx: ChildContext, state: ModelState, *, log: Log) -> None:
+async def run(ctx: ChildContext, state: ModelState, *, log: Log, hold: Hold | None = None) -> None:
     """Schedule until asked to stop. The queue drains before that, because instances stop after the scheduler."""
     alarm = Alarm(state.ring)
     clock = Clock(state.ring, alarm)
     try:
-        sequencer = Sequencer(state, clock, log)
+        sequencer = Sequencer(state, clock, log, hold)
         ctx.started()
         ctx.publish(scheduler="sequencebatching")
         async with trio.open_nursery() as nursery:
@@ -80,40 +83,30 @@ class Clock:
                 self._ring()
 
 
-class Sequencer:
+class Sequencer(TurnTaker):
     """One turn at a time: end what is due, then dispatch to each group of slots that has something ready."""
 
-    def __init__(self, state: ModelState, clock: Clock, log: Log) -> None:
-        """Raises TypeError for a model without sequences."""
+    def __init__(self, state: ModelState, clock: Clock, log: Log, hold: Hold | None = None) -> None:
+        """`hold` says whether the first batch may begin. Raises TypeError for a model without sequences."""
         if state.sequences is None:
             raise TypeError(f"model '{state.spec.name}' has no sequences")
-        self._state = state
+        super().__init__(state)
         self._queue: SequenceQueue = state.sequences
         self._clock = clock
         self._log = log
+        self._hold = Hold() if hold is None else hold
         self._restarted = self._queue.restarted
-        self._bug: Exception | None = None  # of a turn that somebody else took for it
 
-    def turn_at_once(self) -> None:
-        """Take a turn for a caller who is not the scheduler; what goes wrong is the scheduler's own."""
-        try:
-            self.turn(trio.current_time())
-        except Exception as bug:  # noqa: BLE001  # it is the supervised child's: it fails of that in its next turn
-            self._bug = bug
-            self._state.ring()
-
-    def turn(self, now: float) -> None:
-        """Do everything that can be done at `now`."""
-        state, queue = self._state, self._queue
-        state.answer_door()
-        if self._bug is not None:
-            raise self._bug
+    def turn(self, now: float) -> float:
+        """See `TurnTaker.turn`. Its clock rings when there is more to do."""
+        self.answer_door()
+        state, queue = self.state, self._queue
         wake_at = queue.next_expiry()
         if wake_at <= now:
             for request, error in queue.expire(now):
                 state.fail(request, error, failure_reason(error))
             wake_at = queue.next_expiry()
-        for instance in state.rotation:
+        for instance in state.rotation if self._hold.open or self._opens() else ():
             worker = instance.worker
             if worker is not None:
                 wake_at = min(wake_at, self._serve(instance, worker, now))
@@ -121,12 +114,19 @@ class Sequencer:
             self._clock.at_latest(wake_at, now)
         if queue.restarted != self._restarted:
             self._warn()
+        return math.inf
+
+    def _opens(self) -> bool:
+        queue = self._queue
+        if self._hold.opens(queue.queued_for_slots, queue.queued_in_backlog):
+            return True
+        return any(request.synthetic for request in queue.head(0))  # a load waits for its probe
 
     def _serve(self, instance: InstanceState, worker: LiveWorker, now: float) -> float:
         """Give an instance what is ready for it; return until when there is nothing more for it."""
-        wake_at, limiter = math.inf, self._state.limiter
+        wake_at, limiter = math.inf, self.state.limiter
         held_up = False
-        for group in self._queue.groups(instance.key):
+        for group in self._permitted(self._queue.groups(instance.key), worker):
             decision = self._queue.decide(group, now)
             if isinstance(decision, Wait):
                 wake_at = min(wake_at, decision.until)
@@ -137,11 +137,22 @@ class Sequencer:
                 held_up = True
                 break
             batch = self._queue.form(group, decision)
-            if self._state.dispatch(worker, batch.requests, alone=batch.alone) and limiter is not None:
+            if self.state.dispatch(worker, batch.requests, alone=batch.alone) and limiter is not None:
                 limiter.began(instance)
         if limiter is not None and not held_up:
             limiter.withdraw(instance)
         return wake_at
+
+    def _permitted(self, groups: Sequence[SlotGroup], worker: LiveWorker) -> Sequence[SlotGroup]:
+        """Return the groups that may run now. One whose next request is a suspect runs when no other lane of its worker does."""
+        if len(groups) < 2:
+            return groups
+        if any(batch.alone for batch in worker.outstanding.values()):
+            return ()
+        suspects = [group for group in groups if self._queue.suspects(group)]
+        if not suspects:
+            return groups
+        return suspects[:1] if worker.idle else ()
 
     def wants(self, instance: InstanceState) -> bool:
         """Whether an instance has a batch that it could begin."""
@@ -154,8 +165,8 @@ class Sequencer:
         self._log(
             Event.SEQUENCE_STARTED,
             level="warning",
-            model=self._state.spec.name,
-            version=self._state.spec.version,
+            model=self.state.spec.name,
+            version=self.state.spec.version,
             correlation_id=self._queue.last_restarted,
             restarts=self._queue.restarted - self._restarted,
             reason="START on a sequence that has not ended: what is queued of it still runs, then its state is reset",

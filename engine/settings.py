@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, cast
 
+from actors.scheduling.holding import StartAfter
 from engine.cache.settings import CacheSettings, read_cache
 from engine.cli.flags import BY_NAME
 from engine.cli.words import Given, read_memory_limit, read_size, scan_argv, scan_environ, to_int
 from engine.cli.words import SettingsError as SettingsError
+from engine.hooks import read_start_after, warnings_of
 from engine.listening import (
     GrpcSettings,
     RestrictedHeader,
@@ -96,6 +98,7 @@ class Settings:
     host_policies: Mapping[str, HostPolicy] = field(default_factory=dict)
 
     cache: CacheSettings | None = None  # of responses
+    start_after: StartAfter = field(default_factory=StartAfter)  # of a model's first batch
 
     id: str = "triton"
     exit_on_error: bool = True
@@ -198,6 +201,7 @@ def _settings(given: Given, environ: Mapping[str, str]) -> Settings:
         rate_limit_resources=_resources(given),
         host_policies=read_host_policies(given.all("host-policy")),
         cache=read_cache(given, environ),
+        start_after=_start_after(given, environ),
         id=given.text("id", "triton"),
         exit_on_error=given.boolean("exit-on-error", True),
         strict_readiness=given.boolean("strict-readiness", True),
@@ -309,6 +313,12 @@ def _resources(given: Given) -> Mapping[tuple[str, int | None], int]:
             "--rate-limit-resource has no effect: only --rate-limit=execution_count limits executions"
         )
     return resources
+
+
+def _start_after(given: Given, environ: Mapping[str, str]) -> StartAfter:
+    after = read_start_after(environ)
+    given.warnings.extend(warnings_of(after))
+    return after
 
 
 def _backend_settings(pairs: Sequence[str]) -> dict[str, Mapping[str, str]]:

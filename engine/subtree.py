@@ -20,6 +20,7 @@ from actors.messages.errors import Internal, InvalidArgument, Unavailable
 from actors.messages.events import Event, Log
 from actors.model import STOPPING, InstanceState, ModelState, Status
 from actors.router import UNLOADED, Router
+from actors.scheduling.holding import Hold, StartAfter
 from actors.scheduling.rate_limits import RateLimiter
 from actors.specs import Ensemble, EnsembleStep, InstanceSpec, ModelSpec
 from actors.supervision.context import ChildContext
@@ -52,10 +53,12 @@ class ModelSubtrees:
         stop_within: float,
         limiter: RateLimiter[InstanceState] | None = None,
         cache: ResponseCache | None = None,
+        start_after: StartAfter | None = None,
     ) -> None:
         """`supervisor` is the dynamic one that versions become children of; `stop_within` seconds an instance may take.
 
-        Without a `limiter` executions are not rate-limited, and without a `cache` no answers are kept.
+        Without a `limiter` executions are not rate-limited, without a `cache` no answers are kept, and without
+        `start_after` no first batch is held back.
         """
         self._supervisor = supervisor
         self._router = router
@@ -65,6 +68,7 @@ class ModelSubtrees:
         self._stop_within = stop_within
         self._limiter = limiter
         self._cache = cache
+        self._start_after = start_after
         self._standing: dict[str, ModelState] = {}  # by the subtree's name
         self._instances: dict[str, Supervisor] = {}  # the same; those whose instances stand
 
@@ -148,11 +152,12 @@ class ModelSubtrees:
         ctx.publish(model=state.spec.name, version=state.spec.version)
         if state.spec.namespace:
             ctx.publish(namespace=state.spec.namespace)
+        hold = Hold(self._start_after)
         instances = Supervisor([self._instance_child(state, each) for each in state.instances])
         version = Supervisor(
             [
                 instances.spec("instances"),
-                ChildSpec("scheduler", lambda ctx: _schedule(ctx, state, self._log)),
+                ChildSpec("scheduler", lambda ctx: _schedule(ctx, state, self._log, hold)),
             ],
             strategy=Strategy.REST_FOR_ONE,
         )
@@ -273,7 +278,9 @@ class ModelSubtrees:
         for state in self._router.states():
             depth = len(state.queue)
             held = sum(each.worker.waiting for each in state.instances if each.worker is not None)
-            state.statistics.pending = depth + held + sum(len(each.suspects) for each in state.instances)
+            waiting = depth + held + sum(len(each.suspects) for each in state.instances)
+            # What waits for an ensemble's steps is counted by their models (contract, observability.md section 1.3).
+            state.statistics.pending = 0 if state.composite is not None else waiting
             yield ModelSample(
                 name=state.spec.name,
                 version=state.spec.version,
@@ -290,14 +297,14 @@ class ModelSubtrees:
             )
 
 
-async def _schedule(ctx: ChildContext, state: ModelState, log: Log) -> None:
+async def _schedule(ctx: ChildContext, state: ModelState, log: Log, hold: Hold) -> None:
     """Run the scheduler actor of a version's kind."""
     if isinstance(state.composite, Ensembler):
         await ensemble.run(ctx, state, state.composite)
     elif state.sequences is not None:
-        await sequencer.run(ctx, state, log=log)
+        await sequencer.run(ctx, state, log=log, hold=hold)
     else:
-        await batcher.run(ctx, state)
+        await batcher.run(ctx, state, hold=hold)
 
 
 def _by_standing(state: ModelState) -> dict[str, int]:

@@ -79,6 +79,7 @@ _GRPC_TITLE: Final = "GRPCInferenceService"
 
 EXTENSIONS: Final = (
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",
@@ -224,6 +225,7 @@ class _Composition:
             stop_within=10.0,
             cache=None if self._cache is None else self._cache.cache,
             limiter=RateLimiter(settings.rate_limit_resources) if settings.rate_limit else None,
+            start_after=settings.start_after,
         )
         self.traffic = TrafficControl(
             self.router, log=self._log, random=random.random, wall_clock=milliseconds_since_epoch

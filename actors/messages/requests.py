@@ -111,7 +111,7 @@ class InferRequest:
         )
         self.queue_entry: object = None  # owned by the queue while the request waits in it
         self.cache_ticket: object = None  # owned by the model's cache until the request is answered
-        self.dispatched_at = 0.0  # of the first request of a batch, where the model promises a latency
+        self.dispatched_at = -1.0  # of a batch's first request, where the model promises a latency
         self.cancelled = False
         self.answered = False
         self.synthetic = False  # the server's own: a probe, which statistics leave out

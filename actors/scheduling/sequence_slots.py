@@ -78,12 +78,23 @@ class Impatience:
 class SlotGroup:
     """The slots of one lane of an instance. Only `SequenceQueue` changes it."""
 
-    __slots__ = ("fresh", "instance", "limit", "number", "padding", "ready", "running", "slots")
+    __slots__ = (
+        "fresh",
+        "instance",
+        "leaving",
+        "limit",
+        "number",
+        "padding",
+        "ready",
+        "running",
+        "slots",
+    )
 
     def __init__(self, instance: str, number: int, limit: int, padding: Padding) -> None:
         self.instance = instance
         self.number = number
         self.limit = limit
+        self.leaving = False  # its instance is about to be no more: nobody else is given a slot
         self.fresh = 0  # slots from here on have never been used
         self.slots: dict[int, LiveSequence] = {}  # those that are taken
         self.ready: list[tuple[int, LiveSequence]] = []  # by arrival of their first requests

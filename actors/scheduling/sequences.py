@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -140,7 +140,7 @@ class SequenceQueue(RequestQueue):
         self._timers: Timers[LiveSequence | Impatience | InferRequest] = Timers()
         self._shares = (Share(), Share())  # of the backlog, of slots
         self._alone: set[InferRequest] = set()
-        self._waiting_for_room: Counter[int | str] = Counter()
+        self._waiting_for_room: dict[int | str, OrderedDict[InferRequest, None]] = {}
         self._arrivals = count()
         self._numbers = count()
         self._made = count(1)
@@ -164,6 +164,16 @@ class SequenceQueue(RequestQueue):
         return sum(share.nbytes for share in self._shares)
 
     @property
+    def queued_for_slots(self) -> int:
+        """How many requests of sequences with a slot wait."""
+        return self._shares[True].requests
+
+    @property
+    def queued_in_backlog(self) -> int:
+        """How many requests of sequences without a slot wait."""
+        return self._shares[False].requests
+
+    @property
     def depth_by_level(self) -> Mapping[int, int]:
         """How many requests wait; there is one level."""
         return {0: len(self._queued)}
@@ -181,7 +191,7 @@ class SequenceQueue(RequestQueue):
             live=len(self._live),
             seated=seated,
             backlogged=len(self._backlog),
-            free_slots=sum(group.limit for group in groups) - seated,
+            free_slots=sum(len(group.slots) if group.leaving else group.limit for group in groups) - seated,
             expired=self._expired,
             restarted=self.restarted,
         )
@@ -207,14 +217,30 @@ class SequenceQueue(RequestQueue):
         return (
             sequence is not None
             and sequence.group is not None
-            and not self._waiting_for_room[request.correlation_id]
+            and request.correlation_id not in self._waiting_for_room
         )
 
     def waits_for_room(self, request: InferRequest, *, waits: bool) -> None:
         """`request` begins, or has ceased, to wait for room: until then no later one of its sequence may pass it."""
-        self._waiting_for_room[request.correlation_id] += 1 if waits else -1
-        if not self._waiting_for_room[request.correlation_id]:
+        line = self._waiting_for_room.setdefault(request.correlation_id, OrderedDict())
+        if waits:
+            line[request] = None
+        else:
+            line.pop(request, None)
+        if not line:
             del self._waiting_for_room[request.correlation_id]
+
+    def next_to_go_on(self) -> InferRequest | None:
+        """Return one that waits for room and has it: of a sequence with a slot, which is not to wait for the backlog's room."""
+        for correlation_id, line in self._waiting_for_room.items():
+            sequence = self._live.get(correlation_id)
+            if (
+                sequence is not None
+                and sequence.group is not None
+                and self.admits(request := next(iter(line)))
+            ):
+                return request
+        return None
 
     def push(self, request: InferRequest, now: float) -> None:
         """Enqueue a validated request at `now` (contract, section 6.1).
@@ -237,7 +263,7 @@ class SequenceQueue(RequestQueue):
         if mismatch is not None and request.correlation_id:
             control, given = mismatch
             raise InvalidArgument(
-                f"sequence batching control '{control.name}' data-type is '{given}', but model '{self._model}' expects"
+                f"{request.prefix}sequence batching control '{control.name}' data-type is '{given}', but model '{self._model}' expects"
                 f" '{control.datatype}'"
             )
         to_model = f"to model '{self._model}' must specify"
@@ -310,6 +336,13 @@ class SequenceQueue(RequestQueue):
         """Return the groups of an instance that has joined."""
         return self._groups.get(instance, ())
 
+    def about_to_leave(self, instance: str) -> None:
+        """An instance has died, and what it held is being settled: slots that this frees are not for the backlog."""
+        for group in self._groups.get(instance, ()):
+            group.leaving = True
+        self._free = [each for each in self._free if not each[2].leaving]
+        heapify(self._free)
+
     def leave(self, instance: str, now: float) -> list[InferRequest]:
         """An instance is no more: return the queued requests of its sequences, which are over.
 
@@ -318,12 +351,11 @@ class SequenceQueue(RequestQueue):
         """
         lost: list[InferRequest] = []
         moving: list[LiveSequence] = []
+        self.about_to_leave(instance)
         for group in self._groups.pop(instance, ()):
             sequences = list(group.slots.values())
             group.slots.clear()
             group.ready.clear()
-            self._free = [each for each in self._free if each[2] is not group]
-            heapify(self._free)
             for sequence in sequences:
                 sequence.group = None
                 self._move(sequence, seated=False)
@@ -375,8 +407,9 @@ class SequenceQueue(RequestQueue):
         group, sequence.group = sequence.group, None
         if group is not None:
             del group.slots[sequence.index]
-            heappush(self._free, (sequence.index, group.number, group))
-            self._fill(now)
+            if not group.leaving:
+                heappush(self._free, (sequence.index, group.number, group))
+                self._fill(now)
 
     def _close(self, sequence: LiveSequence) -> None:
         """Have the id name this sequence no more."""
@@ -420,6 +453,10 @@ class SequenceQueue(RequestQueue):
             return self._oldest.decide(heads, oldest=self._waits_since(group), now=now)
         until = self._direct_until(group)
         return Wait(until) if until > now else Dispatch(len(group.ready))
+
+    def suspects(self, group: SlotGroup) -> bool:
+        """Whether the next batch of `group` is one request that is suspected of killing workers."""
+        return bool(group.ready) and group.ready[0][1].queue[0] in self._alone
 
     def form(self, group: SlotGroup, decision: Dispatch) -> Batch:
         """Take the batch that `decide` has just decided on."""
@@ -533,17 +570,25 @@ class SequenceQueue(RequestQueue):
         """Whether the model may ask for a request to be run again (contract, section 6.7)."""
         return self._iterative
 
-    def reschedule(self, request: InferRequest, now: float) -> None:
-        """Queue a request again that ran, as the next one of its sequence and without flags (contract, section 6.7)."""
+    def reschedule(self, request: InferRequest, now: float) -> bool:
+        """Queue a request again that ran, as the next one of its sequence and without flags (contract, section 6.7).
+
+        False where its sequence has ended with its instance meanwhile: then the caller answers it.
+        """
+        held = request.queue_entry
+        if not self._keep and isinstance(held, LiveSequence) and held.group is None:
+            return False
         sequence = self._stopped_running(request)
-        if sequence is not None:
-            request.flags = 0
-            request.attempts = 0
-            self._alone.discard(request)
-            group = sequence.group if sequence.queue else None  # others of its sequence are before it
-            self._append(sequence, request, now)
-            if group is not None:
-                self._make_ready(sequence, group)
+        if sequence is None:
+            return False
+        request.flags = 0
+        request.attempts = 0
+        self._alone.discard(request)
+        group = sequence.group if sequence.queue else None  # others of its sequence are before it
+        self._append(sequence, request, now)
+        if group is not None:
+            self._make_ready(sequence, group)
+        return True
 
     def push_front(self, requests: Sequence[InferRequest]) -> None:
         """Put back what an instance did not run: each to the head of its sequence."""

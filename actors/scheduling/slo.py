@@ -3,7 +3,8 @@
 `Admission` is told of every batch that is handed over and of every batch that comes back, and from that knows two things:
 
 - the *rate* of answers while more waits than is taken at once. Only such intervals tell what the model is capable of: at
-  other times it answers what it is asked. Until there was one, nothing is known of the rate and nothing is refused for it.
+  other times it answers what it is asked, which only shows where it is capable of more than was thought. Until there was
+  one, nothing is known of the rate and nothing is refused for it.
 - the *service time* of a batch, from its hand-over to its answer.
 
 A request is expected after what waits ahead of it, at that rate, and then its own service. That is compared with what is left until
@@ -255,6 +256,9 @@ class Admission:
             if self._saturated_since < now:
                 self._rate.add(requests, now - self._saturated_since)
             self._saturated_since = now
+        elif service > 0 and requests / service > self._rate.value:
+            # It does at least this much. A rate of slower times would else keep the queue too short to ever be measured again.
+            self._rate.add(requests, service)
         if self._controller is not None:
             self._controller.batch(rows, service, latencies, now, crowded=self._busy)
 

@@ -90,14 +90,14 @@ def read_cache(given: Given, environ: Mapping[str, str]) -> CacheSettings | None
 
 
 class _Options:
-    """One cache's settings, each of which is to be read."""
+    """One cache's settings."""
 
     def __init__(self, cache: str, settings: Mapping[str, str]) -> None:
         self._cache = cache
-        self._left = dict(settings)
+        self._settings = settings
 
     def text(self, name: str, default: str = "") -> str:
-        return self._left.pop(name, default)
+        return self._settings.get(name, default)
 
     def required(self, name: str, such_as: str) -> str:
         value = self.text(name)
@@ -125,18 +125,19 @@ class _Options:
             raise SettingsError(f"--cache-config {self._cache},{name} takes true or false. Got {word}")
         return word in _TRUE
 
-    def close(self, known: Sequence[str]) -> None:
-        """Raise SettingsError for what was not read."""
-        for name in self._left:
-            raise SettingsError(
-                f"unknown --cache-config setting '{name}' of cache '{self._cache}'",
-                hint="settings are " + ", ".join(known),
-            )
+    def refuse_others(self, known: Sequence[str]) -> None:
+        """Raise SettingsError for a setting that is not `known`. First of all: what is missing may have been misspelt."""
+        for name in self._settings:
+            if name not in known:
+                raise SettingsError(
+                    f"unknown --cache-config setting '{name}' of cache '{self._cache}'",
+                    hint="settings are " + ", ".join(known),
+                )
 
 
 def _local(options: _Options, _: Mapping[str, str]) -> LocalCache:
+    options.refuse_others(("size",))
     size = read_size("cache-config=local,size", options.required("size", "1048576"))
-    options.close(("size",))
     return LocalCache(size=size)
 
 
@@ -157,6 +158,7 @@ _REDIS: Final = (
 
 
 def _redis(options: _Options, environ: Mapping[str, str]) -> RedisCache:
+    options.refuse_others(_REDIS)
     files = {name: options.text(name) for name in _TLS}
     tls = RedisTls(**files) if options.switch("tls_enabled") else None
     if tls is None and any(files.values()):
@@ -168,7 +170,7 @@ def _redis(options: _Options, environ: Mapping[str, str]) -> RedisCache:
     if bool(files["cert"]) != bool(files["key"]):
         raise SettingsError("--cache-config redis: 'cert' and 'key' go together")
     host = options.required("host", "localhost")
-    cache = RedisCache(
+    return RedisCache(
         host=host,
         port=_port(options),
         user=options.text("user") or environ.get(USERNAME_VARIABLE, ""),
@@ -180,8 +182,6 @@ def _redis(options: _Options, environ: Mapping[str, str]) -> RedisCache:
         wait_timeout=options.milliseconds("wait_timeout", 1000),
         tls=tls,
     )
-    options.close(_REDIS)
-    return cache
 
 
 def _port(options: _Options) -> int:

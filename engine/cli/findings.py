@@ -168,19 +168,21 @@ def _versions(versions: Sequence[int]) -> str:
 
 def _settings(spec: ModelSpec) -> Iterator[tuple[str, str]]:
     yield "batching", _batching(spec)
+    if isinstance(spec.scheduling, Ensemble):
+        return  # it has no instances, and nothing of its own is executed
     yield "instances", _instances(spec.instances)
     yield "isolation", f"{spec.isolation}, retry {spec.retry.value}"
     yield "execution timeout", f"{spec.execution_timeout:g} s" if spec.execution_timeout else "off"
 
 
 def _batching(spec: ModelSpec) -> str:
-    if not spec.batches:
-        return "none"
     if isinstance(spec.scheduling, Ensemble):
         return "each step's own"
     if isinstance(spec.scheduling, SequenceBatching):
         strategy = "direct" if isinstance(spec.scheduling.strategy, DirectStrategy) else "oldest"
-        return f"sequences, {strategy}, up to {spec.max_batch_size} in one batch"
+        return f"sequences, {strategy}, up to {max(1, spec.max_batch_size)} in one batch"
+    if not spec.batches:
+        return "none"
     if not isinstance(spec.scheduling, DynamicBatching):
         return f"up to {spec.max_batch_size} rows in one request"
     delay = spec.scheduling.max_queue_delay

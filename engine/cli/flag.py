@@ -58,9 +58,16 @@ class Flag:
         return "TRITIUM_" + self.name.upper().replace("-", "_")
 
 
-def one_of(complaint: str, *choices: str) -> Callable[[str], str]:
-    """Return a check that complains of what is none of the choices."""
-    return lambda value: "" if value in choices else complaint
+class OneOf:
+    """A check that complains of what is none of the choices."""
+
+    def __init__(self, complaint: str, *choices: str) -> None:
+        self._complaint = complaint
+        self.choices = choices
+
+    def __call__(self, value: str) -> str:
+        """Return what is wrong with `value`, or nothing."""
+        return "" if value in self.choices else self._complaint
 
 
 def one_of_in_any_case(complaint: str, *choices: str) -> Callable[[str], str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from engine.cli.flag import Flag, Group, Kind, grpc_threads, one_of, positive, trace_config
+from engine.cli.flag import Flag, Group, Kind, OneOf, grpc_threads, positive, trace_config
 from engine.cli.flags_cache import CACHE_FLAGS
 from engine.cli.flags_grpc import GRPC_FLAGS
 from engine.cli.flags_instances import INSTANCE_FLAGS
@@ -103,7 +103,7 @@ _HONOURED: Final = (
         group=Group.MODELS,
         default="none",
         metavar="MODE",
-        check=one_of("invalid argument for --model-control-mode", "none", "poll", "explicit"),
+        check=OneOf("invalid argument for --model-control-mode", "none", "poll", "explicit"),
         help="none: load every model at start-up. poll: the same, then follow what changes in the repositories."
         " explicit: load what --load-model names, then what the load and unload requests of the repository API ask for.",
     ),
@@ -305,7 +305,7 @@ _HONOURED: Final = (
         group=Group.LOGGING,
         default="default",
         metavar="FORMAT",
-        check=one_of("invalid argument for --log-format", "default", "ISO8601", "json", "console"),
+        check=OneOf("invalid argument for --log-format", "default", "ISO8601", "json", "console"),
         help="default and ISO8601: Triton's lines; json: an object a line; console: for reading.",
     ),
     Flag(

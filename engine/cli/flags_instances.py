@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.cli.flag import Flag, Group, one_of
+from engine.cli.flag import Flag, Group, OneOf
 
 INSTANCE_FLAGS: Final = (
     Flag(
@@ -15,7 +15,7 @@ INSTANCE_FLAGS: Final = (
         group=Group.INSTANCES,
         default="off",
         metavar="MODE",
-        check=one_of("invalid argument for --rate-limit", "off", "execution_count"),
+        check=OneOf("invalid argument for --rate-limit", "off", "execution_count"),
         help="execution_count: an instance executes only while it holds the resources of its 'rate_limiter', and who waits"
         " for the same ones is served by execution count × priority. off: 'rate_limiter' has no effect.",
     ),

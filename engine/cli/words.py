@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from engine.cli.flag import Flag, Kind
+from engine.cli.flag import Flag, Kind, OneOf
 from engine.cli.flags import BY_NAME, BY_VARIABLE
 
 REMOTE: Final = re.compile(r"(?:s3|gs|as)://")
@@ -128,7 +128,10 @@ class Given:
         for value in values:
             complaint = flag.check(value) if flag.check is not None else ""
             if complaint:
-                raise SettingsError(complaint, hint=f"--{flag.name} was given '{value}'")
+                taken = (
+                    f"; it takes {' or '.join(flag.check.choices)}" if isinstance(flag.check, OneOf) else ""
+                )
+                raise SettingsError(complaint, hint=f"--{flag.name} was given '{value}'{taken}")
             if flag.kind is Kind.BOOL:
                 _to_bool(value, flag)
             elif flag.kind is Kind.INT:

@@ -211,6 +211,7 @@ async def test_statistics_are_those_of_the_steps_and_one_execution(world, autoju
     counted = whole.statistics
     assert (counted.success_count, counted.inference_count, counted.execution_count) == (1, 3, 1)
     assert (counted.compute_input_ns, counted.compute_infer_ns, counted.compute_output_ns) == (20, 200, 2000)
+    assert counted.queue_ns == 10
     assert counted.last_inference_ms == 77
     assert counted.success_ns == 1_000_000_000
 
@@ -383,6 +384,27 @@ async def test_a_deadline_holds_also_in_the_ensembles_own_queue(world, autojump_
     await world.settled()
     assert len(whole.queue) == 1
     assert isinstance(await request.reply.wait(), DeadlineExceeded)
+    while b.running:
+        b.finish()
+        await world.settled()
+
+
+async def test_a_failure_in_the_ensembles_own_queue_has_no_reason_either(world, autojump_clock):
+    b = world.model("b", queue_bounds=QueueBounds(requests=1))
+    whole = world.ensemble(chain("b"))
+    await world.settled()
+    for _ in range(2):
+        await b.send()
+    whole.submit_nowait(ask())
+    await world.settled()
+    request = ask()
+    whole.submit_nowait(request)
+    await world.settled()
+    assert request in whole.queue
+    whole.cancel(request)
+    assert isinstance(request.reply.error, Cancelled)
+    assert whole.statistics.failures[FailureReason.OTHER] == 1
+    assert whole.statistics.failure_count == 1
     while b.running:
         b.finish()
         await world.settled()

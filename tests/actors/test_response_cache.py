@@ -428,6 +428,17 @@ async def test_large_requests_are_hashed_elsewhere_and_found_again(near, nursery
     assert at.counts()["hit"] == 1
 
 
+async def test_who_is_given_up_while_its_key_is_made_is_not_remembered_until_its_deadline(near, nursery):
+    at = near(**ANY_WIDTH)
+    await nursery.start(lambda task_status: at.cache.hashing.run(Started(task_status)))
+    request = at.request(1.0, elements=WIDE, deadline=trio.current_time() + 1000.0)
+    await at.state.submit(request)
+    assert len(at.cache.appointments) == 1
+    at.state.fail_queued(Unavailable("gone"))
+    assert request.reply.error is not None
+    assert len(at.cache.appointments) == 0
+
+
 async def test_where_the_hasher_dies_who_waits_for_it_runs(near, nursery):
     at = near(**ANY_WIDTH)
     scope = trio.CancelScope()

@@ -254,6 +254,37 @@ async def test_a_death_gives_every_request_of_its_sequences_one_error(stage, aut
     assert model.state.in_flight == {fresh}
 
 
+async def test_a_slot_that_a_death_frees_is_not_given_to_the_backlog(stage, autojump_clock):
+    model = stage(max_batch_size=1)
+    last = await step(model, 1, START | END)
+    await model.settled()
+    waiting = await step(model, 2, START)
+    die(model, refuse=((last, Unavailable("it died")),))
+    assert last.reply.error is not None
+    assert waiting.reply.parts == []
+    come_back(model)
+    await model.settled()
+    assert real(model.worker)[-1] == [waiting]
+
+
+async def test_an_answer_that_came_before_the_death_seats_nobody_in_the_dead_instance(stage, autojump_clock):
+    model = stage(max_batch_size=1)
+    last = await step(model, 1, START | END)
+    await model.settled()
+    waiting = await step(model, 2, START)
+    model.worker.instance.worker = None
+    model.state.sequences.about_to_leave(model.worker.instance.key)
+    model.worker.finish()
+    assert last.reply.answered
+    assert model.state.sequences.counts().free_slots == 0
+    newcomer = await step(model, 3, START)
+    die(model)
+    assert waiting.reply.parts == newcomer.reply.parts == []
+    come_back(model)
+    await model.settled()
+    assert real(model.worker)[-1] == [waiting]
+
+
 async def test_a_death_leaves_sequences_of_other_instances_alone(stage, autojump_clock):
     model = stage(max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
     first, second = await step(model, 1, START), await step(model, 2, START)
@@ -297,6 +328,27 @@ async def test_with_a_checkpoint_suspects_run_again_one_by_one(stage, autojump_c
         assert model.worker.sent[-1][1:] == ([request], True)
         model.worker.finish()
     assert all(request.reply.answered for request in running)
+
+
+async def test_a_suspect_runs_when_no_other_lane_of_its_worker_does(stage, autojump_clock):
+    lanes = (InstanceSpec(name="m", lanes=2),)
+    model = stage(KEPT, max_batch_size=1, capacity=2, instances=lanes)
+    first, second = await step(model, 1, START), await step(model, 2, START)
+    await model.settled()
+    assert len(model.worker.outstanding) == 2
+    die(model, suspects=((first,), (second,)))
+    come_back(model)
+    await model.settled()
+    assert real(model.worker)[2:] == [[first]]
+    model.worker.finish()
+    await model.settled()
+    assert real(model.worker)[2:] == [[first], [second]]
+    behind = await step(model, 1)
+    await model.settled()
+    assert len(model.worker.outstanding) == 1
+    model.worker.finish()
+    await model.settled()
+    assert real(model.worker)[4:] == [[behind]]
 
 
 async def test_what_may_not_run_twice_is_refused_and_its_sequence_goes_on(stage, autojump_clock):
@@ -361,6 +413,42 @@ async def test_a_full_backlog_does_not_keep_those_with_slots_from_ending(stage, 
         model.worker.finish()
         await model.settled()
     assert stuck.reply.admitted
+
+
+async def test_who_goes_on_with_a_slot_does_not_wait_behind_those_without(stage, autojump_clock):
+    model = stage(max_batch_size=1, queue_bounds=QueueBounds(requests=1))
+    await step(model, 1, START)
+    await model.settled()
+    await step(model, 1)
+    await step(model, 2, START)
+    newcomer = model.sending(correlation_id=3, flags=START)
+    await model.settled()
+    last = model.sending(correlation_id=1, flags=END)
+    await model.settled()
+    assert not newcomer.reply.admitted
+    assert not last.reply.admitted
+    model.worker.finish()
+    await model.settled()
+    assert last.reply.admitted
+    assert not newcomer.reply.admitted
+    for _ in range(2):
+        model.worker.finish()
+        await model.settled()
+    assert newcomer.reply.admitted
+
+
+async def test_what_is_to_run_again_on_an_instance_that_has_left_is_answered(stage, autojump_clock):
+    again = SequenceBatching(strategy=OldestStrategy(), iterative=True)
+    model = stage(again, max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
+    request = await model.send()
+    await model.settled()
+    model.state.remove_instance(model.worker.instance)
+    model.worker.finish(answers=[Answer(rescheduled=True)])
+    await model.settled()
+    assert "has ended with its instance" in request.reply.error.message
+    assert real(model.workers[1]) == []
+    assert not model.state.in_flight
+    assert model.state.sequences.counts().live == 0
 
 
 async def test_an_instance_that_leaves_ends_its_sequences(stage, autojump_clock):

@@ -159,3 +159,30 @@ async def test_what_is_measured_is_told_with_the_statistics(autojump_clock, nurs
     assert slo["p99"] == 0.1
     assert slo["service"] == pytest.approx(1 / 64)
     assert (slo["rate"], slo["delay"], slo["size"]) == (None, 1 / 64, 8)
+
+
+async def test_a_warmup_says_nothing_of_how_long_clients_wait(autojump_clock, nursery):
+    stage = Stage(nursery, slo=Slo(p99=0.1), scheduling=DynamicBatching(), ready=False)
+    stage.worker.dispatch([stage.request()], now=trio.current_time())
+    await trio.sleep(0.25)
+    stage.worker.finish()
+    stage.state.instance_ready(stage.worker.instance, stage.worker)
+    assert stage.state.slo.sample(10).wait == 0.0
+
+
+@pytest.mark.slow  # tens of thousands of turns of the scheduler
+async def test_after_slow_times_a_model_is_asked_for_all_that_it_can_do(autojump_clock, nursery):
+    """What it refused meanwhile kept its queue too short to be measured."""
+    stage = Stage(nursery, slo=Slo(p99=0.125), scheduling=DynamicBatching())
+    batch = [1 / 64]
+    nursery.start_soon(serve, stage.worker, lambda rows: batch[0])
+    load = Load(stage, 256.0)
+    nursery.start_soon(load.run)
+    await load.for_seconds(2.0)
+    batch[0] = 0.5
+    await load.for_seconds(30.0)
+    batch[0] = 1 / 64
+    await load.for_seconds(10.0)
+    counts, _ = await load.for_seconds(4.0)
+    assert counts["refused"] == 0
+    assert counts["answered"] >= 1000

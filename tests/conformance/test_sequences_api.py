@@ -321,12 +321,16 @@ def test_string_ids_are_sequences_too(caller):
     assert caller.total("texts", "1", 2, end=True) == 7
 
 
+def test_the_server_says_that_it_has_sequences(http):
+    assert "sequence" in http.client.get_server_metadata()["extensions"]
+
+
 def test_ids_of_the_wrong_kind_are_refused(http):
     assert refused(http.step, "texts", 5, 1, start=True) == (
-        "sequence batching control 'ID' data-type is 'UINT64', but model 'texts' expects 'BYTES'"
+        "[request id: <id_unknown>] sequence batching control 'ID' data-type is 'UINT64', but model 'texts' expects 'BYTES'"
     )
     assert refused(http.step, "direct", "five", 1, start=True) == (
-        "sequence batching control 'ID' data-type is 'BYTES', but model 'direct' expects 'UINT64'"
+        "[request id: <id_unknown>] sequence batching control 'ID' data-type is 'BYTES', but model 'direct' expects 'UINT64'"
     )
 
 

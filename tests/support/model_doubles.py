@@ -178,7 +178,7 @@ class Context:
 class Stage:
     """A model version in virtual time: its state, its scheduler, and a fake worker for each instance."""
 
-    def __init__(self, nursery, *, capacity=1, ready=True, **changes):
+    def __init__(self, nursery, *, capacity=1, ready=True, hold=None, **changes):
         self.nursery = nursery
         self.start = trio.current_time()
         self.changes = []
@@ -195,9 +195,9 @@ class Stage:
                 self.state.instance_ready(worker.instance, worker)
         self.logged = []
         if self.state.sequences is None:
-            nursery.start_soon(run_scheduler, Context(), self.state)
+            nursery.start_soon(partial(run_scheduler, Context(), self.state, hold=hold))
         else:
-            nursery.start_soon(partial(run_sequencer, Context(), self.state, log=self._log))
+            nursery.start_soon(partial(run_sequencer, Context(), self.state, log=self._log, hold=hold))
 
     def _log(self, event, *, level="info", **keys):
         self.logged.append((event, level, keys))

@@ -133,7 +133,9 @@ class Crowd:
         while not sequence or not self.over.is_set():
             sequence += 1
             identity = 1 + number + sequence * self.clients
-            while not await self._sequence(client, identity, [float(dice.randrange(100)) for _ in range(STEPS)]):
+            while not await self._sequence(
+                client, identity, [float(dice.randrange(100)) for _ in range(STEPS)]
+            ):
                 self.lost += 1
 
     async def _sequence(self, client, identity, values):
@@ -157,7 +159,9 @@ class Crowd:
             self.latencies.append(time.monotonic() - began)
             self.answers += 1
             if (given := result.as_numpy("Y").item()) != total:
-                self.unexpected.append(f"sum {given} instead of {total} at step {step} of sequence {identity}")
+                self.unexpected.append(
+                    f"sum {given} instead of {total} at step {step} of sequence {identity}"
+                )
         self.ended += 1
         return True
 
@@ -204,7 +208,7 @@ async def check(server, model, crowd, striker):
     assert crowd.ended >= crowd.clients
     assert await server.metric("nv_inference_request_success", model=model) == crowd.answers
     assert await server.metric("nv_inference_pending_request_count", model=model) == 0
-    await check_books(server, model, striker, "signal")
+    await check_books(server, model, striker, "signal_9")
 
 
 async def test_a_sequence_that_loses_its_worker_is_told_once_and_can_begin_anew(

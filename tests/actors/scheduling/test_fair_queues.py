@@ -509,14 +509,17 @@ class FairQueue(RuleBasedStateMachine):
         if not self.queue.admits(request):
             assert len(self.waiting) > 0
             return
-        held = sum(each.tenant == tenant for each in self.waiting)
+        mine = [each for each in self.waiting if each.tenant == tenant]
+        held, wanted = len(mine), sum(not each.cancelled for each in mine)
         try:
             self.queue.push(request, self.now)
         except Unavailable:
             assert self.bound
             assert held >= self.bound
         else:
-            assert not self.bound or held < self.bound
+            assert (
+                not self.bound or wanted < self.bound
+            )  # a cancelled one holds no place once it has been seen
             self.waiting[request] = self.now
 
     @precondition(lambda self: self.waiting)

@@ -231,13 +231,13 @@ def test_a_string_id_does_not_fit_a_control_of_numbers_nor_the_reverse():
     with pytest.raises(InvalidArgument) as caught:
         push(queue, "a", START)
     assert caught.value.message == (
-        "sequence batching control 'ID' data-type is 'BYTES', but model 'model' expects 'UINT64'"
+        "[request id: <id_unknown>] sequence batching control 'ID' data-type is 'BYTES', but model 'model' expects 'UINT64'"
     )
     texts = queue_of(controls=(ControlSpec(name="ID", kind=ControlKind.CORRID, datatype=DataType.BYTES),))
     with pytest.raises(InvalidArgument) as caught:
         push(texts, 5, START)
     assert caught.value.message == (
-        "sequence batching control 'ID' data-type is 'UINT64', but model 'model' expects 'BYTES'"
+        "[request id: <id_unknown>] sequence batching control 'ID' data-type is 'UINT64', but model 'model' expects 'BYTES'"
     )
 
 
@@ -548,9 +548,10 @@ def test_neither_the_backlog_nor_the_slots_use_up_the_other_s_room():
     assert not queue.may_pass(request_of(2))
     push(queue, 1)
     assert not queue.admits(request_of(1))
-    queue.waits_for_room(request_of(1), waits=True)
+    behind = request_of(1)
+    queue.waits_for_room(behind, waits=True)
     assert not queue.may_pass(request_of(1))
-    queue.waits_for_room(request_of(1), waits=False)
+    queue.waits_for_room(behind, waits=False)
     assert queue.may_pass(request_of(1))
 
 

@@ -414,6 +414,28 @@ def test_each_variable_is_its_flag_in_capitals():
     assert settings.log.file == ""
 
 
+def test_first_batches_are_held_back_by_tritons_variables_with_a_warning():
+    environ = {"TRITONSERVER_DELAY_SCHEDULER": "12", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER": "2"}
+    settings = Settings.from_argv([REPOSITORY], environ)
+    assert (settings.start_after.queued, settings.start_after.backlogged) == (12, 2)
+    (warning,) = settings.warnings
+    assert warning.startswith("TRITONSERVER_DELAY_SCHEDULER holds back the first batch of each model")
+    assert Settings.from_argv([REPOSITORY], {"TRITONSERVER_DELAY_SCHEDULER": ""}).start_after.queued == 0
+
+
+def test_a_backlog_to_wait_for_means_nothing_alone():
+    settings = Settings.from_argv([REPOSITORY], {"TRITONSERVER_BACKLOG_DELAY_SCHEDULER": "2"})
+    assert settings.warnings == (
+        "TRITONSERVER_BACKLOG_DELAY_SCHEDULER has no effect without TRITONSERVER_DELAY_SCHEDULER",
+    )
+
+
+def test_what_is_no_number_of_requests_to_wait_for_ends_the_start():
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_argv([REPOSITORY], {"TRITONSERVER_DELAY_SCHEDULER": "soon"})
+    assert caught.value.message == "TRITONSERVER_DELAY_SCHEDULER is 'soon', which is no number of requests"
+
+
 def test_a_switch_can_be_left_off_in_the_environment():
     settings = Settings.from_environ(
         {"TRITIUM_MODEL_REPOSITORY": "/a", "TRITIUM_DISABLE_AUTO_COMPLETE_CONFIG": "false"}

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from actors.messages.requests import InferRequest
 from actors.router import Router
 from actors.scheduling.fairness import TenantShare
 from actors.scheduling.slo import SloSample
-from actors.specs import Direct, ModelSpec
+from actors.specs import Direct, Ensemble, ModelSpec
 from actors.statistics import FailureReason, ModelStatistics
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
@@ -452,6 +453,26 @@ async def test_a_models_own_buckets_are_used_where_histograms_are_on(wanted, bou
         replace(SPEC, first_response_buckets=(5.0, 50.0))
     ).statistics.first_response
     assert (histogram and histogram.bounds) == bounds
+
+
+async def test_what_waits_for_an_ensemble_is_pending_with_its_models_only():
+    router = Router()
+    subtrees = ModelSubtrees(
+        Supervisor(),
+        router,
+        None,
+        log=lambda event, **keys: None,
+        metrics=MetricsSettings(),
+        stop_within=1.0,
+    )
+    for scheduling, instances in ((Ensemble(steps=()), ()), (Direct(), SPEC.instances)):
+        spec = replace(SPEC, name=type(scheduling).__name__, scheduling=scheduling, instances=instances)
+        state = subtrees.make_state(spec)
+        router.serve(spec.key, {spec.version: state})
+        state.queue.push(InferRequest(model_name=spec.name, reply=None, accepted_at=0.0), 0.0)
+    samples = {each.name: each for each in subtrees.models()}
+    assert [samples[name].statistics.pending for name in ("Ensemble", "Direct")] == [0, 1]
+    assert [samples[name].queue_depth for name in ("Ensemble", "Direct")] == [1, 1]
 
 
 def test_tenants_and_promises_have_series_where_a_model_has_them():

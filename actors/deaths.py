@@ -1,0 +1,117 @@
+"""What becomes of the requests that a dead worker held, carried out on its model's state.
+
+`actors.scheduling.retries` has decided by then. Sequences are different: where a server keeps their state they go on,
+and elsewhere they have ended.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import trio
+
+from actors.messages.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
+from actors.messages.requests import InferRequest
+from actors.scheduling.retries import Aftermath, Quarantine
+from actors.scheduling.sequences import SequenceQueue
+from actors.statistics import FailureReason
+
+if TYPE_CHECKING:
+    from actors.model import InstanceState, ModelState
+
+
+class Deaths:
+    """Settles the deaths of one model version's workers."""
+
+    def __init__(self, state: ModelState, remembered: float) -> None:
+        """`remembered` is for how many seconds a request that hung is known."""
+        self._state = state
+        self._hung = Quarantine(remembered)  # what hung once, and may have been unlucky
+
+    def settle(self, instance: InstanceState, aftermath: Aftermath) -> None:
+        """Carry out what was decided after the death of `instance`'s worker."""
+        state, sequences = self._state, self._state.sequences
+        now = trio.current_time()
+        if sequences is not None:
+            sequences.about_to_leave(instance.key)
+        for request in aftermath.quarantine:
+            self._quarantine(request, now)
+        for request in aftermath.cancelled:
+            state.fail(request, Cancelled(""), FailureReason.CANCELED)
+        for request, error in aftermath.refuse:
+            if isinstance(error, DeadlineExceeded):
+                self._remember_hang(request, now)
+            state.fail(request, self._told(request, error, instance), FailureReason.BACKEND)
+        if state.limiter is not None:
+            state.limiter.died(instance)
+        if sequences is not None:
+            self._settle_sequences(sequences, instance, aftermath, now)
+        else:
+            self._run_again(instance, aftermath)
+        if aftermath.suspects and sequences is None:
+            instance.exhausted = False  # it is the request that is looked for, and the instance goes on
+        elif instance.exhausted:
+            state.instance_exhausted(instance)  # its trial ended as its lives before
+        state.ring()
+
+    def _told(self, request: InferRequest, error: TritiumError, instance: InstanceState) -> TritiumError:
+        sequences = self._state.sequences
+        if sequences is None or sequences.keeps_state or not isinstance(error, Unavailable):
+            return error
+        return _sequence_lost(
+            request, instance, f"died of {instance.last_reason}"
+        )  # there is no trying again
+
+    def _run_again(self, instance: InstanceState, aftermath: Aftermath) -> None:
+        state, statistics = self._state, self._state.statistics
+        if len(aftermath.suspects) > 1:
+            statistics.bisected += 1
+        heir = instance
+        if instance not in state.instances:  # it was dismissed, and will not come back to hunt for them
+            heir = next((each for each in state.rotation if each.worker is not None), state.rotation[0])
+        instance.suspects.outcome_died(())
+        heir.suspects.push_split(aftermath.suspects)
+        state.queue.push_front(aftermath.requeue)
+        statistics.retried += sum(1 for request in aftermath.requeue if request.attempts)
+        statistics.retried += sum(map(len, aftermath.suspects))
+
+    def _settle_sequences(
+        self, sequences: SequenceQueue, instance: InstanceState, aftermath: Aftermath, now: float
+    ) -> None:
+        """With a checkpoint sequences go on, and what ran is run again where that is allowed."""
+        why = f"died of {instance.last_reason}"
+        self.end_sequences(instance, why)
+        again = [*aftermath.requeue, *chain.from_iterable(aftermath.suspects)]
+        if not sequences.keeps_state:
+            for request in again:
+                self._state.fail(request, _sequence_lost(request, instance, why), FailureReason.BACKEND)
+            return
+        suspects = set(again[len(aftermath.requeue) :])
+        for request in reversed(again):  # each goes to the head
+            sequences.put_back(request, alone=request in suspects, now=now)
+        self._state.statistics.retried += sum(1 for request in again if request.attempts)
+
+    def end_sequences(self, instance: InstanceState, why: str) -> None:
+        """Answer what waits of the sequences that an instance had, unless they can go on elsewhere."""
+        if self._state.sequences is not None:
+            for request in self._state.sequences.leave(instance.key, trio.current_time()):
+                self._state.fail(request, _sequence_lost(request, instance, why), FailureReason.BACKEND)
+
+    def _remember_hang(self, request: InferRequest, now: float) -> None:
+        """A request is not run again after a hang, so its second one is that of a request with the same inputs."""
+        if self._hung.match(request, now):
+            self._quarantine(request, now)
+        else:
+            self._hung.add(request, now)
+
+    def _quarantine(self, request: InferRequest, now: float) -> None:
+        self._state.statistics.quarantined += 1
+        self._state.quarantine.add(request, now)
+
+
+def _sequence_lost(request: InferRequest, instance: InstanceState, why: str) -> Unavailable:
+    return Unavailable(
+        f"{request.prefix}sequence {request.correlation_id!r} of model '{request.model_name}' has ended: its instance"
+        f" '{instance.spec.name}' {why}; begin it again with the START flag"
+    )

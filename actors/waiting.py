@@ -1,0 +1,119 @@
+"""Callers that wait for room in a model's queue: who is next, and when each looks again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import trio
+
+from actors.messages.errors import DeadlineExceeded, TritiumError
+from actors.messages.requests import InferRequest
+from actors.scheduling.fairness import Turns
+from actors.scheduling.queueing import RequestQueue
+from actors.scheduling.sequences import SequenceQueue
+
+
+class _Place:
+    """A caller's place in the line."""
+
+    __slots__ = ("called", "refusal")
+
+    def __init__(self) -> None:
+        self.called = trio.Event()  # look again: there may be room, or a refusal
+        self.refusal: TritiumError | None = None
+
+    def refuse(self, error: TritiumError) -> None:
+        """End the wait with `error`."""
+        self.refusal = error
+        self.called.set()
+
+
+class WaitingLine:
+    """Those who wait for room in `queue`, first come first served; tenants that share a queue take turns.
+
+    `on_left` is called whenever one has come in or gone away.
+    """
+
+    def __init__(self, queue: RequestQueue, model: str, on_left: Callable[[], None]) -> None:
+        self._queue = queue
+        self._sequences = queue if isinstance(queue, SequenceQueue) else None
+        self._model = model
+        self._on_left = on_left
+        self._places: OrderedDict[InferRequest, _Place] = OrderedDict()
+        self._turns = None if queue.ledger is None else Turns()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def may_pass(self, request: InferRequest) -> bool:
+        """Whether a newcomer need not stand behind those who wait."""
+        if not self._places:
+            return True
+        if self._turns is not None:
+            return not self._turns.waits(request.tenant)
+        return self._sequences is not None and self._sequences.may_pass(request)
+
+    def ahead(self) -> int:
+        """How many requests go before a newcomer's, as far as that is known: tenants go in turns."""
+        return len(self._places) if self._turns is None else 0
+
+    async def wait(self, request: InferRequest) -> None:
+        """Wait until the queue has room for `request`. Raises DeadlineExceeded, and what it was refused with."""
+        place = self._enter(request)
+        try:
+            while True:
+                with trio.move_on_at(request.deadline):
+                    await place.called.wait()
+                if place.refusal is not None:
+                    raise place.refusal
+                if not place.called.is_set():
+                    raise DeadlineExceeded(
+                        f"{request.prefix}the request's own deadline passed while it waited for room in the queue of model "
+                        f"'{self._model}'"
+                    )
+                if self._queue.admits(request):
+                    return
+                place.called = trio.Event()
+        finally:
+            self._leave(request)
+
+    def _enter(self, request: InferRequest) -> _Place:
+        place = self._places[request] = _Place()
+        if self._turns is not None:
+            self._turns.add(request)
+        if self._sequences is not None:
+            self._sequences.waits_for_room(request, waits=True)
+        return place
+
+    def _leave(self, request: InferRequest) -> None:
+        del self._places[request]
+        if self._turns is not None:
+            self._turns.remove(request)
+        if self._sequences is not None:
+            self._sequences.waits_for_room(request, waits=False)
+        self.call_next()  # it runs after us: whether we came in or went away, there may be room for the next
+        self._on_left()
+
+    def call_next(self) -> None:
+        """Have the caller whose turn it is look again whether there is room; having left, it calls the next."""
+        if not self._places:
+            return
+        if self._turns is None:
+            next(iter(self._places.values())).called.set()
+            if self._sequences is not None and (request := self._sequences.next_to_go_on()) is not None:
+                self._places[request].called.set()
+        elif (request := self._turns.next(self._queue.admits)) is not None:
+            self._places[request].called.set()
+
+    def refuse(self, request: InferRequest, error: TritiumError) -> bool:
+        """End the wait of `request` with `error`; False where it does not wait."""
+        place = self._places.get(request)
+        if place is not None:
+            place.refuse(error)
+        return place is not None
+
+    def refuse_all(self, error: TritiumError) -> None:
+        """End every wait with `error`."""
+        for place in self._places.values():
+            place.refuse(error)

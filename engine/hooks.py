@@ -1,0 +1,43 @@
+"""What Triton's own tests tell a server by variables of its environment (contract, scheduling.md section 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from actors.scheduling.holding import StartAfter
+from engine.cli.words import SettingsError
+
+QUEUED: Final = "TRITONSERVER_DELAY_SCHEDULER"
+BACKLOGGED: Final = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
+
+
+def read_start_after(environ: Mapping[str, str]) -> StartAfter:
+    """Return how many requests a model's first batch waits for. Raises SettingsError for what is no whole number."""
+    return StartAfter(_count(environ, QUEUED), _count(environ, BACKLOGGED))
+
+
+def warnings_of(after: StartAfter) -> list[str]:
+    """Return what the operator should know who has left such a variable set."""
+    if after.queued:
+        requests = f"{after.queued} requests wait"
+        if after.backlogged:
+            requests += f", and for sequences {after.backlogged} more in the backlog"
+        return [
+            f"{QUEUED} holds back the first batch of each model with dynamic or sequence batching until {requests}."
+            " It is meant for tests; unset it otherwise"
+        ]
+    if after.backlogged:
+        return [f"{BACKLOGGED} has no effect without {QUEUED}"]
+    return []
+
+
+def _count(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit()):
+        raise SettingsError(
+            f"{name} is '{text}', which is no number of requests", hint="such as 12; 0 holds nothing back"
+        )
+    return int(text)
