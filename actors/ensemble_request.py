@@ -137,10 +137,10 @@ class Step:
         """Take one part (`actors.messages.requests.ReplyPort`). Never raises."""
         self._owner.arrived(self, part, final=final)
 
-    def submit_nowait(self) -> None:
+    def submit_nowait(self, *, in_company: bool) -> None:
         """Submit it, as `ServedModel.submit_nowait` does. A pinned version takes it also where it is retiring."""
         if isinstance(self.model, ModelState):
-            self.model.submit_nowait(self.request, pinned=True)
+            self.model.submit_nowait(self.request, pinned=True, in_company=in_company)
         else:
             self.model.submit_nowait(self.request)
 
@@ -300,7 +300,7 @@ class ComposedRequest:
             self._owner.wait_in_line(step)
             return
         try:
-            step.submit_nowait()
+            step.submit_nowait(in_company=len(self._state.in_flight) > 1)
         except trio.WouldBlock:
             self._owner.wait_in_line(step)
         except TritiumError as error:

@@ -297,8 +297,11 @@ class ModelState:
             if self.cache is None or not self.cache.intercept(request):
                 self._enqueue(request)
 
-    def submit_nowait(self, request: InferRequest, *, pinned: bool = False) -> None:
-        """Validate and queue `request`, if there is room. See `actors.interfaces.ServedModel.submit_nowait`, and `pin`."""
+    def submit_nowait(self, request: InferRequest, *, pinned: bool = False, in_company: bool = False) -> None:
+        """Validate and queue `request`, if there is room. See `actors.interfaces.ServedModel.submit_nowait`, and `pin`.
+
+        `in_company`: others may follow in this turn of the loop, so a batch had better not begin with this one alone.
+        """
         if not (pinned and self.status is Status.UNLOADING):
             self._check_accepting(request)
         self._validate(request)
@@ -316,16 +319,16 @@ class ModelState:
             self._refuse_if_late(request, self.slo)
         if not (self._line.may_pass(request) and self.queue.admits(request)):
             raise trio.WouldBlock
-        self._enqueue(request)
+        self._enqueue(request, in_company=in_company)
 
-    def _enqueue(self, request: InferRequest) -> None:
+    def _enqueue(self, request: InferRequest, *, in_company: bool = False) -> None:
         if self.cache is not None and self.cache.holds(request):
             return
         self.queue.push(request, trio.current_time())
         self.in_flight.add(request)
         if self.cache is not None:
             self.cache.queued(request)
-        if len(self.in_flight) == 1 and self.take_turn is not None:
+        if len(self.in_flight) == 1 and self.take_turn is not None and not in_company:
             self.take_turn()  # nobody is there to share a batch with: waking the scheduler would only cost time
         else:
             self.ring()
