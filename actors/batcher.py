@@ -7,16 +7,14 @@ the suspects and the instances in the model's state.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import trio
 
 from actors.alarm import NEAR, Alarm
 from actors.messages.errors import ErrorCode, TritiumError
-from actors.messages.requests import InferRequest
 from actors.model import InstanceState, ModelState
-from actors.scheduling.batching import Dispatch, policy_for
+from actors.scheduling.batching import Dispatch, affordable, policy_for
 from actors.scheduling.holding import Hold
 from actors.scheduling.queueing import RequestQueue
 from actors.scheduling.rate_limits import RateLimiter
@@ -26,10 +24,6 @@ from actors.statistics import FailureReason
 from actors.supervision.context import ChildContext
 from actors.turns import TurnTaker
 from actors.worker import LiveWorker
-
-BATCH_BYTES: Final = 64 * 1024 * 1024
-"""Inputs gathered in one turn of the loop: copying more would hold up everybody else for over 20 ms."""
-
 
 _Choice: TypeAlias = tuple[InstanceState, LiveWorker]  # and its worker, which has room
 
@@ -105,7 +99,7 @@ class Scheduler(TurnTaker):
                     held_up = True
                     break
             instance, worker = chosen
-            requests = queue.take(_affordable(candidates[: decision.requests]))
+            requests = queue.take(affordable(each.nbytes for each in candidates[: decision.requests]))
             if requests:
                 if state.dispatch(worker, requests) and state.limiter is not None:
                     state.limiter.began(instance)
@@ -177,16 +171,6 @@ class Scheduler(TurnTaker):
         if len(rotation) > 1:
             rotation.remove(instance)
             rotation.append(instance)
-
-
-def _affordable(requests: Sequence[InferRequest]) -> int:
-    """Return how many of the first `requests` may be copied in one go, at least one."""
-    total = 0
-    for taken, request in enumerate(requests):
-        total += request.nbytes
-        if total > BATCH_BYTES:
-            return max(1, taken)
-    return len(requests)
 
 
 def failure_reason(error: TritiumError) -> FailureReason:

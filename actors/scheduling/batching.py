@@ -10,10 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from actors.messages.requests import InferRequest
 from actors.specs import DynamicBatching, ModelSpec
+
+BATCH_BYTES: Final = 64 * 1024 * 1024
+"""Inputs gathered in one turn of the loop: copying more would hold up everybody else for over 20 ms."""
+
+
+def affordable(sizes: Iterable[int]) -> int:
+    """Return how many of the first requests, of so many bytes each, may be copied in one go, at least one if there is one."""
+    total = count = 0
+    for size in sizes:
+        total += size
+        if total > BATCH_BYTES:
+            return max(1, count)
+        count += 1
+    return count
 
 
 @dataclass(frozen=True, slots=True)

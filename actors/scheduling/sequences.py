@@ -39,7 +39,7 @@ from actors.messages.errors import (
 )
 from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
 from actors.messages.tensors import Tensor
-from actors.scheduling.batching import BatchPolicy, Dispatch, Wait
+from actors.scheduling.batching import BatchPolicy, Dispatch, Wait, affordable
 from actors.scheduling.controls import Controls, Extra, Padding, zeros
 from actors.scheduling.implicit_state import ImplicitState
 from actors.scheduling.queueing import RequestQueue
@@ -59,9 +59,6 @@ from actors.specs import Direct, DirectStrategy, ModelSpec, OldestStrategy, Sequ
 
 RECHECK: Final = 0.05
 """Seconds that a sequence from the backlog has its slot at least, however long ago its last request came (section 6.2)."""
-
-BATCH_BYTES: Final = 64 * 1024 * 1024
-"""Inputs gathered in one turn of the loop, as for a dynamic batch."""
 
 _NEVER: Final = Wait(math.inf)
 _FLAGS: Final = FLAG_SEQUENCE_START | FLAG_SEQUENCE_END
@@ -463,7 +460,7 @@ class SequenceQueue(RequestQueue):
         if self._oldest is None:
             return self._take_direct(group)
         chosen = [sequence for _, sequence in group.ready[: decision.requests]]
-        return self._take_oldest(group, chosen[: _affordable(chosen)])
+        return self._take_oldest(group, chosen[: affordable(map(_next_bytes, chosen))])
 
     def _waits_since(self, group: SlotGroup) -> float:
         return self._queued[group.ready[0][1].queue[0]].enqueued_at
@@ -492,7 +489,7 @@ class SequenceQueue(RequestQueue):
         ready = [sequence for _, sequence in group.ready]
         first = ready[0].queue[0]
         alike = [sequence for sequence in ready if sequence.queue[0].batch_key == first.batch_key]
-        chosen = alike[: _affordable(alike)]
+        chosen = alike[: affordable(map(_next_bytes, alike))]
         rows: list[InferRequest | None] = [None] * (max(group.slots) + 1)
         for sequence in chosen:
             rows[sequence.index] = self._take(sequence, group)
@@ -723,18 +720,12 @@ class SequenceQueue(RequestQueue):
         return everything
 
 
+def _next_bytes(sequence: LiveSequence) -> int:
+    return sequence.queue[0].nbytes
+
+
 def _number(item: tuple[int, LiveSequence]) -> int:
     return item[0]
-
-
-def _affordable(chosen: Sequence[LiveSequence]) -> int:
-    """Return how many of the first requests may be copied in one go, at least one."""
-    total = 0
-    for taken, sequence in enumerate(chosen):
-        total += sequence.queue[0].nbytes
-        if total > BATCH_BYTES:
-            return max(1, taken)
-    return len(chosen)
 
 
 def _too_late(request: InferRequest) -> DeadlineExceeded:

@@ -747,7 +747,7 @@ async def test_a_retried_answer_says_how_often_it_was_tried(stage, autojump_cloc
 
 
 async def test_a_batch_larger_than_one_turn_can_copy_is_cut(stage, autojump_clock, monkeypatch):
-    monkeypatch.setattr("actors.batcher.BATCH_BYTES", 100)
+    monkeypatch.setattr("actors.scheduling.batching.BATCH_BYTES", 100)
     model = stage(scheduling=DynamicBatching(), max_batch_size=64)
     await busy(model)
     for _ in range(5):
