@@ -12,6 +12,7 @@ from typing import NoReturn, TypeAlias
 import trio
 
 from actors.alarm import NEAR, Alarm
+from actors.fault_points import fault_point
 from actors.messages.errors import ErrorCode, TritiumError
 from actors.model import InstanceState, ModelState
 from actors.scheduling.batching import Dispatch, affordable, policy_for
@@ -68,6 +69,7 @@ class Scheduler(TurnTaker):
         self._hold = hold if hold is not None and heeded else Hold()
         self._policy = policy_for(state.spec) if state.slo is None else state.slo.policy
 
+    @fault_point("batcher.turn")
     def turn(self, now: float) -> float:
         """See `TurnTaker.turn`."""
         self.answer_door()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
+from actors.fault_points import fault_point
 from actors.messages.errors import DeadlineExceeded, TritiumError
 from actors.messages.events import Event, Log
 from actors.messages.requests import InferRequest, InferResponse
@@ -114,6 +115,7 @@ class ResponseCache:
             with trio.move_on_at(self.appointments.next_at()):
                 await self._earlier.wait()
 
+    @fault_point("cache.insert")
     def insert(self, key: bytes, entry: Entry) -> None:
         """Keep `entry`, which `refuses` had nothing against."""
         if self.far is not None:
@@ -194,6 +196,7 @@ class ModelCache:
     def _has(self, request: InferRequest) -> bool:
         return request.answered or request in self._state.in_flight
 
+    @fault_point("cache.find")
     def _find(self, request: InferRequest, ticket: Ticket, began: float) -> bool:
         """Have `request` wait for an equal one, or answer it."""
         if self._flights.follow(ticket.key, request):

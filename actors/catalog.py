@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -18,6 +19,7 @@ from typing import Final
 
 import trio
 
+from actors.fault_points import fault_point
 from actors.found import FoundModel
 from actors.lane import Lane
 from actors.loading import Surroundings
@@ -84,6 +86,8 @@ class Catalog:
         self.could_not_look: Callable[[ModelKey], object] = lambda _: (
             None
         )  # told what must be looked at again
+        # Whose loads that of a model waits for because the model itself, being loaded, has asked for them.
+        self.awaited_by: Callable[[str], AbstractSet[str]] = lambda _: frozenset()
         self.start_failed = False  # something that should have been loaded at start was not
 
     # -- the actor ---------------------------------------------------------------------------------------------------
@@ -104,6 +108,7 @@ class Catalog:
                 self.finished.set()
             ctx.publish(mode=self._mode.value, models=len(self._lanes))
 
+    @fault_point("catalog.lanes")
     async def _keep_lanes(self) -> None:
         present = {child.name for child in self._supervisor.which_children()}
         for lane in self._lanes.values():
@@ -125,6 +130,7 @@ class Catalog:
             await self._supervisor.terminate_child(lane.name)
             self._supervisor.delete_child(lane.name)
 
+    @fault_point("catalog.startup")
     async def _start_up(self) -> None:
         listing = await self._list()
         keys = listing.keys
@@ -275,7 +281,7 @@ class Catalog:
             try:
                 part = await self._find(name, made_up=False, namespace=key.namespace)
                 parts.append(part)
-                if not self._way(part, key):
+                if not self._way(part, key) and not self._awaits(part, key):
                     again = self._mode is ControlMode.EXPLICIT
                     await self._do(part, Need(self._source, self._ensure_parts, again=again))
             except TritiumError:
@@ -302,6 +308,16 @@ class Catalog:
                     seen.add(key)
                     paths.append((*path, key))
         return ()
+
+    def _awaits(self, part: ModelKey, key: ModelKey) -> bool:
+        """Whether `part` has itself asked for a load that waits for that of `key`, which must not wait for it then."""
+        names = self.awaited_by(part.name)
+        return any(each.name in names and self._way(each, key) for each in self._lanes)
+
+    def needs(self, name: str, part: str) -> bool:
+        """Whether `name` is composed of `part`, by way of others or not, as far as is known."""
+        starts = [key for key in self._lanes if key.name == name != part]
+        return any(self._way(start, end) for start in starts for end in self._lanes if end.name == part)
 
     def _ensembles_of(self, name: str) -> list[ModelKey]:
         return [key for key, lane in self._lanes.items() if name in lane.deployment.parts]

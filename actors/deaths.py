@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.messages.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
+from actors.messages.errors import Cancelled, TritiumError, Unavailable
 from actors.messages.requests import InferRequest
 from actors.scheduling.retries import Aftermath, Quarantine
 from actors.scheduling.sequences import SequenceQueue
@@ -37,11 +37,11 @@ class Deaths:
             sequences.about_to_leave(instance.key)
         for request in aftermath.quarantine:
             self._quarantine(request, now)
+        for request in aftermath.hung:
+            self._remember_hang(request, now)
         for request in aftermath.cancelled:
             state.fail(request, Cancelled(""), FailureReason.CANCELED)
         for request, error in aftermath.refuse:
-            if isinstance(error, DeadlineExceeded):
-                self._remember_hang(request, now)
             state.fail(request, self._told(request, error, instance), FailureReason.BACKEND)
         if state.limiter is not None:
             state.limiter.died(instance)

@@ -14,6 +14,7 @@ from functools import partial
 
 import trio
 
+from actors.fault_points import fault_point
 from actors.found import FoundModel
 from actors.loading import OUTDATED, LoadFailed, Loading, Surroundings, too_slow
 from actors.messages.errors import Internal, InvalidArgument, Unavailable
@@ -119,6 +120,7 @@ class Deployment:
 
     # -- towards what was found --------------------------------------------------------------------------------------
 
+    @fault_point("deployment.apply")
     async def apply(self, found: FoundModel, *, forced: bool = False, awake: bool = True) -> None:
         """Have what was found serve. Raises InvalidArgument or Internal where it can't; what served before then still does.
 
@@ -334,6 +336,7 @@ class Deployment:
             )
         )
 
+    @fault_point("deployment.retirement")
     async def _retirement(self, state: ModelState, ctx: ChildContext) -> None:
         """Drain one version until its deadline, and end it."""
         ctx.publish(model=state.spec.name, version=state.spec.version, in_flight=len(state.in_flight))

@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NoReturn
 
 import trio
 
+from actors.ensemble_plan import Plan
 from actors.ensemble_request import ComposedRequest, Loan, Step, in_ensemble
+from actors.fault_points import fault_point
 from actors.interfaces import ServedModel
 from actors.messages.errors import Internal, TritiumError
 from actors.messages.requests import InferRequest
 from actors.model import ModelState, Status
-from actors.scheduling.ensembles import Course, StepModel, Wiring
-from actors.specs import Ensemble, EnsembleStep, ModelSpec
+from actors.scheduling.ensembles import Wiring
+from actors.specs import Ensemble, EnsembleStep
 from actors.statistics import FailureReason
 from actors.supervision.context import ChildContext
 from actors.turns import TurnTaker
@@ -46,14 +47,6 @@ Resolve = Callable[[EnsembleStep], ServedModel]
 """From a step to who answers for its model now; raises TritiumError where nobody does."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """A course, and the specifications that it was made for."""
-
-    specs: tuple[ModelSpec, ...]
-    course: Course
-
-
 class Ensembler(TurnTaker):
     """Runs the requests of one ensemble version. Implements `actors.model.Composite`."""
 
@@ -65,7 +58,7 @@ class Ensembler(TurnTaker):
         self._resolve = resolve
         self._requests: dict[InferRequest, ComposedRequest] = {}
         self._contributing: dict[tuple[str, ...], tuple[int, ...]] = {}
-        self._planned: dict[tuple[str, ...], _Planned] = {}
+        self._plans: dict[tuple[str, ...], Plan] = {}
         self._lines: dict[int, _Line] = {}  # by the identity of the model that has no room
         self._gated: dict[Step, float] = {}  # and when their patience is over, in that order
         self._loans: list[Loan] = []
@@ -86,6 +79,11 @@ class Ensembler(TurnTaker):
         composed = self._requests.get(request)
         if composed is not None:
             composed.cancel()
+
+    def steps_of(self, request: InferRequest) -> Sequence[tuple[ServedModel, InferRequest]]:
+        """Return who runs the steps of `request` that are under way, and their requests. See `actors.model.Composite`."""
+        composed = self._requests.get(request)
+        return [(step.model, step.request) for step in composed.steps] if composed is not None else []
 
     def give_up(self) -> None:
         """Cancel everything that runs: it has been answered. See `actors.model.Composite`."""
@@ -123,6 +121,7 @@ class Ensembler(TurnTaker):
 
     # -- the scheduler's turn ------------------------------------------------------------------------------------------
 
+    @fault_point("ensemble.turn")
     def turn(self, now: float) -> float:
         """See `TurnTaker.turn`."""
         self.answer_door()
@@ -161,7 +160,7 @@ class Ensembler(TurnTaker):
         wanted = tuple(request.requested_outputs)
         try:
             models = {number: self._model(number) for number in self._steps_to(wanted)}
-            composed = ComposedRequest(self, request, self._course(wanted, models), models, now=now)
+            composed = ComposedRequest(self, request, self._plan(wanted, models), now=now)
         except TritiumError as error:
             self.state.fail(request, in_ensemble(self.state.spec, error), FailureReason.OTHER)
             return
@@ -189,17 +188,15 @@ class Ensembler(TurnTaker):
         if found is None:
             if len(self._contributing) >= _COURSES_KEPT:
                 self._contributing.clear()
-                self._planned.clear()
+                self._plans.clear()
             found = self._contributing[wanted] = self._wiring.contributing(wanted)
         return found
 
-    def _course(self, wanted: tuple[str, ...], models: dict[int, ServedModel]) -> Course:
-        planned = self._planned.get(wanted)
-        specs = tuple(model.spec for model in models.values())
-        if planned is None or any(one is not other for one, other in zip(planned.specs, specs, strict=True)):
-            known = {number: step_model(model.spec) for number, model in models.items()}
-            planned = self._planned[wanted] = _Planned(specs, self._wiring.course(wanted, known))
-        return planned.course
+    def _plan(self, wanted: tuple[str, ...], models: Mapping[int, ServedModel]) -> Plan:
+        plan = self._plans.get(wanted)
+        if plan is None or not plan.stands(models):
+            plan = self._plans[wanted] = Plan(self.state.spec, self._wiring, wanted, models)
+        return plan
 
     # -- for composed requests -----------------------------------------------------------------------------------------
 
@@ -282,6 +279,7 @@ class Ensembler(TurnTaker):
         for line in self._lines.values():
             line.attended = False
 
+    @fault_point("ensemble.line")
     async def work_off(self, line: _Line) -> None:
         """Submit the steps of a line, in their order, each when its model has room for it. Returns when there is none left."""
         while line.steps:
@@ -315,14 +313,6 @@ class _Line:
         self.model = model
         self.steps: deque[Step] = deque()
         self.attended = False  # somebody works it off
-
-
-def step_model(spec: ModelSpec) -> StepModel:
-    """Return what the data flow must know of the model version `spec`."""
-    return StepModel(
-        optional=frozenset(declared.name for declared in spec.inputs if declared.optional),
-        decoupled=spec.decoupled,
-    )
 
 
 async def run(ctx: ChildContext, state: ModelState, ensembler: Ensembler) -> None:

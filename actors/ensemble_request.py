@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import trio
 
+from actors.ensemble_plan import Plan, StepPlan
+from actors.frames import WINDOW_PARTS
 from actors.interfaces import ServedModel
 from actors.messages.errors import Cancelled, Internal, TritiumError, Unavailable
 from actors.messages.requests import (
@@ -27,12 +30,16 @@ from actors.messages.requests import (
 )
 from actors.messages.tensors import Tensor
 from actors.model import ModelState
-from actors.scheduling.ensembles import Course, Flow, Gates, Run, fitted
-from actors.specs import Ensemble, InputSpec, ModelSpec, OutputSpec
+from actors.scheduling.ensembles import Gates, Run
+from actors.scheduling.straight_flow import AnyFlow, flow_along
+from actors.specs import Ensemble, ModelSpec
 from actors.statistics import FailureReason
 
 _NO_TIME: Final = (0, 0, 0, 0)
 _LOANS_KEPT: Final = 32  # before those that have ended are swept out
+
+UNREAD_PARTS: Final = WINDOW_PARTS
+"""Parts of one answer that its client may have to read before the decoupled models which it comes from wait for it."""
 
 Sequence_ = tuple[int | str, int]
 """A correlation id, and the flags that go with it."""
@@ -42,9 +49,10 @@ class Loan:
     """A step's response that views somebody's memory, until nobody needs its tensors.
 
     What a decoupled model gives is in memory of the server, and its release is what lets the model go on: it is released when the
-    steps that consume it have been accepted by their models. What others give lies in a slot of the worker that made it. Such a slot
-    must never wait for room in another model's queue, which may wait for slots of its own in turn; so it is lent only to what
-    executes, and copied where that is not so after two turns of the loop, or later.
+    steps that consume it have been accepted by their models, or later where the client has many parts to read first. What others
+    give lies in a slot of the worker that made it. Such a slot must never wait for room in another model's queue, which may wait
+    for slots of its own in turn; so it is lent only to what executes, and copied where that is not so after two turns of the
+    loop, or later.
     """
 
     __slots__ = ("_copies", "_response", "_unclaimed", "_users", "streamed", "turns")
@@ -67,6 +75,11 @@ class Loan:
         """One of the consumers is here."""
         self._unclaimed -= 1
         self._users[user] = None
+
+    def keep_for(self, user: object) -> None:
+        """Somebody who consumes nothing needs it as well."""
+        if self.open:
+            self._users[user] = None
 
     def view(self, copy: Tensor, source: Tensor) -> None:
         """`copy` reads the data of `source`, one of the response's tensors."""
@@ -121,52 +134,77 @@ class Piece:
 class Step:
     """A run of a step: its request, and the reply port of that."""
 
-    __slots__ = ("_owner", "ended", "loans", "model", "passed", "request", "run", "submitting")
+    __slots__ = ("_owner", "ended", "loans", "passed", "plan", "request", "run", "submitting")
+    relation = "step"  # of its request to the ensemble's, in the log
 
-    def __init__(self, owner: ComposedRequest, run: Run[Piece], model: ServedModel) -> None:
+    def __init__(self, owner: ComposedRequest, run: Run[Piece], plan: StepPlan) -> None:
         self._owner = owner
         self.run = run
-        self.model = model
+        self.plan = plan
         self.loans: tuple[Loan, ...] = ()
         self.passed = False  # its gate
         self.submitting = False  # somebody waits for room in its model's queue for it
         self.ended = False
         self.request: InferRequest
 
+    @property
+    def parent(self) -> InferRequest:
+        """The request to the ensemble."""
+        return self._owner.request
+
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         """Take one part (`actors.messages.requests.ReplyPort`). Never raises."""
         self._owner.arrived(self, part, final=final)
 
+    @property
+    def model(self) -> ServedModel:
+        """Who runs it."""
+        return self.plan.model
+
     def submit_nowait(self, *, in_company: bool) -> None:
         """Submit it, as `ServedModel.submit_nowait` does. A pinned version takes it also where it is retiring."""
-        if isinstance(self.model, ModelState):
-            self.model.submit_nowait(self.request, pinned=True, in_company=in_company)
+        state = self.plan.state
+        if state is not None:
+            state.submit_nowait(self.request, pinned=True, in_company=in_company)
         else:
-            self.model.submit_nowait(self.request)
+            self.plan.model.submit_nowait(self.request)
 
     async def submit(self) -> None:
         """Submit it, and wait for room."""
-        if isinstance(self.model, ModelState):
-            await self.model.submit(self.request, pinned=True)
+        if self.plan.state is not None:
+            await self.plan.state.submit(self.request, pinned=True)
         else:
-            await self.model.submit(self.request)
+            await self.plan.model.submit(self.request)
 
     @property
     def waits(self) -> bool:
         """Whether it does not execute: not yet, or not any more since its worker has died."""
         if not self.request.attempts:
             return True
-        return isinstance(self.model, ModelState) and self.request in self.model.queue
+        return self.plan.state is not None and self.request in self.plan.state.queue
 
     def accepted(self) -> None:
         """Its model has it now: a decoupled model that gave its inputs may go on."""
         for loan in self.loans:
             if loan.streamed:
-                loan.drop(self)
+                self._owner.taken(loan, self)
 
     def resume(self) -> None:
         """Submit it after all: it waited for its gate."""
         self._owner.resume(self)
+
+
+class _Ended:
+    """In place of a step that has had its final answer: nothing can come any more."""
+
+    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
+        """Let go of what comes (`actors.messages.requests.ReplyPort`)."""
+        del final
+        if isinstance(part, InferResponse):
+            part.release()
+
+
+_ENDED: Final = _Ended()
 
 
 class Ensembling(Protocol):
@@ -202,26 +240,38 @@ class Ensembling(Protocol):
 class ComposedRequest:
     """One request to an ensemble, from its queue to its answer."""
 
-    def __init__(
-        self,
-        owner: Ensembling,
-        request: InferRequest,
-        course: Course,
-        models: Mapping[int, ServedModel],
-        *,
-        now: float,
-    ) -> None:
-        """`models` are the steps' by number; those that are versions stay pinned until it is over."""
+    __slots__ = (
+        "_arrivals",
+        "_began",
+        "_busy",
+        "_flow",
+        "_gates",
+        "_held",
+        "_loans",
+        "_over",
+        "_owner",
+        "_parts",
+        "_plan",
+        "_spent",
+        "_state",
+        "_steps",
+        "_sweep_at",
+        "_unread",
+        "request",
+    )
+
+    def __init__(self, owner: Ensembling, request: InferRequest, plan: Plan, *, now: float) -> None:
+        """The versions that run the steps of `plan` stay pinned until it is over."""
         self.request = request
         self._owner = owner
         self._state = owner.state
-        self._course = course
-        self._models = models
-        self._pinned = {id(each): each for each in models.values() if isinstance(each, ModelState)}
-        self._flow: Flow[Piece] = Flow(course)
-        scheduling = owner.state.spec.scheduling
-        limit = scheduling.max_inflight_requests if isinstance(scheduling, Ensemble) else 0
-        self._gates = Gates(limit) if limit and course.decoupled else None
+        self._plan = plan
+        self._flow: AnyFlow[Piece] = flow_along(plan.course)
+        self._gates: Gates | None = None
+        if plan.course.decoupled:
+            scheduling = owner.state.spec.scheduling
+            limit = scheduling.max_inflight_requests if isinstance(scheduling, Ensemble) else 0
+            self._gates = Gates(limit) if limit else None
         self._steps: dict[Run[Piece], Step] = {}  # that have not ended
         self._loans: list[Loan] = []
         self._sweep_at = _LOANS_KEPT
@@ -230,9 +280,16 @@ class ComposedRequest:
         self._over = False
         self._began = now
         self._parts = 0
-        self._spent = [0, 0, 0, 0]  # by its steps, as in `InferResponse.timing`
-        for state in self._pinned.values():
+        self._unread = 0  # parts of the answer that have not been released
+        self._held: list[Loan] = []  # that wait for that
+        self._spent = _NO_TIME  # by its steps, as in `InferResponse.timing`
+        for state in plan.pinned:
             state.pin()
+
+    @property
+    def steps(self) -> Iterable[Step]:
+        """The steps that have begun, and have not had their final answer."""
+        return self._steps.values()
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -250,6 +307,25 @@ class ComposedRequest:
         self._arrivals.append((step, part, final))
         if not self._busy:
             self._work()
+
+    def taken(self, loan: Loan, step: Step) -> None:
+        """The model of a step has it: the decoupled model that gave its input may go on, once the client has read enough."""
+        if self._unread >= UNREAD_PARTS and not self._over:
+            loan.keep_for(self)
+            self._held.append(loan)
+        loan.drop(step)
+
+    def _read(self, lent: Iterable[Loan], part: InferResponse) -> None:
+        """The client has taken a part of the answer, whose tensors were lent."""
+        _drop_all(lent, part)
+        self._unread -= 1
+        if self._held and self._unread < UNREAD_PARTS // 2:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, []
+        for loan in held:
+            loan.drop(self)
 
     def cancel(self) -> None:
         """The client has gone: start nothing more, and cancel what runs. The answer comes when that has ended."""
@@ -295,8 +371,9 @@ class ComposedRequest:
     def _pass(self, step: Step) -> None:
         """Submit a step, whose gate is open."""
         step.passed = True
-        self._owner.leave_gate(step)
-        if self._owner.has_line(step.model):
+        if self._gates is not None:
+            self._owner.leave_gate(step)
+        if self._owner.has_line(step.plan.model):
             self._owner.wait_in_line(step)
             return
         try:
@@ -306,37 +383,36 @@ class ComposedRequest:
         except TritiumError as error:
             self._arrivals.append((step, error, True))
         else:
-            step.accepted()
+            if step.loans:
+                step.accepted()
 
     def _step(self, run: Run[Piece]) -> Step:
         """Return a step with the request that its model is given."""
-        model, whole = self._models[run.step.number], self.request
-        step = Step(self, run, model)
+        plan, whole = self._plan.steps[run.step.number], self.request
+        step = Step(self, run, plan)
         correlation_id, flags = whole.correlation_id, whole.flags
-        loans: dict[Loan, None] = {}
+        fit = plan.fit.of
         inputs: list[Tensor] = []
-        by_reference = isinstance(model, ModelState) and model.composite is None and model.cache is None
+        lent = False
         for name, piece in run.inputs.items():
-            if piece.loan is not None and not by_reference and not piece.loan.streamed:
-                piece.loan.copy()  # who passes requests on, or looks at them elsewhere, may keep references
-            declared = model.spec.inputs_by_name.get(name)
-            tensor = _renamed(piece.tensor, name, declared, batches=model.spec.batches)
+            if piece.loan is not None:
+                lent = True
+                if not plan.by_reference and not piece.loan.streamed:
+                    piece.loan.copy()
+            tensor = fit(piece.tensor, name)
             inputs.append(tensor)
             if piece.loan is not None:
-                loans[piece.loan] = None
                 piece.loan.view(tensor, piece.tensor)
             if piece.sequence is not None:
                 correlation_id, flags = piece.sequence
-        for piece in set(run.inputs.values()):
-            if piece.loan is not None:
-                piece.loan.claim(step)
-        step.loans = tuple(loans)
-        step.request = InferRequest(
-            model_name=model.spec.name,
-            requested_version=_version(self._state.spec, run.step.number),
+        if lent:
+            step.loans = _claimed(run.inputs.values(), step)
+        request = step.request = InferRequest(
+            model_name=plan.spec.name,
+            requested_version=plan.version,
             id=whole.id,
             inputs=inputs,
-            requested_outputs=tuple(run.step.outputs),
+            requested_outputs=plan.outputs,
             parameters=whole.parameters,
             priority=whole.priority,
             timeout=whole.timeout,
@@ -346,9 +422,9 @@ class ComposedRequest:
             reply=step,
             accepted_at=trio.current_time(),
         )
-        step.request.synthetic = whole.synthetic
-        step.request.affinity = whole.affinity
-        step.request.tenant = whole.tenant
+        request.synthetic = whole.synthetic
+        request.affinity = whole.affinity
+        request.tenant = whole.tenant
         self._steps[run] = step
         return step
 
@@ -359,7 +435,7 @@ class ComposedRequest:
             return
         if isinstance(part, TritiumError):
             self._flow.failed(step.run, part, final=final)
-            runs: list[Run[Piece]] = []
+            runs: Sequence[Run[Piece]] = ()
         else:
             self._count(part)
             pieces = self._pieces(step, part)
@@ -381,7 +457,7 @@ class ComposedRequest:
             return {}
         loan: Loan | None = None
         if part.leased:
-            course, tensors = self._course, [wanted[tensor.name] for tensor in outputs]
+            course, tensors = self._plan.course, [wanted[tensor.name] for tensor in outputs]
             lasting = any(tensor in course.lasting for tensor in tensors)
             uses = math.inf if lasting else sum(course.uses[tensor] for tensor in tensors)
             loan = Loan(part, uses, streamed=step.run.step.decoupled)
@@ -398,6 +474,9 @@ class ComposedRequest:
 
     def _end(self, step: Step) -> None:
         step.ended = True
+        step.request.reply = (
+            _ENDED  # else they refer to each other, and only the garbage collector could part them
+        )
         del self._steps[step.run]
         for loan in step.loans:
             loan.drop(step)
@@ -445,22 +524,22 @@ class ComposedRequest:
         self._finish()
 
     def _respond(self, answer: Mapping[str, Piece], *, final: bool) -> None:
-        spec = self._state.spec
+        spec, fit = self._state.spec, self._plan.fit.of
         outputs: list[Tensor] = []
-        loans: dict[Loan, None] = {}
+        lent = False
         for name, piece in answer.items():
-            tensor = _renamed(piece.tensor, name, spec.outputs_by_name.get(name), batches=spec.batches)
+            tensor = fit(piece.tensor, name)
             outputs.append(tensor)
             if piece.loan is not None:
-                loans[piece.loan] = None
+                lent = True
                 piece.loan.view(tensor, piece.tensor)
         response = self._response(outputs)
-        held = [loan for loan in loans if loan.open]
-        for piece in set(answer.values()):
-            if piece.loan is not None:
-                piece.loan.claim(response)
-        if held:
-            response.on_release(lambda: _drop_all(held, response))
+        held = [loan for loan in _claimed(answer.values(), response) if loan.open] if lent else []
+        if self._plan.course.decoupled:
+            self._unread += 1
+            response.on_release(partial(self._read, held, response))
+        elif held:
+            response.on_release(partial(_drop_all, held, response))
         self._parts += 1
         if self._parts == 1 and spec.decoupled and not self.request.synthetic:
             total = trio.current_time() - self.request.accepted_at
@@ -487,21 +566,29 @@ class ComposedRequest:
         self._state.fail(self.request, told, FailureReason.OTHER)
 
     def _count(self, part: InferResponse) -> None:
-        for index, spent in enumerate(part.timing or _NO_TIME):
-            self._spent[index] += spent
+        if part.timing is not None:
+            queue, before, compute, after = self._spent
+            more_queue, more_before, more_compute, more_after = part.timing
+            self._spent = (
+                queue + more_queue,
+                before + more_before,
+                compute + more_compute,
+                after + more_after,
+            )
 
     def _timing(self) -> tuple[int, int, int, int]:
         queue = int((self._began - self.request.accepted_at) * 1e9)
-        return (max(0, queue) + self._spent[0], self._spent[1], self._spent[2], self._spent[3])
+        return (max(0, queue) + self._spent[0], *self._spent[1:])
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         """Let go of everything that was held for it."""
         self._over = True
+        self._let_go()
         for loan in self._loans:
             loan.forsake()
-        for state in self._pinned.values():
+        for state in self._plan.pinned:
             state.unpin()
         self._owner.finished(self.request)
 
@@ -529,22 +616,19 @@ class _Work(Protocol):
     def __call__(self) -> object: ...
 
 
+def _claimed(pieces: Iterable[Piece], user: object) -> tuple[Loan, ...]:
+    """Have `user` claim what the loans of `pieces` have lent, and return those loans."""
+    loans: dict[Loan, None] = {}
+    for piece in set(pieces):
+        if piece.loan is not None:
+            piece.loan.claim(user)
+            loans[piece.loan] = None
+    return tuple(loans)
+
+
 def _drop_all(loans: Iterable[Loan], user: object) -> None:
     for loan in loans:
         loan.drop(user)
-
-
-def _version(spec: ModelSpec, number: int) -> int:
-    scheduling = spec.scheduling
-    return scheduling.steps[number].model_version if isinstance(scheduling, Ensemble) else -1
-
-
-def _renamed(tensor: Tensor, name: str, declared: InputSpec | OutputSpec | None, *, batches: bool) -> Tensor:
-    """Return `tensor` under the name, and with the shape, that it has in a model. The data is the same."""
-    shape = tensor.shape
-    if declared is not None:  # else its model refuses it
-        shape = fitted(shape, len(declared.dims), batches=batches)
-    return Tensor(name, tensor.datatype, shape, tensor.data)
 
 
 def _sequence(parameters: Mapping[str, Parameter], request: InferRequest) -> Sequence_ | None:

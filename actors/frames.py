@@ -53,6 +53,10 @@ LOG: Final = 20
 PROBED: Final = 22
 PART: Final = 23
 MORE: Final = 24
+CALL: Final = 64  # from here on those of `actors.call_frames`, which travel on a connection of their own
+ASK: Final = 65
+TELL: Final = 66
+TAKEN: Final = 67
 SPILLED: Final = 32
 
 WINDOW_PARTS: Final = 32
@@ -208,7 +212,7 @@ class Execute:
                         GatheredInput(index, struct.unpack_from(f"<{dims}q", frame, at), offset, nbytes)
                     )
                     at += 8 * dims
-            metadata = _from_json(frame[at : at + metadata_length]) if metadata_length else None
+            metadata = parse_json(frame[at : at + metadata_length]) if metadata_length else None
         except (struct.error, ValueError) as error:
             raise FrameError(f"bad execute frame: {error}") from error
         return cls(batch_id, slot, rows, gathered, metadata)
@@ -279,7 +283,7 @@ class Result:
             )
         ]
         if self.stacked is not None:
-            parts += map(_encode_output, self.stacked)
+            parts += map(encode_placed, self.stacked)
         parts += map(_encode_answer, self.answers or ())
         return b"".join(parts)
 
@@ -290,7 +294,7 @@ class Result:
             _, layout, slot, requests, outputs, batch_id, *times = _RESULT.unpack_from(frame)
             at = _RESULT.size
             if layout == _STACKED:
-                stacked, at = _decode_outputs(frame, at, outputs, requests)
+                stacked, at = decode_placed(frame, at, outputs, requests)
                 result = cls(batch_id, slot, requests, tuple(times), stacked)
             elif layout == _EACH:
                 answers = []
@@ -318,10 +322,11 @@ def _encode_answer(answer: Answer) -> bytes:
         return _ANSWER.pack(_ERROR_NUMBER[answer.code], 0, 0, len(text)) + text
     text = json.dumps(answer.parameters, separators=(",", ":")).encode() if answer.parameters else b""
     head = _ANSWER.pack(0, 0, len(answer.outputs), len(text))
-    return b"".join((head, *map(_encode_output, answer.outputs), text))
+    return b"".join((head, *map(encode_placed, answer.outputs), text))
 
 
-def _encode_output(output: Placed) -> bytes:
+def encode_placed(output: Placed) -> bytes:
+    """Return what frames say of a tensor."""
     name = output.name.encode()
     dims = len(output.shape)
     flag = 0 if output.sizes is None else _SIZES
@@ -332,7 +337,8 @@ def _encode_output(output: Placed) -> bytes:
     return head + name + tail + struct.pack(f"<{len(output.sizes)}Q", *output.sizes)
 
 
-def _decode_outputs(frame: Buffer, at: int, count: int, requests: int) -> tuple[list[Placed], int]:
+def decode_placed(frame: Buffer, at: int, count: int, requests: int) -> tuple[list[Placed], int]:
+    """Return `count` tensors that begin at `at`, and where they end. Raises FrameError, struct.error and ValueError."""
     outputs = []
     for _ in range(count):
         name_length, number, dims, offset, nbytes = _OUTPUT.unpack_from(frame, at)
@@ -368,7 +374,7 @@ def _decode_outputs(frame: Buffer, at: int, count: int, requests: int) -> tuple[
 def _decode_answer(frame: Buffer, at: int, *, decoupled: bool = False) -> tuple[Answer, int]:
     status, _, outputs, text_length = _ANSWER.unpack_from(frame, at)
     at += _ANSWER.size
-    placed, at = _decode_outputs(frame, at, outputs, 0)
+    placed, at = decode_placed(frame, at, outputs, 0)
     text = bytes(frame[at : at + text_length])
     if len(text) != text_length:
         raise FrameError(f"an answer's text is cut short at {len(text)} of {text_length} bytes")
@@ -382,7 +388,7 @@ def _decode_answer(frame: Buffer, at: int, *, decoupled: bool = False) -> tuple[
         if code is None:
             raise FrameError(f"an answer has the unknown status {status}")
         return Answer(code=code, message=text.decode(errors="replace")), at
-    parameters = _from_json(text) if text else None
+    parameters = parse_json(text) if text else None
     if parameters is not None and not isinstance(parameters, dict):
         raise FrameError("response parameters are not an object")
     check_parameters(parameters or {})
@@ -504,8 +510,8 @@ def check_parameters(parameters: Mapping[str, Parameter]) -> None:
             )
 
 
-def _from_json(data: Buffer) -> Any:
-    """Return a JSON value. Raises ValueError, for one that nests too deeply as well."""
+def parse_json(data: Buffer) -> Any:
+    """Return a JSON value that the other side sent. Raises ValueError, for one that nests too deeply as well."""
     try:
         return json.loads(bytes(data))
     except RecursionError:
@@ -520,7 +526,7 @@ def encode_json(kind: int, body: Mapping[str, Any]) -> bytes:
 def decode_json(frame: Buffer) -> dict[str, Any]:
     """Return a cold frame's body. Raises FrameError where it is not a JSON object."""
     try:
-        body = _from_json(frame[1:])
+        body = parse_json(frame[1:])
     except ValueError as error:
         raise FrameError(f"frame of kind {frame[0]} is no JSON: {error}") from error
     if not isinstance(body, dict):

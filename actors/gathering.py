@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Final
 
 from actors.arena import align
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 COPY_LIMIT: Final = 256 * 1024
 """A result of up to so many bytes is copied out at once, in one piece, and its slot is free at once; see `Scatter`."""
+
+_CUT_COPYING: Final = 16 * 1024
+"""A private copy of up to so many bytes is cut by copying its parts, which costs less than a view of each does."""
 
 
 class Gather:
@@ -152,7 +156,10 @@ class Scatter:
             raise FrameError(f"a result reaches to byte {high} of a segment of {len(view)} bytes")
         self.borrowed = high - low > copy_limit
         self._base = 0 if self.borrowed else low
-        self._data = view if self.borrowed else memoryview(bytes(view[low:high]))
+        self._data: Buffer = view
+        if not self.borrowed:
+            private = bytes(view[low:high])
+            self._data = private if len(private) <= _CUT_COPYING else memoryview(private)
 
     def answers(self, requests: Sequence[InferRequest]) -> list[Cut]:
         """Return each request with its output tensors and, where the worker answered one by one, its `Answer`.
@@ -168,45 +175,55 @@ class Scatter:
         ]
 
     def _stacked_answers(self, requests: Sequence[InferRequest], stacked: Sequence[Placed]) -> list[Cut]:
-        every, states = self._spec.output_names, self._spec.state_names
         if len(requests) == 1:
-            wanted = requests[0].requested_outputs
-            outputs = [
-                self._tensor(placed, placed.shape, placed.offset, placed.nbytes)
-                for placed in stacked
-                if wanted is every or placed.name in wanted or placed.name in states
-            ]
-            return [(requests[0], outputs, None)]
-        cuts = [(placed, self._cuts(placed, requests)) for placed in stacked]
-        answers: list[Cut] = []
-        for index, request in enumerate(requests):
-            wanted = request.requested_outputs
-            outputs = []
-            for placed, bounds in cuts:
-                if wanted is every or placed.name in wanted or placed.name in states:
-                    start = bounds[index]
-                    shape = (request.rows, *placed.shape[1:])
-                    outputs.append(
-                        self._tensor(placed, shape, placed.offset + start, bounds[index + 1] - start)
-                    )
-            answers.append((request, outputs, None))
-        return answers
+            whole = [self._tensor(each, each.shape, each.offset, each.nbytes) for each in stacked]
+            return [(requests[0], self._wanted(requests[0], whole), None)]
+        ends = list(accumulate(request.rows for request in requests))
+        spans = [
+            (request.rows, end)
+            for request, end in zip(requests, ends, strict=True)
+            if not request.padding  # nobody will look at it
+        ]
+        columns = [self._column(each, requests, spans, ends[-1]) for each in stacked]
+        outputs = zip(*columns, strict=True) if columns else repeat(())
+        return [
+            (request, [] if request.padding else self._wanted(request, list(next(outputs))), None)
+            for request in requests
+        ]
 
-    def _cuts(self, placed: Placed, requests: Sequence[InferRequest]) -> list[int]:
-        bounds = [0]
-        if placed.sizes is not None and placed.datatype is DataType.BYTES:
-            for size in placed.sizes:
-                bounds.append(bounds[-1] + size)
-            return bounds
-        rows = sum(request.rows for request in requests)
-        if placed.datatype is DataType.BYTES or not placed.shape or placed.shape[0] != rows:
-            raise FrameError(
-                f"output '{placed.name}' of shape {list(placed.shape)} can't be cut into {rows} rows"
-            )
-        row = placed.nbytes // rows if rows else 0
-        for request in requests:
-            bounds.append(bounds[-1] + request.rows * row)
-        return bounds
+    def _wanted(self, request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
+        wanted, states = request.requested_outputs, self._spec.state_names
+        if wanted is self._spec.output_names:
+            return outputs
+        return [tensor for tensor in outputs if tensor.name in wanted or tensor.name in states]
+
+    def _column(
+        self, placed: Placed, requests: Sequence[InferRequest], spans: Sequence[tuple[int, int]], total: int
+    ) -> list[Tensor]:
+        """Return each request's part of one output of `total` rows; `spans` are how many rows each has, and where they end."""
+        tail = placed.shape[1:]
+        name, datatype = placed.name, placed.datatype
+        if datatype is DataType.BYTES and placed.sizes is not None:
+            starts = accumulate(placed.sizes, initial=placed.offset)
+            return [
+                self._tensor(placed, (request.rows, *tail), start, size)
+                for request, start, size in zip(requests, starts, placed.sizes, strict=False)
+                if not request.padding
+            ]
+        if datatype is DataType.BYTES or not placed.shape or placed.shape[0] != total:
+            raise FrameError(f"output '{name}' of shape {list(placed.shape)} can't be cut into {total} rows")
+        row = placed.nbytes // total if total else 0
+        declared = self._spec.outputs_by_name.get(name)
+        if declared is not None and declared.reshape is not None:
+            return [
+                self._tensor(placed, (rows, *tail), placed.offset + (end - rows) * row, rows * row)
+                for rows, end in spans
+            ]
+        data, at = self._data, placed.offset - self._base
+        return [
+            Tensor(name, datatype, (rows, *tail), data[at + (end - rows) * row : at + end * row])
+            for rows, end in spans
+        ]
 
     def _tensor(self, placed: Placed, shape: Sequence[int], offset: int, nbytes: int) -> Tensor:
         at = offset - self._base

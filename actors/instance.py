@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 import trio
 
+from actors.call_pipe import CallPipe
+from actors.calls import CallHost, WorkerCalls
+from actors.comeback import Comeback
+from actors.fault_points import fault_point
 from actors.frames import FrameError, Result
 from actors.gathering import Cut
 from actors.messages.errors import ErrorCode, TritiumError
@@ -24,12 +30,25 @@ from actors.model import InstanceState, ModelState
 from actors.output import LineBudget, OutputReader
 from actors.parts import Arrived
 from actors.pipe import Pipe
-from actors.scheduling.retries import DeathReason, Hang, ProtocolError, StartFailed, after_death
+from actors.records import named
+from actors.scheduling.confinement import Usage, judge, next_look
+from actors.scheduling.retries import (
+    DeathReason,
+    Hang,
+    Oom,
+    ProtocolError,
+    Signal,
+    StartFailed,
+    after_death,
+)
 from actors.specs import InstanceSpec, ModelSpec, Retry, WarmupSample
+from actors.subjects import Caller
 from actors.supervision.context import ChildContext
 from actors.worker import InFlight, LiveWorker
 
-EOF_TO_EXIT_SECONDS: Final = 1.0  # a worker that closed its socket has that long to exit
+EOF_TO_EXIT_SECONDS: Final = (
+    0.05  # a worker that closed its socket has that long to exit: clients wait meanwhile
+)
 STOP_SECONDS: Final = 5.0  # from STOP to SIGTERM: time for `finalize`
 TERMINATE_SECONDS: Final = 2.0  # from SIGTERM to SIGKILL
 TRIM_SECONDS: Final = 15.0
@@ -70,11 +89,21 @@ class Launched(Protocol):
     def suspended(self) -> bool:
         """Whether somebody has stopped it by a signal, so that it is not working however long it takes."""
 
+    @property
+    def exited(self) -> bool:
+        """Whether it has ended, though `wait` may still be busy with what it has left behind."""
+
+    def glance(self) -> Usage | None:
+        """Measure as `usage` does, on the event loop; None where that would keep others waiting."""
+
+    def usage(self, *, exact: bool = False) -> Usage:
+        """Measure what it takes, together with all processes that it has started. `exact` may take long, see `Usage`."""
+
     def terminate(self) -> None:
         """Ask it to end, by SIGTERM."""
 
     def kill(self) -> None:
-        """End it, by SIGKILL; a thread can only be abandoned."""
+        """End it and all that it has started, by SIGKILL; a thread can only be abandoned."""
 
 
 class Launcher(Protocol):
@@ -91,19 +120,44 @@ class Launcher(Protocol):
 
 
 async def run(
-    ctx: ChildContext, state: ModelState, instance: InstanceState, *, launcher: Launcher, log: Log
+    ctx: ChildContext,
+    state: ModelState,
+    instance: InstanceState,
+    *,
+    launcher: Launcher,
+    log: Log,
+    host: CallHost | None = None,
+    comeback: Comeback | None = None,
 ) -> None:
-    """Live one life of an instance. Raises WorkerDied, unless asked to stop."""
-    await InstanceActor(ctx, state, instance, launcher=launcher, log=log).run()
+    """Live one life of an instance. Raises WorkerDied, unless asked to stop. Without a `host`, its model can't make calls.
+
+    With a `comeback` it waits for its turn.
+    """
+    actor = InstanceActor(ctx, state, instance, launcher=launcher, log=log, host=host, comeback=comeback)
+    try:
+        await actor.run()
+    finally:
+        if comeback is not None:
+            comeback.over(instance)
 
 
 class InstanceActor:
     """One life of one instance; see the module. Implements `actors.worker.WorkerEvents`."""
 
     def __init__(
-        self, ctx: ChildContext, state: ModelState, instance: InstanceState, *, launcher: Launcher, log: Log
+        self,
+        ctx: ChildContext,
+        state: ModelState,
+        instance: InstanceState,
+        *,
+        launcher: Launcher,
+        log: Log,
+        host: CallHost | None = None,
+        comeback: Comeback | None = None,
     ) -> None:
         self._ctx = ctx
+        self._host = host
+        self._comeback = comeback or Comeback()
         self._state = state
         self._instance = instance
         self._launcher = launcher
@@ -111,20 +165,26 @@ class InstanceActor:
         self._name = instance.spec.name
         self._log_budget = LineBudget(trio.current_time())
         self._loaded = trio.Event()
-        self._joined = False  # it was given to the scheduler; before that it only ever ran warmup
+        self._joined = trio.Event()  # it was given to the scheduler; before that it only ever ran warmup
         self._load_error: str | None = None
         self._load_code = ErrorCode.INTERNAL
+        self._started_at = trio.current_time()  # the worker's launch
         self._idle = trio.Event()
         self._exited = trio.Event()
         self._reason: DeathReason | None = None  # how the process ended
         self._verdict: DeathReason | None = None  # why it was killed, where that was ours
+        self._hung_up = False  # it was killed since it stayed alive without its connection
         self._culprit: InFlight | None = None
+        self._crashed = False  # this actor itself, and perhaps as it handled a result
 
     async def run(self) -> None:
         """Launch, load, warm up, serve, bury."""
         self._ctx.publish(kind=self._instance.spec.kind, lanes=self._instance.spec.lanes)
         self._enter("starting")
         self._ctx.started()  # the actor stands; the model's readiness is the model's affair
+        await self._comeback.wait_turn(self._instance, self._ctx.stopping)
+        if self._ctx.stopping.is_set():
+            return
         try:
             launched = await self._launcher.launch(self._state.spec, self._instance.spec)
         except OSError as error:
@@ -177,13 +237,18 @@ class InstanceActor:
         self._ctx.publish(pid=launched.pid)
         self._enter("loading")
         self._instance.pid = launched.pid
-        self._log(Event.WORKER_STARTED, actor=self._ctx.path, pid=launched.pid)
+        self._started_at = trio.current_time()
+        self._log(Event.WORKER_STARTED, level="info", **self._who(), pid=launched.pid)
         try:
             await self._live(launched, worker, output)
+        except Exception:
+            self._crashed = True
+            raise
         finally:
             with trio.CancelScope(shield=True):
                 await self._bury(launched, worker, output)
 
+    @fault_point("instance.live")
     async def _live(self, launched: Launched, worker: LiveWorker, output: OutputReader) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_exit, launched, nursery.cancel_scope)
@@ -193,13 +258,33 @@ class InstanceActor:
             nursery.start_soon(self._obey_stop, launched, worker)
             if self._state.spec.execution_timeout:
                 nursery.start_soon(self._watch_hang, launched, worker)
+            if self._state.spec.load_timeout and self._instance.started_once:
+                nursery.start_soon(self._watch_return, launched)
+            if self._state.spec.confinement.watched:
+                nursery.start_soon(self._watch_usage, launched)
             nursery.start_soon(self._join, launched, worker)
+            theirs = self._open_calls(launched, worker, nursery)
             worker.load(
                 self._launcher.backend_path(self._state.spec),
                 model_fields(self._state.spec, self._instance.spec),
                 self._launcher.limits(),
+                None if theirs is None else theirs.fileno(),
             )
+            if theirs is not None:
+                theirs.close()
             await self._receive(launched, worker)
+
+    def _open_calls(
+        self, launched: Launched, worker: LiveWorker, nursery: trio.Nursery
+    ) -> socket.socket | None:
+        """Serve what the worker calls, and return its end of the connection for that."""
+        if self._host is None:
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        caller = Caller(self._state.spec, self._name)
+        calls = worker.calls = WorkerCalls(CallPipe(ours), caller, worker, self._host)
+        nursery.start_soon(calls.run, lambda error: self._condemn(launched, ProtocolError(str(error))))
+        return theirs
 
     async def _receive(self, launched: Launched, worker: LiveWorker) -> None:
         """Handle packets until the process has exited; whoever notices that cancels us."""
@@ -226,16 +311,21 @@ class InstanceActor:
             self._condemn(launched, ProtocolError(str(error)))
         with trio.move_on_after(EOF_TO_EXIT_SECONDS):
             await self._exited.wait()
-        if not self._exited.is_set():
-            self._condemn(launched, ProtocolError("closed its connection and stayed alive"))
+        if not launched.exited:
+            self._hung_up = True
+            launched.kill()
         await trio.sleep_forever()  # until the exit has been seen
 
     def _condemn(self, launched: Launched, verdict: DeathReason) -> None:
         self._verdict = self._verdict or verdict
         launched.kill()
 
+    @fault_point("instance.exit")
     async def _watch_exit(self, launched: Launched, life: trio.CancelScope) -> None:
         self._reason = await launched.wait()
+        # On a busy machine it may have been about to exit, and that is then why it ended: our signal came too late.
+        if self._hung_up and (launched.abandoned or self._reason == Signal(signal.SIGKILL)):
+            self._verdict = self._verdict or ProtocolError("closed its connection and stayed alive")
         self._exited.set()
         life.cancel()
 
@@ -249,6 +339,30 @@ class InstanceActor:
                 self._condemn(launched, Hang(limit, suspended=launched.suspended))
                 return
             await trio.sleep_until(min(worker.oldest_began_at(), now) + limit)
+
+    async def _watch_return(self, launched: Launched) -> None:
+        """Kill a worker that takes longer to come back than a load may. A version's first load is ended by who asked for it."""
+        limit = self._state.spec.load_timeout
+        with trio.move_on_after(limit):
+            await self._joined.wait()
+        if not self._joined.is_set():
+            self._condemn(launched, StartFailed(f"not ready within {limit:g} s (tritium.load_timeout)"))
+
+    async def _watch_usage(self, launched: Launched) -> None:
+        """Kill the worker when it takes more memory, or starts more processes, than its model may."""
+        limits = self._state.spec.confinement
+        while True:
+            usage = launched.glance()
+            if usage is None:
+                usage = await trio.to_thread.run_sync(launched.usage)
+            excess = judge(usage, limits)
+            if isinstance(excess, Oom) and usage.processes > 1:
+                usage = await trio.to_thread.run_sync(partial(launched.usage, exact=True))
+                excess = judge(usage, limits)
+            if excess is not None:
+                self._condemn(launched, excess)
+                return
+            await trio.sleep(next_look(usage, limits))
 
     async def _trim(self, worker: LiveWorker) -> None:
         while True:
@@ -277,6 +391,7 @@ class InstanceActor:
 
     # -- joining -------------------------------------------------------------------------------------------------
 
+    @fault_point("instance.joins")
     async def _join(self, launched: Launched, worker: LiveWorker) -> None:
         await self._loaded.wait()
         passive = self._instance.spec.passive
@@ -291,8 +406,12 @@ class InstanceActor:
                     return
         if not self._ctx.stopping.is_set():
             self._enter("passive" if passive else "serving")
-            self._joined = True
+            self._joined.set()
+            worker.serving_since = trio.current_time()
+            seconds = round(worker.serving_since - self._started_at, 3)
+            self._log(Event.WORKER_READY, level="info", **self._who(), pid=launched.pid, seconds=seconds)
             self._state.instance_ready(self._instance, worker)
+            self._comeback.over(self._instance)
 
     async def _warm(self, worker: LiveWorker, sample: WarmupSample) -> bool:
         finished = trio.Event()
@@ -325,6 +444,12 @@ class InstanceActor:
         """The model is loaded."""
         self._loaded.set()
 
+    def unconfined(self, missing: Sequence[str]) -> None:
+        """The worker could not impose on itself all that it should: that is told once for a version, and shown in the tree."""
+        self._ctx.publish(unconfined=list(missing))
+        if not self._instance.started_once:
+            self._log(Event.WORKER_UNCONFINED, level="warning", actor=self._ctx.path, missing=list(missing))
+
     def load_failed(self, message: str, traceback: str) -> None:
         """The model can't be loaded: final for a version that never served, a death like others for one that did."""
         if self._load_error is not None:
@@ -340,7 +465,7 @@ class InstanceActor:
         state.completed(batch, result, answers, borrowed=borrowed)
         if batch.alone:
             instance.suspects.outcome_ok()
-        if self._joined:  # a warmup is no progress, and holds nothing
+        if self._joined.is_set():  # a warmup is no progress, and holds nothing
             state.batch_ended(instance)
             self._ctx.progressed()
             instance.exhausted = False
@@ -355,7 +480,7 @@ class InstanceActor:
         self._state.partial(batch, arrived)
         if not arrived.final:
             return
-        if self._joined:
+        if self._joined.is_set():
             self._ctx.progressed()
             self._instance.exhausted = False
         if self._instance.worker is None and not self._idle.is_set():
@@ -397,8 +522,10 @@ class InstanceActor:
         if not self._exited.is_set():
             launched.kill()
             self._reason = await launched.wait()
-        self._drain_results(worker)
-        if not self._joined:
+        lost = self._crashed or isinstance(self._verdict, ProtocolError)  # a packet of its worker's
+        if not (lost and self._state.spec.decoupled):  # whose answers would go on with a part missing
+            self._drain_results(worker)
+        if not self._joined.is_set():
             worker.disown()  # warmup: nobody waits for that, and nobody is to run it again
         output.drain()
         reason = self._verdict or self._reason or ProtocolError("ended")
@@ -406,7 +533,8 @@ class InstanceActor:
             self._load_error = (
                 f"the worker of instance '{self._name}' died of {reason} while it loaded the model"
             )
-        self._settle(worker, reason)
+        held, halves = self._settle(worker, reason)
+        self._culprit = None  # or its slot stays mapped, two descriptors, until this actor is garbage
         worker.close()
         output.close()
         instance.pid = None
@@ -416,11 +544,14 @@ class InstanceActor:
         self._log(
             Event.WORKER_EXITED,
             level="info" if clean else "warning",
-            actor=self._ctx.path,
+            **self._who(),
             pid=launched.pid,
-            reason="stopped" if clean else reason.label,
+            reason=worker.farewell if clean else reason.label,
             detail=str(reason),
+            **held,
         )
+        if halves:
+            self._log(Event.BATCH_BISECTED, level="info", **self._who(), halves=halves)
 
     def _drain_results(self, worker: LiveWorker) -> None:
         try:
@@ -429,10 +560,28 @@ class InstanceActor:
         except FrameError as error:
             self._verdict = self._verdict or ProtocolError(str(error))
 
-    def _settle(self, worker: LiveWorker, reason: DeathReason) -> None:
-        """Decide about everything the worker held. Deaths while a suspect is hunted are not the instance's fault."""
+    def _who(self) -> dict[str, object]:
+        """Return what each line about the worker says of whose it is."""
+        spec = self._state.spec
+        return {
+            "actor": self._ctx.path,
+            "model": spec.name,
+            "version": spec.version,
+            "instance": self._name,
+        }
+
+    def _settle(
+        self, worker: LiveWorker, reason: DeathReason
+    ) -> tuple[dict[str, Sequence[str]], list[Sequence[str]]]:
+        """Decide about everything the worker held. Deaths while a suspect is hunted are not the instance's fault.
+
+        Return what the log is to say of it: the requests that it held, and the parts that a batch was split into.
+        """
         state, instance = self._state, self._instance
         executing_ids = worker.executing()
+        if self._crashed or isinstance(reason, ProtocolError):
+            # A result that nobody could make sense of, or that was lost here, is one of these: the model may have run them.
+            executing_ids |= {batch.id for batch in worker.executing_now()}
         executing = [
             batch
             for held in (worker.outstanding, worker.open)
@@ -467,6 +616,14 @@ class InstanceActor:
         state.settle(instance, aftermath)
         if self._load_error is not None:
             state.load_failed(f"{self._load_code.rendered}: {self._load_error}", instance)
+        held = {
+            "executing": named(request for batch in executing for request in batch.requests),
+            "waiting": named(waiting),
+            "refused": named(request for request, _ in aftermath.refuse),
+        }
+        bisected = state.sequences is None and len(aftermath.suspects) > 1
+        halves = [named(group) for group in aftermath.suspects] if bisected else []
+        return {name: names for name, names in held.items() if names}, halves
 
 
 class _WarmupPort:

@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from actors.deployment import Deployment
+from actors.fault_points import fault_point
 from actors.loading import Surroundings
 from actors.messages.errors import Internal, TritiumError
 from actors.operations import Gone, LookAt, Operation, Unload
@@ -75,7 +76,7 @@ class Lane:
         return ChildSpec(self.name, self.run, intensity=INTENSITY, on_exhausted=OnExhausted.RETRY_AT_CAP)
 
     async def run(self, ctx: ChildContext) -> None:
-        """Do one thing after the other. One that crashes is answered, and not tried again."""
+        """Do one thing after the other. What comes to no end is answered, or is the next life's first; see `Operation.lives`."""
         ctx.started()
         self.deployment.tell = ctx.publish
         if self.deployment.key.namespace:
@@ -87,9 +88,7 @@ class Lane:
                 try:
                     await self._carry_out(self._current)
                 finally:  # which was cancelled, or crashed
-                    self._current.finish(
-                        Internal(f"what was asked of model '{self.deployment.key.name}' came to no end")
-                    )
+                    self._leave_off(self._current)
                     self._current = self._scope = self.deployment.progress = None
             ctx.publish(busy_with=None, phase=None, attempt=None)
             if self.over:
@@ -97,6 +96,19 @@ class Lane:
             self._arrived = trio.Event()
             await self._arrived.wait()
 
+    def _leave_off(self, operation: Operation) -> None:
+        """This life ends with an operation, or has done it."""
+        if operation.done.is_set():
+            return
+        operation.lives -= 1
+        if operation.lives:
+            self.deployment.attempted = ""  # it may have got as far as that, and no further
+            self._waiting.appendleft(operation)
+        else:
+            name = self.deployment.key.name
+            operation.finish(Internal(f"what was asked of model '{name}' came to no end"))
+
+    @fault_point("lane.operation")
     async def _carry_out(self, operation: Operation) -> None:
         with trio.CancelScope() as self._scope:
             try:

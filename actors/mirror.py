@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from actors.fault_points import fault_point
 from actors.messages.errors import ErrorCode, TritiumError, Unavailable
 from actors.messages.requests import InferRequest, InferResponse, ReplyPort
 from actors.model import ModelState
@@ -151,6 +152,11 @@ class Exchange:
         )
         self._copy.tenant = request.tenant
 
+    @property
+    def request(self) -> InferRequest:
+        """What the client has sent."""
+        return self._request
+
     # -- the client's answer
 
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
@@ -205,6 +211,7 @@ class Exchange:
         if self._client is not None and self._copied is not None:
             self._mirroring.finished.add(self)
 
+    @fault_point("mirror.settle")
     async def settle(self, limiter: trio.CapacityLimiter) -> None:
         """Compare the answers, count, and forget them."""
         client, copied = self._client, self._copied
@@ -253,9 +260,15 @@ class _CopyPort:
     """The reply port of a copy."""
 
     __slots__ = ("_exchange",)
+    relation = "copy"  # of its request to the client's, in the log
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
+
+    @property
+    def parent(self) -> InferRequest:
+        """The client's request."""
+        return self._exchange.request
 
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         """Keep what will be compared, and give the memory back."""

@@ -44,6 +44,7 @@ from actors.worker import InFlight, LiveWorker
 
 if TYPE_CHECKING:
     from actors.cache import ModelCache
+    from actors.interfaces import ServedModel
 
 QUARANTINE_SECONDS: Final = 600.0
 PROBE_SECONDS: Final = 5.0  # contract, python_backend.md section 1.2
@@ -79,6 +80,9 @@ class Composite(Protocol):
 
     def cancel(self, request: InferRequest) -> None:
         """The client of a request that has left the queue has gone. Never raises."""
+
+    def steps_of(self, request: InferRequest) -> Sequence[tuple[ServedModel, InferRequest]]:
+        """Return what `request` waits for, once it has left the queue: requests to models, each until its final answer."""
 
     def give_up(self) -> None:
         """Whatever runs has been answered: nobody wants its results."""

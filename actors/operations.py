@@ -16,6 +16,7 @@ from actors.messages.errors import Internal, InvalidArgument, TritiumError, Unav
 from actors.specs import ModelKey
 
 NOWHERE: Final = "it is in no model repository"
+UNATTENDED_LIVES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,9 @@ class Operation(ABC):
     """One thing asked of one model, and how it ended."""
 
     gives_way = False  # whether an order to unload takes its place
+    # How many lives of a lane may end before it does. Who asked for it may try again; but what nobody waits for is done in the
+    # next life, or the model would stay as it was until something about it changes once more.
+    lives = 1
 
     def __init__(self) -> None:
         self.error: TritiumError | None = None
@@ -188,6 +192,8 @@ class Need(_FromRepository):
 class Recompose(Operation):
     """Of the catalog: something that an ensemble is composed of has changed."""
 
+    lives = UNATTENDED_LIVES
+
     async def carry_out(self, deployment: Deployment) -> None:
         """See whether it still fits together."""
         await deployment.recompose()
@@ -195,6 +201,8 @@ class Recompose(Operation):
 
 class LookAt(_FromRepository):
     """Of the watcher: something about the model's directory is new, and it has come to rest."""
+
+    lives = UNATTENDED_LIVES
 
     def __init__(
         self,
@@ -226,6 +234,8 @@ class LookAt(_FromRepository):
 
 class Gone(Operation):
     """Of the watcher: the model's directory is there no more."""
+
+    lives = UNATTENDED_LIVES
 
     async def carry_out(self, deployment: Deployment) -> None:
         """Unload and forget."""

@@ -24,6 +24,7 @@ from typing import Final, NoReturn
 
 import trio
 
+from actors.fault_points import fault_point
 from actors.interfaces import DeepReport
 from actors.messages.events import Event, Log
 from actors.model import PROBE_SECONDS, InstanceState, ModelState, Status
@@ -308,12 +309,14 @@ class Readiness:
 
     def _tell(self, before: Verdict, verdict: Verdict) -> None:
         """Log and publish what is new. Until the loads at start have ended nobody expects the server to be ready."""
-        failed = verdict.failed
+        failed = [part for part in verdict.failed if not part.awaited]
         if self._publish is not None:
-            self._publish(ready=verdict.ready, failed=len(failed))
-        same = {part.named for part in failed} == {part.named for part in before.failed}
+            self._publish(ready=verdict.ready, failed=len(verdict.failed))
+        same = {part.named for part in failed} == {part.named for part in before.failed if not part.awaited}
         if not verdict.finished or (same and before.finished and verdict.ready is before.ready):
             return
+        if not (verdict.ready or failed or verdict.opened):
+            return  # it is about to be: somebody has yet to say so
         self._log(
             Event.READINESS_CHANGED,
             level="info" if verdict.ready and not failed else "warning",
@@ -365,6 +368,7 @@ class Readiness:
 
     # -- probes ----------------------------------------------------------------------------------------------------
 
+    @fault_point("readiness.turn")
     def _begin_probes(self, nursery: trio.Nursery, now: float) -> float:
         """Begin the periodic probes that are due, and return when the next one is."""
         earliest = math.inf

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 import trio
 
 from actors.dormant import Dormant, WaitingRoom
+from actors.fault_points import fault_point
 from actors.messages.errors import TritiumError
 from actors.messages.events import Event, Log
 from actors.model import ModelState, Status
@@ -272,6 +273,7 @@ class _Life:
                 with trio.move_on_at(look_at):
                     await self._residents.wait_rung()
 
+    @fault_point("residency.turn")
     def _turn(self, nursery: trio.Nursery, now: float) -> float:
         """Do what can be done now; return when there is more to do if nothing changes before."""
         look_at = math.inf

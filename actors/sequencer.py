@@ -14,6 +14,7 @@ import trio
 
 from actors.alarm import NEAR, Alarm
 from actors.batcher import failure_reason
+from actors.fault_points import fault_point
 from actors.messages.events import Event, Log
 from actors.model import InstanceState, ModelState
 from actors.scheduling.batching import Dispatch, Wait
@@ -97,6 +98,7 @@ class Sequencer(TurnTaker):
         self._hold = Hold() if hold is None else hold
         self._restarted = self._queue.restarted
 
+    @fault_point("sequencer.turn")
     def turn(self, now: float) -> float:
         """See `TurnTaker.turn`. Its clock rings when there is more to do."""
         self.answer_door()

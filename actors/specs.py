@@ -304,11 +304,56 @@ class Slo:
     tune: bool = True  # the batching delay and the size of batches, within what is configured
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What a model's processes run on: its workers, and the one that completes its configuration.
+
+    Two of them are equal, and hash alike, where a process started for one may serve the other.
+    """
+
+    interpreter: str = ""  # its path; empty: the server's own
+    environ: tuple[tuple[str, str], ...] = ()  # variables that it adds to a worker's, sorted by name
+    digest: str = ""  # of what the environment was made from; empty where nobody compares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recycle:
+    """When a worker is replaced by a fresh one (`tritium.recycle`). 0 is no ceiling."""
+
+    memory: int = 0  # bytes
+    requests: int = 0
+    seconds: float = 0.0  # since it began to serve
+
+
 class Retry(Enum):
     """Whether a batch that was executing when its worker died may run again (`tritium.retry`)."""
 
     ALWAYS = "always"
     NEVER = "never"
+
+
+class Sandbox(Enum):
+    """How far a worker process is shut in (`tritium.sandbox`); docs/worker_life.md says what each takes away."""
+
+    OFF = "off"
+    BASIC = "basic"  # no new privileges, no network, no interfaces of the kernel that models have no use for
+    STRICT = "strict"  # and no capabilities, no leaving of the process group, no files but its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confinement:
+    """What one worker of a model, with all processes that it starts, may take. 0 is no limit."""
+
+    memory: int = 0  # bytes (`tritium.memory_limit_mb`)
+    processes: int = 0  # the worker itself counts (`tritium.max_processes`)
+    sandbox: Sandbox = Sandbox.OFF
+    read: tuple[str, ...] = ()  # paths that a strict sandbox may read beyond its own
+    write: tuple[str, ...] = ()  # and paths that it may write
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody must look at what the worker takes."""
+        return bool(self.memory or self.processes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,6 +399,9 @@ class ModelSpec:
     traffic: TrafficPlan | None = None
     fairness: Fairness | None = None
     slo: Slo | None = None
+    recycle: Recycle | None = None
+    confinement: Confinement = field(default_factory=Confinement)
+    runtime: Runtime = field(default_factory=Runtime)
 
     @property
     def key(self) -> ModelKey:

@@ -113,6 +113,7 @@ class ModelStatistics:
         "per_batch_size",
         "quarantined",
         "queue_ns",
+        "recycled",
         "reply_violations",
         "restarts",
         "retried",
@@ -145,6 +146,7 @@ class ModelStatistics:
 
         self.restarts = 0  # instances started again after a death
         self.deaths: Counter[str] = Counter()  # worker deaths by reason
+        self.recycled: Counter[str] = Counter()  # workers replaced by the ceiling that they reached
         self.quarantined = 0  # requests refused because they kill workers
         self.bisected = 0  # batches split to find such a request
         self.retried = 0  # requests that ran again after a death

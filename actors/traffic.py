@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import trio
 
+from actors.fault_points import fault_point
 from actors.messages.errors import InvalidArgument, NotFound
 from actors.messages.events import Event, Log
 from actors.mirror import Finished, MirrorCounts, Mirroring, compare_finished
@@ -361,6 +362,7 @@ class TrafficControl:
             ctx.progressed()
             await trio.sleep(LOOK_EVERY)
 
+    @fault_point("traffic.guard")
     def look(self, now: float) -> None:
         """Look at every guarded version once, and roll back what is bad."""
         for key, model in self._models.items():

@@ -36,15 +36,17 @@ _WORTH_A_UNIFORM_LOOK: Final = 16
 class _Input:
     """What one declared input's checks need, worked out beforehand."""
 
-    __slots__ = ("bit", "datatype", "dims", "exact", "key_at", "row_elements")
+    __slots__ = ("bit", "datatype", "dims", "exact", "key_at", "name", "row_elements", "row_nbytes")
 
     def __init__(self, spec: InputSpec, *, index: int, key_at: int) -> None:
+        self.name = spec.name
         self.datatype = spec.datatype
         self.dims = spec.dims
         self.bit = 1 << index
         self.key_at = key_at  # place of its shape in the batch key; -1: shapes may differ within a batch
         self.exact = None if -1 in spec.dims else spec.dims  # the only shape it takes, where there is one
         self.row_elements = 0 if -1 in spec.dims else element_count(spec.dims)
+        self.row_nbytes = self.row_elements * spec.datatype.size
 
 
 class Validator:
@@ -67,6 +69,7 @@ class Validator:
         "_required",
         "_required_names",
         "_total",
+        "_usual",
     )
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -86,9 +89,48 @@ class Validator:
         self._optional = self._required < self._total
         self._output_names = spec.output_names
         self._outputs = frozenset(spec.output_names)
+        plain = all(
+            plan.exact is not None and plan.datatype is not DataType.BYTES for plan in self._inputs.values()
+        )
+        # Where nothing about a good request is left open, one look at each input is enough.
+        self._usual = tuple(self._inputs.values()) if self._batches and plain and not self._optional else None
 
     def __call__(self, request: InferRequest) -> None:
         """Accept `request` and complete it, or raise InvalidArgument with the contract's text."""
+        if self._usual is None or not self._is_usual(request, self._usual):
+            self._check_everything(request)
+        elif request.requested_outputs and request.requested_outputs is not self._output_names:
+            self._check_outputs(request)
+        if not request.requested_outputs:
+            request.requested_outputs = self._output_names
+
+    def _is_usual(self, request: InferRequest, usual: Sequence[_Input]) -> bool:
+        """Complete a good request that has all declared inputs, in their order; False for whatever needs a closer look."""
+        inputs = request.inputs
+        if len(inputs) != len(usual):
+            return False
+        rows = nbytes = 0
+        for tensor, plan in zip(inputs, usual, strict=True):
+            shape = tensor.shape
+            if tensor.name != plan.name or tensor.datatype is not plan.datatype or not shape:
+                return False
+            if not rows:
+                rows = shape[0]
+                if not 0 < rows <= self._max_batch_size:
+                    return False
+            if shape[0] != rows or tuple(shape[1:]) != plan.exact:
+                return False
+            size = len(tensor.data)
+            if size != rows * plan.row_nbytes:
+                return False
+            nbytes += size
+        request.rows = rows
+        request.nbytes = nbytes
+        request.batch_key = None
+        return True
+
+    def _check_everything(self, request: InferRequest) -> None:
+        """Check whatever there may be, in the contract's order."""
         inputs = request.inputs
         count = len(inputs)
         if count > 1 and len({tensor.name for tensor in inputs}) < count:
@@ -123,8 +165,6 @@ class Validator:
         request.rows = rows
         request.nbytes = nbytes
         request.batch_key = self._key(inputs, declared) if self._keyed_shapes or self._optional else None
-        if not request.requested_outputs:
-            request.requested_outputs = self._output_names
 
     def _check_outputs(self, request: InferRequest) -> None:
         """Requested outputs are distinct, and all of them declared."""

@@ -40,6 +40,7 @@ class Part:
     reason: str  # empty: all is well
     since: float  # on trio's clock
     essential: bool = True
+    awaited: bool = False  # nothing speaks against it but that it has not been heard yet
 
     @property
     def ok(self) -> bool:
@@ -115,4 +116,5 @@ def _part(standing: Standing, before: Part | None, *, opened: bool, now: float) 
         reason=reason,
         since=before.since if before is not None and before.ok is not bool(reason) else now,
         essential=standing.essential,
+        awaited=bool(reason) and not standing.trouble and standing.status == "READY",
     )

@@ -13,6 +13,7 @@ from typing import Final, Protocol, assert_never
 
 import trio
 
+from actors.fault_points import fault_point
 from actors.messages.events import Event, Log
 from actors.scheduling.settling import (
     Change,
@@ -92,7 +93,7 @@ class Watcher:
         while True:
             self._carry_out()
             ctx.publish(poll_seconds=self._interval, looking_since=self._told(trio.current_time()))
-            observation = await self._observe()
+            observation = await self._look()
             now = trio.current_time()
             verdict = self._settling.observe(observation, now=now)
             self._decided += verdict.decisions
@@ -111,6 +112,11 @@ class Watcher:
             ctx.progressed()
             await trio.sleep(self._interval)
 
+    @fault_point("watcher.look")
+    async def _look(self) -> Observation:
+        return await self._observe()
+
+    @fault_point("watcher.tell")
     def _carry_out(self) -> None:
         """Tell the catalog. What a crash in between leaves over is told in the next life."""
         while self._decided:

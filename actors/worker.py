@@ -10,12 +10,13 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
 from actors import frames
 from actors.arena import INPUT, MAX_CANCELLABLE, OUTPUT, ControlPage, Segment
+from actors.fault_points import fault_point
 from actors.frames import FrameError
 from actors.gathering import Cut, Gather, Scatter, default_metadata, outputs_of
 from actors.messages.requests import InferRequest
@@ -23,6 +24,9 @@ from actors.parts import Arrived, PartStream
 from actors.pipe import Pipe
 from actors.slots import Slot
 from actors.specs import InstanceSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from actors.calls import WorkerCalls
 
 SPARE_SLOTS: Final = 2
 """Slots beyond what may execute or be prefetched, so that responses which are being sent don't hold up the next batch."""
@@ -33,6 +37,7 @@ OPEN_LIMIT: Final = 1024
 LOG_LEVELS: Final = frozenset({"info", "warning", "error", "verbose"})
 
 _LARGEST_OUTPUT: Final = 64 * 1024 * 1024 * 1024
+_MOST_TEXTS: Final = 16
 
 
 class InFlight:
@@ -66,6 +71,9 @@ class WorkerEvents(Protocol):
     def ready(self) -> None:
         """The model is loaded."""
 
+    def unconfined(self, missing: Sequence[str]) -> None:
+        """The worker could not impose some limits on itself, each told with its reason."""
+
     def load_failed(self, message: str, traceback: str) -> None:
         """The model can't be loaded; the worker is about to exit."""
 
@@ -93,6 +101,11 @@ class LiveWorker:
         self.pipe = pipe
         self.outstanding: dict[int, InFlight] = {}
         self.open: dict[int, InFlight] = {}  # of a decoupled model: executed, and not answered to the end
+        self.given = 0  # requests so far
+        self.serving_since = math.inf  # when it was first to be given clients' requests
+        self.farewell = "stopped"  # why it ends, where that is no death
+        self._tell_idle: Callable[[], None] | None = None
+        self.calls: WorkerCalls | None = None  # that it makes of other models, where it may
         self._spec = spec
         self._events = events
         self._lanes = instance.lanes
@@ -127,8 +140,13 @@ class LiveWorker:
             self._handlers[frames.PART] = self._on_part
             self._handlers[frames.MORE] = self._on_more
 
-    def load(self, backend: str, model: dict[str, object], limits: dict[str, int]) -> None:
-        """Tell the worker what to load. `backend` is `module:Class`; `model` are the fields of `ModelInfo`."""
+    def load(
+        self, backend: str, model: dict[str, object], limits: dict[str, int], calls: int | None = None
+    ) -> None:
+        """Tell the worker what to load. `backend` is `module:Class`; `model` are the fields of `ModelInfo`.
+
+        `calls` is the descriptor of the worker's end of the connection on which it may call; it stays the caller's.
+        """
         body = json.dumps(
             {
                 "backend": backend,
@@ -142,7 +160,8 @@ class LiveWorker:
         ).encode()
         letter = Segment.create(max(len(body), 1), "tritium-load")
         letter.view[: len(body)] = body
-        self.pipe.send_nowait(bytes((frames.LOAD,)), (self._control.segment.fd, letter.fd))
+        descriptors = (self._control.segment.fd, letter.fd, *(() if calls is None else (calls,)))
+        self.pipe.send_nowait(bytes((frames.LOAD,)), descriptors)
         letter.close_fd()
         self._control.segment.close_fd()
         self._slots = [Slot(index, self._send_segment, self._on_free) for index in range(self._slot_count)]
@@ -156,6 +175,16 @@ class LiveWorker:
         """Whether it holds no batch."""
         return not self.outstanding and not self.open
 
+    def when_idle(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called once it holds no batch: now, when it has answered what it has, or when it is gone."""
+        self._tell_idle = tell
+        self._tell_if_idle()
+
+    def _tell_if_idle(self) -> None:
+        if self._tell_idle is not None and self.idle:
+            tell, self._tell_idle = self._tell_idle, None
+            tell()
+
     @property
     def waiting(self) -> int:
         """How many of its requests wait behind those that execute."""
@@ -165,6 +194,11 @@ class LiveWorker:
     def free_lanes(self) -> int:
         """How many batches would begin to execute at once; none, or fewer, where another would wait behind others."""
         return self._lanes - len(self.outstanding)
+
+    @property
+    def slots_in_use(self) -> int:
+        """How many slots are leased: by batches, and by responses that view what lies in them."""
+        return len(self._slots) - len(self._free)
 
     @property
     def has_room(self) -> bool:
@@ -186,6 +220,7 @@ class LiveWorker:
             slot.release()
             raise
         self._next_id += 1
+        self.given += len(requests)
         self.outstanding[batch.id] = batch
         if self._decoupled:
             self._open_streams(batch)
@@ -207,7 +242,7 @@ class LiveWorker:
         slot.make_room(INPUT, used)
         gather.copy_into(slot.segments[INPUT].view)
         self._control.clear(slot.index, len(requests))
-        told = [default_metadata(request, self._spec) for request in requests]
+        told = [{} if request.padding else default_metadata(request, self._spec) for request in requests]
         rows = [request.rows for request in requests]
         packet = frames.Execute(
             batch.id, slot.index, rows, gather.inputs, told if any(told) else None
@@ -250,18 +285,35 @@ class LiveWorker:
     def _waits_for_clients(self) -> bool:
         return any(stream.exhausted for stream in self._streams.values())
 
+    def stop_prefetching(self) -> None:
+        """What it executes may have to wait for others: no batch is to wait behind that where another instance may be free."""
+        self._capacity = self._lanes
+
+    def executing_now(self) -> list[InFlight]:
+        """Return the batches that have a lane."""
+        return list(islice(self.outstanding.values(), self._lanes))
+
     def cancel(self, request: InferRequest) -> None:
-        """Flag a running request as unwanted; the model may look, or not."""
+        """Flag a running request as unwanted; the model may look, or not. What was called for its sake is cancelled."""
+        if self.calls is not None:
+            self.calls.parent_cancelled(request)
         if self._decoupled:
             stream = self._stream_of.get(request)
             if stream is not None:
-                self.pipe.send_nowait(frames.encode_cancel(stream.batch_id, stream.index))
+                self._cancel_stream(stream)
             return
         for batch in self.outstanding.values():
             for index, member in enumerate(batch.requests):
                 if member is request:
                     self._control.cancel(batch.slot.index, index)
                     return
+
+    def _cancel_stream(self, stream: PartStream) -> None:
+        """By frame, and on the page: the worker looks there as it begins with a batch, which the frame may come before."""
+        batch = self.outstanding.get(stream.batch_id)
+        if batch is not None:
+            self._control.cancel(batch.slot.index, stream.index)
+        self.pipe.send_nowait(frames.encode_cancel(stream.batch_id, stream.index))
 
     def probe(self, tell: Callable[[bool], None]) -> None:
         """Have `tell` called with what the model says of its own readiness: now, or once it has been asked.
@@ -285,6 +337,7 @@ class LiveWorker:
         self.open.clear()
         self._streams.clear()
         self._stream_of.clear()
+        self._tell_if_idle()
 
     def stop(self) -> None:
         """Ask the worker to finish what it has and exit."""
@@ -302,6 +355,8 @@ class LiveWorker:
         self._slots.clear()
         self._free.clear()
         self._handlers.clear()
+        self.calls = None
+        self._control.segment.close_fd()  # which `load` may not have come to
         self._control.close()
 
     def trim(self) -> None:
@@ -309,6 +364,7 @@ class LiveWorker:
         for slot in self._free:
             slot.trim()
 
+    @fault_point("instance.packet")
     def on_packet(self, packet: bytes) -> None:
         """Handle one packet. Raises FrameError: the worker is broken or hostile and must be killed."""
         handler = self._handlers.get(packet[0])
@@ -332,8 +388,13 @@ class LiveWorker:
         del self.outstanding[batch.id]
         try:
             self._events.finished(batch, result, answers, borrowed=scatter.borrowed)
+        except BaseException:
+            self.outstanding = {batch.id: batch, **self.outstanding}  # for whom it has not answered
+            raise
         finally:
             batch.slot.release()
+            if self._tell_idle is not None:
+                self._tell_if_idle()
 
     def _close_streams(self, batch: InFlight, answers: Sequence[Cut]) -> None:
         """An execution is over: what it answered as other models do has no parts to come."""
@@ -355,6 +416,8 @@ class LiveWorker:
         batch.open -= 1
         if not batch.open:
             self.open.pop(batch.id, None)
+            if self._tell_idle is not None:
+                self._tell_if_idle()
         if self._crowded:
             self._crowded = len(self._streams) >= OPEN_LIMIT
             self._events.slot_freed()
@@ -403,7 +466,11 @@ class LiveWorker:
             self._events.slot_freed()
 
     def _on_ready(self, packet: bytes) -> None:
-        self._asks = bool(frames.decode_json(packet).get("asks"))
+        body = frames.decode_json(packet)
+        self._asks = bool(body.get("asks"))
+        unapplied = _texts(body, "unapplied")
+        if unapplied:
+            self._events.unconfined(unapplied)
         self._events.ready()
 
     def _on_probed(self, packet: bytes) -> None:
@@ -449,6 +516,14 @@ class LiveWorker:
         if inner[0] != frames.RESULT:
             raise FrameError(f"a worker spilled a frame of kind {inner[0]}")
         self._on_result(inner)
+
+
+def _texts(body: dict[str, Any], key: str) -> tuple[str, ...]:
+    """Return a short list of strings of a cold frame. Raises FrameError."""
+    values = body.get(key, [])
+    if not isinstance(values, list) or len(values) > _MOST_TEXTS:
+        raise FrameError(f"a worker's {key!r} is no list of up to {_MOST_TEXTS} texts")
+    return tuple(_text({key: value}, key) for value in values)
 
 
 def _text(body: dict[str, Any], key: str) -> str:

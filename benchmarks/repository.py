@@ -34,6 +34,10 @@ _OLDEST: Final = (
     "sequence_batching { oldest { max_candidate_sequences: 64 } max_sequence_idle_microseconds: 60000000 }"
 )
 _CACHED: Final = "dynamic_batching { } response_cache { enable: true }"
+_FAIR: Final = """dynamic_batching { }
+parameters { key: "tritium.fairness" value { string_value: '{"tenant": {"parameter": "tenant"}}' } }"""
+_RATE_LIMITED: Final = """dynamic_batching { }
+instance_group [ { kind: KIND_CPU count: 1 rate_limiter { resources [ { name: "R" count: 1 } ] } } ]"""
 
 _CHAIN: Final = """\
 platform: "ensemble"
@@ -103,9 +107,15 @@ def _write_onnx_add_sub(model: Path, version: Path, more: str = "dynamic_batchin
     _save_onnx(version / "model.onnx", model.name, nodes, ["rows", 16])
 
 
-def _write_python_add_sub(model: Path, version: Path) -> None:
-    (model / "config.pbtxt").write_text(_ADD_SUB.format(backend="python") + "dynamic_batching { }\n")
-    shutil.copyfile(HERE / "models" / "add_sub.py", version / "model.py")
+def _write_rate_limited(model: Path, version: Path) -> None:
+    _write_onnx_add_sub(model, version)
+    config = (_ADD_SUB[: _ADD_SUB.index("instance_group")]).format(backend="onnxruntime")
+    (model / "config.pbtxt").write_text(config + _RATE_LIMITED + "\n")
+
+
+def _write_python(model: Path, version: Path, source: str, more: str = "dynamic_batching { }") -> None:
+    (model / "config.pbtxt").write_text(_ADD_SUB.format(backend="python") + more + "\n")
+    shutil.copyfile(HERE / "models" / source, version / "model.py")
 
 
 def _write_chain(model: Path, version: Path) -> None:
@@ -170,7 +180,13 @@ def _copy(example: str, model: Path, version: Path) -> None:
 
 WRITERS: Final[Mapping[str, Callable[[Path, Path], None]]] = {
     "onnx_add_sub": _write_onnx_add_sub,
-    "python_add_sub": _write_python_add_sub,
+    "python_add_sub": partial(_write_python, source="add_sub.py"),
+    "python_decoupled": partial(
+        _write_python,
+        source="decoupled_add_sub.py",
+        more="dynamic_batching { } model_transaction_policy { decoupled: true }",
+    ),
+    "python_bls": partial(_write_python, source="bls_add_sub.py"),
     "sequence_direct": partial(_write_onnx_add_sub, more=_DIRECT),
     "sequence_oldest": partial(_write_onnx_add_sub, more=_OLDEST),
     "chain_1": _write_onnx_add_sub,
@@ -178,6 +194,8 @@ WRITERS: Final[Mapping[str, Callable[[Path, Path], None]]] = {
     "chain_3": _write_onnx_add_sub,
     "chain": _write_chain,
     "cached": partial(_write_onnx_add_sub, more=_CACHED),
+    "fair": partial(_write_onnx_add_sub, more=_FAIR),
+    "rate_limited": _write_rate_limited,
     "onnx_identity": _write_onnx_identity,
     "digits_onnx": _copy_example,
     "torch_identity_gpu": _write_torch_identity_gpu,
@@ -209,6 +227,8 @@ def write_some(directory: Path, models: Iterable[str]) -> Mapping[str, str]:
     named = dict.fromkeys(models)
     if "chain" in named:
         named |= dict.fromkeys(("chain_1", "chain_2", "chain_3"))
+    if "python_bls" in named:
+        named |= {"onnx_add_sub": None}
     return write(directory, {name: name for name in named})
 
 

@@ -194,6 +194,8 @@ def server(label: str, checkout: Path, repository: Path, scratch: Path) -> Itera
     command += [f"--http-port={http_port}", f"--metrics-port={metrics_port}", f"--grpc-port={grpc_port}"]
     if (repository / "cached").exists():
         command.append("--cache-config=local,size=67108864")
+    if (repository / "rate_limited").exists():
+        command.append("--rate-limit=execution_count")
     with tempfile.NamedTemporaryFile(dir=scratch, prefix="server-", suffix=".log", delete=False) as created:
         log = Path(created.name)
     with running(command, cwd=checkout, log=log) as child:

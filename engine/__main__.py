@@ -13,9 +13,11 @@ worker process under a supervisor, so a crash, a hang or a poisonous request cos
 
 commands:
   serve    serve the models of one or more repositories
+  run      serve the model in one Python file, without a repository
   check    validate repositories offline: what would load, with which settings, and what is wrong where
   tree     show the live supervision tree of a running server
   traffic  show or change how a model's requests are shared out over its versions: canaries, mirrors, rollback
+  logs     read a server's log: filter it, follow it, trace a request, see outages, rates and what was slow
 
 options:
   --help       show this, or with a command: its own help
@@ -24,8 +26,10 @@ options:
 examples:
   tritium check ./models
   tritium serve --model-repository=./models
+  tritium run my_model.py
   tritium tree --url http://127.0.0.1:8000 --watch
   tritium traffic resnet --weights 1=90,2=10 --rollback-error-rate 0.05
+  tritium logs server.log --timeline --model resnet
 
 `tritium COMMAND --help` tells more.
 """
@@ -47,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from engine.cli.serve import serve
 
                 return serve(words[1:])
+            case "run":
+                from engine.cli.run import run
+
+                return run(words[1:])
             case "tree":
                 from engine.cli.tree import tree
 
@@ -55,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from engine.cli.traffic import traffic
 
                 return traffic(words[1:])
+            case "logs":
+                from engine.cli.logs import logs
+
+                return logs(words[1:])
             case "check":
                 from engine.cli.check import check
 
@@ -85,8 +97,12 @@ def _unknown(command: str, words: Sequence[str]) -> int:
     if command.startswith("--"):
         hint = f"flags belong to a command: tritium serve {' '.join(words)}"
     else:
-        nearest = get_close_matches(command, ("serve", "tree", "traffic", "check"), n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else "commands are serve, check, tree and traffic"
+        nearest = get_close_matches(command, ("serve", "run", "tree", "traffic", "check", "logs"), n=1)
+        hint = (
+            f"did you mean '{nearest[0]}'?"
+            if nearest
+            else "commands are serve, run, check, tree, traffic and logs"
+        )
     sys.stderr.write(f"unknown command '{command}'\n{hint}\n")
     return 1
 

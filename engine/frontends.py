@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import re
 import socket
 import ssl
@@ -75,8 +76,12 @@ def grpc_listener(
     tls: ssl.SSLContext | None,
     on_finished: RequestHook | None,
     log: Log,
+    uniform: Callable[[], float] = random.random,
 ) -> GrpcListener:
-    """Return a gRPC listener for all services, with what the settings say of them; in the clear without `tls`."""
+    """Return a gRPC listener for all services, with what the settings say of them; in the clear without `tls`.
+
+    `uniform` returns random numbers in [0, 1), see `GrpcListener`.
+    """
     keepalive = settings.keepalive
     options = GrpcOptions(
         connection_bytes=settings.connection_bytes,
@@ -103,7 +108,12 @@ def grpc_listener(
         log(Event.CONNECTION_REFUSED, level="debug", peer=peer, reason=reason)
 
     return GrpcListener(
-        services(server, options), options=options, tls=tls, on_crash=crashed, on_refused=refused
+        services(server, options),
+        options=options,
+        tls=tls,
+        on_crash=crashed,
+        on_refused=refused,
+        uniform=uniform,
     )
 
 

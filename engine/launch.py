@@ -11,10 +11,10 @@ import contextlib
 import functools
 import os
 import queue
+import secrets
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,10 +23,18 @@ from typing import Final, Literal, TypeVar, cast
 import outcome
 import trio
 
+from actors.fault_points import fault_point
 from actors.instance import Launched, threads_for
+from actors.messages.events import Log
+from actors.scheduling.confinement import Usage
 from actors.scheduling.retries import DeathReason, Exit, Oom, Signal
 from actors.specs import InstanceSpec, ModelSpec
 from engine.config.backends import BackendTraits
+from engine.confining import confining_environ
+from engine.environments.runtime import interpreter, variables
+from engine.process_family import Family
+from engine.process_mark import MARK
+from engine.spares import Environment, Spares
 from engine.worker.serve import Serving, Stopped
 
 T = TypeVar("T")
@@ -78,6 +86,9 @@ _THREAD_VARIABLES: Final = (
     "NUMEXPR_NUM_THREADS",
 )
 _OPEN_FILES: Final = 4096
+BURIALS_AT_ONCE: Final = 8
+"""Dead workers whose processes are looked for on threads of their own: no instance waits behind files that are read for others."""
+
 _CGROUP_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
 
 
@@ -92,6 +103,7 @@ class Spawner:
         while True:
             self._jobs.get()()
 
+    @fault_point("spawner.run")
     async def run(self, function: Callable[[], T]) -> T:
         """Return what `function` returns or raises on the spawner's thread. Not cancellable once begun."""
         task = trio.lowlevel.current_task()
@@ -106,13 +118,28 @@ class Spawner:
 
 
 class WorkerLauncher:
-    """Implements `actors.instance.Launcher` over processes and threads."""
+    """Implements `actors.instance.Launcher` over processes and threads.
 
-    def __init__(self, backends: Mapping[str, BackendTraits], *, environ: Mapping[str, str]) -> None:
+    A process runs on the interpreter of its model's `ModelSpec.runtime`, with the variables that belong to it: the server's
+    own, unless `engine.environments` has found the model another when its configuration was read. A spare is taken where one
+    waits (see `engine.spares`); without anybody to run `spares` none ever does.
+    """
+
+    def __init__(
+        self,
+        backends: Mapping[str, BackendTraits],
+        *,
+        environ: Mapping[str, str],
+        spare_workers: int = 0,
+        log: Log | None = None,
+    ) -> None:
+        """At most `spare_workers` processes wait for a model."""
+        self.spares = Spares(self._start_spare, limit=spare_workers, log=log)
         self._backends = backends
         self._environ = scrubbed(environ)
         self._spawner = Spawner()
         self._oom_kills = OomKills()
+        self._burials = trio.CapacityLimiter(BURIALS_AT_ONCE)
 
     def backend_path(self, spec: ModelSpec) -> str:
         """Return the backend class as `module:Class`."""
@@ -124,18 +151,60 @@ class WorkerLauncher:
 
     async def launch(self, spec: ModelSpec, instance: InstanceSpec) -> Launched:
         """Start a worker. See `actors.instance.Launcher`."""
+        _check_cores(instance.cores)
+        if spec.isolation == "thread":
+            return self._start_thread(instance)
+        environment = self.environment(spec, instance)
+        worker = cast("ProcessWorker | None", self.spares.take(environment))
+        spare = worker is not None
+        if worker is None:
+            worker = await self._start(environment)
+        self.spares.launched(environment, spare=spare)
+        worker.on_reaped = functools.partial(self.spares.ended, environment)
+        return worker
+
+    def environment(self, spec: ModelSpec, instance: InstanceSpec) -> Environment:
+        """Return what a worker process of this instance is started with."""
+        environ = variables({**self._environ, **_thread_environ(spec, instance, self._environ)}, spec.runtime)
+        files = (
+            spec.model_directory,
+            spec.version_directory,
+            (spec.version_directory / spec.artifact).parent,
+        )
+        environ = {**environ, **confining_environ(spec.confinement, files, kind=instance.kind)}
+        return Environment(
+            interpreter=interpreter(spec.runtime),
+            variables=tuple(sorted(environ.items())),
+            cores=instance.cores,
+            backend=self.backend_path(spec),
+            digest=spec.runtime.digest,
+        )
+
+    @staticmethod
+    def _start_thread(instance: InstanceSpec) -> ThreadWorker:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            if spec.isolation == "thread":
-                return ThreadWorker(ours, theirs, name=instance.name, cores=instance.cores)
-            environ = {**self._environ, **_thread_environ(spec, instance, self._environ)}
+            return ThreadWorker(ours, theirs, name=instance.name, cores=instance.cores)
+        except BaseException:
+            ours.close()
+            raise
+
+    async def _start(self, environment: Environment, *arguments: str) -> ProcessWorker:
+        """Start a process whose first arguments are the socket and our process id. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
             with theirs:
                 return await self._spawner.run(
-                    functools.partial(_spawn, ours, theirs, environ, self._oom_kills, instance.cores)
+                    functools.partial(
+                        _spawn, ours, theirs, environment, arguments, self._oom_kills, self._burials
+                    )
                 )
         except BaseException:
             ours.close()
             raise
+
+    async def _start_spare(self, environment: Environment) -> ProcessWorker:
+        return await self._start(environment, environment.backend)
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
@@ -155,16 +224,18 @@ def _thread_environ(spec: ModelSpec, instance: InstanceSpec, environ: Mapping[st
 def _spawn(
     ours: socket.socket,
     theirs: socket.socket,
-    environ: Mapping[str, str],
+    environment: Environment,
+    arguments: Sequence[str],
     oom_kills: OomKills,
-    cores: Sequence[int],
+    burials: trio.CapacityLimiter,
 ) -> ProcessWorker:
     """Spawner's thread: start the process, its output going to one pipe."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    mark = secrets.token_hex(16)
     try:
-        with _bound_to(cores):
-            process = _popen(theirs, write_end, environ)
-        return ProcessWorker(process, ours, read_end, oom_kills)
+        with _bound_to(environment.cores):
+            process = _popen(theirs, write_end, environment, mark, arguments)
+        return ProcessWorker(process, ours, read_end, oom_kills, Family(process.pid, mark), burials)
     except BaseException:
         os.close(read_end)
         raise
@@ -189,29 +260,50 @@ def _bound_to(cores: Sequence[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _popen(theirs: socket.socket, output: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _check_cores(cores: Sequence[int]) -> None:
+    available = os.sched_getaffinity(0)
+    missing = [str(core) for core in cores if core not in available]
+    if missing:
+        may = ", ".join(map(str, sorted(available)))
+        raise OSError(
+            f"it is bound to the cores {', '.join(missing)}, which this server may not use; it may use {may}"
+        )
+
+
+def _popen(
+    theirs: socket.socket, output: int, environment: Environment, mark: str, arguments: Sequence[str]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, str(WORKER), str(theirs.fileno()), str(os.getpid())],
+        [environment.interpreter, str(WORKER), str(theirs.fileno()), str(os.getpid()), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         pass_fds=(theirs.fileno(),),
-        env=dict(environ),
+        env={**dict(environment.variables), MARK: mark},
         start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
     )
 
 
 class ProcessWorker:
-    """A worker in a process of its own. Implements `actors.instance.Launched`."""
+    """A worker in a process of its own. Implements `actors.instance.Launched` and `engine.spares.Spare`."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], sock: socket.socket, output: int, oom_kills: OomKills
+        self,
+        process: subprocess.Popen[bytes],
+        sock: socket.socket,
+        output: int,
+        oom_kills: OomKills,
+        family: Family,
+        burials: trio.CapacityLimiter,
     ) -> None:
+        self._burials = burials
         self._process = process
         self._oom_kills = oom_kills
+        self._family = family
         self._pidfd = os.pidfd_open(process.pid)
         self.socket = sock
         self.output: int | None = output
+        self.on_reaped: Callable[[], None] | None = None  # called once
 
     @property
     def pid(self) -> int:
@@ -232,13 +324,29 @@ class ProcessWorker:
             return False  # it has just exited, or /proc is not for us to see
         return stat.rpartition(")")[2].split()[0] in {"T", "t"}
 
+    @property
+    def fit(self) -> bool:
+        """Whether it has neither exited nor been stopped."""
+        return not self.exited and not self.suspended
+
+    @property
+    def exited(self) -> bool:
+        """Whether it has ended, reaped or not."""
+        if self._process.returncode is not None:
+            return True
+        return os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
     async def wait(self) -> DeathReason:
-        """Wait for the exit, reap, and tell how it ended."""
+        """Wait for the exit, end what it leaves behind, reap, and tell how it ended."""
         if self._process.returncode is None:
             await trio.lowlevel.wait_readable(self._pidfd)
+            await trio.to_thread.run_sync(self._family.end, limiter=self._burials)
+        if self._process.returncode is None:
             self._process.wait()
             trio.lowlevel.notify_closing(self._pidfd)
             os.close(self._pidfd)
+            if self.on_reaped is not None:
+                self.on_reaped()
         code = self._process.returncode
         if code >= 0:
             return Exit(code)
@@ -251,8 +359,18 @@ class ProcessWorker:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL; works on a stopped process too."""
+        """Send SIGKILL, to all that it has started as well; works on stopped processes too."""
+        if self._process.returncode is None:
+            self._family.kill()
         self._signal(signal.SIGKILL)
+
+    def glance(self) -> Usage | None:
+        """Measure what it and its descendants take, if there are few."""
+        return self._family.glance()
+
+    def usage(self, *, exact: bool = False) -> Usage:
+        """Measure what it and its descendants take."""
+        return self._family.usage(exact=exact)
 
     def _signal(self, number: Literal[signal.Signals.SIGTERM, signal.Signals.SIGKILL]) -> None:
         if self._process.returncode is None:
@@ -339,3 +457,16 @@ class ThreadWorker:
     def suspended(self) -> bool:
         """Never: the server would be stopped as well."""
         return False
+
+    @property
+    def exited(self) -> bool:
+        """Whether it has ended, or has been given up."""
+        return self._ended.is_set()
+
+    def glance(self) -> Usage:
+        """Nothing of its own: what the model takes is the server's."""
+        return Usage(0, 0)
+
+    def usage(self, *, exact: bool = False) -> Usage:
+        """Nothing of its own: what the model takes is the server's."""
+        return Usage(0, 0)

@@ -150,10 +150,12 @@ def policy_name(instance: InstanceSpec) -> str:
 
 
 def place(spec: ModelSpec, policies: Mapping[str, tuple[int, ...]]) -> ModelSpec:
-    """Return the specification with each instance on the cores of its host policy; without one it is not bound."""
+    """Return the specification with each instance on the cores of its host policy, where its model names none (`tritium.cores`)."""
     if not policies:
         return spec
-    instances = tuple(replace(each, cores=policies.get(policy_name(each), ())) for each in spec.instances)
+    instances = tuple(
+        replace(each, cores=each.cores or policies.get(policy_name(each), ())) for each in spec.instances
+    )
     return replace(spec, instances=instances)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import trio
 
@@ -23,9 +23,19 @@ from engine.settings import Settings, SettingsError
 from engine.sockets import AddressInUse
 from engine.tree import Log, RunningServer, ServerFailed, open_server
 
+Beside = Callable[[RunningServer, Log], Awaitable[None]]
+"""What a composition root of its own runs beside the server, from when its tree stands until it is told to end."""
 
-def run(settings: Settings) -> int:
-    """Serve until a signal, or until the tree gives up; return the process's exit status."""
+
+async def _nothing(running: RunningServer, log: Log) -> None:
+    del running, log
+
+
+def run(settings: Settings, *, beside: Beside = _nothing) -> int:
+    """Serve until a signal, or until the tree gives up; return the process's exit status.
+
+    What `beside` raises ends the server: it is no part of the tree, and nobody restarts it.
+    """
     try:
         sink = open_sink(settings.log)
     except SettingsError as error:
@@ -34,7 +44,7 @@ def run(settings: Settings) -> int:
     configure_logging(settings.log, sink)
     allow_many_files()
     try:
-        status = trio.run(_serve, settings, sink)
+        status = trio.run(_serve, settings, sink, beside)
     except* (AddressInUse, ServerFailed) as group:
         for failure in leaves(group):
             sys.stderr.write(f"error: {failure}\n")
@@ -45,7 +55,7 @@ def run(settings: Settings) -> int:
     return status
 
 
-async def _serve(settings: Settings, sink: LogSink) -> int:
+async def _serve(settings: Settings, sink: LogSink, beside: Beside) -> int:
     """Return the exit status."""
     log = Log()
     for warning in settings.warnings:
@@ -57,6 +67,7 @@ async def _serve(settings: Settings, sink: LogSink) -> int:
                 nursery.start_soon(_listen_for_signals, signals, told, log)
                 nursery.start_soon(_report_start, running, told, log)
                 nursery.start_soon(_end_with_tree, running, told)
+                nursery.start_soon(beside, running, log)
                 await told.wait()
                 nursery.cancel_scope.cancel()
             status = await _drain(running, signals, sink)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, cast
 
@@ -75,6 +76,11 @@ def default_cache_directory(environ: Mapping[str, str]) -> str:
     return os.path.join(base, "tritium")
 
 
+def default_environment_cache(environ: Mapping[str, str]) -> str:
+    """Return where environments of Python models are kept unless the operator says otherwise."""
+    return os.path.join(default_cache_directory(environ), "environments")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything the operator can set. Durations are seconds; port 0 lets the kernel choose."""
@@ -87,15 +93,18 @@ class Settings:
     resident_memory_limit: str = "80%"  # a size, or a share of what the server may use
     model_cache_directory: str = field(default_factory=lambda: default_cache_directory(os.environ))
     model_cache_size: int = 50 * 1024**3  # bytes
+    environment_cache: str = field(default_factory=lambda: default_environment_cache(os.environ))
     model_config_name: str = ""
     disable_auto_complete_config: bool = False
     load_thread_count: int = 4
     load_retry_count: int = 0
     backend_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # "": for every backend
+    backend_directory: Path | None = None  # of backends written in Python
     rate_limit: bool = False  # by execution count
     # By name and device; None is every device. What is not in it is as much as any one instance needs.
     rate_limit_resources: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
     host_policies: Mapping[str, HostPolicy] = field(default_factory=dict)
+    spare_workers: int = 4  # processes that wait for a model, at most
 
     cache: CacheSettings | None = None  # of responses
     start_after: StartAfter = field(default_factory=StartAfter)  # of a model's first batch
@@ -191,15 +200,18 @@ def _settings(given: Given, environ: Mapping[str, str]) -> Settings:
         resident_memory_limit=_memory_limit(given.text("resident-memory-limit", "80%")),
         model_cache_directory=given.text("model-cache-directory", "") or default_cache_directory(environ),
         model_cache_size=read_size("model-cache-size", given.text("model-cache-size", "50GiB")),
+        environment_cache=given.text("environment-cache", "") or default_environment_cache(environ),
         model_config_name=_config_name(given),
         disable_auto_complete_config=given.has("disable-auto-complete-config")
         or given.boolean("strict-model-config", False),
         load_thread_count=given.integer("model-load-thread-count", 4, least=1),
         load_retry_count=given.integer("model-load-retry-count", 0),
         backend_settings=_backend_settings(given.all("backend-config")),
+        backend_directory=_backend_directory(given.text("backend-directory", "")),
         rate_limit=given.text("rate-limit", "off") != "off",
         rate_limit_resources=_resources(given),
         host_policies=read_host_policies(given.all("host-policy")),
+        spare_workers=given.integer("spare-workers", 4, most=1024),
         cache=read_cache(given, environ),
         start_after=_start_after(given, environ),
         id=given.text("id", "triton"),
@@ -242,6 +254,19 @@ def _repositories(paths: Sequence[str]) -> tuple[str, ...]:
         if not path:
             raise SettingsError("--model-repository must not be empty")
     return tuple(paths)
+
+
+def _backend_directory(text: str) -> Path | None:
+    if not text:
+        return None
+    try:
+        os.listdir(text)
+    except OSError as error:
+        raise SettingsError(
+            f"--backend-directory '{text}' can't be listed: {error.strerror}",
+            hint="it holds a folder with a model.py for each backend written in Python",
+        ) from error
+    return Path(text)
 
 
 def _poll_interval(given: Given, mode: ControlMode) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -13,16 +14,24 @@ import trio
 
 from actors import batcher, ensemble, instance, sequencer
 from actors.cache import ResponseCache, may_be_kept
+from actors.call_waits import CallWaits
+from actors.callees import Callees
+from actors.calls import CallHost
+from actors.comeback import Comeback
 from actors.ensemble import Ensembler
 from actors.instance import Launcher
 from actors.interfaces import ServedModel
 from actors.messages.errors import Internal, InvalidArgument, Unavailable
 from actors.messages.events import Event, Log
 from actors.model import STOPPING, InstanceState, ModelState, Status
+from actors.recorded_model import RecordedState
+from actors.records import Recorder
+from actors.recycling import Measure, Recycler
 from actors.router import UNLOADED, Router
 from actors.scheduling.holding import Hold, StartAfter
 from actors.scheduling.rate_limits import RateLimiter
 from actors.specs import Ensemble, EnsembleStep, InstanceSpec, ModelSpec
+from actors.subjects import Subjects
 from actors.supervision.context import ChildContext
 from actors.supervision.errors import NotFound, NotRunning, SupervisionError
 from actors.supervision.events import Event as SupervisionEvent
@@ -31,12 +40,22 @@ from actors.supervision.spec import Backoff, ChildSpec, Intensity, Kind, OnExhau
 from actors.supervision.supervisor import Supervisor
 from engine.observability.metrics import new_statistics
 from engine.observability.sources import ModelSample
+from engine.process_family import Family
 from engine.settings import MetricsSettings
 
 INSTANCE_INTENSITY: Final = Intensity(4, 30.0)
 """The fifth death within 30 s without an answered batch is one too many (DESIGN section 2)."""
 
 INSTANCE_BACKOFF: Final = Backoff(initial=0.1, factor=2.0, cap=30.0, jitter=0.5, first_immediate=True)
+
+
+async def memory_of(pid: int) -> int:
+    """Return the bytes that only the end of a process, and of all that it has started, would give back."""
+    family = Family(pid, "")
+    usage = await trio.to_thread.run_sync(family.usage)
+    if usage.processes > 1:
+        usage = await trio.to_thread.run_sync(partial(family.usage, exact=True))
+    return usage.memory
 
 
 class ModelSubtrees:
@@ -54,11 +73,18 @@ class ModelSubtrees:
         limiter: RateLimiter[InstanceState] | None = None,
         cache: ResponseCache | None = None,
         start_after: StartAfter | None = None,
+        measure: Measure = memory_of,
+        subjects: Subjects | None = None,
+        wall_clock: Callable[[], int] | None = None,
+        recorder: Recorder | None = None,
+        cores: int = 0,
     ) -> None:
         """`supervisor` is the dynamic one that versions become children of; `stop_within` seconds an instance may take.
 
         Without a `limiter` executions are not rate-limited, without a `cache` no answers are kept, and without
-        `start_after` no first batch is held back.
+        `start_after` no first batch is held back. `measure` is asked for what may be recycled. `subjects` is what workers may ask and tell the server.
+        `wall_clock` gives milliseconds since the epoch; the machine's own does unless told otherwise.
+        With a `recorder` a record is kept of each request. `cores` workers may load at once without delaying one another.
         """
         self._supervisor = supervisor
         self._router = router
@@ -69,16 +95,25 @@ class ModelSubtrees:
         self._limiter = limiter
         self._cache = cache
         self._start_after = start_after
+        self._measure = measure
+        self._wall_clock = wall_clock or milliseconds_since_epoch
+        self._recorder = recorder
+        self._cores = cores
+        self._comeback = Comeback()
+        self._callees = Callees(router)
+        self._host = CallHost(self._callees, subjects or Subjects(), CallWaits(self._resolve_step))
         self._standing: dict[str, ModelState] = {}  # by the subtree's name
         self._instances: dict[str, Supervisor] = {}  # the same; those whose instances stand
+        self._changing: dict[str, trio.Lock] = {}  # the same; held while instances come and go
 
     def make_state(self, spec: ModelSpec) -> ModelState:
         """Return the state of a version about to be loaded."""
-        state = ModelState(
+        make = ModelState if self._recorder is None else partial(RecordedState, recorder=self._recorder)
+        state = make(
             spec,
             statistics=new_statistics(self._metrics, spec.first_response_buckets),
             on_status=self._on_status,
-            wall_clock=milliseconds_since_epoch,
+            wall_clock=self._wall_clock,
         )
         if isinstance(spec.scheduling, Ensemble):
             state.composite = Ensembler(state, self._resolve_step)
@@ -114,20 +149,27 @@ class ModelSubtrees:
             return
         state.subtree = self._free_name(state.spec)
         self._standing[state.subtree] = state
-        await self._supervisor.start_child(
-            ChildSpec(
-                state.subtree,
-                partial(self._run, state),
-                kind=Kind.SUPERVISOR,
-                shutdown=self._stop_within + 10.0,
-                intensity=Intensity(3, 60.0),
-                on_exhausted=OnExhausted.RETRY_AT_CAP,  # one model's trouble is no reason to end another
-            )
-        )
+        self._changing[state.subtree] = trio.Lock()
+        await self._supervisor.start_child(self._version_child(state))
         if state.composite is not None and state.status is Status.LOADING:
             state.become(
                 Status.READY
             )  # there are no instances to wait for; that it fits together was checked
+
+    def standing(self) -> list[ChildSpec]:
+        """Return the children of a supervisor that has died with all versions, and is to have them again, one instance of each first."""
+        self._comeback = Comeback([state.instances for state in self._standing.values()], cores=self._cores)
+        return [self._version_child(state) for state in self._standing.values()]
+
+    def _version_child(self, state: ModelState) -> ChildSpec:
+        return ChildSpec(
+            state.subtree,
+            partial(self._run, state),
+            kind=Kind.SUPERVISOR,
+            shutdown=self._stop_within + 10.0,
+            intensity=Intensity(3, 60.0),
+            on_exhausted=OnExhausted.RETRY_AT_CAP,  # one model's trouble is no reason to end another
+        )
 
     def _limit(self, state: ModelState, instances: Sequence[InstanceState]) -> None:
         """Make instances known to the rate limiter. Raises InvalidArgument where they can't be."""
@@ -158,6 +200,7 @@ class ModelSubtrees:
             [
                 instances.spec("instances"),
                 ChildSpec("scheduler", lambda ctx: _schedule(ctx, state, self._log, hold)),
+                *self._recycler_child(state),
             ],
             strategy=Strategy.REST_FOR_ONE,
         )
@@ -178,8 +221,23 @@ class ModelSubtrees:
             backoff=INSTANCE_BACKOFF,
         )
 
+    def _recycler_child(self, state: ModelState) -> list[ChildSpec]:
+        ceilings = state.spec.recycle
+        if ceilings is None:
+            return []
+        recycler = Recycler(state, ceilings, instances=self, measure=self._measure, log=self._log)
+        return [ChildSpec("recycler", recycler.run, shutdown=self._stop_within + 6.0)]
+
     async def _run_instance(self, state: ModelState, each: InstanceState, ctx: ChildContext) -> None:
-        await instance.run(ctx, state, each, launcher=self._launcher, log=self._log)
+        await instance.run(
+            ctx,
+            state,
+            each,
+            launcher=self._launcher,
+            log=self._log,
+            host=self._host,
+            comeback=self._comeback,
+        )
 
     async def end(self, state: ModelState) -> None:
         """Stop and forget the subtree, then answer what is left unanswered."""
@@ -187,6 +245,7 @@ class ModelSubtrees:
             await self._forget(self._supervisor, state.subtree)
             del self._standing[state.subtree]
             self._instances.pop(state.subtree, None)
+            del self._changing[state.subtree]
         self._forget_limits(state.instances)
         state.close()
 
@@ -204,17 +263,50 @@ class ModelSubtrees:
         Instances of the same kind on the same device stay, whatever they are called, those that work first. Raises
         Internal where a new one can't load the model; then, and where the caller is cancelled, everything is as before.
         """
-        leaving, missing = _difference(state.instances, spec.instances)
-        before = state.spec
-        state.respecify(spec)  # before they start: they are told their share of the cores
-        added = state.add_instances(missing)
+        async with self._changing[state.subtree]:
+            leaving, missing = _difference(state.instances, spec.instances)
+            before = state.spec
+            state.respecify(spec)  # before they start: they are told their share of the cores
+            added = state.add_instances(missing)
+            try:
+                await self._bring_in(state, added)
+            except BaseException:
+                state.respecify(before)
+                await self._dismiss(state, added)
+                raise
+            await self._dismiss(state, leaving)
+
+    async def replace(self, state: ModelState, each: InstanceState) -> InstanceState:
+        """Have another instance take the place of one. See `actors.recycling.Instances`."""
+        async with self._changing[state.subtree]:
+            if each not in state.instances:
+                raise Internal(f"Internal: instance '{each.spec.name}' has gone meanwhile")
+            added = state.add_instances([each.spec])
+            try:
+                with trio.fail_after(state.spec.load_timeout or math.inf):
+                    await self._bring_in(state, added)
+            except trio.TooSlowError:
+                await self._dismiss(state, added)
+                raise Internal(
+                    f"Internal: the worker that was to replace it took over {state.spec.load_timeout:g} s to load"
+                    " ('tritium.load_timeout')"
+                ) from None
+            except BaseException:
+                await self._dismiss(state, added)
+                raise
+            state.remove_instance(each)
+            return added[0]
+
+    async def retire(self, state: ModelState, each: InstanceState) -> None:
+        """End an instance that was replaced, once it has answered what it has. See `actors.recycling.Instances`."""
         try:
-            await self._bring_in(state, added)
-        except BaseException:
-            state.respecify(before)
-            await self._dismiss(state, added)
-            raise
-        await self._dismiss(state, leaving)
+            if each.worker is not None:
+                idle = trio.Event()
+                each.worker.when_idle(idle.set)
+                await idle.wait()
+            await self._forget(self._instances[state.subtree], each.key)
+        finally:
+            self._forget_limits([each])
 
     async def _bring_in(self, state: ModelState, added: Sequence[InstanceState]) -> None:
         try:
@@ -262,6 +354,7 @@ class ModelSubtrees:
     async def drain(self, within: float) -> bool:
         """Accept nothing new and wait until all that was accepted is answered. False if that took too long."""
         states = list(self._standing.values())
+        self._callees.draining = True
         for state in states:
             if state.status is Status.READY:
                 state.become(Status.UNLOADING)

@@ -2,7 +2,7 @@
 
 root            one_for_one, 3 restarts in 60 s
 ├─ telemetry    loop-lag monitor, readiness, free memory
-├─ services     traffic between versions, residency
+├─ services     traffic between versions, residency, spare workers
 ├─ models       dynamic: a subtree for each version, see `engine.subtree`
 ├─ repository   rest_for_one: lanes and retirements of models, the catalog, the watcher
 └─ frontends    http, grpc and metrics listeners, see `engine.frontends`
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import random
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -31,10 +30,12 @@ from actors.loading import Surroundings
 from actors.messages.errors import TritiumError
 from actors.messages.events import Event
 from actors.readiness import Readiness
+from actors.records import Recorder
 from actors.residency import Residents
 from actors.router import Router
 from actors.scheduling.rate_limits import RateLimiter
 from actors.specs import ModelKey, ModelSpec
+from actors.subjects import Subjects
 from actors.supervision.errors import IntensityExceeded
 from actors.supervision.events import Event as SupervisionEvent
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Strategy
@@ -42,31 +43,32 @@ from actors.supervision.supervisor import Supervisor
 from actors.traffic import TrafficControl
 from actors.watcher import Watcher
 from engine.cache.open import CacheUnusable, OpenCache, open_cache
-from engine.cache.settings import RedisCache
 from engine.cli.words import SettingsError, read_memory_limit
 from engine.composing import Composer
-from engine.config.backends import discover
 from engine.devices import gpu_count
+from engine.environments.builder import EnvironmentBuilder
+from engine.environments.cache import EnvironmentCache
 from engine.frontends import Frontend, grpc_listener, v2_app
-from engine.launch import WorkerLauncher
+from engine.machine import Machine, ThisMachine
+from engine.model_control import ModelControl, is_loading
+from engine.observability.custom_metrics import CustomMetrics
 from engine.observability.loop_lag import LoopLag, measure_loop_lag
 from engine.observability.metrics import Exposition, MetricsApp
-from engine.observability.requests import request_hook
+from engine.observability.requests import RequestHook, request_hook
 from engine.observability.supervision import supervision_observer
 from engine.observability.system import MachineSampler
 from engine.placement import resolve as resolve_policies
 from engine.repository.copies import Janitor
 from engine.repository.fingerprint import Digests
-from engine.repository.local import LocalSource
 from engine.repository.observation import Observer
 from engine.repository.reader import ReadOptions, RepositoryReader
 from engine.repository.remote.uris import is_remote
 from engine.repository.source import Source
 from engine.repository.view import RepositoryView
-from engine.residency import Memory, memory_total
+from engine.residency import memory_total
 from engine.settings import Settings
 from engine.sockets import Sockets, open_sockets
-from engine.subtree import ModelSubtrees, milliseconds_since_epoch
+from engine.subtree import ModelSubtrees
 from engine.tls import TlsUnusable, server_context
 from engine.trimming import trim_memory
 from protocols.grpc.listener import GrpcListener
@@ -178,7 +180,7 @@ async def open_server(
     check_repositories(settings)
     grpc_tls = _grpc_tls(settings)
     with open_sockets(settings, http=http) as sockets:
-        async with _running_tree(settings, sockets, grpc_tls, environ) as running:
+        async with running_tree(settings, sockets, grpc_tls=grpc_tls, environ=environ) as running:
             yield running
 
 
@@ -200,8 +202,10 @@ class _Composition:
         sockets: Sockets,
         grpc_tls: ssl.SSLContext | None,
         environ: Mapping[str, str],
+        machine: Machine,
     ) -> None:
         self._settings = settings
+        self._machine = machine
         self._log = Log()
         self.router = Router(namespacing=settings.namespacing)
         self._loop_lag = LoopLag()
@@ -213,22 +217,36 @@ class _Composition:
 
     def _compose_models(self, environ: Mapping[str, str]) -> None:
         settings = self._settings
-        self._backends = discover()
+        self._backends = self._machine.backends(settings.backend_directory)
         self._cache = _open_cache(settings, self._log)
-        self._models = Supervisor(intensity=ROOT_INTENSITY)
+        # What was loaded comes back with it: the catalog, which lives on, believes it to be there.
+        self._models = Supervisor(lambda: self.subtrees.standing(), intensity=ROOT_INTENSITY)
+        self._subjects = Subjects()
+        self._custom_metrics = CustomMetrics(enabled=settings.allow_metrics)
+        self._custom_metrics.answer(self._subjects)
+        self._launcher = self._machine.launcher(
+            self._backends, environ=environ, spare_workers=settings.spare_workers, log=self._log
+        )
         self.subtrees = ModelSubtrees(
             self._models,
             self.router,
-            WorkerLauncher(self._backends, environ=environ),
+            self._launcher,
             log=self._log,
             metrics=settings.metrics,
             stop_within=10.0,
             cache=None if self._cache is None else self._cache.cache,
             limiter=RateLimiter(settings.rate_limit_resources) if settings.rate_limit else None,
             start_after=settings.start_after,
+            subjects=self._subjects,
+            wall_clock=self._machine.wall_clock,
+            recorder=self._recorder(),
+            cores=self._machine.cores(),
         )
         self.traffic = TrafficControl(
-            self.router, log=self._log, random=random.random, wall_clock=milliseconds_since_epoch
+            self.router,
+            log=self._log,
+            random=self._machine.random().random,
+            wall_clock=self._machine.wall_clock,
         )
         budget = read_memory_limit(settings.resident_memory_limit, memory_total())
         self.residents = Residents(self.router, budget=budget)
@@ -239,7 +257,7 @@ class _Composition:
         self._lanes = Supervisor()
         self._retirements = Supervisor()
         digests = Digests()
-        self._sources = open_sources(settings, environ, digests)
+        self._sources = _open_sources(self._machine, settings, environ, digests)
         reader = RepositoryReader(
             self._sources,
             ReadOptions(
@@ -253,6 +271,11 @@ class _Composition:
             ),
             self.janitor,
             digests,
+            EnvironmentBuilder(
+                EnvironmentCache(Path(settings.environment_cache), environ=environ),
+                environ=environ,
+                log=self._log,
+            ),
         )
         around = Surroundings(
             router=self.router,
@@ -274,21 +297,42 @@ class _Composition:
             strict=settings.strict_readiness,
             finished=self.catalog.finished,
             log=self._log,
-            wall_clock=milliseconds_since_epoch,
+            wall_clock=self._machine.wall_clock,
         )
         self.router.on_change(lambda _: self.readiness.changed())
         self._repository_view = RepositoryView(self.router, self.catalog, reader)
+        control = ModelControl(
+            self._repository_view,
+            self.readiness,
+            started=self.catalog.finished.is_set,
+            loading=lambda caller: is_loading(self.router, caller.spec),
+            needs=self.catalog.needs,
+        )
+        control.answer(self._subjects)
+        self.catalog.awaited_by = control.awaited_by
         self._watcher: Watcher | None = None
         if mode is ControlMode.POLL:
             self._watcher = Watcher(
-                Observer(self._sources),
+                Observer(self._sources, clock=self._machine.monotonic),
                 self.catalog,
                 interval=settings.poll_interval,
                 log=self._log,
-                wall_clock=lambda: milliseconds_since_epoch() / 1000,
+                wall_clock=lambda: self._machine.wall_clock() / 1000,
                 namespacing=settings.namespacing,
             )
             self.catalog.could_not_look = self._watcher.look_again
+
+    def _hook(self, protocol: str) -> RequestHook | None:
+        settings = self._settings.log
+        if not (settings.requests or settings.verbose):
+            return None
+        return request_hook(protocol, failures_only=not settings.requests)
+
+    def _recorder(self) -> Recorder | None:
+        settings = self._settings.log
+        if not settings.requests:
+            return None
+        return Recorder(self._log, on_internal=request_hook(), stages=settings.verbose > 0)
 
     def _swapped(self, key: ModelKey, specs: Sequence[ModelSpec]) -> None:
         """The catalog has other versions of a model serve."""
@@ -306,11 +350,15 @@ class _Composition:
             introspection=self._view,
             traffic=self.traffic,
         )
-        hook = None
-        if settings.log.requests or settings.log.verbose:
-            hook = request_hook(failures_only=not settings.log.requests)
-        self.app = v2_app(settings, self.server, on_finished=hook)
-        listen = partial(grpc_listener, settings.grpc, self.server, on_finished=hook, log=self._log)
+        self.app = v2_app(settings, self.server, on_finished=self._hook("http"))
+        listen = partial(
+            grpc_listener,
+            settings.grpc,
+            self.server,
+            on_finished=self._hook("grpc"),
+            log=self._log,
+            uniform=self._machine.random().random,
+        )
         self._grpc_listeners: list[GrpcListener] = []
         self.http = self.grpc = self.grpc_unix = self.metrics = None
         if sockets.http is not None:
@@ -341,7 +389,7 @@ class _Composition:
             Exposition(
                 self.subtrees,
                 settings.metrics,
-                wall_ms=milliseconds_since_epoch,
+                wall_ms=self._machine.wall_clock,
                 loop_lag=self._loop_lag,
                 machine=machine,
                 readiness=self.readiness,
@@ -349,6 +397,8 @@ class _Composition:
                 residency=self.residents,
                 grpc=self._grpc_listeners,
                 cache=self._cache,
+                workers=self._launcher.spares,
+                custom=self._custom_metrics,
             )
         )
 
@@ -370,10 +420,17 @@ class _Composition:
                         residency.run,
                         residents=self.residents,
                         catalog=self.catalog,
-                        memory=Memory(),
+                        memory=self._machine.memory(),
                         log=self._log,
-                        wall_clock=milliseconds_since_epoch,
+                        wall_clock=self._machine.wall_clock,
                     ),
+                    intensity=Intensity(3, 60.0),
+                    on_exhausted=OnExhausted.RETRY_AT_CAP,
+                ),
+                ChildSpec(
+                    "spares",
+                    self._launcher.spares.run,
+                    shutdown=10.0,
                     intensity=Intensity(3, 60.0),
                     on_exhausted=OnExhausted.RETRY_AT_CAP,
                 ),
@@ -432,13 +489,17 @@ class _Composition:
 
 
 @asynccontextmanager
-async def _running_tree(
+async def running_tree(
     settings: Settings,
     sockets: Sockets,
-    grpc_tls: ssl.SSLContext | None,
+    *,
+    grpc_tls: ssl.SSLContext | None = None,
     environ: Mapping[str, str],
+    machine: Machine | None = None,
 ) -> AsyncIterator[RunningServer]:
-    composition = _Composition(settings, sockets, grpc_tls, environ)
+    """Do as `open_server` does on listening `sockets` that are the caller's, and on `machine` in place of this one."""
+    machine = machine or ThisMachine()
+    composition = _Composition(settings, sockets, grpc_tls, environ, machine)
     running, root = composition.running(), composition.root
     logs_supervision = supervision_observer(structlog.get_logger())
 
@@ -448,7 +509,7 @@ async def _running_tree(
 
     async def serve_tree(task_status: trio.TaskStatus[Supervisor]) -> None:
         try:
-            await root.serve(observer=observe, random=random.Random(), task_status=task_status)
+            await root.serve(observer=observe, random=machine.random(), task_status=task_status)
         except IntensityExceeded as error:
             raise ServerFailed(f"the supervision tree gave up: {error}") from error
         finally:
@@ -483,22 +544,11 @@ def _open_cache(settings: Settings, log: Log) -> OpenCache | None:
         raise ServerFailed(str(error)) from error
 
 
-def open_sources(settings: Settings, environ: Mapping[str, str], digests: Digests) -> list[Source]:
-    """Return the repositories of the command line, each once. Raises ServerFailed for one that can't be opened."""
-    cache = Path(settings.model_cache_directory)
-    # Without changes there is nothing to compare, but for what an earlier server has left in a cache that outlives it.
-    compare = settings.control_mode != ControlMode.NONE.value or isinstance(settings.cache, RedisCache)
-
-    def opened(uri: str) -> Source:
-        if not is_remote(uri):
-            return LocalSource(uri, digests=digests, compare=compare)
-        from engine.repository.remote.source import open_source  # only they pay for it
-
-        return open_source(uri, environ, cache_directory=cache, cache_bytes=settings.model_cache_size)
-
-    once = {uri if is_remote(uri) else str(Path(uri).resolve()): uri for uri in settings.model_repositories}
+def _open_sources(
+    machine: Machine, settings: Settings, environ: Mapping[str, str], digests: Digests
+) -> Sequence[Source]:
     try:
-        return [opened(uri) for uri in once.values()]
+        return machine.sources(settings, environ, digests)
     except TritiumError as error:
         raise ServerFailed(f"creating server: {error.code.rendered} - {error.message}") from error
 

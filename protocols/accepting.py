@@ -1,4 +1,4 @@
-"""Accepting connections from a listening socket, through what accept(2) fails for."""
+"""Accepting connections from a listening socket, through what accept(2) fails for, and up to the last one."""
 
 from __future__ import annotations
 
@@ -68,3 +68,66 @@ async def accept(sock: socket.socket, on_exhausted: OnExhausted) -> socket.socke
                 await trio.sleep(_EXHAUSTED_PAUSE)
             elif failure.errno not in PASSING:
                 raise
+
+
+class Door:
+    """Lets connections in for as long as there is room for them, and when it is shut, whoever stands before it.
+
+    A client whose connection the kernel has made may have sent its request. Were the listening socket closed on it, that would be
+    reset without a word.
+    """
+
+    def __init__(self, most: int) -> None:
+        """There is room for `most` connections; others wait in the kernel's backlog."""
+        self._room = trio.Semaphore(most)
+        self._scope = trio.CancelScope()
+        self._shut = trio.Event()
+        self._sock: socket.socket | None = None
+        self._admit: Callable[[socket.socket], None]
+
+    async def stand_at(
+        self, sock: socket.socket, admit: Callable[[socket.socket], None], on_exhausted: OnExhausted
+    ) -> None:
+        """Hand each connection to `admit`, until shut. It owns the socket from then on, and sees to it that `left` is called.
+
+        Raises what `admit` raises, and OSError where the listening socket, which must not block, is at fault.
+        """
+        if self._shut.is_set():
+            return
+        self._sock, self._admit = sock, admit
+        with trio.CancelScope() as self._scope:
+            while True:
+                await self._room.acquire()
+                try:
+                    accepted = await accept(sock, on_exhausted)
+                except BaseException as failure:
+                    self._room.release()
+                    if self._shut.is_set() and isinstance(failure, OSError):
+                        return  # the listening socket was closed behind the last one
+                    raise
+                admit(accepted)
+
+    def left(self) -> None:
+        """One connection is over, or was not admitted after all."""
+        self._room.release()
+
+    def shut(self) -> None:
+        """Let in those who are before it, as far as there is room, and nobody else any more."""
+        self._shut.set()
+        self._scope.cancel()
+        while self._sock is not None:
+            try:
+                self._room.acquire_nowait()
+            except trio.WouldBlock:
+                return
+            try:
+                accepted = self._sock.accept()[0]
+            except OSError as failure:
+                self._room.release()
+                if failure.errno not in PASSING:
+                    return
+            else:
+                try:
+                    self._admit(accepted)
+                except Exception:  # noqa: BLE001  # it is lost, as it would have been without this, and the others drain
+                    return

@@ -58,6 +58,7 @@ class InferRequest:
         "parameters",
         "priority",
         "queue_entry",
+        "record",
         "reply",
         "requested_outputs",
         "requested_version",
@@ -69,6 +70,7 @@ class InferRequest:
         "unexplained_deaths",
     )
 
+    record: object  # unset where requests are not logged: see `actors.records.record_of`
     padding = False  # a row without a request, which keeps the rows after it in their places
 
     def __init__(

@@ -54,6 +54,7 @@ class KeyMaker:
             spec.content,
             spec.config_json,
             sorted(spec.settings.items()),
+            spec.runtime.digest,
         )
         self._begun = blake2b(repr(made_from).encode(), digest_size=KEY_SIZE)
 

@@ -49,6 +49,7 @@ def _alike(one: ModelSpec, other: ModelSpec) -> bool:
         bool(one.content)
         and one.content == other.content
         and one.settings == other.settings
+        and one.runtime == other.runtime
         and (one.decoupled, one.outputs)
         == (other.decoupled, other.outputs)  # of an ensemble: its models' say
         and _lasting(one) == _lasting(other)

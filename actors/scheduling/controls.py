@@ -129,16 +129,24 @@ class Padding:
         self._rows: list[PaddingRow] = []
         self._inputs: tuple[object, Extra] | None = None  # of the last shape that was needed
 
-    def row(self, index: int, like: InferRequest) -> PaddingRow:
-        """Return the padding for row `index` of a batch, with inputs of the shapes that `like` has."""
+    def fill(self, rows: Sequence[InferRequest | None], like: InferRequest) -> list[InferRequest]:
+        """Return `rows` with padding in the empty places, whose inputs have the shapes that those of `like` have."""
+        inputs = self._zeros(like)
+        # States may have other shapes than those of the first request: then they are as in that one, and zero.
+        extra = self._extra if _alike(self._extra, like.extra) else _zeroed(self._extra, like.extra)
+        return [
+            self._row(index, inputs, extra) if request is None else request
+            for index, request in enumerate(rows)
+        ]
+
+    def _row(self, index: int, inputs: Extra, extra: Extra) -> PaddingRow:
         while len(self._rows) <= index:
             self._rows.append(PaddingRow(self._spec))
         if self._spec.decoupled:  # the last batch's may still be open in the worker
             self._rows[index] = PaddingRow(self._spec)
         row = self._rows[index]
-        row.inputs = self._zeros(like)
-        # States may have other shapes than those of the first request: then they are as in that one, and zero.
-        row.extra = self._extra if _alike(self._extra, like.extra) else _zeroed(self._extra, like.extra)
+        row.inputs = inputs
+        row.extra = extra
         return row
 
     def _zeros(self, like: InferRequest) -> Extra:

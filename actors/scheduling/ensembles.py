@@ -21,6 +21,7 @@ step whose model takes it for optional runs without it; whoever needs it never r
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -45,8 +46,13 @@ _DEADLOCK: Final = (
 class StepModel:
     """What the data flow must know of the model of a step."""
 
+    inputs: tuple[str, ...] = ()  # in the order that suits it best; those it does not name come last
     optional: frozenset[str] = frozenset()  # inputs that it can do without
     decoupled: bool = False
+
+    def place(self, name: str) -> int:
+        """Return where an input stands in its order."""
+        return self.inputs.index(name) if name in self.inputs else len(self.inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +104,18 @@ class Wiring:
 class Course:
     """The way from an ensemble's inputs to some of its outputs."""
 
-    __slots__ = ("answer", "consumers", "decoupled", "lasting", "sources", "steps", "uses")
+    __slots__ = (
+        "after",
+        "answer",
+        "consumers",
+        "decoupled",
+        "fed",
+        "lasting",
+        "sources",
+        "steps",
+        "uses",
+        "writers",
+    )
 
     def __init__(self, wiring: Wiring, requested: Sequence[str], models: Mapping[int, StepModel]) -> None:
         needed = set(requested)
@@ -110,7 +127,10 @@ class Course:
             step = wiring.steps[number]
             self.steps[number] = Consumer(
                 number=number,
-                inputs=tuple((name, t, name not in model.optional) for name, t in step.input_map.items()),
+                inputs=tuple(
+                    (name, step.input_map[name], name not in model.optional)
+                    for name in sorted(step.input_map, key=model.place)
+                ),
                 outputs={name: tensor for name, tensor in step.output_map.items() if tensor in needed},
                 depth=max((depths[tensor] for tensor in step.input_map.values()), default=0),
                 decoupled=model.decoupled,
@@ -139,6 +159,18 @@ class Course:
         """Tensors that come from the client."""
         self.decoupled = any(step.decoupled for step in self.steps.values())
         """Whether there may be any number of answers."""
+        self.fed = self._readers(self.sources)
+        """Those who consume something of the client's."""
+        self.after = {number: self._readers(step.outputs.values()) for number, step in self.steps.items()}
+        """Those who consume something of each step's."""
+        self.writers = Counter(
+            consumer.number for readers in (self.fed, *self.after.values()) for consumer in readers
+        )
+        """How many of the client and the steps each consumer has something from, by its number."""
+
+    def _readers(self, tensors: Iterable[str]) -> tuple[Consumer, ...]:
+        found = {each.number: each for tensor in tensors for each in self.consumers.get(tensor, ())}
+        return tuple(found.values())
 
 
 def _depths(wiring: Wiring, models: Mapping[int, StepModel]) -> dict[str, int]:
@@ -272,7 +304,7 @@ class Flow(Generic[Value]):
         A decoupled ensemble may end without any answer; any other one that does is in a deadlock.
         """
         if self.error is None and not self._answered and not self._course.decoupled:
-            self.error = InvalidArgument(prefix + _DEADLOCK)
+            self.error = deadlock(prefix)
         return self.error
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -335,6 +367,11 @@ class Flow(Generic[Value]):
             if not iteration:
                 return False, None
             iteration = iteration[:-1]
+
+
+def deadlock(prefix: str) -> TritiumError:
+    """Return the error of a request whose steps have ended without an answer (contract, section 7)."""
+    return InvalidArgument(prefix + _DEADLOCK)
 
 
 def _by_iteration(pending: tuple[Iteration, object]) -> Iteration:

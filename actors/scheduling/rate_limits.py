@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from actors.fault_points import fault_point
 from actors.messages.errors import InvalidArgument
 from actors.specs import InstanceSpec
 
@@ -208,6 +209,7 @@ class RateLimiter(Generic[Key]):
 
     # -- who may execute -----------------------------------------------------------------------------------------
 
+    @fault_point("limiter.ask")
     def ask(self, key: Key) -> bool:
         """Whether this instance may begin now. If not it stands in line, and is rung when it may.
 

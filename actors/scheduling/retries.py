@@ -101,12 +101,32 @@ class Signal(_Death):
 
 @dataclass(frozen=True, slots=True)
 class Oom(_Death):
-    """Killed for its memory, by the kernel or its own limit."""
+    """Killed for its memory: by the kernel, or by Tritium for `used` bytes where `limit` were allowed."""
 
     kind = "oom"
+    used: int = 0
+    limit: int = 0
 
     def __str__(self) -> str:
-        return "lack of memory"
+        if not self.limit:
+            return "lack of memory"
+        mebibyte = 1024 * 1024
+        return (
+            f"lack of memory: it had {-(-self.used // mebibyte)} MiB, and {self.limit // mebibyte} MiB are its limit "
+            "(tritium.memory_limit_mb)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyProcesses(_Death):
+    """Killed by Tritium: it and what it had started were `count` processes where `limit` are allowed."""
+
+    kind = "processes"
+    count: int
+    limit: int
+
+    def __str__(self) -> str:
+        return f"starting processes: there were {self.count}, and {self.limit} are its limit (tritium.max_processes)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +193,9 @@ class StartFailed(_Death):
         return f"a failed start: {self.detail}"
 
 
-DeathReason: TypeAlias = ModelError | Signal | Oom | Hang | ProtocolError | Exit | StartFailed
+DeathReason: TypeAlias = (
+    ModelError | Signal | Oom | TooManyProcesses | Hang | ProtocolError | Exit | StartFailed
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +207,7 @@ class Aftermath:
     refuse: tuple[tuple[InferRequest, TritiumError], ...] = ()
     cancelled: Group = ()  # their clients have left
     quarantine: Group = ()  # those among the refused that are known to kill
+    hung: Group = ()  # those among the refused that hung alone: the next one like them is known to
 
 
 def after_death(
@@ -234,6 +257,7 @@ class _Inquest:
         self.refused: list[tuple[InferRequest, TritiumError]] = []
         self.cancelled: list[InferRequest] = []
         self.quarantine: list[InferRequest] = []
+        self.hung: list[InferRequest] = []
 
     def close(self) -> Aftermath:
         return Aftermath(
@@ -242,6 +266,7 @@ class _Inquest:
             refuse=tuple(self.refused),
             cancelled=tuple(self.cancelled),
             quarantine=tuple(self.quarantine),
+            hung=tuple(self.hung),
         )
 
     def live(self, requests: Sequence[InferRequest]) -> list[InferRequest]:
@@ -261,6 +286,7 @@ class _Inquest:
             request.alone_deaths += 1
             if isinstance(self.reason, Hang):
                 self.refuse([request], _hung)
+                self.hung.append(request)
                 if self.alone:  # so it has hung before, in company
                     self.quarantine.append(request)
             elif request.alone_deaths > ALONE_DEATHS_ALLOWED:

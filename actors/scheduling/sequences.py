@@ -495,10 +495,7 @@ class SequenceQueue(RequestQueue):
             rows[sequence.index] = self._take(sequence, group)
         taken = set(chosen)
         group.ready = [item for item in group.ready if item[1] not in taken]
-        requests = [
-            row if row is not None else group.padding.row(index, first) for index, row in enumerate(rows)
-        ]
-        return Batch(requests, alone=first in self._alone)
+        return Batch(group.padding.fill(rows, first), alone=first in self._alone)
 
     def _take(self, sequence: LiveSequence, group: SlotGroup) -> InferRequest:
         request = sequence.queue.popleft()

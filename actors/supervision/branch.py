@@ -20,11 +20,13 @@ from typing import Any, assert_never
 
 import trio
 
+from actors.fault_points import fault_point
 from actors.supervision.child import Child, Life, Purpose
 from actors.supervision.context import ChildContext
 from actors.supervision.errors import (
     ExitShutdown,
     IntensityExceeded,
+    NotFound,
     NotRunning,
     StartError,
 )
@@ -101,19 +103,23 @@ class Branch:
 
     # A run, from the first child's start to the last one's end.
 
-    async def run(self, specs: tuple[ChildSpec, ...], value: object) -> None:
+    async def run(self, specs: tuple[ChildSpec, ...], value: object, *, dynamic: bool = False) -> None:
         """Start `specs` in order, tell the parent (`value`), keep the children alive, stop them in reverse.
 
-        Returns after a request to stop. Raises StartError if an initial child does not start, IntensityExceeded
+        They are stopped as those are that `start_child` has added, if they are `dynamic`; and one of them that does not start
+        costs the others nothing, but is tried again as after a crash.
+
+        Returns after a request to stop. Raises StartError if another initial child does not start, IntensityExceeded
         when a budget is used up, ExitShutdown after an automatic shutdown; in each case the children are down.
         """
         self._ctx.children = self.table.snapshots
+        self._ctx.kill_below = self.kill_at
         self._ctx.stopping.then(self.close)
         try:
             async with trio.open_nursery() as self._nursery:
                 with self._working:
                     async with trio.open_nursery() as self._jobs:
-                        if await self._start_all(specs):
+                        if await self._start_all(specs, dynamic=dynamic):
                             self._ctx.started(value)
                         async for mail in self._mail:
                             await self._read(mail)
@@ -131,11 +137,14 @@ class Branch:
             self._verdict = verdict
             self._working.cancel()
 
-    async def _start_all(self, specs: tuple[ChildSpec, ...]) -> bool:
+    async def _start_all(self, specs: tuple[ChildSpec, ...], *, dynamic: bool) -> bool:
+        purpose = Purpose.RESTART if dynamic else Purpose.INITIAL
         for spec in specs:
             try:
-                await self._launch(self.table.add(spec, dynamic=False), Purpose.INITIAL)
+                await self._launch(self.table.add(spec, dynamic=dynamic), purpose)
             except StartError as error:
+                if dynamic:
+                    continue  # its Died is in the mail
                 self.close(error)
                 return False
         return True
@@ -177,6 +186,7 @@ class Branch:
                 case _:
                     assert_never(mail)
 
+    @fault_point("supervisor.decide")
     async def _decide(self, child: Child, life: Life, reason: ExitReason) -> None:
         assert life.ended_at is not None
         death = Death(
@@ -187,16 +197,15 @@ class Branch:
         )
         spec = child.spec
         backoff = spec.backoff or self._flags.backoff
-        was_exhausted = child.health.exhausted
         verdict = judge(child.health, self._window, death, on_exhausted=spec.on_exhausted, backoff=backoff)
         child.health, self._window = verdict.health, verdict.shared
         match verdict.action:
             case GiveUp():
                 self._reports.exhausted(child, reason, Context.SHUTDOWN)
                 self.close(IntensityExceeded(self._name, child.path, reason))
-            case RetryHalfOpen(delay=delay):
+            case RetryHalfOpen(delay=delay, again=again):
                 child.step(Step.EXHAUST)
-                if not was_exhausted:
+                if not again:
                     self._reports.exhausted(child, reason, None)
                 await self._restart_after(child, delay)
             case RestartAfter(delay=delay):
@@ -217,6 +226,7 @@ class Branch:
             await trio.sleep(delay)
             self._post.send_nowait(TryAgain(child, timer))
 
+    @fault_point("supervisor.restart")
     async def _restart(self, child: Child, *, left_over: bool = False) -> None:
         if self._one_for_one:
             self._begin(child, Purpose.RESTART)
@@ -430,7 +440,22 @@ class Branch:
     def kill_child(self, name: str) -> None:
         """Cancel a child hard, and let its restart type decide what follows."""
         self._check_open()
-        child = self.table.find(name)
+        self._kill(self.table.find(name))
+
+    def kill_at(self, path: str) -> None:
+        """The same for whoever lives at this path, however far below."""
+        self._check_open()
+        for child in self.table:
+            if path == child.path:
+                self._kill(child)
+                return
+            below = child.life.kill_below if child.life is not None and child.state in ALIVE else None
+            if below is not None and path.startswith(f"{child.path}/"):
+                below(path)
+                return
+        raise NotFound(path, f"is not below {self._name!r}; tree() shows what is")
+
+    def _kill(self, child: Child) -> None:
         if child.state in ALIVE:
             assert child.life is not None
             child.life.kill()

@@ -70,7 +70,18 @@ class ChildContext(ABC):
     It serves as the `task_status` of the child as well: hand `ctx` to anything that calls `task_status.started()`.
     """
 
-    __slots__ = ("_inbox", "_stopping", "asked", "children", "info", "name", "path", "progress", "tree")
+    __slots__ = (
+        "_inbox",
+        "_stopping",
+        "asked",
+        "children",
+        "info",
+        "kill_below",
+        "name",
+        "path",
+        "progress",
+        "tree",
+    )
 
     def __init__(self, *, name: str, path: str, tree: Tree, inbox: Inbox[Any] | None) -> None:
         self.name = name
@@ -80,6 +91,7 @@ class ChildContext(ABC):
         self.progress = False  # read by the supervisor when this life ends
         self.info: Mapping[str, object] = {}
         self.children: Callable[[], tuple[Snapshot, ...]] | None = None  # set by a child that is a supervisor
+        self.kill_below: Callable[[str], None] | None = None  # the same
         self._inbox = inbox
         self._stopping: Stopping | None = None  # made when the child first looks
 

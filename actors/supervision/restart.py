@@ -203,9 +203,13 @@ class RestartAfter:
 
 @dataclass(frozen=True, slots=True)
 class RetryHalfOpen:
-    """The child's own budget is used up: try it once more after `delay` seconds, leaving its siblings alone."""
+    """The child's own budget is used up: try it once more after `delay` seconds, leaving its siblings alone.
+
+    `again` says that this is no news: it was used up at the death before, and no life since has made up for that.
+    """
 
     delay: float
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,4 +252,5 @@ def judge(
         return Verdict(RestartAfter(backoff.delay(health.attempt, death.sample)), health, shared)
     if on_exhausted is OnExhausted.ESCALATE:
         return Verdict(GiveUp(), health, shared)
-    return Verdict(RetryHalfOpen(backoff.delay_at_cap(death.sample)), replace(health, exhausted=True), shared)
+    action = RetryHalfOpen(backoff.delay_at_cap(death.sample), again=health.exhausted)
+    return Verdict(action, replace(health, exhausted=True), shared)

@@ -23,7 +23,7 @@ rest_for_one tree, the connections. Let it raise a fourth time within five secon
 order, and `serve` raises IntensityExceeded.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
 
@@ -56,20 +56,23 @@ class Supervisor:
     """Starts, stops and restarts children; hang it under another with `spec`, or make it a root with `serve`.
 
     The object is a handle and may be kept: it runs again when its own supervisor restarts it, with the children
-    given here and without those added later, as in OTP. All operations raise NotRunning while it is down.
-    Raises ValueError for children that cannot stand together.
+    given here and without those added later, as in OTP. Where `children` is a function it is asked at each start, as
+    OTP's `init` is: so who knows what came and went can have it all back. Such children count as added later: they are stopped
+    together, and one that does not start is tried again, within its budget, while the others run.
+    All operations raise NotRunning while it is down. Raises ValueError for children that cannot stand together.
     """
 
     def __init__(
         self,
-        children: Iterable[ChildSpec] = (),
+        children: Iterable[ChildSpec] | Callable[[], Iterable[ChildSpec]] = (),
         *,
         strategy: Strategy = Strategy.ONE_FOR_ONE,
         intensity: Intensity = DEFAULT_INTENSITY,
         backoff: Backoff = DEFAULT_BACKOFF,
         auto_shutdown: AutoShutdown = AutoShutdown.NEVER,
     ) -> None:
-        self._specs = tuple(children)
+        self._ask = children if callable(children) else None
+        self._specs = () if callable(children) else tuple(children)
         check_children(self._specs, auto_shutdown)
         self._flags = Flags(
             strategy=strategy, intensity=intensity, backoff=backoff, auto_shutdown=auto_shutdown
@@ -95,9 +98,11 @@ class Supervisor:
             raise RuntimeError(
                 f"supervisor {ctx.path!r} runs already; one Supervisor object is one place in the tree"
             )
+        specs = self._specs if self._ask is None else tuple(self._ask())
+        check_children(specs, self._flags.auto_shutdown)
         self._ctx, self._branch = ctx, Branch(self._flags, ctx)
         try:
-            await self._branch.run(self._specs, self)
+            await self._branch.run(specs, self, dynamic=self._ask is not None)
         finally:
             self._ctx = self._branch = None
 
@@ -188,6 +193,13 @@ class Supervisor:
         Raises NotFound; does nothing to a child that is down.
         """
         self._running().kill_child(name)
+
+    def kill(self, path: str) -> None:
+        """Do as `kill_child` does to whoever lives at this absolute path, at any depth below this supervisor.
+
+        Raises NotFound, and NotRunning where a supervisor on the way is stopping.
+        """
+        self._running().kill_at(path)
 
     # Looking.
 

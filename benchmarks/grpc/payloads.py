@@ -24,8 +24,10 @@ def encode(asked: Asked, inputs: Tensors) -> pb.ModelInferRequest:
     for key, value in asked.parameters.items():
         if isinstance(value, bool):
             request.parameters[key].bool_param = value
-        else:
+        elif isinstance(value, int):
             request.parameters[key].int64_param = value
+        else:
+            request.parameters[key].string_param = value
     for name, array in inputs.items():
         request.inputs.add(name=name, datatype=DATATYPE_NAMES[array.dtype], shape=array.shape)
         request.raw_input_contents.append(array.tobytes())

@@ -56,7 +56,7 @@ class Asked:
     """One request of a script: which model, and the request's parameters."""
 
     model: str
-    parameters: Mapping[str, bool | int] = field(default_factory=dict)
+    parameters: Mapping[str, bool | int | str] = field(default_factory=dict)
 
 
 Script = Callable[[int], Sequence[Asked]]
@@ -77,6 +77,11 @@ def sequences(model: str, steps: int) -> Script:
 def one_after_the_other(*models: str) -> Script:
     """Return a client that asks `models` in turn."""
     return lambda slot: [Asked(model) for model in models]
+
+
+def of_tenants(model: str, count: int) -> Script:
+    """Return clients that belong to `count` tenants, in turn."""
+    return lambda slot: [Asked(model, {"tenant": f"tenant {slot % count}"})]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +242,68 @@ GRPC_SCENARIOS: Final = (
         model="cached",
         way=Way.SCRIPT,
         script=one_after_the_other("cached"),
+        referenced=False,
+        shapes=(Shape(1, 1), Shape(4, 8)),
+        inputs=pair,
+        expected=sum_and_difference,
+    ),
+    GrpcScenario(
+        name="fair-queues",
+        title="ONNX add/sub, four tenants with a fair queue",
+        model="fair",
+        way=Way.SCRIPT,
+        script=of_tenants("fair", 4),
+        referenced=False,
+        shapes=(Shape(4, 8), Shape(4, 16)),
+        inputs=pair,
+        expected=sum_and_difference,
+    ),
+    GrpcScenario(
+        name="rate-limit",
+        title="ONNX add/sub, each execution holding a resource",
+        model="rate_limited",
+        way=Way.SCRIPT,
+        script=one_after_the_other("rate_limited"),
+        referenced=False,
+        shapes=(Shape(4, 8), Shape(4, 16)),
+        inputs=pair,
+        expected=sum_and_difference,
+    ),
+    GrpcScenario(
+        name="python-unary",
+        title="Python add/sub, unary",
+        model="python_add_sub",
+        way=Way.UNARY,
+        referenced=False,
+        shapes=(Shape(1, 1), Shape(4, 8), Shape(8, 16)),
+        inputs=pair,
+        expected=sum_and_difference,
+    ),
+    GrpcScenario(
+        name="python-stream",
+        title="Python add/sub, streaming, for comparison",
+        model="python_add_sub",
+        way=Way.STREAM,
+        referenced=False,
+        shapes=(Shape(1, 1), Shape(4, 8)),
+        inputs=pair,
+        expected=sum_and_difference,
+    ),
+    GrpcScenario(
+        name="python-decoupled",
+        title="Python add/sub, decoupled, streaming",
+        model="python_decoupled",
+        way=Way.STREAM,
+        referenced=False,
+        shapes=(Shape(1, 1), Shape(4, 8)),
+        inputs=pair,
+        expected=sum_and_difference,
+    ),
+    GrpcScenario(
+        name="python-bls",
+        title="Python model that asks the ONNX add/sub (BLS), unary",
+        model="python_bls",
+        way=Way.UNARY,
         referenced=False,
         shapes=(Shape(1, 1), Shape(4, 8)),
         inputs=pair,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from actors.messages.datatypes import DataType
     from actors.messages.errors import ErrorCode
+    from engine.worker.calls import Calls
 
     Array = np.ndarray[Any, Any]
     Output = tuple[str, DataType, Array]
@@ -68,6 +69,7 @@ class ModelInfo:
 
     __slots__ = (
         "artifact",
+        "calls",
         "config",
         "decoupled",
         "device_id",
@@ -108,6 +110,7 @@ class ModelInfo:
         threads: int,
         log: Callable[[str, str], None],
         decoupled: bool = False,
+        calls: Calls | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -126,6 +129,9 @@ class ModelInfo:
         self.lanes = lanes  # how many `execute` calls may run at once, each on a thread of its own
         self.threads = threads  # CPU threads one execution may use
         self.decoupled = decoupled  # requests may have any number of responses, by `BatchRequest.sender`
+        self.calls = (
+            calls  # of other models, and questions to the server; None while a configuration is completed
+        )
         self.log = log  # log("info" | "warning" | "error" | "verbose", message)
 
 
@@ -182,6 +188,9 @@ class BatchRequest(ABC):
     priority: int
     parameters: Mapping[str, Parameter]
     requested_outputs: Sequence[str]  # never empty: all declared outputs where the client named none
+    origin: tuple[int, int] | None = (
+        None  # what names it where a call is made on its behalf (`CallRequest.parent`)
+    )
 
     @property
     @abstractmethod
@@ -295,6 +304,15 @@ class Backend(ABC):
         and `model_transaction_policy`. Raises LoadError with what keeps the model from being loaded.
         """
         return None
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Import what takes long, such as the framework, in a process that waits for a model.
+
+        Optional. No model is known, and none may ever come; what a model's sandbox forbids is forbidden already. `load` must
+        not count on it. An exception is ignored: `load` will meet its cause again.
+        """
+        return
 
     @abstractmethod
     def load(self, model: ModelInfo) -> None:

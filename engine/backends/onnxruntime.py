@@ -90,6 +90,11 @@ class OnnxRuntimeBackend(Backend):
     _session: Any
     _run_options: Any
 
+    @classmethod
+    def prepare(cls) -> None:
+        """Import ONNX Runtime. See `Backend.prepare`."""
+        import onnxruntime  # noqa: F401
+
     def load(self, model: ModelInfo) -> None:
         """Make the session and check it against the configuration (contract, model_config.md section 8.1)."""
         import onnxruntime

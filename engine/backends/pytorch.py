@@ -64,6 +64,11 @@ class PyTorchBackend(Backend):
     default_artifact = DEFAULT_ARTIFACTS[0]
     platforms: Sequence[str] = ("pytorch_libtorch", "torch_aoti")
 
+    @classmethod
+    def prepare(cls) -> None:
+        """Import PyTorch. See `Backend.prepare`."""
+        import torch  # noqa: F401
+
     def load(self, model: ModelInfo) -> None:
         """Load the artifact by its kind, onto the instance's device."""
         import torch

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Union
 
+    from engine.worker.calls import Calls
+
     Array = np.ndarray[Any, Any]
     Output = tuple[str, DataType, Array]
     Parameter = Union[bool, int, float, str]
@@ -57,6 +59,7 @@ def model_info(
     threads: int = 1,
     log: Callable[[str, str], None] = lambda level, message: None,
     decoupled: bool = False,
+    calls: Calls | None = None,
 ) -> ModelInfo:
     """Return what `Backend.load` takes, with defaults for what a test does not care about.
 
@@ -83,6 +86,7 @@ def model_info(
         threads=threads,
         log=log,
         decoupled=decoupled,
+        calls=calls,
     )
 
 
@@ -158,9 +162,10 @@ class LocalSender(ResponseSender):
         with self._order:
             if self._closed:
                 raise SenderClosed("the last response to this request has been sent already")
-            self._closed = final
+            self._closed = True  # also where the response can't be taken
             if answer is not None:
-                self._request.parts.append(answer)
+                self._request.take(answer)
+            self._closed = final
         if final:
             self._request.ended.set()
 
@@ -234,6 +239,10 @@ class LocalRequest(BatchRequest):
     def kept(self, outputs: Sequence[Output]) -> list[Output]:
         """Return copies of those outputs that were asked for."""
         return [(name, dt, _copied(name, dt, a)) for name, dt, a in outputs if name in self.requested_outputs]
+
+    def take(self, part: LocalAnswer) -> None:
+        """Keep what a sender sent. A test's own class may raise SenderClosed here, as where the server has gone."""
+        self.parts.append(part)
 
     def fail(self, code: ErrorCode, message: str) -> None:
         """Answer with an error. Raises RuntimeError at a second answer."""

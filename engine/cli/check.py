@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from engine.cli.compositions import held_against_models
+from engine.cli.environments import prepared
 from engine.cli.findings import Finding, Report, as_json, as_lines, drawn, plain
 from engine.config.backends import discover
-from engine.config.load import load_model_config
+from engine.config.load import LoadedConfig, load_model_config
 from engine.config.problems import did_you_mean
 from engine.devices import gpu_count
+from engine.environments.cache import EnvironmentCache, Standing
+from engine.environments.declared import Kind
 from engine.repository.layout import DUPLICATE_REASON, ModelDirectory, scan
-from engine.settings import Settings, SettingsError
+from engine.settings import Settings, SettingsError, default_environment_cache
 
 _DESCRIPTION: Final = """\
 Read models as a server would, and say what would become of them: what is wrong, where it
@@ -67,7 +72,10 @@ _VERSION: Final = re.compile(r"[1-9][0-9]*")
 
 def check(argv: Sequence[str]) -> int:
     """Validate and report; return the process's exit status: 1 where anything would not load."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.build_environments and options.no_model_code:
+        parser.error("--build-environments runs code of models' packages, which --no-model-code forbids")
     missing = [path for path in options.paths if not os.path.isdir(path)]
     if missing:
         sys.stderr.write("".join(f"{path}: not a directory\n" for path in missing))
@@ -84,6 +92,7 @@ def check(argv: Sequence[str]) -> int:
             gpus=gpu_count(os.environ),
             only=options.model,
             run_model_code=not options.no_model_code,
+            build=options.build_environments,
         )
     except NoSuchModel as error:
         sys.stderr.write(f"{error}\n")
@@ -119,6 +128,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="do not run models' auto_complete_config; what was skipped is told",
     )
+    parser.add_argument(
+        "--build-environments",
+        action="store_true",
+        help="build the environments of Python models that are not there yet, as the server would; not with --no-model-code",
+    )
     shared = parser.add_argument_group("as for tritium serve")
     shared.add_argument(
         "--model-config-name",
@@ -134,11 +148,21 @@ def _parser() -> argparse.ArgumentParser:
         "--strict-model-config", metavar="BOOL", help="true is --disable-auto-complete-config"
     )
     shared.add_argument(
+        "--environment-cache",
+        metavar="DIR",
+        help="where the server keeps environments of Python models; one that is not there is not built",
+    )
+    shared.add_argument(
         "--backend-config",
         action="append",
         default=[],
         metavar="[BACKEND,]SETTING=VALUE",
         help="a setting for one backend, or for all of them; repeatable",
+    )
+    shared.add_argument(
+        "--backend-directory",
+        metavar="DIR",
+        help="where backends written in Python are, each a folder with a model.py",
     )
     return parser
 
@@ -162,7 +186,10 @@ def _settings(options: argparse.Namespace) -> Settings:
     if options.strict_model_config is not None:
         words.append(f"--strict-model-config={options.strict_model_config}")
     words += [f"--backend-config={pair}" for pair in options.backend_config]
-    return Settings.from_argv(words)
+    if options.backend_directory is not None:
+        words.append(f"--backend-directory={options.backend_directory}")
+    cache = options.environment_cache or default_environment_cache(os.environ)
+    return dataclasses.replace(Settings.from_argv(words), environment_cache=cache)
 
 
 class NoSuchModel(Exception):
@@ -176,8 +203,12 @@ def inspect(
     gpus: int,
     only: Sequence[str] = (),
     run_model_code: bool = True,
+    build: bool = False,
 ) -> Report:
-    """Read the models as a server on a machine with so many GPUs would at its start. Raises NoSuchModel."""
+    """Read the models as a server on a machine with so many GPUs would at its start. Raises NoSuchModel.
+
+    With `build`, environments that Python models ask for are made where they are not there.
+    """
     alone = [path for path in paths if is_model(path)]
     found = scan([path for path in paths if path not in alone])
     models = dict(found.models)
@@ -189,26 +220,44 @@ def inspect(
             hint = did_you_mean(name, [*models, *found.duplicates])
             raise NoSuchModel(f"there is no model '{name}'{f': {hint}' if hint else ''}")
     wanted = frozenset(only or [*models, *found.duplicates])
-    backends = discover()
+    backends = discover(settings.backend_directory)
+    cache = EnvironmentCache(Path(settings.environment_cache), environ=os.environ)
     findings = [Finding(name=name, reason=DUPLICATE_REASON) for name in found.duplicates if name in wanted]
     for name, directory in models.items():
         if name in wanted:
-            config = load_model_config(
+            read = partial(
+                load_model_config,
                 directory.path,
                 backends=backends,
                 gpus=gpus,
                 backend_settings=settings.backend_settings,
                 config_name=settings.model_config_name,
                 auto_complete=not settings.disable_auto_complete_config,
-                run_model_code=run_model_code,
                 verify_files=True,
             )
+            config = _in_environments(read, cache, run_model_code=run_model_code, build=build)
             findings.append(Finding(name=name, config=config))
     findings = held_against_models(findings, complete=not (only or alone))
     return Report(
         findings=tuple(sorted(findings, key=lambda finding: finding.name)),
         problems=() if only else tuple(found.problems),
     )
+
+
+def _in_environments(
+    read: Callable[..., LoadedConfig], cache: EnvironmentCache, *, run_model_code: bool, build: bool
+) -> LoadedConfig:
+    """Read a configuration whose model code runs in the environments that it asks for, as far as these are there.
+
+    Building takes minutes and a network, and is for the server to do unless `build`; one that is unpacked is only looked at.
+    """
+    config = read(run_model_code=run_model_code, environments=cache)
+    if not config.unbuilt:
+        return config
+    made = [each for each in config.unbuilt if build or each.kind is Kind.DIRECTORY]
+    standing = Standing(cache, prepared(cache, made) if made else {})
+    config = read(run_model_code=True, environments=standing)
+    return read(run_model_code=False, environments=standing) if config.unbuilt else config
 
 
 def is_model(directory: Path) -> bool:

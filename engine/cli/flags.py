@@ -186,6 +186,13 @@ _HONOURED: Final = (
         metavar="SIZE",
         help="Tritium's own: how much of the disk that directory may fill; what was used least recently goes first.",
     ),
+    Flag(
+        name="environment-cache",
+        group=Group.MODELS,
+        metavar="DIR",
+        help="Tritium's own: where the environments of Python models are unpacked and built, once each; servers may share it."
+        " [default: tritium/environments in ${XDG_CACHE_HOME}, else in ~/.cache]",
+    ),
     *INSTANCE_FLAGS,
     # -- backends
     Flag(
@@ -194,6 +201,12 @@ _HONOURED: Final = (
         metavar="[BACKEND,]SETTING=VALUE",
         repeatable=True,
         help="A setting for one backend, or for all of them; repeatable.",
+    ),
+    Flag(
+        name="backend-directory",
+        group=Group.BACKENDS,
+        metavar="DIR",
+        help="Where backends written in Python are, each a folder with a model.py; others are packages with entry points.",
     ),
     *CACHE_FLAGS,
     # -- HTTP
@@ -295,7 +308,7 @@ _HONOURED: Final = (
         group=Group.LOGGING,
         default="0",
         metavar="LEVEL",
-        help="0: off; 1: why each request failed; 2: more. true is 1.",
+        help="0: off; 1: why each request failed, and with --log-requests each stage of it; 2: more. true is 1.",
     ),
     Flag(name="log-info", kind=Kind.BOOL, group=Group.LOGGING, default="true", help="Log information."),
     Flag(name="log-warning", kind=Kind.BOOL, group=Group.LOGGING, default="true", help="Log warnings."),
@@ -319,7 +332,7 @@ _HONOURED: Final = (
         kind=Kind.BOOL,
         group=Group.LOGGING,
         default="false",
-        help="Tritium's own: one line for every request, at its end.",
+        help="Tritium's own: one line for every request, at its end. `tritium logs` reads them.",
     ),
 )
 
@@ -374,10 +387,6 @@ _REFUSED: Final = (
     _refused("trace-count", "statistics and metrics give the durations of each phase", kind=Kind.INT),
     _refused("trace-log-frequency", "statistics and metrics give the durations of each phase", kind=Kind.INT),
     _refused("min-supported-compute-capability", "the framework decides which devices it can use"),
-    _refused(
-        "backend-directory",
-        "backends are Python packages, found by their entry points in the group tritium.backends",
-    ),
     _refused("repoagent-directory", "prepare the repository before the server starts"),
     _refused(
         "allow-client-shm", "send tensors in the request, as binary data", kind=Kind.BOOL, harmless=_FALSE

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.cli.flag import Flag, Group, OneOf
+from engine.cli.flag import Flag, Group, Kind, OneOf
 
 INSTANCE_FLAGS: Final = (
     Flag(
@@ -34,5 +34,15 @@ INSTANCE_FLAGS: Final = (
         repeatable=True,
         help="Run the workers of instances with the host policy NAME on these cores: cpu-cores=0-3,8 or numa-node=0. An"
         " instance group without a 'host_policy' has cpu, gpu_<id> or model, by its kind. Repeatable.",
+    ),
+    Flag(
+        name="spare-workers",
+        kind=Kind.INT,
+        group=Group.INSTANCES,
+        default="4",
+        metavar="N",
+        help="Keep a worker process ready for each environment in use (backend, interpreter, variables, cores), N at most, which"
+        " has imported its backend's framework and waits for a model, so that an instance that died is back after the time its"
+        " model takes to load. 0: none.",
     ),
 )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Final
 
 from engine.backends.base import Backend
 
 GROUP: Final = "tritium.backends"
+PYTHON: Final = "python"
 
 # Our own, for a checkout that is run without being installed.
 BUILT_IN: Final[Mapping[str, str]] = {
@@ -31,7 +33,13 @@ class BackendTraits:
     platforms: tuple[str, ...] = ()
     completes: bool = False  # whether it has a `complete_config` of its own
     target: str = ""  # `module:Class`, as in the entry point
+    implementation: str = ""  # path of the `model.py` that serves all models of a backend written in Python
     unavailable: str = ""  # why the class can't be imported; empty where it can
+
+    @property
+    def runs_python(self) -> bool:
+        """Whether its models are Python code of their owners, which may ask for an environment of its own."""
+        return self.name == "python" or self.target == BUILT_IN["python"]
 
 
 def traits_of(backend: Any, *, name: str, target: str = "") -> BackendTraits:
@@ -52,15 +60,27 @@ def _completes(backend: Any) -> bool:
     return hook is not None and hook is not Backend.complete_config.__func__  # type: ignore[attr-defined]  # of a classmethod
 
 
-def discover() -> Mapping[str, BackendTraits]:
+def discover(directory: Path | None = None) -> Mapping[str, BackendTraits]:
     """Import every registered backend class and return its traits by name.
 
     An installed entry point goes before our own table. One that can't be imported is listed with the reason, which
-    the models that want it are then told.
+    the models that want it are then told. In `directory`, what has a `model.py` is a backend written in Python (contract,
+    python_backend.md section 12), unless there is one by that name already. Raises OSError where it can't be listed.
     """
     targets = dict(BUILT_IN)
     targets.update((entry.name, entry.value) for entry in entry_points(group=GROUP))
-    return {name: _inspect(name, target) for name, target in sorted(targets.items())}
+    found = {name: _inspect(name, target) for name, target in sorted(targets.items())}
+    for name, path in _written_in_python(directory) if directory is not None else ():
+        if name not in found:
+            found[name] = replace(found[PYTHON], name=name, default_artifact="", implementation=str(path))
+    return found
+
+
+def _written_in_python(directory: Path) -> Iterator[tuple[str, Path]]:
+    for entry in sorted(directory.resolve().iterdir()):
+        path = entry / "model.py"
+        if path.is_file():
+            yield entry.name, path
 
 
 def _inspect(name: str, target: str) -> BackendTraits:

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from actors.messages.errors import ErrorCode
-from actors.specs import ModelSpec
+from actors.specs import ModelSpec, Runtime
 from engine.config import parse
 from engine.config.agents import verify_agents
 from engine.config.backends import BackendTraits
@@ -27,6 +27,9 @@ from engine.config.refusals import ignored_hints, is_ensemble, refusals
 from engine.config.settings import TritiumSettings, read_settings
 from engine.config.translate import artifact, translate
 from engine.config.validate import validate
+from engine.environments.cache import Environments
+from engine.environments.choice import Chosen, choose, not_built_yet
+from engine.environments.declared import Environment
 from engine.repository.layout import VersionDirectory, select_versions, version_directories
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
@@ -72,6 +75,9 @@ class LoadedConfig:
         Problem, ...
     ] = ()  # the errors among `problems` that are ours: valid, and not served by this version
     readable: bool = True
+    unbuilt: tuple[
+        Environment, ...
+    ] = ()  # that have to be built before anything else can be said; then there are no specs, and this is to be read again
 
     @property
     def ok(self) -> bool:
@@ -125,6 +131,7 @@ def load_model_config(
     model_name: str = "",
     run_model_code: bool = True,
     verify_files: bool = False,
+    environments: Environments | None = None,
 ) -> LoadedConfig:
     """Read, complete, validate and translate the configuration of the model in `model_directory`.
 
@@ -132,6 +139,9 @@ def load_model_config(
     backend under ""; `config_name` chooses `configs/<name>.pbtxt`. `override`, the JSON configuration of a load request,
     stands in the file's place. `namespace` and `content`, a digest by version, are passed on to the specifications.
     `model_name` is the model's where its directory is called otherwise, as a copy of a remote one may be.
+
+    `environments` are those that there are; one that a Python model asks for and that has to be built first is told of as
+    `unbuilt`, unless no model code is to be run: then there is a warning. Without any, what models ask for is left out of account.
 
     Each version is completed from its own file. Python models are run for that, each in a process of its own, unless
     `run_model_code` is false. With `verify_files` the model files are held against it as well (see
@@ -186,6 +196,14 @@ def load_model_config(
     settings = _merged(backend_settings or {}, base.config.backend)
     drafts = [base] * len(chosen)
     agents = verify_agents(base.config, model_directory)
+    tritium, mistakes = _settings(base.config, traits)
+    chosen_runtimes = Chosen()
+    if environments is not None and not is_ensemble(base.config):
+        parameters = {key: base.config.parameters[key].string_value for key in base.config.parameters}
+        chosen_runtimes = choose(parameters, traits, tritium, chosen, model_directory, environments)
+        if chosen_runtimes.unbuilt and run_model_code and not agents:
+            return LoadedConfig(name=name, path=path, versions=versions, unbuilt=chosen_runtimes.unbuilt)
+    runtimes = chosen_runtimes.runtimes
     if (
         auto_complete and not base.problems and not agents
     ):  # of files that are vouched for, the right ones only
@@ -197,20 +215,24 @@ def load_model_config(
                 settings=settings,
                 gpus=gpus,
                 run_model_code=run_model_code,
+                runtime=runtimes.get(directory.number, Runtime()),
             )
             for directory in chosen
+            if not chosen_runtimes.fails(directory.number)
         ]
-        drafts = [completed(each) if each.applies(base.config) else base for each in inspections]
-    found = [*problems, *parsed.problems]
+        asked = {each.version.number: each for each in inspections if each.applies(base.config)}
+        drafts = [
+            completed(asked[directory.number]) if directory.number in asked else base for directory in chosen
+        ]
+    found = [*problems, *parsed.problems, *chosen_runtimes.problems, *not_built_yet(chosen_runtimes)]
     files: dict[bytes, Files] = {}
     distinct = _distinct(drafts or [base], versions)
     for draft, alike in distinct:
         files[_identity(draft)] = read_files(draft.config, model_directory)
         own = check(draft, name, path, backends=backends, gpus=gpus, auto_complete=auto_complete)
         found += _blamed([*own, *files[_identity(draft)].problems], alike)
-    tritium, mistakes = _settings(base.config, traits)
     found += mistakes
-    found += _versions(base.config, chosen, artifact(base.config, traits), model_directory)
+    found += _versions(base.config, chosen, traits, model_directory)
     unserved = [
         problem for draft, alike in distinct for problem in _blamed(refusals(draft.config, found), alike)
     ]
@@ -232,7 +254,12 @@ def load_model_config(
         path=path,
         versions=versions,
         specs=tuple(
-            dataclasses.replace(spec, namespace=namespace, content=digests.get(spec.version, ""))
+            dataclasses.replace(
+                spec,
+                namespace=namespace,
+                content=digests.get(spec.version, ""),
+                runtime=runtimes.get(spec.version, spec.runtime),
+            )
             for spec in specs
         ),
         configs=tuple(
@@ -379,7 +406,7 @@ def _missing_tensors(config: ModelConfig, path: Path) -> list[Problem]:
 
 
 def _versions(
-    config: ModelConfig, chosen: list[VersionDirectory], file_name: str, model_directory: Path
+    config: ModelConfig, chosen: list[VersionDirectory], traits: BackendTraits, model_directory: Path
 ) -> list[Problem]:
     if not chosen:
         return [
@@ -398,7 +425,9 @@ def _versions(
         ]
     if is_ensemble(config):  # it has no file
         return []
-    return [*_closed(chosen), *_led_out(config, chosen, file_name, model_directory)]
+    if traits.implementation:  # which is the backend's
+        return list(_closed(chosen))
+    return [*_closed(chosen), *_led_out(config, chosen, artifact(config, traits), model_directory)]
 
 
 def _closed(chosen: list[VersionDirectory]) -> Iterator[Problem]:

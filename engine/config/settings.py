@@ -11,12 +11,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from actors.arena import MAX_LANES
 from actors.scheduling.fairness_plan import read_fairness, read_slo
 from actors.scheduling.plan_reading import InvalidDocument
+from actors.scheduling.recycling import read_recycle
 from actors.scheduling.traffic_plan import read_plan
-from actors.specs import Fairness, Probe, QueueBounds, Residency, Retry, Slo, TrafficPlan
+from actors.specs import (
+    Confinement,
+    Fairness,
+    Probe,
+    QueueBounds,
+    Recycle,
+    Residency,
+    Retry,
+    Sandbox,
+    Slo,
+    TrafficPlan,
+)
 from engine.config.backends import BackendTraits
 from engine.config.problems import Problem, did_you_mean
+from engine.placement import parse_cores
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 PREFIX: Final = "tritium."
@@ -32,6 +46,8 @@ class TritiumSettings:
     worker: Literal["instance", "model"] | None = None
     queue_bounds: QueueBounds = field(default_factory=QueueBounds)
     threads: int = 0
+    cores: tuple[tuple[int, ...], ...] = ()  # of the instances in turn
+    recycle: Recycle | None = None
     load_timeout: float = 0.0
     drain_timeout: float = 30.0
     probe: Probe = Probe.COMPARE
@@ -42,6 +58,9 @@ class TritiumSettings:
     fairness: Fairness | None = None
     slo: Slo | None = None
     checkpoint: bool = False
+    concurrency: int = 1
+    confinement: Confinement = field(default_factory=Confinement)
+    requirements: Literal["install", "ignore"] = "install"
 
 
 class _Invalid(ValueError):
@@ -83,6 +102,7 @@ def read_settings(
         problems += _left_out(values["tritium.traffic"], policy)
     if config is not None:
         problems += _without_a_queue_of_its_own(values, config)
+        problems += _not_recyclable(values, config)
     bounds = QueueBounds(
         requests=values.get("tritium.queue.max_requests", QueueBounds().requests),
         nbytes=values.get("tritium.queue.max_bytes", QueueBounds().nbytes),
@@ -94,6 +114,8 @@ def read_settings(
         worker=values.get("tritium.worker"),
         queue_bounds=bounds,
         threads=values.get("tritium.threads", 0),
+        cores=values.get("tritium.cores", ()),
+        recycle=values.get("tritium.recycle"),
         load_timeout=values.get("tritium.load_timeout", 0.0),
         drain_timeout=values.get("tritium.drain_timeout", 30.0),
         probe=values.get("tritium.probe", Probe.COMPARE),
@@ -102,10 +124,23 @@ def read_settings(
         residency=values.get("tritium.residency", Residency.ALWAYS),
         traffic=values.get("tritium.traffic"),
         checkpoint=values.get("tritium.checkpoint", False),
+        concurrency=values.get("tritium.concurrency", 1),
         fairness=values.get("tritium.fairness"),
         slo=values.get("tritium.slo"),
+        confinement=_confinement(values),
+        requirements=values.get("tritium.requirements", "install"),
     )
     return settings, tuple(problems)
+
+
+def _confinement(values: Mapping[str, Any]) -> Confinement:
+    return Confinement(
+        memory=values.get("tritium.memory_limit_mb", 0) * 1024 * 1024,
+        processes=values.get("tritium.max_processes", 0),
+        sandbox=values.get("tritium.sandbox", Sandbox.OFF),
+        read=values.get("tritium.sandbox_read", ()),
+        write=values.get("tritium.sandbox_write", ()),
+    )
 
 
 def _contradictions(values: Mapping[str, Any], traits: BackendTraits) -> list[Problem]:
@@ -116,6 +151,22 @@ def _contradictions(values: Mapping[str, Any], traits: BackendTraits) -> list[Pr
                 "tritium.amp",
                 f"'tritium.amp' is a setting of pytorch models, not of '{traits.name}'",
                 "leave it out",
+            )
+        )
+    if "tritium.requirements" in values and not traits.runs_python:
+        found.append(
+            _problem(
+                "tritium.requirements",
+                f"'tritium.requirements' is a setting of Python models, not of '{traits.name}'",
+                "leave it out",
+            )
+        )
+    if "tritium.concurrency" in values and not traits.runs_python:
+        found.append(
+            _problem(
+                "tritium.concurrency",
+                f"'tritium.concurrency' is a setting of Python models, not of '{traits.name}'",
+                "use the count of 'instance_group'",
             )
         )
     if values.get("tritium.worker") == "model" and not traits.concurrent:
@@ -134,7 +185,23 @@ def _contradictions(values: Mapping[str, Any], traits: BackendTraits) -> list[Pr
                 "use isolation 'process', or residency 'pinned'",
             )
         )
-    return found
+    return found + _unconfinable(values)
+
+
+def _unconfinable(values: Mapping[str, Any]) -> list[Problem]:
+    """Tell of limits that nothing could keep."""
+    wanted = [key for key in _LIMITING if values.get(key, Sandbox.OFF) is not Sandbox.OFF]
+    if values.get("tritium.isolation") == "thread":
+        message = "'{}' is set, but 'tritium.isolation' is 'thread': the model shares the server's process"
+        return [_problem(key, message.format(key), "use isolation 'process'") for key in wanted]
+    if values.get("tritium.sandbox") is Sandbox.STRICT:
+        return []
+    message = "'{}' is set, but only a strict sandbox is kept from files"
+    return [
+        _problem(key, message.format(key), "set 'tritium.sandbox' to 'strict', or leave it out")
+        for key in ("tritium.sandbox_read", "tritium.sandbox_write")
+        if key in values
+    ]
 
 
 def _without_a_queue_of_its_own(values: Mapping[str, Any], config: ModelConfig) -> list[Problem]:
@@ -163,6 +230,39 @@ def _without_a_queue_of_its_own(values: Mapping[str, Any], config: ModelConfig) 
             )
         )
     return found
+
+
+def _not_recyclable(values: Mapping[str, Any], config: ModelConfig) -> list[Problem]:
+    """Tell of settings about worker processes where there are none, or where a model would lose what it remembers."""
+    if config.HasField("ensemble_scheduling"):
+        return [
+            _problem(key, f"'{key}' is set for an ensemble, which has no workers", "set it for its models")
+            for key in ("tritium.recycle", "tritium.cores")
+            if key in values
+        ]
+    if "tritium.recycle" not in values:
+        return []
+    if config.HasField("sequence_batching"):
+        what, hint = "a model of sequences, which live in the worker that they began in", "leave it out"
+    elif values.get("tritium.isolation") == "thread":
+        what, hint = (
+            "a model on a thread of the server, whose memory is never given back",
+            "use isolation 'process'",
+        )
+    else:
+        return _ceiling_above_the_limit(values)
+    return [_problem("tritium.recycle", f"'tritium.recycle' is set for {what}", hint)]
+
+
+def _ceiling_above_the_limit(values: Mapping[str, Any]) -> list[Problem]:
+    ceiling, limit = values["tritium.recycle"].memory, values.get("tritium.memory_limit_mb", 0) * 1024 * 1024
+    if not limit or ceiling < limit:
+        return []
+    message = (
+        "'tritium.recycle': 'memory_mb' is not below 'tritium.memory_limit_mb', at which the worker is killed"
+    )
+    hint = "leave room between the two for what a model takes in half a second"
+    return [_problem("tritium.recycle", message, hint)]
 
 
 def _left_out(plan: TrafficPlan, policy: ModelVersionPolicy) -> list[Problem]:
@@ -218,6 +318,20 @@ def _integer(least: int) -> Callable[[str], int]:
     return read
 
 
+def _concurrency(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 3 and 1 <= int(text) <= MAX_LANES):
+        raise _Invalid(f"use a whole number from 1 to {MAX_LANES}")
+    return int(text)
+
+
+def _cores(text: str) -> tuple[tuple[int, ...], ...]:
+    try:
+        return tuple(parse_cores(part) for part in text.split(";"))
+    except ValueError as error:
+        hint = "use cores such as '0-3,8', or several such sets for the instances in turn, such as '0-1;2-3'"
+        raise _Invalid(f"{error}; {hint}") from error
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -247,6 +361,17 @@ def _residency(text: str) -> Residency:
     return Residency(_choice("always", "on_demand", "pinned")(text))
 
 
+def _sandbox(text: str) -> Sandbox:
+    return Sandbox(_choice("off", "basic", "strict")(text))
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    paths = tuple(text.split(":"))
+    if not all(path.startswith("/") and "\0" not in path for path in paths):
+        raise _Invalid("use absolute paths, with ':' between them")
+    return paths
+
+
 def _boolean(text: str) -> bool:
     return _choice("true", "false")(text) == "true"
 
@@ -274,6 +399,10 @@ def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
+_LIMITING: Final = ("tritium.memory_limit_mb", "tritium.max_processes", "tritium.sandbox")
+CONFINING: Final = (*_LIMITING, "tritium.sandbox_read", "tritium.sandbox_write")
+"""What limits a model's code, wherever it runs."""
+
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "tritium.isolation": _choice("process", "thread"),
     "tritium.retry": _retry,
@@ -282,6 +411,8 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "tritium.queue.max_requests": _integer(1),
     "tritium.queue.max_bytes": _integer(1),
     "tritium.threads": _integer(0),
+    "tritium.cores": _cores,
+    "tritium.recycle": _json(read_recycle),
     "tritium.amp": _choice("bf16", "fp16", "off"),
     "tritium.load_timeout": _seconds,
     "tritium.drain_timeout": _duration,
@@ -293,4 +424,11 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "tritium.fairness": _json(read_fairness),
     "tritium.slo": _json(read_slo),
     "tritium.checkpoint": _boolean,
+    "tritium.concurrency": _concurrency,
+    "tritium.requirements": _choice("install", "ignore"),
+    "tritium.memory_limit_mb": _integer(1),
+    "tritium.max_processes": _integer(1),
+    "tritium.sandbox": _sandbox,
+    "tritium.sandbox_read": _paths,
+    "tritium.sandbox_write": _paths,
 }

@@ -119,6 +119,8 @@ def translate(
         traffic=tritium.traffic,
         fairness=tritium.fairness,
         slo=tritium.slo,
+        recycle=tritium.recycle,
+        confinement=tritium.confinement,
     )
 
 
@@ -128,8 +130,8 @@ def depends_on(config: ModelConfig) -> tuple[str, ...]:
 
 
 def artifact(config: ModelConfig, traits: BackendTraits) -> str:
-    """Return the model's file name inside its version directory."""
-    return config.default_model_filename or traits.default_artifact
+    """Return the model's file name inside its version directory; of a backend written in Python, that backend's path."""
+    return traits.implementation or config.default_model_filename or traits.default_artifact
 
 
 def instances(
@@ -146,7 +148,7 @@ def instances(
         shared = tritium.worker == "model" or (
             tritium.worker is None and traits.concurrent and position in uncounted
         )
-        workers, lanes = (1, group.count) if shared else (group.count, 1)
+        workers, lanes = (1, group.count) if shared else (group.count, tritium.concurrency)
         for device in group.gpus or (0,):
             for _ in range(workers):
                 name = f"{group.name}_{numbers[group.name]}"
@@ -160,6 +162,7 @@ def instances(
                         passive=group.passive,
                         rate_limit=_rate_limit(group.rate_limiter),
                         host_policy=group.host_policy,
+                        cores=tritium.cores[len(specs) % len(tritium.cores)] if tritium.cores else (),
                         secondary_devices=tuple(
                             (type(each).SecondaryDeviceKind.Name(each.kind), each.device_id)
                             for each in group.secondary_devices

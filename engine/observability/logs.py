@@ -22,6 +22,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final, NoReturn, Self, TextIO
 
 import structlog
@@ -58,6 +59,7 @@ class LogSink:
         self._refused = 0  # lines the full queue did not take: counted by callers, on the loop
         self._failed = 0  # lines that could not be written: counted by the thread
         self._told = 0  # of both, how many the log itself has owned up to
+        self._torn: set[TextIO] = set()  # to which the last write failed, perhaps in the middle of a line
         self._thread = threading.Thread(target=self._run, name="tritium-logs", daemon=True)
         self._thread.start()
 
@@ -111,14 +113,18 @@ class LogSink:
         lost = self.dropped
         if lost > self._told:
             text = f"({lost - self._told} log lines were lost)\n{text}"
+        if stream in self._torn:
+            text = f"\n{text}"
         encoding = stream.encoding or "utf-8"
         try:
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             stream.flush()
         except (OSError, ValueError):  # a full disk, a reader that went away, a closed stream
             self._failed += len(lines)
+            self._torn.add(stream)
         else:
             self._told = lost
+            self._torn.discard(stream)
 
 
 def open_sink(settings: LogSettings) -> LogSink:
@@ -346,6 +352,8 @@ def _traceback(exc_info: Any) -> str:
 
 # -- one line a request
 
+_TIMES: Final = ("queue_us", "compute_input_us", "compute_infer_us", "compute_output_us")
+
 
 class RequestLog:
     """Writes the canonical line of each request, at its end, where `--log-requests` asks for it.
@@ -363,12 +371,15 @@ class RequestLog:
         *,
         version: int,
         outcome: Event,
-        queue_ns: int = 0,
-        compute_infer_ns: int = 0,
+        times: tuple[int, int, int, int] = (0, 0, 0, 0),
         total_ns: int = 0,
         message: str = "",
+        about: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """Log how `request` ended. `outcome` is one of the `request_*` events, `message` what its client was told."""
+        """Log how `request` ended. `outcome` is one of the `request_*` events, `message` what its client was told.
+
+        `times` are nanoseconds as in `InferResponse.timing`, `about` what else is known: by whom it was executed and the like.
+        """
         if self._failures_only:
             if message:
                 self._log.debug(
@@ -381,9 +392,9 @@ class RequestLog:
             "version": version,
             "rows": request.rows,
             "outcome": outcome.value.removeprefix("request_"),
-            "queue_us": queue_ns // 1000,
-            "compute_infer_us": compute_infer_ns // 1000,
+            **{name: ns // 1000 for name, ns in zip(_TIMES, times, strict=True)},
             "total_us": total_ns // 1000,
+            **about,
         }
         if request.correlation_id:
             keys["correlation_id"] = request.correlation_id

@@ -6,6 +6,7 @@ from typing import Final
 
 import trio
 
+from actors.fault_points import fault_point
 from actors.supervision.context import ChildContext
 
 _WINDOW: Final = 30.0
@@ -28,6 +29,7 @@ class LoopLag:
         """The highest lag seen lately."""
         return max(self._peak, self._previous_peak)
 
+    @fault_point("loop_lag.record")
     def record(self, lag: float, now: float) -> None:
         """Note that a timer due at `now - lag` fired at `now`."""
         if now - self._turned_at >= _WINDOW:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import trio
 
 from actors.far_cache import FarCache
+from actors.fault_points import fault_point
 from actors.residency import Counters, ModelResidency
 from actors.scheduling.cache import LruCache
 from actors.scheduling.fairness import TenantShare
@@ -34,12 +35,14 @@ from actors.traffic import TrafficSample
 from engine.observability.loop_lag import LoopLag
 from engine.observability.sources import (
     CacheSource,
+    CustomSource,
     GrpcSource,
     MetricsSource,
     ModelSample,
     ReadinessSource,
     ResidencySource,
     TrafficSource,
+    WorkerSource,
 )
 from engine.observability.system import MachineSampler, ProcessSample, sample_process
 from engine.settings import MetricsSettings
@@ -351,6 +354,8 @@ class Exposition:
         residency: ResidencySource | None = None,
         grpc: Sequence[GrpcSource] = (),
         cache: CacheSource | None = None,
+        workers: WorkerSource | None = None,
+        custom: CustomSource | None = None,
     ) -> None:
         self._source = source
         self._settings = settings
@@ -363,6 +368,8 @@ class Exposition:
         self._residency = residency
         self._grpc = grpc
         self._cache = cache
+        self._workers = workers
+        self._custom = custom
 
     def blocks(self) -> Iterator[str]:
         """Yield the text of each family that has a series."""
@@ -379,6 +386,10 @@ class Exposition:
             yield from _grpc_blocks(self._grpc)
         if self._cache is not None:
             yield from cache_blocks(self._cache)
+        if self._workers is not None:
+            yield from _worker_blocks(self._workers)
+        if self._custom is not None:
+            yield from self._custom.blocks()
         yield from self._server_blocks()
 
     def text(self) -> str:
@@ -408,6 +419,14 @@ class Exposition:
         ]
         if deaths:
             yield _block("tritium_worker_deaths_total", "counter", "Worker deaths, by reason", deaths)
+        recycled = [
+            _Line("", written({**labels, "ceiling": ceiling}), count)
+            for model, labels in models
+            for ceiling, count in sorted(model.statistics.recycled.items())
+        ]
+        if recycled:
+            explanation = "Workers replaced because they reached a ceiling of 'tritium.recycle', by which"
+            yield _block("tritium_workers_recycled_total", "counter", explanation, recycled)
         yield from _tenant_blocks(models)
         yield from _slo_blocks(models)
         instances = [
@@ -711,6 +730,18 @@ def _grpc_blocks(listeners: Sequence[GrpcSource]) -> Iterator[str]:
         yield _single(name, kind, explanation, sum(map(read, samples)))
 
 
+def _worker_blocks(source: WorkerSource) -> Iterator[str]:
+    counts = source.statistics()
+    explanation = "Worker processes that wait for a model"
+    yield _single("tritium_spare_workers", "gauge", explanation, counts.waiting)
+    started = [
+        _Line("", written({"spare": "true"}), counts.used),
+        _Line("", written({"spare": "false"}), counts.fresh),
+    ]
+    explanation = "Worker processes that were given a model, by whether they had been started beforehand"
+    yield _block("tritium_workers_started_total", "counter", explanation, started)
+
+
 def cache_blocks(source: CacheSource) -> Iterator[str]:
     """Yield what the response cache counts for the server as a whole: contract section 1.6, and what is Tritium's own."""
     cache, far = source.cache, source.far
@@ -873,6 +904,7 @@ class MetricsApp:
         else:
             await _respond(send, 200, b"", [])
 
+    @fault_point("metrics.scrape")
     async def _scrape(self) -> bytes:
         parts = []
         for block in self._exposition.blocks():

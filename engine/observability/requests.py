@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -11,10 +10,12 @@ import trio
 from actors.messages.errors import ErrorCode, TritiumError
 from actors.messages.events import Event
 from actors.messages.requests import InferRequest, InferResponse
+from actors.records import RequestEnd, RequestRecord, record_of
 from engine.observability.logs import RequestLog
 
-RequestHook = Callable[[InferRequest, InferResponse | TritiumError], None]
+RequestHook = RequestEnd
 
+_NO_TIME: Final = (0, 0, 0, 0)
 _OUTCOMES: Final = {
     ErrorCode.CANCELLED: Event.REQUEST_CANCELLED,
     ErrorCode.UNAVAILABLE: Event.REQUEST_REJECTED,
@@ -23,30 +24,68 @@ _OUTCOMES: Final = {
 }
 
 
-def request_hook(*, failures_only: bool = False) -> RequestHook:
-    """Return what a frontend calls at the end of each request, where `--log-requests` or `--log-verbose` asks for it."""
+def request_hook(protocol: str = "", *, failures_only: bool = False) -> RequestHook:
+    """Return what is called at the end of each request, where `--log-requests` or `--log-verbose` asks for it.
+
+    `protocol` is that of the frontend which calls it; empty for requests that the server makes of itself.
+    """
     log = RequestLog(structlog.get_logger(), failures_only=failures_only)
 
-    def finished(request: InferRequest, outcome: InferResponse | TritiumError) -> None:
-        total_ns = int((trio.current_time() - request.accepted_at) * 1e9)
-        if isinstance(outcome, TritiumError):
-            event = _OUTCOMES.get(outcome.code, Event.REQUEST_FAILED)
-            log.finished(
-                request,
-                version=request.requested_version,
-                outcome=event,
-                total_ns=total_ns,
-                message=outcome.message,
-            )
+    def finished(request: InferRequest, outcome: InferResponse | TritiumError, peer: str) -> None:
+        failed = isinstance(outcome, TritiumError)
+        if failures_only and not failed:
             return
-        queue_ns, _, infer_ns, _ = outcome.timing or (0, 0, 0, 0)
+        now = trio.current_time()
+        record = record_of(request)
+        about: dict[str, object] = {"protocol": protocol, "peer": peer} if protocol else {}
+        if record is not None:
+            about.update(_course(record, request.accepted_at))
+        if isinstance(outcome, TritiumError):
+            version, times = request.requested_version, (_waited(record, request.accepted_at, now), 0, 0, 0)
+            event, message = _OUTCOMES.get(outcome.code, Event.REQUEST_FAILED), outcome.message
+            about["code"] = outcome.code.name
+        else:
+            version, times = outcome.model_version, outcome.timing or _NO_TIME
+            event, message = Event.REQUEST_COMPLETED, ""
+        total_ns = int((now - request.accepted_at) * 1e9)
         log.finished(
             request,
-            version=outcome.model_version,
-            outcome=Event.REQUEST_COMPLETED,
-            queue_ns=queue_ns,
-            compute_infer_ns=infer_ns,
+            version=version,
+            outcome=event,
+            times=times,
             total_ns=total_ns,
+            message=message,
+            about=about,
         )
 
     return finished
+
+
+def _waited(record: RequestRecord | None, since: float, now: float) -> int:
+    """Return the nanoseconds that a request which failed had waited before its last execution, if there was one."""
+    if record is None:
+        return 0
+    return int(((now if record.last_dispatch is None else record.last_dispatch) - since) * 1e9)
+
+
+def _course(record: RequestRecord, accepted_at: float) -> dict[str, object]:
+    """Return what a record adds to the line: only what there is."""
+    told: dict[str, object] = {"serial": record.serial}
+    if record.relation:
+        told["relation"] = record.relation
+        told["parent"] = record.parent
+        told["parent_id"] = record.parent_id
+    if record.cached:
+        told["cached"] = True
+    if record.first_dispatch is not None and record.last_dispatch is not None:
+        told["instance"] = record.instance
+        told["pid"] = record.pid
+        told["batch"] = record.batch
+        told["batch_requests"] = record.batch_requests
+        told["batch_rows"] = record.batch_rows
+        if record.last_dispatch > record.first_dispatch:
+            told["earlier_us"] = int((record.last_dispatch - record.first_dispatch) * 1e6)
+    if record.first_response is not None:
+        told["responses"] = record.responses
+        told["first_response_us"] = int((record.first_response - accepted_at) * 1e6)
+    return told

@@ -14,6 +14,7 @@ from actors.scheduling.fairness import TenantShare
 from actors.scheduling.slo import SloSample
 from actors.statistics import ModelStatistics
 from actors.traffic import TrafficSample
+from engine.spares import SpareCounts
 from protocols.grpc.listener import GrpcStatistics
 
 
@@ -63,6 +64,13 @@ class TrafficSource(Protocol):
         """Return every model that has, or had, a traffic plan."""
 
 
+class CustomSource(Protocol):
+    """Whoever has the metrics that models make up. `engine.observability.custom_metrics.CustomMetrics` does."""
+
+    def blocks(self) -> Iterable[str]:
+        """Return the text of each family that has a series."""
+
+
 class GrpcSource(Protocol):
     """Whoever accepts gRPC connections. `protocols.grpc.listener.GrpcListener` does."""
 
@@ -80,6 +88,13 @@ class CacheSource(Protocol):
     @property
     def far(self) -> FarCache | None:
         """Where it asks, if that is another process."""
+
+
+class WorkerSource(Protocol):
+    """Whoever starts workers. `engine.spares.Spares` does."""
+
+    def statistics(self) -> SpareCounts:
+        """Return what is the case now."""
 
 
 class ResidencySource(Protocol):

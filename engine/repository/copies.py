@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import trio
 
+from actors.fault_points import fault_point
 from actors.supervision.context import ChildContext
 
 
@@ -23,7 +24,11 @@ class Janitor:
         """Remove one after the other; what a crash leaves behind is in a temporary directory or in a bounded cache."""
         ctx.started()
         async for job in self._due:
-            await trio.to_thread.run_sync(job)
+            await self._remove(job)
+
+    @fault_point("janitor.remove")
+    async def _remove(self, job: Callable[[], None]) -> None:
+        await trio.to_thread.run_sync(job)
 
     def finish(self) -> None:
         """The server is ending: remove what is left, here and now."""

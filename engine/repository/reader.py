@@ -23,6 +23,9 @@ from actors.router import DUPLICATE_REASON
 from actors.specs import ModelKey
 from engine.config.backends import BackendTraits
 from engine.config.load import load_model_config
+from engine.environments.builder import EnvironmentBuilder
+from engine.environments.cache import Environments, Standing
+from engine.environments.declared import Environment
 from engine.placement import place, undefined_policies
 from engine.repository import uploaded
 from engine.repository.copies import Copy, Janitor
@@ -61,9 +64,19 @@ class RepositoryReader:
     """Implements `actors.operations.ModelSource` over local and remote repositories."""
 
     def __init__(
-        self, sources: Sequence[Source], options: ReadOptions, janitor: Janitor, digests: Digests
+        self,
+        sources: Sequence[Source],
+        options: ReadOptions,
+        janitor: Janitor,
+        digests: Digests,
+        builder: EnvironmentBuilder | None = None,
     ) -> None:
-        """`digests` are shared with the local sources, so that no file is read twice."""
+        """`digests` are shared with the local sources, so that no file is read twice.
+
+        `builder` makes what Python models run in; without one they run on the server's own interpreter, whatever they ask for.
+        """
+        self._builder = builder
+        self._standing: Environments | None = None if builder is None else builder.cache
         self.sources = sources
         self._digests = digests
         self._options = options
@@ -81,6 +94,7 @@ class RepositoryReader:
         """Return a model as it stands, downloaded where it is not here. See `actors.operations.ModelSource`."""
         handover = _Handover()
         files = uploaded.normalised(override.files) if override is not None else {}
+        read: Callable[[], FoundModel | _Unbuilt]
         if files:
             limiter, read = self._uploads, partial(self._read_files, key, override, files, handover)
         else:
@@ -98,6 +112,14 @@ class RepositoryReader:
             read = partial(self._read, key, override, having[0], report, handover)
         try:
             found = await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=limiter)
+            if isinstance(found, _Unbuilt) and self._builder is not None:
+                outcomes = await self._builder.prepare(found.environments, report)
+                again = partial(found.again, Standing(self._builder.cache, outcomes))
+                found = await trio.to_thread.run_sync(again, abandon_on_cancel=True, limiter=limiter)
+            if isinstance(
+                found, _Unbuilt
+            ):  # its files changed meanwhile, or somebody has removed what was built
+                raise Unreadable(f"the environment of model '{key.name}' is not what it was; load it again")
         except BaseException:
             if (remove := handover.give_up()) is not None:
                 self._janitor.remove_later(remove)
@@ -141,7 +163,7 @@ class RepositoryReader:
         source: Source,
         report: Report,
         handover: _Handover,
-    ) -> FoundModel:
+    ) -> FoundModel | _Unbuilt:
         try:
             fetched = _fetch(source, key.name, report, handover)
         except SourceUnavailable as error:
@@ -159,7 +181,7 @@ class RepositoryReader:
         override: Override | None,
         files: Mapping[str, bytes],
         handover: _Handover,
-    ) -> FoundModel:
+    ) -> FoundModel | _Unbuilt:
         parent = Path(tempfile.mkdtemp(prefix="tritium-upload-"))
         handover.offer(partial(shutil.rmtree, parent, ignore_errors=True))
         try:
@@ -178,7 +200,13 @@ class RepositoryReader:
             raise Unreadable("; ".join(failures))
         return having
 
-    def _found(self, key: ModelKey, fetched: Fetched, override: Override | None) -> FoundModel:
+    def _found(
+        self,
+        key: ModelKey,
+        fetched: Fetched,
+        override: Override | None,
+        environments: Environments | None = None,
+    ) -> FoundModel | _Unbuilt:
         options, contents = self._options, fetched.contents
         damaged = [] if fetched.verified else verify_manifest(fetched.path, digests=self._digests)
         if damaged:
@@ -199,7 +227,10 @@ class RepositoryReader:
             override=None if override is None else override.config,
             namespace=key.namespace,
             content=None if contents is None else _by_version(contents),
+            environments=environments or self._standing,
         )
+        if loaded.unbuilt:
+            return _Unbuilt(loaded.unbuilt, partial(self._found, key, fetched, override))
         return FoundModel(
             key=key,
             specs=tuple(place(spec, options.host_policies) for spec in loaded.specs),
@@ -214,6 +245,14 @@ class RepositoryReader:
                 *undefined_policies(loaded.specs, options.host_policies),
             ],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Unbuilt:
+    """A model whose environments have to be built; `again` reads it with what has come of that."""
+
+    environments: Sequence[Environment]
+    again: Callable[[Environments], FoundModel | _Unbuilt]
 
 
 class _Handover:

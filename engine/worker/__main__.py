@@ -1,4 +1,6 @@
-"""Entry point of a worker process; run by path, `python …/engine/worker/__main__.py <socket descriptor>`.
+"""Entry point of a worker process; run by path, `python …/engine/worker/__main__.py <socket> <parent> [<backend>]`.
+
+The arguments are the descriptor of the socket, the server's process id and, in a spare, the backend to import beforehand.
 
 The worker's import closure is this list and one backend, and nothing else of ours: the standard library, numpy, and the
 modules below. It runs on any Python from 3.9 with numpy. Once the backend class is imported, the names `engine`, `actors`,
@@ -16,15 +18,33 @@ CLOSURE = (
     "actors.messages.errors",
     "actors.messages.tensors",
     "actors.frames",
+    "actors.call_frames",
+    "actors.call_segments",
     "actors.arena",
     "engine.backends.base",
     "engine.worker.parts",
+    "engine.worker.calls",
     "engine.worker.execution",
     "engine.worker.feeds",
     "engine.worker.serve",
     "engine.worker.process",
+    "engine.worker.limits",
+    "engine.worker.sandbox",
 )
 OUR_NAMES = frozenset({"engine", "actors", "protocols", "chaos"})
+
+
+def find_ours(root: str) -> None:
+    """Make our packages importable from `root`, and nothing else that lies there.
+
+    Another interpreter than the server's must not find what is installed for the server's. `sys.path` begins with the
+    directory of the script that is run, whose modules are no top-level names, and ends up without that too.
+    """
+    sys.path[0] = root
+    import actors  # noqa: F401  # from now on their modules are found by their own `__path__`
+    import engine  # noqa: F401
+
+    del sys.path[0]
 
 
 def free_names(root: str) -> None:
@@ -40,10 +60,13 @@ def main() -> None:
     """Serve one model until the server says stop or goes away."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    sys.path[0] = root  # in place of this file's own folder, whose modules are no top-level names
-    from engine.worker import process
+    find_ours(root)
+    from engine.worker import limits
 
-    process.run(descriptor, parent, lambda: free_names(root))
+    limits.enter(os.environ, root)
+    from engine.worker import process  # imports numpy, which starts threads
+
+    process.run(descriptor, parent, lambda: free_names(root), *sys.argv[3:])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 CLOSURE = (
     "engine.backends.base",
     "engine.worker.__main__",
+    "engine.worker.limits",
+    "engine.worker.sandbox",
 )
 
 _TEXT_LIMIT = 12 * 1024  # characters of a reason
@@ -32,7 +34,13 @@ def main() -> None:
     pipe, parent = int(sys.argv[1]), int(sys.argv[2])
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.path[0] = root  # in place of this file's own folder, whose modules are no top-level names
+    from engine.worker.__main__ import find_ours
+
+    find_ours(root)
+    from engine.worker import limits
+
     _die_with(parent)
+    limits.enter(os.environ, root)
     request = json.load(sys.stdin)
     answer = json.dumps(_answer(request, root)).encode()
     with open(pipe, "wb") as file:

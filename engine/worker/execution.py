@@ -114,6 +114,11 @@ class WorkerRequest(BatchRequest):
         return self._metadata.get("outputs") or self._batch.declared_outputs
 
     @property
+    def origin(self) -> tuple[int, int]:  # type: ignore[override, mutable-override]
+        """Its batch, and its place in that: what a call names that is made on its behalf."""
+        return self._batch.id, self._index
+
+    @property
     def input_names(self) -> Sequence[str]:
         """Inputs present, in the configuration's order."""
         return self._batch.input_names
@@ -189,9 +194,17 @@ class WorkerBatch(Batch):
             self._input_view = slot.segments[INPUT].view
         else:
             self._windows = [open_requests.open(job.batch_id, index) for index in range(len(job.rows))]
+            for index, window in enumerate(self._windows):
+                # What was cancelled before there was a window to be told of it.
+                window.cancelled |= control.cancelled(slot.index, index)
             self._senders = [None] * len(job.rows)
             end = max((gathered.offset + gathered.nbytes for gathered in job.inputs), default=0)
-            self._input_view = memoryview(bytes(slot.segments[INPUT].view[:end]))
+            self._input_view = memoryview(bytearray(slot.segments[INPUT].view[:end]))
+
+    @property
+    def id(self) -> int:
+        """The batch's number."""
+        return self._job.batch_id
 
     @property
     def requests(self) -> Sequence[WorkerRequest]:  # type: ignore[override]

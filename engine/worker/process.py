@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import os
 import resource
 import signal
@@ -11,6 +12,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from engine.worker import limits
 from engine.worker.serve import Serving
 
 if TYPE_CHECKING:
@@ -21,17 +23,35 @@ _PR_SET_PDEATHSIG = 1
 _EXIT_ORPHANED = 79
 
 
-def run(descriptor: int, parent: int, free_names: Callable[[], None]) -> None:
-    """Serve over the inherited socket, then end the process without running anybody's exit handlers twice."""
+def run(descriptor: int, parent: int, free_names: Callable[[], None], expected: str = "") -> None:
+    """Serve over the inherited socket, then end the process without running anybody's exit handlers twice.
+
+    `expected` is the backend, `module:Class`, that a spare is kept for.
+    """
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
     faulthandler.enable()  # a fatal signal leaves a Python traceback on stderr, which the server logs
+    if expected:
+        _import_beforehand(expected)
     sock = socket.socket(fileno=descriptor)
-    serving = Serving(sock, on_disconnect=_orphaned, before_load=lambda body: _prepare(body, free_names))
+    serving = Serving(
+        sock,
+        on_disconnect=_orphaned,
+        before_load=lambda body: _prepare(body, free_names),
+        unapplied=limits.unapplied,
+    )
     serving.run()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # frameworks' threads need not be waited for; what mattered was unloaded
+
+
+def _import_beforehand(backend: str) -> None:
+    module, _, name = backend.partition(":")
+    try:
+        getattr(importlib.import_module(module), name).prepare()
+    except Exception:  # noqa: BLE001  # whoever loads a model with it is told
+        return
 
 
 def _die_with(parent: int) -> None:
@@ -49,13 +69,4 @@ def _prepare(body: Mapping[str, Any], free_names: Callable[[], None]) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(body["limits"]["open_files"], soft)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, min(wanted, hard)))
-    _volunteer_for_the_oom_killer()
     free_names()
-
-
-def _volunteer_for_the_oom_killer() -> None:
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("500")
-    except OSError:
-        return  # some sandboxes mount /proc read-only; the server is then as likely a victim as we are

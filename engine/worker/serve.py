@@ -21,15 +21,22 @@ from actors.frames import Answer
 from actors.messages.datatypes import BY_PROTOCOL_NAME
 from actors.messages.errors import ErrorCode, TritiumError
 from engine.backends.base import Backend, LoadError, ModelInfo, TensorInfo
+from engine.worker.calls import Calls
 from engine.worker.execution import Slot, WorkerBatch
 from engine.worker.feeds import Feed, Incoming, make_feed, receive
 from engine.worker.parts import OpenRequests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 _TEXT_LIMIT = 12 * 1024  # characters of a reason; the traceback is cut to as much
+_JSON_LIMIT = frames.MAX_FRAME // 3  # bytes of a text in JSON; a frame has up to two of them
 _LEVELS = ("info", "warning", "error", "verbose")
+
+
+_EXIT_PATIENCE = (
+    1.0  # seconds from `sys.exit` in a model until the server is not left waiting for the exit itself
+)
 
 
 class Stopped(Exception):
@@ -45,16 +52,26 @@ class Serving:
         *,
         on_disconnect: Callable[[], None],
         before_load: Callable[[Mapping[str, Any]], None] = lambda body: None,
+        unapplied: Sequence[str] = (),
     ) -> None:
         self._sock = sock
         self._on_disconnect = on_disconnect
         self._before_load = before_load  # runs between importing the backend class and loading the model
+        self._unapplied = unapplied  # limits that this process should have imposed on itself, and could not
         self._slots: list[Slot] = []
         self._lanes = 1
         self._open: OpenRequests | None = None  # a decoupled model's
+        self._calls: Calls | None = None
 
     def run(self) -> None:
         """Serve until `STOP` has been obeyed or the connection is gone."""
+        try:
+            self._run()
+        finally:
+            if self._calls is not None:
+                self._calls.close()
+
+    def _run(self) -> None:
         body = self._receive_load()
         try:
             backend, model = self._load(body)
@@ -62,7 +79,8 @@ class Serving:
             self._send(frames.encode_json(frames.LOAD_FAILED, _describe(error)))
             return
         self._feed = self._make_feed(backend, model)
-        self._send(frames.encode_json(frames.READY, {"asks": type(backend).ready is not Backend.ready}))
+        told = {"asks": type(backend).ready is not Backend.ready, "unapplied": list(self._unapplied)}
+        self._send(frames.encode_json(frames.READY, told))
         others = [
             threading.Thread(
                 target=self._run_lane, args=(backend, model, lane), name=f"lane-{lane}", daemon=True
@@ -80,16 +98,24 @@ class Serving:
         def probe() -> None:
             self._send(frames.encode_probed(ready=_says_ready(backend)))
 
+        def probe_aside() -> None:
+            # On a thread of its own: who waits for credit, or for room, must not wait for a model's check.
+            threading.Thread(target=probe, name="probe", daemon=True).start()
+
         if not model.decoupled:
-            incoming = Incoming(self._sock, self._slots, on_disconnect=self._on_disconnect, on_probe=probe)
+            incoming = Incoming(
+                self._sock,
+                self._slots,
+                on_disconnect=self._on_disconnect,
+                on_probe=probe if self._lanes == 1 else probe_aside,
+            )
             return make_feed(incoming, self._lanes)
         self._open = OpenRequests(self._send, model.name)
         incoming = Incoming(
             self._sock,
             self._slots,
             on_disconnect=self._on_disconnect,
-            # On a thread of its own: who waits for credit must not wait for a model's check.
-            on_probe=lambda: threading.Thread(target=probe, name="probe", daemon=True).start(),
+            on_probe=probe_aside,
             on_parts={frames.CREDIT: self._open.on_credit, frames.CANCEL: self._open.on_cancel},
         )
         return make_feed(incoming, self._lanes, on_end=self._open.close)
@@ -99,7 +125,9 @@ class Serving:
         if not packet or packet[0] != frames.LOAD:
             self._on_disconnect()
             raise Stopped
-        control_fd, body_fd = descriptors
+        control_fd, body_fd, *calls_fd = descriptors
+        if calls_fd:
+            self._calls = Calls(socket.socket(fileno=calls_fd[0]))
         with open(body_fd, "rb") as file:
             body: dict[str, Any] = json.load(file)
         self._lanes = body["lanes"]
@@ -130,17 +158,26 @@ class Serving:
                 )
                 for spec in fields[side]
             ]
-        return ModelInfo(**fields, log=self._log)
+        return ModelInfo(**fields, log=self._log, calls=self._calls)
 
     def _run_lane(self, backend: Backend, model: ModelInfo, lane: int) -> None:
         try:
             self._execute(backend, model, lane)
-        except BaseException:
+        except BaseException as error:
             # `sys.exit` in a model, or a bug of ours. What this lane held would never be answered; so the server is shown a
-            # broken connection, settles everything and starts another worker.
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)
+            # broken connection, settles everything and starts another worker. A process that is about to exit shows that
+            # itself, and with its status, unless its exit handlers take long.
+            if lane or not isinstance(error, SystemExit):
+                self._break_off()
+            else:
+                timer = threading.Timer(_EXIT_PATIENCE, self._break_off)
+                timer.daemon = True
+                timer.start()
             raise
+
+    def _break_off(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def _execute(self, backend: Backend, model: ModelInfo, lane: int) -> None:
         feed, control, clock = self._feed, self._control, time.perf_counter_ns
@@ -169,12 +206,7 @@ class Serving:
             del batch  # what the model keeps of it is the model's; the rest must not wait for the next one
 
     def _send_result(self, result: frames.Result) -> None:
-        packet = result.encode()
-        if len(packet) > frames.MAX_SPILLED:
-            message = f"the answers' parameters and error texts take {len(packet)} bytes, more than {frames.MAX_SPILLED}"
-            result.stacked = None
-            result.answers = [Answer(code=ErrorCode.INTERNAL, message=message)] * result.requests
-            packet = result.encode()
+        packet = _encoded(result)
         if len(packet) > frames.MAX_FRAME:
             slot = self._slots[result.slot]
             offset = slot.place(len(packet), result.batch_id, self._ask_for_room)
@@ -191,7 +223,7 @@ class Serving:
         if level not in _LEVELS:
             raise ValueError(f"log level {level!r} is none of {', '.join(_LEVELS)}")
         self._send(
-            frames.encode_json(frames.LOG, {"level": level, "message": message[: 3 * _TEXT_LIMIT // 4]})
+            frames.encode_json(frames.LOG, {"level": level, "message": _cut(message, 3 * _TEXT_LIMIT // 4)})
         )
 
     def _send(self, packet: bytes) -> None:
@@ -199,6 +231,20 @@ class Serving:
             self._sock.send(packet)
         except OSError:
             self._on_disconnect()
+
+
+def _encoded(result: frames.Result) -> bytes:
+    """Return the frame of a result; of errors in its place, where the model gave more than a frame can say."""
+    try:
+        packet = result.encode()
+        if len(packet) <= frames.MAX_SPILLED:
+            return packet
+        why = f"the answers' parameters and error texts take {len(packet)} bytes, more than {frames.MAX_SPILLED}"
+    except Exception as error:  # noqa: BLE001  # 70,000 outputs, say: their number has 16 bits
+        why = f"the answers can't be sent to the server: {type(error).__name__}: {error}"
+    result.stacked = None
+    result.answers = [Answer(code=ErrorCode.INTERNAL, message=why)] * result.requests
+    return result.encode()
 
 
 def _says_ready(backend: Backend) -> bool:
@@ -212,6 +258,16 @@ def _says_ready(backend: Backend) -> bool:
 def _describe(error: BaseException) -> dict[str, Any]:
     """Return the reason of a failed load: the operator's own mistake in plain words, anything else with its traceback."""
     if isinstance(error, LoadError):
-        return {"message": str(error)[:_TEXT_LIMIT], "traceback": ""}
+        return {"message": _cut(str(error)), "traceback": ""}
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return {"message": f"{type(error).__name__}: {error}"[:_TEXT_LIMIT], "traceback": text[-_TEXT_LIMIT:]}
+    return {"message": _cut(f"{type(error).__name__}: {error}"), "traceback": _cut(text[-_TEXT_LIMIT:])}
+
+
+def _cut(text: str, characters: int = _TEXT_LIMIT) -> str:
+    """Return the beginning of `text` that a frame has room for: at most so many characters, and `_JSON_LIMIT` bytes of JSON."""
+    text = text[:characters]
+    nbytes = len(json.dumps(text))
+    while nbytes > _JSON_LIMIT:
+        text = text[: len(text) * _JSON_LIMIT // nbytes]
+        nbytes = len(json.dumps(text))
+    return text

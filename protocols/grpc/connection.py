@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import trio
 from grpclib.exceptions import GRPCError
 
+from actors.fault_points import fault_point
 from actors.messages.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -141,11 +142,14 @@ class GrpcConnection:
 
     # The task
 
+    @fault_point("grpc.connection")
     async def serve(self) -> None:
         """Serve until the client leaves or is sent away. A bug of this connection's is raised, one of a method is not."""
         try:
             await self._shake_hands()
             self._h2.begin()
+            if self._refusing:
+                self._retire(b"")
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._write)
                 try:
@@ -255,13 +259,13 @@ class GrpcConnection:
     def drain(self) -> None:
         """Take no new streams, finish those that are open, and close."""
         self._refusing = True
-        if self._nursery is None:
-            self._transport.shut()
-        else:
-            self._retire(b"")
-            for call in self._calls:
-                if call.server_stream is not None:
-                    call.server_stream.leave()
+        if self._nursery is None:  # it says so as it begins, which a client must not hold up
+            self.deadline = min(self.deadline, trio.current_time() + _LINGER)
+            return
+        self._retire(b"")
+        for call in self._calls:
+            if call.server_stream is not None:
+                call.server_stream.leave()
 
     def _retire(self, debug: bytes) -> None:
         """Say goodbye in two steps, so that no call is lost that was on its way (RFC 9113, section 6.8)."""

@@ -157,10 +157,16 @@ class InferDecoder:
                         start = at + 2
                         at = start + size
                         request_id = message[start:at].decode()
-                    if message.startswith(repeated, at):
-                        raw = _raw_only(message, at + len(repeated))
-                        if raw is not None:
-                            return Target(request_id, raw, meaning, meaning, None)
+                    end = at + len(repeated)
+                    if not message.startswith(repeated, at):
+                        # Of another length it would not be known; of the same, it may be what others said before.
+                        known = self._meanings.get(message[:front] + message[at:end])
+                        if known is None:
+                            return self._peek_anew(message, front)
+                        meaning = known
+                    raw = _raw_only(message, end)
+                    if raw is not None:
+                        return Target(request_id, raw, meaning, meaning, None)
             except (IndexError, ValueError):
                 pass  # unusual or broken: what follows tells
         return self._peek_anew(message, front)

@@ -178,4 +178,4 @@ class ModelInferMethod:
         accepted: _Accepted | None = call.context
         call.context = None  # the request holds the call: together they would wait for the garbage collector
         if self._on_finished is not None and accepted is not None:
-            self._on_finished(accepted[1], outcome)
+            self._on_finished(accepted[1], outcome, call.wire.peer)

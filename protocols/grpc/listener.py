@@ -23,7 +23,8 @@ from typing import Final
 
 import trio
 
-from protocols.accepting import OnceAMinute, OnExhausted, accept
+from actors.fault_points import fault_point
+from protocols.accepting import Door, OnceAMinute, OnExhausted
 from protocols.grpc.call import Call
 from protocols.grpc.connection import Environment, GrpcConnection
 from protocols.grpc.deadlines import DeadlineWheel
@@ -98,12 +99,11 @@ class GrpcListener:
             on_unsecured=self._refused,
         )
         self._connections: dict[GrpcConnection, None] = {}
-        self._room = trio.Semaphore(options.max_connections)
+        self._door = Door(options.max_connections)
         self._names = itertools.count(1)
         self._accepted = 0
         self._drain = trio.Event()
         self._empty = trio.Event()
-        self._accepting = trio.CancelScope()
 
     def statistics(self) -> GrpcStatistics:
         """Return a snapshot."""
@@ -130,21 +130,23 @@ class GrpcListener:
         `spawn(name, run)` starts a connection as a child of the caller's and returns at once. `on_exhausted` is told, once
         a minute at most, that descriptors or memory are used up.
         """
-        sock.setblocking(False)
+        if not self._drain.is_set():  # else it is closed already, and this is another life
+            sock.setblocking(False)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._deadlines.watch)
             nursery.start_soon(self._sweep)
             task_status.started()
-            if not self._drain.is_set():
-                with trio.CancelScope() as self._accepting:
-                    await self._accept_all(sock, spawn, OnceAMinute(on_exhausted))
+            await self._door.stand_at(sock, partial(self._admit, spawn), OnceAMinute(on_exhausted))
             await self.wait_drained()
             nursery.cancel_scope.cancel()
 
     def drain(self) -> None:
-        """Stop accepting, and have connections finish the calls that are open, take no new ones, and close."""
+        """Stop accepting, and have connections finish the calls that are open, take no new ones, and close.
+
+        Calls that were on their way are refused, which clients may take as never sent, and not reset.
+        """
         self._drain.set()
-        self._accepting.cancel()
+        self._door.shut()
         for connection in list(self._connections):
             connection.drain()
         if not self._connections:
@@ -158,20 +160,22 @@ class GrpcListener:
     def close(self) -> None:
         """Do nothing: no descriptor is held here but those of connections, which close their own."""
 
-    async def _accept_all(self, sock: socket.socket, spawn: Spawn, on_exhausted: OnExhausted) -> None:
-        while True:
-            await self._room.acquire()
-            try:
-                connection = self._adopt(await accept(sock, on_exhausted))
-            except BaseException:
-                self._room.release()
-                raise
-            try:
-                spawn(f"connection-{next(self._names)}", partial(self._run, connection))
-            except BaseException:
-                self._forget(connection)
-                raise
+    def _admit(self, spawn: Spawn, accepted: socket.socket) -> None:
+        try:
+            connection = self._adopt(accepted)
+        except BaseException:
+            accepted.close()
+            self._door.left()
+            raise
+        if self._drain.is_set():
+            connection.drain()
+        try:
+            spawn(f"connection-{next(self._names)}", partial(self._run, connection))
+        except BaseException:
+            self._forget(connection)
+            raise
 
+    @fault_point("grpc.accept")
     def _adopt(self, accepted: socket.socket) -> GrpcConnection:
         try:
             if accepted.family != socket.AF_UNIX:
@@ -201,7 +205,7 @@ class GrpcListener:
     def _forget(self, connection: GrpcConnection) -> None:
         del self._connections[connection]
         connection.close()
-        self._room.release()
+        self._door.left()
         if not self._connections and self._drain.is_set():
             self._empty.set()
 

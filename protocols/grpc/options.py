@@ -13,7 +13,7 @@ from actors.messages.requests import InferRequest, InferResponse
 from protocols.kserve.categories import Category
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
-FinishedHook = Callable[[InferRequest, "InferResponse | TritiumError"], None]
+FinishedHook = Callable[[InferRequest, "InferResponse | TritiumError", str], None]
 
 MAX_MESSAGE = 2**31 - 1
 """The contract's limit for a message, in bytes, in either direction."""
@@ -27,7 +27,7 @@ class GrpcOptions:
     `compression` is of infer RPCs' answers, in a coding that the client accepts. The keepalive fields are gRPC's channel
     arguments of the same names. `restricted` maps a category to the metadata key and value that open it;
     `header_forward_pattern` picks metadata, by a match anywhere in its key, that becomes parameters of an inference.
-    `on_finished` is told every inference and what came of it, before its memory is given back.
+    `on_finished` is told every inference, what came of it and the peer that it was for, before its memory is given back.
 
     `handshake_timeout` is what a client has for TLS and its first frames. A socket that takes nothing for
     `stall_timeout` is cut: HTTP/2 clients read always, whatever their windows say.

@@ -325,7 +325,7 @@ class StreamedInference:
         """Tell the request log what came of a request, before the memory of its answer is given back."""
         del self._open[exchange]
         if self._on_finished is not None and exchange.request is not None:
-            self._on_finished(exchange.request, outcome)
+            self._on_finished(exchange.request, outcome, self._stream.peer)
 
     def _close(self) -> None:
         """Let go of everything that is in flight, of what waits to be sent, and of what still comes."""

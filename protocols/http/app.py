@@ -36,7 +36,7 @@ from actors.messages.requests import InferRequest, InferResponse
 from protocols.http.disconnects import DisconnectHook, watched
 from protocols.http.fields import JSON, Header, failure_fields, server_timing
 from protocols.http.generate import GenerateOptions, Generator
-from protocols.http.marking import put_marks
+from protocols.http.marking import peer_of, put_marks
 from protocols.http.reply import ReplyPort
 from protocols.http.routes import Endpoint, Route, match
 from protocols.kserve import metadata
@@ -93,8 +93,8 @@ class V2Options:
     """How the v2 API behaves.
 
     `restricted` maps a category to the header that opens it; `header_forward_pattern` picks request headers, by a match
-    anywhere in their names, that become parameters of an inference. `on_finished` is told every inference and what
-    came of it, before its memory is given back.
+    anywhere in their names, that become parameters of an inference. `on_finished` is told every inference, what came
+    of it and the peer that it was for, before its memory is given back.
     """
 
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE
@@ -102,7 +102,7 @@ class V2Options:
     restricted: Mapping[Category, tuple[str, str]] = field(default_factory=dict)
     header_forward_pattern: re.Pattern[str] | None = None
     server_timing: bool = False
-    on_finished: Callable[[InferRequest, Outcome], None] | None = None
+    on_finished: Callable[[InferRequest, Outcome, str], None] | None = None
 
 
 class _Answer:
@@ -431,7 +431,7 @@ class V2App:
         except TritiumError as error:
             outcome = error
         if self._options.on_finished is not None:
-            self._options.on_finished(request, outcome or Cancelled("the client left"))
+            self._options.on_finished(request, outcome or Cancelled("the client left"), peer_of(scope))
         if outcome is None:
             return None
         if isinstance(outcome, TritiumError):

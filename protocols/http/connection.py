@@ -21,6 +21,7 @@ from urllib.parse import unquote_to_bytes
 
 import trio
 
+from actors.fault_points import fault_point
 from protocols.buffers import behind
 from protocols.http.parser import Request, RequestLimits, RequestParser
 from protocols.kserve.metadata import error
@@ -40,6 +41,7 @@ _MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
 _IN_A_ROW: Final = 8  # pipelined requests answered before other tasks get a turn
 _LINGER: Final = 2.0  # seconds in which a refused client's remaining bytes are swallowed
 _LINGER_SIZE: Final = 4 * 1024 * 1024
+LAST_CALL: Final = 5.0  # seconds in which a request's head becomes whole while the server ends
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON: Final = ((b"content-type", b"application/json"),)
@@ -170,10 +172,15 @@ class Connection:
             self._shutdown(socket.SHUT_RD)
 
     def drain(self) -> None:
-        """Finish the request in hand and close; close at once where there is none."""
+        """Finish what the client has sent already, and close; close at once where there is nothing.
+
+        A request's head that is half here has `LAST_CALL` seconds to become whole.
+        """
         self._draining = True
         if self.phase is Phase.IDLE:
-            self._shutdown(socket.SHUT_RD)
+            trio.lowlevel.notify_closing(self._socket)  # whoever waits for a request looks once more
+        elif self.phase is Phase.READING and not self._parser.in_body:
+            self.deadline = min(self.deadline, trio.current_time() + LAST_CALL)
 
     def _shutdown(self, how: int) -> None:
         try:
@@ -183,6 +190,7 @@ class Connection:
 
     # The task
 
+    @fault_point("http.connection")
     async def serve(self) -> None:
         """Answer requests until the connection ends, then close the socket.
 
@@ -226,21 +234,32 @@ class Connection:
                 if self.phase is Phase.IDLE:
                     self.phase = Phase.READING
                     started = trio.current_time()
-                    self.deadline = started + limits.head_timeout
+                    patience = min(limits.head_timeout, LAST_CALL) if self._draining else limits.head_timeout
+                    self.deadline = started + patience
                 if parser.in_body:
                     self.deadline = started + limits.grace + parser.received / limits.minimum_rate
                     if parser.awaits_continue:
                         parser.awaits_continue = False
                         await self._write([_CONTINUE])
             elif self._draining:
-                return None
-            await trio.lowlevel.wait_readable(self._socket)
+                if not self._read() or not self._has_come():
+                    return None
+                continue
+            try:
+                await trio.lowlevel.wait_readable(self._socket)
+            except trio.ClosedResourceError:
+                continue  # woken by `drain`
             if self.expired or not self._read():
                 if self.expired and parser.begun:
                     await self._refuse(408, "Request Timeout")
                 return None
         self.deadline = math.inf
         return parser.ready.popleft()
+
+    def _has_come(self) -> bool:
+        """Whether anything of another request is here, or of what is none."""
+        parser = self._parser
+        return parser.begun or bool(parser.ready) or parser.refusal is not None
 
     def _read(self) -> bool:
         """Take what the socket has; False where it has come to its end."""
@@ -380,7 +399,8 @@ class Connection:
             parts += (_SPELLING.get(name, name), b": ", value, b"\r\n")
         if size is not None and status not in _BODILESS:
             parts.append(b"Content-Length: %d\r\n" % size)
-        self._keep_alive = self._keep_alive and not self._draining
+        # What was sent ahead is answered before the end.
+        self._keep_alive = self._keep_alive and not (self._draining and not self._parser.ready)
         if not self._keep_alive:
             parts.append(b"Connection: close\r\n")
         elif self._request.http_version == "1.0":

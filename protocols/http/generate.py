@@ -24,7 +24,7 @@ from actors.messages.errors import Cancelled, Internal, InvalidArgument, Tritium
 from actors.messages.requests import InferRequest, InferResponse
 from protocols.http.disconnects import DisconnectHook, Receive, watched
 from protocols.http.fields import EVENTS, JSON, Header, failure_fields, server_timing
-from protocols.http.marking import put_marks
+from protocols.http.marking import peer_of, put_marks
 from protocols.http.reply import release
 from protocols.http.routes import Endpoint, Route
 from protocols.kserve import metadata
@@ -45,7 +45,7 @@ class GenerateOptions:
 
     max_input_size: int
     server_timing: bool
-    on_finished: Callable[[InferRequest, Part], None] | None
+    on_finished: Callable[[InferRequest, Part, str], None] | None
 
 
 class Generator:
@@ -81,7 +81,7 @@ class Generator:
         )
         if model.marks is not None:
             put_marks(model.marks, request, scope)
-        exchange = Exchange(model, request, port, self._options.on_finished)
+        exchange = Exchange(model, request, port, self._told(scope))
         if route.endpoint is Endpoint.GENERATE_STREAM:
             write = partial(_write_events, exchange, send)
         else:
@@ -92,6 +92,13 @@ class Generator:
             await work(hook)
         else:
             await watched(receive, work)
+
+    def _told(self, scope: Scope) -> Callable[[InferRequest, Part], None] | None:
+        """Return who is told what came of the request that `scope` is of."""
+        on_finished = self._options.on_finished
+        if on_finished is None:
+            return None
+        return lambda request, outcome: on_finished(request, outcome, peer_of(scope))
 
 
 class PartsPort:

@@ -22,7 +22,8 @@ from typing import Final
 
 import trio
 
-from protocols.accepting import OnceAMinute, OnExhausted, accept
+from actors.fault_points import fault_point
+from protocols.accepting import Door, OnceAMinute, OnExhausted
 from protocols.http.connection import Application, Connection, ConnectionLimits, Phase, watched_events
 
 Spawn = Callable[[str, Callable[[], Awaitable[None]]], None]
@@ -56,14 +57,13 @@ class HttpListener:
         self._app = app
         self._limits = limits or ListenerLimits()
         self._connections: dict[int, Connection] = {}  # by descriptor
-        self._room = trio.Semaphore(self._limits.max_connections)
+        self._door = Door(self._limits.max_connections)
         self._epoll = select.epoll()
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._names = itertools.count(1)
         self._accepted = 0
         self._drain = trio.Event()
         self._empty = trio.Event()
-        self._accepting = trio.CancelScope()
 
     def statistics(self) -> ListenerStatistics:
         """Return a snapshot."""
@@ -88,21 +88,23 @@ class HttpListener:
         `spawn(name, run)` starts a connection as a child of the caller's and returns at once. `on_exhausted` is told, once
         a minute at most, that descriptors or memory are used up.
         """
-        sock.setblocking(False)
+        if not self._drain.is_set():  # else it is closed already, and this is another life
+            sock.setblocking(False)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             nursery.start_soon(self._sweep)
             task_status.started()
-            if not self._drain.is_set():
-                with trio.CancelScope() as self._accepting:
-                    await self._accept_all(sock, spawn, OnceAMinute(on_exhausted))
+            await self._door.stand_at(sock, partial(self._admit, spawn), OnceAMinute(on_exhausted))
             await self.wait_drained()
             nursery.cancel_scope.cancel()
 
     def drain(self) -> None:
-        """Stop accepting, close idle connections, and have busy ones close after the request in hand."""
+        """Stop accepting, close idle connections, and have busy ones close after the request in hand.
+
+        What clients have sent before is answered, even on connections that nobody had accepted yet.
+        """
         self._drain.set()
-        self._accepting.cancel()
+        self._door.shut()
         for connection in list(self._connections.values()):
             connection.drain()
         if not self._connections:
@@ -117,25 +119,22 @@ class HttpListener:
         """Let go of the watcher's descriptor. For when `serve` will not be called again."""
         self._epoll.close()
 
-    async def _accept_all(self, sock: socket.socket, spawn: Spawn, on_exhausted: OnExhausted) -> None:
-        while True:
-            await self._room.acquire()
-            try:
-                accepted = await accept(sock, on_exhausted)
-                try:
-                    connection = self._adopt(accepted)
-                except BaseException:
-                    accepted.close()
-                    raise
-            except BaseException:
-                self._room.release()
-                raise
-            try:
-                spawn(f"connection-{next(self._names)}", partial(self._run, connection))
-            except BaseException:
-                self._forget(connection)
-                raise
+    def _admit(self, spawn: Spawn, accepted: socket.socket) -> None:
+        try:
+            connection = self._adopt(accepted)
+        except BaseException:
+            accepted.close()
+            self._door.left()
+            raise
+        if self._drain.is_set():
+            connection.drain()
+        try:
+            spawn(f"connection-{next(self._names)}", partial(self._run, connection))
+        except BaseException:
+            self._forget(connection)
+            raise
 
+    @fault_point("http.accept")
     def _adopt(self, accepted: socket.socket) -> Connection:
         accepted.setblocking(False)
         if accepted.family != socket.AF_UNIX:
@@ -157,7 +156,7 @@ class HttpListener:
         # Closing alone would leave the registration to a descriptor that a process, just forked, holds for a moment.
         self._epoll.unregister(connection.fileno)
         connection.close()
-        self._room.release()
+        self._door.left()
         if not self._connections and self._drain.is_set():
             self._empty.set()
 

@@ -1,4 +1,4 @@
-"""What an HTTP request tells of its client, for models that ask (`actors.scheduling.marks`)."""
+"""What an HTTP request tells of its client: for models that ask (`actors.scheduling.marks`), and for the log."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ def put_marks(marks: ClientMarks, request: InferRequest, scope: MutableMapping[s
         return str(client[0]) if client else ""
 
     marks.put_on(request, header, address)
+
+
+def peer_of(scope: MutableMapping[str, Any]) -> str:
+    """Return the client's address as gRPC writes it, such as `ipv4:192.0.2.7:50312`; empty where it is not known."""
+    client = scope.get("client")
+    if not client:
+        return ""
+    host, port = client[0], client[1]
+    return f"ipv6:[{host}]:{port}" if ":" in str(host) else f"ipv4:{host}:{port}"

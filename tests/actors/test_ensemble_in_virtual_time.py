@@ -9,6 +9,7 @@ import trio.testing
 
 from actors import ensemble
 from actors.ensemble import GATE_PATIENCE, Ensembler
+from actors.ensemble_request import UNREAD_PARTS
 from actors.messages.datatypes import DataType
 from actors.messages.errors import (
     Cancelled,
@@ -681,6 +682,50 @@ async def test_no_more_than_max_inflight_runs_of_a_step_are_on_their_way(world, 
         await world.settled()
     assert request.answered
     assert len(request.reply.parts) == 5  # the last of them says that it is
+
+
+async def test_a_client_that_does_not_read_holds_up_the_decoupled_model_and_not_the_servers_memory(
+    world, autojump_clock
+):
+    many, b, whole = decoupled_world(world)
+    await world.settled()
+    request = ask()
+    whole.submit_nowait(request)
+    (stream,) = many.running
+    leases = []
+    for _ in range(UNREAD_PARTS + 8):
+        many.part(stream, final=False, leases=leases)
+        await world.settled()
+        b.finish()
+        await world.settled()
+    assert len(request.reply.parts) == UNREAD_PARTS + 8
+    assert leases.count("released") == UNREAD_PARTS  # those after it are the model's to wait for
+    for part in request.reply.parts[: UNREAD_PARTS // 2 + 8]:
+        part.release()
+    assert leases.count("released") == UNREAD_PARTS
+    request.reply.parts[-1].release()
+    assert leases.count("released") == UNREAD_PARTS + 8
+    many.part(stream, outputs=[], final=True)
+    assert request.answered
+
+
+async def test_nothing_is_held_for_a_client_that_has_gone(world, autojump_clock):
+    many, b, whole = decoupled_world(world)
+    await world.settled()
+    request = ask()
+    whole.submit_nowait(request)
+    (stream,) = many.running
+    leases = []
+    for _ in range(UNREAD_PARTS + 1):
+        many.part(stream, final=False, leases=leases)
+        await world.settled()
+        b.finish()
+        await world.settled()
+    whole.cancel(request)
+    many.part(stream, outputs=[], final=True)
+    await world.settled()
+    assert request.answered
+    assert leases.count("released") == UNREAD_PARTS + 1
 
 
 async def test_a_decoupled_step_that_fails_in_the_middle_ends_the_answer_with_its_error(

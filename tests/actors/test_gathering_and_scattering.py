@@ -14,6 +14,7 @@ from actors.messages.datatypes import DataType
 from actors.messages.errors import ErrorCode
 from actors.messages.requests import InferRequest
 from actors.messages.tensors import Tensor, pack_bytes
+from actors.scheduling.controls import PaddingRow
 from actors.specs import InputSpec, OutputSpec
 from tests.support.model_doubles import make_spec
 
@@ -292,3 +293,18 @@ def test_a_worker_is_told_only_what_differs_from_the_default():
         "timeout": 250_000,
         "priority": 2,
     }
+
+
+def test_padding_gets_nothing_and_the_rows_after_it_stay_in_their_places():
+    spec = make_spec(outputs=(OutputSpec(name="O", datatype=DataType.FP32, dims=(1,)),))
+    requests = [PaddingRow(spec), request(spec, rows=1), PaddingRow(spec), request(spec, rows=1)]
+    segment = np.arange(4, dtype=np.float32).tobytes()
+    result = Result(1, 0, 4, (0, 0, 0), stacked=[Placed("O", DataType.FP32, (4, 1), 0, 16)])
+    answers = Scatter(result, memoryview(segment), spec).answers(requests)
+    assert [each for each, _, _ in answers] == requests
+    assert [[t.as_numpy().tolist() for t in outputs] for _, outputs, _ in answers] == [
+        [],
+        [[[1.0]]],
+        [],
+        [[[3.0]]],
+    ]

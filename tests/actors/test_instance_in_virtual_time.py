@@ -61,6 +61,10 @@ class PlayedWorker:
         self._reason = None
         self._ended = trio.Event()
 
+    @property
+    def exited(self):
+        return self._reason is not None
+
     async def wait(self):
         await self._ended.wait()
         return self._reason
@@ -336,13 +340,30 @@ async def test_a_hang_is_ended_on_time_and_the_wait_behind_it_does_not_count(nur
     assert life.state.statistics.deaths == {"hang": 1}
 
 
+class Bereaved(PlayedWorker):
+    """A worker that has left much behind, so that it takes long until it is reaped."""
+
+    async def wait(self):
+        reason = await super().wait()
+        await trio.sleep(60)
+        return reason
+
+
+async def test_a_worker_that_has_exited_is_not_taken_for_one_that_stays_alive(nursery, autojump_clock):
+    life = Life(nursery, worker=Bereaved())
+    await life.serving()
+    life.worker.exit(SEGFAULT)
+    await life.ended()
+    assert life.error.reason == SEGFAULT
+
+
 async def test_a_worker_that_closes_its_connection_and_lives_on_is_killed(nursery, autojump_clock):
     life = Life(nursery)
     await life.serving()
     life.worker.far.shutdown(socket.SHUT_RDWR)
     await life.ended()
     assert life.worker.signals[0] == "KILL"
-    assert life.ended_at == pytest.approx(1.0)
+    assert life.ended_at == pytest.approx(0.05)
     assert "closed its connection and stayed alive" in str(life.error)
 
 

@@ -623,7 +623,7 @@ async def test_a_bug_in_the_cache_costs_a_miss_and_not_a_request(near, autojump_
 @settings(
     max_examples=25,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(
     far=st.booleans(),

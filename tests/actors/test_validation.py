@@ -510,3 +510,26 @@ def test_spoiling_one_dimension_or_the_data_of_one_input_is_noticed(case, data):
         if 0 in spoilt.shape:
             return  # as empty as before
     refusal(spec, *tensors)
+
+
+@given(
+    st.lists(st.sampled_from((0, 1, 3, 8, 9)), min_size=2, max_size=2),
+    st.sampled_from(((4,), (2, 2), (5,), ())),
+    st.sampled_from((DataType.FP32, DataType.INT64)),
+    st.sampled_from((0, -4, 4)),
+)
+def test_a_request_in_the_configurations_order_is_judged_as_one_in_another_order(rows, dims, datatype, more):
+    spec = model(fp32("A", 4), fp32("B", 2, 2))
+    first = tensor("A", rows[0], *dims, datatype=datatype)
+    first.data = bytes(max(0, len(first.data) + more))
+    inputs = (first, tensor("B", rows[1], 2, 2))
+    outcomes = []
+    for order in (inputs, inputs[::-1]):
+        request = request_of(*order)
+        try:
+            validate(request, spec)
+        except InvalidArgument:
+            outcomes.append(None)
+        else:
+            outcomes.append((request.rows, request.nbytes, request.batch_key, request.requested_outputs))
+    assert outcomes[0] == outcomes[1]

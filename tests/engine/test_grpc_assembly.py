@@ -107,7 +107,9 @@ async def test_a_client_that_is_sent_away_costs_one_line_of_the_verbose_log():
 async def test_what_came_of_a_request_is_told_to_the_request_log():
     finished = []
     server = FakeServer()
-    async with served(server, on_finished=lambda request, outcome: finished.append((request, outcome))) as (
+    async with served(
+        server, on_finished=lambda request, outcome, _: finished.append((request, outcome))
+    ) as (
         address,
         _,
     ):
@@ -124,7 +126,7 @@ async def test_metadata_that_match_the_pattern_become_parameters():
     settings = GrpcSettings(header_forward_pattern="^X-Tenant")
     metadata = [("x-tenant", "acme"), ("x-other", "1")]
     async with served(
-        server, settings, on_finished=lambda request, _: finished.append(request.parameters)
+        server, settings, on_finished=lambda request, *_: finished.append(request.parameters)
     ) as (address, _):
         request = service_pb2.ModelInferRequest(model_name="add")
         with pytest.raises(grpc.RpcError):

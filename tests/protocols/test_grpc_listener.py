@@ -330,6 +330,20 @@ async def test_a_drained_listener_finishes_what_was_begun_and_refuses_the_rest()
 
 
 @pytest.mark.slow
+async def test_a_call_on_a_connection_that_nobody_had_accepted_is_refused_and_not_reset():
+    async with serve() as served:
+        with socket.create_connection(served.socket.getsockname()) as client:
+            client.settimeout(10)
+            client.sendall(wire.PREFACE + wire.settings())
+            served.listener.drain()
+            served.socket.close()
+            answer = b"".join(await in_thread(list, iter(partial(client.recv, 65536), b"")))
+            with trio.fail_after(10):
+                await served.listener.wait_drained()
+        assert wire.frame(wire.GOAWAY, 0, 0, bytes.fromhex("7fffffff00000000")) in answer
+
+
+@pytest.mark.slow
 async def test_connections_are_retired_with_age_and_clients_do_not_notice():
     options = GrpcOptions(max_connection_age=0.2, max_connection_age_grace=1)
     async with serve(options=options, uniform=lambda: 0.5) as served:

@@ -542,7 +542,7 @@ async def test_the_affinity_header_is_taken_from_the_metadata(server, method):
 
 async def test_the_hook_learns_what_came_of_each_request_that_could_be_read(server):
     told = []
-    options = GrpcOptions(on_finished=lambda request, outcome: told.append((request.id, outcome)))
+    options = GrpcOptions(on_finished=lambda request, outcome, _: told.append((request.id, outcome)))
     method = InferenceService(server.server, options).unary_methods[INFER]
     await infer(method, SUM)
     (id_, outcome) = told.pop()

@@ -729,7 +729,7 @@ async def test_the_deadline_of_the_call_is_that_of_each_request(server, autojump
 
 async def test_the_hook_is_told_of_each_request_once(server, autojump_clock):
     told = []
-    options = GrpcOptions(on_finished=lambda request, outcome: told.append((request.id, type(outcome))))
+    options = GrpcOptions(on_finished=lambda request, outcome, _: told.append((request.id, type(outcome))))
     held, streams = server.model("held"), server.model("streams")
     async with warm(server, options=options) as call:
         call.send(infer_request("streams", X, id="parts"), infer_request("held", X, id="failed"))
@@ -751,7 +751,7 @@ async def test_the_hook_is_told_of_each_request_once(server, autojump_clock):
 
 async def test_the_hook_is_told_why_a_request_was_given_up(server, autojump_clock):
     told = []
-    options = GrpcOptions(on_finished=lambda request, outcome: told.append((request.id, type(outcome))))
+    options = GrpcOptions(on_finished=lambda request, outcome, _: told.append((request.id, type(outcome))))
     async with warm(server, options=options, deadline=trio.current_time() + 9) as call:
         call.send(infer_request("held", X, id="late"))
         await trio.sleep(9)

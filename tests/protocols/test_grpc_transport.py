@@ -181,6 +181,38 @@ async def test_a_client_that_never_finishes_its_handshake_costs_only_its_connect
     assert reasons == dict.fromkeys([names[0], *names[2:]], "no TLS handshake within 0.3 s")
 
 
+@pytest.mark.parametrize("accepted", [True, False], ids=["accepted", "in the backlog"])
+async def test_a_client_that_never_finishes_its_handshake_holds_up_the_end_for_seconds_only(
+    server_files, autojump_clock, accepted
+):
+    async with serve(tls=server_context(*server_files)) as served:
+        with socket.create_connection(served.socket.getsockname()):
+            if accepted:
+                await served.until(lambda: served.listener.statistics().connections)
+            began = trio.current_time()
+            served.listener.drain()
+            await served.listener.wait_drained()
+            assert 1.0 < trio.current_time() - began < 4.0
+
+
+@pytest.mark.slow
+async def test_a_client_in_the_middle_of_its_handshake_hears_that_the_server_ends(authority, server_files):
+    context = ssl.create_default_context(cadata=authority.certificate.decode())
+    context.set_alpn_protocols(["h2"])
+
+    def hear(raw):
+        with context.wrap_socket(raw, server_hostname="localhost") as sock:
+            sock.sendall(wire.PREFACE + wire.settings([]))
+            return b"".join(iter(lambda: sock.recv(MiB), b""))
+
+    async with serve(tls=server_context(*server_files)) as served:
+        with socket.create_connection(served.socket.getsockname(), 10) as client:
+            await served.until(lambda: served.listener.statistics().connections)
+            served.listener.drain()
+            heard = await in_thread(hear, client)
+    assert wire.GOAWAY in [frame.kind for frame in wire.split(heard)]
+
+
 async def test_a_handshake_with_a_client_that_left_is_lost(server_files):
     ours, theirs = socket.socketpair()
     theirs.close()

@@ -499,7 +499,7 @@ async def test_server_timing_is_given_on_request_of_the_operator(with_options):
 async def test_the_hook_is_told_every_inference_and_its_outcome(with_options, backend):
     seen = []
     client = with_options(
-        on_finished=lambda request, outcome: seen.append((request, outcome, backend.model().released))
+        on_finished=lambda request, outcome, _: seen.append((request, outcome, backend.model().released))
     )
     await client.ask("POST", "/v2/models/add/infer", add_body())
     await client.ask("POST", "/v2/models/full/infer", json.dumps({"inputs": [X]}).encode())
@@ -561,7 +561,7 @@ async def test_a_client_that_left_before_is_not_served(backend):
 
 async def test_the_hook_learns_of_clients_that_left(with_options, nursery):
     seen = []
-    client = with_options(on_finished=lambda _, outcome: seen.append(outcome))
+    client = with_options(on_finished=lambda _, outcome, __: seen.append(outcome))
     nursery.start_soon(client.ask, "POST", "/v2/models/held/infer", json.dumps({"inputs": [X]}).encode())
     await trio.testing.wait_all_tasks_blocked()
     leave(client)

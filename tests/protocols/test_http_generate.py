@@ -417,7 +417,7 @@ async def test_headers_are_not_forwarded_and_timing_is_told():
 async def test_it_is_told_what_came_of_each_request():
     told = []
 
-    def finished(request, outcome):
+    def finished(request, outcome, _):
         told.append((request.id, type(outcome)))
 
     models = [
@@ -444,7 +444,7 @@ async def test_it_is_told_what_came_of_each_request():
 async def test_a_client_that_leaves_cancels_its_request(endpoint):
     told = []
     model = text_model("llm", hold)
-    async with serving(model, on_finished=lambda _, outcome: told.append(outcome)) as served:
+    async with serving(model, on_finished=lambda _, outcome, __: told.append(outcome)) as served:
         async with served.connect() as client:
             await client.post(f"llm/{endpoint}", {"text_input": "x"})
             while not model.submitted:

@@ -8,7 +8,7 @@ import errno
 import json
 import math
 import socket
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 
 import pytest
@@ -16,7 +16,7 @@ import trio
 import trio.testing
 
 from protocols.http.app import V2App
-from protocols.http.connection import ConnectionLimits, Phase
+from protocols.http.connection import LAST_CALL, ConnectionLimits, Phase
 from protocols.http.listener import HttpListener, ListenerLimits
 from protocols.http.parser import RequestLimits
 from tests.protocols.fakes import FakeServer
@@ -588,6 +588,73 @@ async def test_a_request_that_is_half_here_is_finished_while_draining(serve):
         served.listener.drain()
         await client.send(HEALTH[10:])
         assert await client.receive_all() == LIVE_LAST
+
+
+@pytest.mark.parametrize("accepted", [False, True], ids=["in the backlog", "accepted"])
+async def test_what_was_sent_before_draining_is_answered(serve, accepted):
+    async with serve() as served:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(socket.create_connection(served.address)) for _ in range(5)]
+            if accepted:
+                await served.until(lambda s: s.phases == {Phase.IDLE: 5})
+            for client in clients:
+                client.sendall(HEALTH)
+            served.listener.drain()
+            for client in clients:
+                answer = await Client(trio.socket.from_stdlib_socket(client)).receive_all()
+                assert answer == LIVE_LAST
+
+
+async def test_requests_that_were_sent_ahead_are_all_answered_before_the_end(serve, backend):
+    model = backend.model("held")
+    async with serve() as served, served.connect() as client:
+        await client.send(infer() + HEALTH + HEALTH)
+        await served.until(lambda s: s.phases == {Phase.ANSWERING: 1})
+        served.listener.drain()
+        (request,) = model.submitted
+        request.reply.put(model.respond(request, ()), final=True)
+        status, fields, _ = await client.response()
+        assert (status, "Connection" in fields) == (200, False)
+        assert await client.receive_all() == LIVE + LIVE_LAST
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["begun before", "found as it begins"])
+async def test_a_head_that_never_becomes_whole_holds_up_the_end_for_seconds_only(
+    serve, autojump_clock, before
+):
+    async with serve() as served, served.connect() as client:
+        if not before:
+            await served.until(lambda s: s.phases == {Phase.IDLE: 1})
+        await client.send(HEALTH[:10])
+        if before:
+            await served.until(lambda s: s.phases.get(Phase.READING))
+        began = trio.current_time()
+        served.listener.drain()
+        assert (await client.receive_all()).startswith(b"HTTP/1.1 408 ")
+        assert trio.current_time() - began == pytest.approx(LAST_CALL, abs=1.5)
+
+
+async def test_a_listener_that_crashes_while_it_drains_serves_on_without_its_socket(backend):
+    listener = HttpListener(V2App(backend.server))
+    with socket.create_server(("127.0.0.1", 0)) as sock, trio.fail_after(5):
+        async with trio.open_nursery() as first_life:
+            await first_life.start(listener.serve, sock, lambda name, run: first_life.start_soon(run))
+            first_life.cancel_scope.cancel()
+        listener.drain()
+        sock.close()
+        await listener.serve(sock, lambda name, run: None)
+        assert listener.statistics().accepted == 0
+    listener.close()
+
+
+async def test_nobody_else_is_let_in_than_there_is_room_for_when_draining_begins(serve):
+    async with serve(limits=ListenerLimits(max_connections=2)) as served:
+        with ExitStack() as stack:
+            for _ in range(5):
+                stack.enter_context(socket.create_connection(served.address)).sendall(HEALTH)
+            served.listener.drain()
+            await served.listener.wait_drained()
+            assert served.listener.statistics().accepted <= 2
 
 
 async def test_nothing_is_accepted_while_draining(serve):

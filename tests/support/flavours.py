@@ -90,14 +90,22 @@ def listeners_alone(server: FakeServer) -> Iterator[Addresses]:
     assert not crashes
 
 
-def process(*command: str, http: str = r"Started HTTPService at (\S+?)\"?\s", **environ: str) -> Flavour:
-    """Return the flavour of a server process, which tells its HTTP address by a line that `http` matches."""
+def process(
+    *command: str,
+    http: str = r"Started HTTPService at (\S+?)\"?\s",
+    said: Path | None = None,
+    **environ: str,
+) -> Flavour:
+    """Return the flavour of a server process, which tells its HTTP address by a line that `http` matches.
+
+    What it writes is kept in the file `said`, where one is named.
+    """
 
     @contextmanager
     def serve(repository: Path) -> Iterator[Addresses]:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("TRITIUM_")}
         settings = {"TRITIUM_MODEL_REPOSITORY": str(repository), **LOOPBACK}
-        with tempfile.TemporaryFile() as output:
+        with tempfile.TemporaryFile() if said is None else said.open("w+b") as output:
             server = subprocess.Popen(
                 [sys.executable, "-m", *command],
                 cwd=ROOT,
@@ -109,7 +117,10 @@ def process(*command: str, http: str = r"Started HTTPService at (\S+?)\"?\s", **
                 yield _wait_ready(server, output.fileno(), http)
             finally:
                 server.terminate()
-                assert server.wait(20) == 0, _text_of(output.fileno())
+                try:
+                    assert server.wait(40) == 0, _text_of(output.fileno())  # it drains for 30 s at most
+                finally:
+                    server.kill()
 
     return serve
 

@@ -178,11 +178,11 @@ class Context:
 class Stage:
     """A model version in virtual time: its state, its scheduler, and a fake worker for each instance."""
 
-    def __init__(self, nursery, *, capacity=1, ready=True, hold=None, **changes):
+    def __init__(self, nursery, *, capacity=1, ready=True, hold=None, make=ModelState, **changes):
         self.nursery = nursery
         self.start = trio.current_time()
         self.changes = []
-        self.state = ModelState(
+        self.state = make(
             make_spec(**changes),
             statistics=ModelStatistics(),
             on_status=lambda state: self.changes.append((state.status, state.reason)),

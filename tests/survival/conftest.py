@@ -17,19 +17,7 @@ import pytest
 from tests.survival.repository import Gates, Repository
 from tests.survival.server import ServerProcess, served
 
-HERE = Path(__file__).parent
-
 Serve = Callable[..., AbstractAsyncContextManager[ServerProcess]]
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the full-length forms to those who ask for them by their mark."""
-    if "soak" in str(config.getoption("markexpr")):
-        return
-    long = [item for item in items if HERE in item.path.parents and item.get_closest_marker("soak")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
 
 
 @pytest.fixture(params=["short", pytest.param("full", marks=pytest.mark.soak)])

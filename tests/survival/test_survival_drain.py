@@ -147,7 +147,7 @@ async def test_a_client_that_never_finishes_its_question_keeps_no_server_alive(t
 async def test_killed_it_leaves_no_worker_behind(tritium_server, repository, gates):
     repository.gated(gates.directory)
     repository.onnx_add_sub(config=instances(1))
-    async with tritium_server(exit_status=-signal.SIGKILL) as server:
+    async with tritium_server("--spare-workers=0", exit_status=-signal.SIGKILL) as server:
         async with requests_in_hand(server, gates, 1):  # a worker in the middle of its model's code
             workers = server.descendants()
             assert {worker.pid for worker in workers} == {

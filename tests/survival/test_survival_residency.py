@@ -109,7 +109,7 @@ async def ready(server):
 
 
 async def test_twenty_models_are_served_in_the_room_of_five(tritium_server, size):
-    async with tritium_server(room_for(5, size)) as server:
+    async with tritium_server(room_for(5, size), "--spare-workers=0") as server:
         assert await ready(server) == []
         assert server.descendants() == []
         seen, most = set(), 0
@@ -145,7 +145,7 @@ async def test_twenty_models_are_served_in_the_room_of_five(tritium_server, size
 
 
 async def test_nobody_is_refused_while_twenty_models_are_asked_for_at_once(tritium_server, size):
-    async with tritium_server(room_for(5, size)) as server:
+    async with tritium_server(room_for(5, size), "--spare-workers=0") as server:
         random = Random(20)
         orders = [[random.randrange(20) for _ in range(8)] for _ in range(8)]
         over = []

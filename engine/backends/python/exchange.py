@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from engine.backends.python.tensors import Tensor, TritonModelException, unsupported
+from engine.backends.python import calling
+from engine.backends.python.host import current_host
+from engine.backends.python.tensors import Tensor, TritonModelException
 
 if TYPE_CHECKING:
+    from asyncio import Future  # noqa: TID251  # for annotations: the user's coroutines are written for it
     from collections.abc import Mapping, Sequence
-    from typing import NoReturn, Union
+    from typing import Union
 
     from engine.backends.base import BatchRequest, Output
-    from engine.backends.python.replies import Reply, StreamReply
+    from engine.backends.python.replies import BatchReplies, Reply, StreamReply
+    from engine.worker.calls import CallResponse
 
     Parameter = Union[bool, int, float, str]
 
 REQUEST_RELEASE_ALL = 1
 REQUEST_RELEASE_RESCHEDULE = 2
 RESPONSE_COMPLETE_FINAL = 1
+
+_TRACE_CONTEXT = ("traceparent", "tracestate")  # W3C Trace Context, section 3
 
 
 class MemoryType(IntEnum):
@@ -56,6 +62,9 @@ class TritonError:
     CANCELLED = TritonErrorCode.CANCELLED
 
     def __init__(self, message: str, code: TritonErrorCode = TritonErrorCode.INTERNAL) -> None:
+        """Raises TypeError for a message that is no text, an exception say, and ValueError for a code that there is not."""
+        if not isinstance(message, str):
+            raise TypeError(f"TritonError takes a message of type str, got {type(message)}")
         self._message = message
         self._code = TritonErrorCode(code)
 
@@ -82,7 +91,7 @@ def _checked_parameters(parameters: Mapping[str, Parameter] | None) -> dict[str,
 class InferenceResponse:
     """The answer to one request: output tensors, or an error in their place."""
 
-    __slots__ = ("_error", "_outputs", "_parameters")
+    __slots__ = ("_error", "_outputs", "_parameters", "plain")
 
     def __init__(
         self,
@@ -90,9 +99,20 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
-        if any(tensor is None for tensor in output_tensors):
-            raise TritonModelException("Output tensor for inference response should not be empty.")
+        """Raises TritonModelException with the contract's texts (section 5), and TypeError for what is no tensor and no error."""
         self._outputs = list(output_tensors)
+        self.plain = error is None and not parameters  # nothing but arrays in host memory
+        if error is not None and not isinstance(error, TritonError):
+            raise TypeError(f"InferenceResponse takes a TritonError, got {type(error)}")
+        for tensor in self._outputs:
+            if type(tensor) is not Tensor:
+                if tensor is None:
+                    raise TritonModelException("Output tensor for inference response should not be empty.")
+                if not isinstance(tensor, Tensor):
+                    raise TypeError(
+                        f"InferenceResponse takes a list of Tensor objects, got {type(tensor)}; make a Tensor of it"
+                    )
+                self.plain = False
         self._error = error
         self._parameters = _checked_parameters(parameters) if parameters else None
 
@@ -117,16 +137,27 @@ class InferenceResponse:
         return self._parameters
 
     def as_outputs(self) -> list[Output]:
-        """Return the outputs as `BatchRequest.respond` takes them."""
+        """Return the outputs as `BatchRequest.respond` takes them; those in a device's memory are copied to the host."""
         return [tensor.as_output() for tensor in self._outputs]
 
 
 class InferenceTrace:
-    """A request's trace. This version records none for models to continue."""
+    """A request's trace, as far as a model can continue it: the context that its client sent along."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: str | None = None) -> None:
+        self._context = context
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Parameter]) -> InferenceTrace:
+        """Return the trace whose W3C trace context (`traceparent`, `tracestate`) is among a request's parameters."""
+        context = {key: parameters[key] for key in _TRACE_CONTEXT if key in parameters}
+        return cls(json.dumps(context) if "traceparent" in context else None)
 
     def get_context(self) -> str | None:
-        """Return the OpenTelemetry context, or None without one."""
-        return None
+        """Return the OpenTelemetry context as JSON text, or None without one."""
+        return self._context
 
 
 class PreferredMemory:
@@ -137,6 +168,17 @@ class PreferredMemory:
         self.preferred_device_id = preferred_device_id
 
 
+_REQUIRED: Any = object()  # these stand between arguments with defaults, so Python can't require them
+
+
+def _require(**arguments: object) -> None:
+    missing = [name for name, value in arguments.items() if value is _REQUIRED]
+    if missing:
+        raise TypeError(
+            f"InferenceRequest needs {', '.join(missing)}, which a request to a model can't do without"
+        )
+
+
 class InferenceRequest:
     """A request: one that the server gave to `execute`, or one made to be sent to another model."""
 
@@ -144,9 +186,9 @@ class InferenceRequest:
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] = (),
-        requested_output_names: Sequence[str] = (),
-        model_name: str = "",
+        inputs: Sequence[Tensor] = _REQUIRED,
+        requested_output_names: Sequence[str] = _REQUIRED,
+        model_name: str = _REQUIRED,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -154,11 +196,19 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
+        """Make a request to a model (contract section 4.2); `timeout` is in microseconds, version -1 the policy's choice.
+
+        Raises TritonModelException with the contract's texts, and TypeError where a required argument is missing.
+        """
+        _require(inputs=inputs, requested_output_names=requested_output_names, model_name=model_name)
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
         whose = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
         if any(tensor is None for tensor in inputs):
             raise TritonModelException(f"Input tensor {whose}")
+        for tensor in inputs:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"InferenceRequest takes a list of Tensor objects, got {type(tensor)}")
         if "" in requested_output_names:
             raise TritonModelException(f"Requested output name {whose}")
         self._id = request_id
@@ -216,30 +266,68 @@ class InferenceRequest:
     def set_release_flags(self, flags: int) -> None:
         """Say what becomes of the request after `execute`. Only a request that the server gave can be rescheduled."""
         if flags != REQUEST_RELEASE_ALL:
-            unsupported("rescheduling a request of the model's own (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)")
+            raise TritonModelException(
+                "only a request that execute was given can be rescheduled (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)"
+            )
 
     def get_response_sender(self) -> InferenceResponseSender:
         """Return the sender that answers this request."""
         return InferenceResponseSender(None)
 
-    def exec(self, decoupled: bool = False) -> NoReturn:
-        """Run this request on another model: refused."""
-        unsupported("BLS (InferenceRequest.exec)")
+    def exec(
+        self, decoupled: bool = False
+    ) -> InferenceResponse | calling.ResponseIterator[InferenceResponse]:
+        """Run this request on its model, and wait for the response; errors are in it, and not raised.
 
-    async def async_exec(self, decoupled: bool = False) -> NoReturn:
-        """Run this request on another model: refused."""
-        unsupported("BLS (InferenceRequest.async_exec)")
+        With `decoupled` any number of responses, by an iterator. Raises TritonModelException outside `execute`.
+        """
+        return self._call(decoupled=decoupled).run()
+
+    def async_exec(
+        self, decoupled: bool = False
+    ) -> Future[InferenceResponse | calling.ResponseIterator[InferenceResponse]]:
+        """Begin to run this request, and return what gives `exec`'s result when it is awaited.
+
+        It waits on one of `thread-pool-size` threads, and the event loop goes on. Raises RuntimeError without an event loop.
+        """
+        return self._call(decoupled=decoupled).run_async()
+
+    def _call(self, *, decoupled: bool) -> calling.Call[InferenceResponse]:
+        request = calling.prepare(
+            self._model_name,
+            [tensor.as_output() for tensor in self._inputs],
+            version=self._model_version,
+            requested_outputs=self._requested_outputs,
+            request_id=self._id,
+            correlation_id=self._correlation_id,
+            flags=self._flags,
+            timeout=self._timeout,
+            parameters=self._parameters,
+            trace=self._trace.get_context(),
+            decoupled=decoupled,
+        )
+        return calling.Call(current_host(), request, _response_of)
 
 
 class ServedRequest(InferenceRequest):
-    """A request that the server gave to `execute`. Only the backend makes these."""
+    """A request that the server gave to `execute`. Only the backend makes these: many, so nothing is made before it is used."""
 
-    def __init__(self, request: BatchRequest, reply: Reply | StreamReply) -> None:
+    __slots__ = ("_index", "_own_flags", "_replies", "_request", "_start", "_tensors", "rescheduled")
+
+    def __init__(self, request: BatchRequest, replies: BatchReplies, index: int, start: int) -> None:
+        """`index` is its place in the batch, `start` its first row there."""
         self._request = request
-        self.reply = reply
+        self._replies = replies
+        self._index = index
+        self._start = start
         self._tensors: list[Tensor] | None = None
         self._own_flags: int | None = None
         self.rescheduled = False  # it is to run again when `execute` has returned
+
+    def _call(self, *, decoupled: bool) -> calling.Call[InferenceResponse]:
+        raise TritonModelException(
+            "a request that the server gave to execute can't be sent to a model: make a pb_utils.InferenceRequest with its inputs"
+        )
 
     def set_release_flags(self, flags: int) -> None:
         """Say what becomes of the request after `execute`: with RESCHEDULE it is run again (contract, scheduling.md 6.7).
@@ -255,11 +343,7 @@ class ServedRequest(InferenceRequest):
     def inputs(self) -> list[Tensor]:
         """Return the input tensors."""
         if self._tensors is None:
-            request = self._request
-            self._tensors = [
-                Tensor.over(name, request.input_datatype(name), request.input(name))
-                for name in request.input_names
-            ]
+            self._tensors = self._replies.inputs_of(self._request, self._start)
         return self._tensors
 
     def request_id(self) -> str:
@@ -291,16 +375,16 @@ class ServedRequest(InferenceRequest):
         return json.dumps(dict(self._request.parameters))
 
     def trace(self) -> InferenceTrace:
-        """Return the request's trace."""
-        return InferenceTrace()
+        """Return the request's trace: the one whose context the client sent along as parameters or forwarded headers."""
+        return InferenceTrace.of(self._request.parameters)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone."""
-        return self.reply.cancelled()
+        return self._replies.cancelled(self._index)
 
     def get_response_sender(self) -> InferenceResponseSender:
         """Return the sender that answers this request."""
-        return InferenceResponseSender(self.reply)
+        return InferenceResponseSender(self._replies.reply_to(self._index))
 
 
 class InferenceResponseSender:
@@ -332,6 +416,9 @@ class InferenceResponseSender:
             )
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"send takes an InferenceResponse, got {type(response)}")
+        metrics = current_host().metrics
+        if metrics is not None:
+            metrics.flush()  # who sees the response sees what was counted
         self._reply.send(response, final=flags == RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:
@@ -339,9 +426,26 @@ class InferenceResponseSender:
         return self._reply is not None and self._reply.cancelled()
 
 
+def _response_of(answer: CallResponse) -> InferenceResponse:
+    """Return what a call was answered as a model sees it."""
+    if answer.code is not None:
+        code = _CODES.get(answer.code.name, TritonErrorCode.INTERNAL)
+        return InferenceResponse(error=TritonError(answer.message, code))
+    response = InferenceResponse([Tensor.over(*output) for output in answer.outputs])
+    response._parameters = dict(answer.parameters) or None  # noqa: SLF001  # floats too, which models may not give themselves
+    return response
+
+
+# Triton has eight codes: what timed out was unavailable, and what is poisonous would be a failure of its model.
+_CODES = {**TritonErrorCode.__members__, "DEADLINE_EXCEEDED": TritonErrorCode.UNAVAILABLE}
+
+
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
     """Return an input tensor of a request, or None."""
-    return next((tensor for tensor in inference_request.inputs() if tensor.name() == name), None)
+    for tensor in inference_request.inputs():
+        if tensor.name() == name:
+            return tensor
+    return None
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:

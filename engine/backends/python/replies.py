@@ -7,18 +7,119 @@ from typing import TYPE_CHECKING, Final
 
 from actors.messages.errors import ErrorCode
 from engine.backends.base import SenderClosed
-from engine.backends.python.tensors import TritonModelException
+from engine.backends.python.tensors import Tensor, TritonModelException
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Sequence
+    from typing import Any, Union
 
-    from engine.backends.base import BatchRequest
+    import numpy as np
+
+    from actors.messages.datatypes import DataType
+    from engine.backends.base import Batch, BatchRequest
     from engine.backends.python.exchange import InferenceResponse
+
+    Whole = tuple[str, DataType, Union[np.ndarray[Any, Any], None]]
 
 CLOSED: Final = "Unable to send response. Response sender has been closed."
 RESCHEDULED_TOO_LATE: Final = (
     "A request that has its final response can't be rescheduled (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)."
 )
+
+
+class BatchReplies:
+    """What the requests of one batch share: their inputs, and how they are answered.
+
+    Most models answer by what `execute` returns, so a request has no reply of its own before its sender is asked for.
+    """
+
+    __slots__ = ("_batch", "_batches", "_guard", "_over", "_replies", "_requests", "_sealed", "_whole")
+
+    def __init__(self, batch: Batch, guard: threading.Condition, *, batches: bool) -> None:
+        """`guard` is the backend's; see `Reply`. With `batches` the first dimension of inputs is the batch's."""
+        self._batch = batch
+        self._requests: Sequence[BatchRequest] = batch.requests
+        self._guard = guard
+        self._batches = batches
+        self._replies: dict[int, Reply | StreamReply] = {}
+        self._sealed = False
+        self._over = False
+        self._whole: list[Whole] | None = None
+
+    def inputs_of(self, request: BatchRequest, start: int) -> list[Tensor]:
+        """Return the inputs of the request whose first row is `start`; views of the batch's, which are read once."""
+        whole = self._whole
+        if whole is None:
+            whole = self._whole = self._read()
+        if not self._batches:
+            return [
+                Tensor.over(name, datatype, array) for name, datatype, array in whole if array is not None
+            ]
+        end = start + request.rows
+        return [
+            Tensor.over(name, datatype, request.input(name) if array is None else array[start:end])
+            for name, datatype, array in whole
+        ]
+
+    def _read(self) -> list[Whole]:
+        """Return the batch's inputs, whole; None in place of one whose requests differ in shape."""
+        first = self._requests[0]
+        whole: list[Whole] = []
+        for name in self._batch.input_names:
+            try:
+                whole.append((name, first.input_datatype(name), self._batch.stacked(name)))
+            except ValueError:  # a ragged input
+                whole.append((name, first.input_datatype(name), None))
+        return whole
+
+    def cancelled(self, index: int) -> bool:
+        """Whether the client of request `index` has gone; not, once the batch is over."""
+        reply = self._replies.get(index)
+        if reply is not None:
+            return reply.cancelled()
+        return not self._over and self._requests[index].cancelled()
+
+    def open_streams(self) -> list[StreamReply]:
+        """Have every request answered by senders, as those of a decoupled model are."""
+        streams = [StreamReply(request) for request in self._requests]
+        self._replies.update(enumerate(streams))
+        return streams
+
+    def reply_to(self, index: int) -> Reply | StreamReply:
+        """Return the reply of request `index`; one that is closed, where senders are refused already."""
+        with self._guard:
+            reply = self._replies.get(index)
+            if reply is None:
+                reply = Reply(self._requests[index], self._guard)
+                self._replies[index] = reply
+                if self._sealed:
+                    reply.close()
+                if self._over:
+                    reply.release()
+            return reply
+
+    def replies(self) -> list[Reply]:
+        """Return every request's reply, made where there was none. Not for decoupled models."""
+        replies = (self.reply_to(index) for index in range(len(self._requests)))
+        return [reply for reply in replies if isinstance(reply, Reply)]
+
+    def seal(self) -> bool:
+        """Refuse senders from now on, unless the model has one: whether nobody but the caller can answer."""
+        with self._guard:
+            self._sealed = not self._replies
+            return self._sealed
+
+    def any_sender(self) -> bool:
+        """Whether a sender was taken."""
+        return bool(self._replies)
+
+    def end(self) -> None:
+        """Let go of the requests: their memory is about to be used for others."""
+        with self._guard:
+            self._sealed = self._over = True
+            for reply in self._replies.values():
+                reply.release()
 
 
 class Reply:

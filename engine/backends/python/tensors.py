@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from actors.messages.datatypes import BY_CONFIG_NAME, BY_NUMBER, DataType, from_numpy_dtype
 from actors.messages.tensors import pack_bytes, unpack_bytes
-from engine.backends.python import dlpack
+from engine.backends.python import cuda, dlpack
 
 if TYPE_CHECKING:
-    from typing import NoReturn
-
     Array = np.ndarray[Any, Any]
 
 
 class TritonModelException(Exception):
     """Raised by this module's functions and classes."""
-
-
-def unsupported(what: str) -> NoReturn:
-    """Refuse something that only a later version offers."""
-    raise TritonModelException(f"{what} is not supported by this version of Tritium")
 
 
 _NUMPY_TYPES: dict[DataType, Any] = {
@@ -47,9 +40,17 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
     return None if datatype is None else datatype.number
 
 
+_BY_DTYPE = {
+    datatype.numpy: datatype for datatype in DataType if datatype is not DataType.BF16
+}  # BF16 shares UINT16's
+
+
 def datatype_of(dtype: np.dtype[Any]) -> DataType | None:
     """Return the datatype for arrays of `dtype`, or None; fixed-width text has none."""
-    return None if dtype.kind == "U" else from_numpy_dtype(dtype)
+    datatype = _BY_DTYPE.get(dtype)
+    if datatype is not None or dtype.kind == "U":
+        return datatype
+    return from_numpy_dtype(dtype)
 
 
 def serialize_byte_tensor(input_tensor: Array) -> Any:
@@ -83,6 +84,8 @@ class Tensor:
     def __init__(self, name: str, array: Array) -> None:
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
+        if not isinstance(name, str):
+            raise TypeError(f"a tensor's name is a str, got {type(name)}")
         if not isinstance(array, np.ndarray):
             raise TypeError(f"Tensor '{name}' takes a numpy array, got {type(array)}")
         datatype = datatype_of(array.dtype)
@@ -126,7 +129,7 @@ class Tensor:
         return self._datatype.number
 
     def is_cpu(self) -> bool:
-        """Whether the tensor lies in CPU memory: always, in this version."""
+        """Whether the tensor lies in CPU memory. Inputs always do."""
         return True
 
     def to_dlpack(self) -> object:
@@ -135,7 +138,7 @@ class Tensor:
             raise TritonModelException("DLPack does not have support for string tensors.")
         return dlpack.export(self._array, bfloat16=self._datatype is DataType.BF16)
 
-    def __dlpack__(self, *, stream: object = None, **_: object) -> object:
+    def __dlpack__(self, stream: object = None, **_: object) -> object:
         return self.to_dlpack()
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -143,34 +146,92 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """Return a tensor over the memory of a DLPack capsule, or of an object that exports one. CPU memory only."""
+        """Return a tensor over the memory of a DLPack capsule, or of an object that exports one: the CPU's, or a CUDA device's."""
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         if dlpack.is_capsule(tensor):
+            capsule = tensor
             device, _ = dlpack.capsule_device(tensor)
         elif hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
+            capsule = None
             device, _ = tensor.__dlpack_device__()
         else:
             raise TritonModelException(
                 "Provided tensor is not supported. Tensor must be a DLPack capsule or have `__dlpack__` and"
                 " `__dlpack_device__` attributes"
             )
-        if device not in dlpack.HOST_DEVICES:
-            unsupported(
-                f"tensor '{name}' lies on a device (copy it to the CPU first): a tensor in GPU memory"
+        if device not in (*dlpack.HOST_DEVICES, *dlpack.CUDA_DEVICES):
+            raise TritonModelException(
+                f"tensor '{name}' lies on a device of DLPack's type {int(device)}; copy it to the CPU or to a CUDA device first"
             )
         try:
-            array, bfloat16 = dlpack.consume(tensor if dlpack.is_capsule(tensor) else tensor.__dlpack__())
+            if capsule is None:
+                capsule = tensor.__dlpack__()
+            if device in dlpack.CUDA_DEVICES:
+                return DeviceTensor(name, _contiguous(dlpack.held(capsule)))
+            array, bfloat16 = dlpack.consume(capsule)
         except (BufferError, RuntimeError) as error:
             raise TritonModelException(f"tensor '{name}': {error}") from error
-        if not array.flags.c_contiguous:
-            raise TritonModelException(
-                "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are"
-                " supported."
-            )
+        array = _contiguous(array if array.flags.c_contiguous else None)
         datatype = DataType.BF16 if bfloat16 else datatype_of(array.dtype)
         if datatype is None:
             raise TritonModelException(
                 f"tensor '{name}': DLPack elements of {array.dtype} are not supported."
             )
         return Tensor.over(name, datatype, array)
+
+
+T = TypeVar("T")
+
+
+def _contiguous(memory: T | None) -> T:
+    if memory is None:
+        raise TritonModelException(
+            "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
+        )
+    return memory
+
+
+class DeviceTensor(Tensor):
+    """A tensor in a CUDA device's memory. As an output it is copied to the host when its response is."""
+
+    __slots__ = ("_memory",)
+
+    def __init__(self, name: str, memory: dlpack.DeviceMemory) -> None:
+        self._name = name
+        self._datatype = memory.datatype
+        self._memory = memory
+
+    def as_output(self) -> tuple[str, DataType, Array]:
+        """Return what `BatchRequest.respond` takes: a copy in host memory. Raises TritonModelException where there is none."""
+        memory = self._memory
+        array = np.empty(memory.shape, memory.datatype.numpy)
+        if array.nbytes:
+            try:
+                cuda.driver().copy_to_host(memory.device_id, memory.address, array.ctypes.data, array.nbytes)
+            except cuda.CudaError as error:
+                raise TritonModelException(f"tensor '{self._name}': {error}") from error
+        return self._name, self._datatype, array
+
+    def as_numpy(self) -> Array:
+        """Refuse: numpy can't read a device's memory."""
+        raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
+
+    def shape(self) -> list[int]:
+        """Return the shape, batch dimension included."""
+        return list(self._memory.shape)
+
+    def is_cpu(self) -> bool:
+        """Whether the tensor lies in CPU memory: no."""
+        return False
+
+    def to_dlpack(self) -> object:
+        """Return a DLPack capsule over the tensor's memory, once all that was to be written to it has been."""
+        try:
+            cuda.driver().synchronize(self._memory.device_id)
+        except cuda.CudaError as error:
+            raise TritonModelException(f"tensor '{self._name}': {error}") from error
+        return dlpack.share(self._memory)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._memory.device, self._memory.device_id

@@ -11,12 +11,14 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from actors.specs import Runtime
+from engine.environments.runtime import interpreter, variables
 
 PROGRAM: Final = Path(__file__).parents[2] / "worker" / "completion.py"
 
@@ -38,29 +40,38 @@ class Answer:
 
 
 def ask(
-    backend: str, model: Mapping[str, Any], *, timeout: float, environ: Mapping[str, str] | None = None
+    backend: str,
+    model: Mapping[str, Any],
+    *,
+    timeout: float,
+    environ: Mapping[str, str] | None = None,
+    runtime: Runtime | None = None,
+    confined: Mapping[str, str] | None = None,
 ) -> Answer:
     """Let the backend class `module:Class` complete the configuration in `model`, the fields of its `ModelInfo`.
 
-    Waits for up to `timeout` seconds; never raises for what model code does. Must not run on an event loop.
+    It runs on the interpreter of `runtime`, the server's own by default, and within the limits that the variables `confined`
+    tell (`engine.confining`), as the model's workers will. Waits for up to `timeout` seconds; never raises for what model code does. Must not run on an event loop.
     """
     from engine.launch import scrubbed  # it brings trio, which `tritium check` needs only here
 
     request = json.dumps({"backend": backend, "model": model}).encode()
+    runtime = runtime or Runtime()
     environ = scrubbed(os.environ if environ is None else environ) | _ENVIRONMENT
     try:
-        return _run(request, environ, timeout)
+        environ = {**variables(environ, runtime), **(confined or {})}
+        return _run(request, interpreter(runtime), environ, timeout)
     except OSError as error:  # the program is missing, or there are no descriptors or processes left
         return Answer(broken=f"no process could be started for it: {error.strerror or error}")
 
 
-def _run(request: bytes, environ: Mapping[str, str], timeout: float) -> Answer:
+def _run(request: bytes, python: str, environ: Mapping[str, str], timeout: float) -> Answer:
     readable, writable = os.pipe2(os.O_CLOEXEC)
     try:
         try:
             with _request_file(request) as stdin:
                 process = subprocess.Popen(
-                    [sys.executable, str(PROGRAM), str(writable), str(os.getpid())],
+                    [python, str(PROGRAM), str(writable), str(os.getpid())],
                     stdin=stdin,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,

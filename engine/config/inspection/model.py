@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from actors.messages.errors import ErrorCode
+from actors.specs import Runtime
 from engine.config.backends import BackendTraits
 from engine.config.complete import normalise
 from engine.config.files import inside
@@ -30,7 +31,9 @@ from engine.config.inspection.torch_file import Sketch, read_torch
 from engine.config.jsonform import json_value
 from engine.config.problems import Problem, Severity
 from engine.config.provenance import Provenance
+from engine.config.settings import CONFINING, read_settings
 from engine.config.translate import artifact
+from engine.confining import confining_environ
 from engine.repository.layout import VersionDirectory
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
@@ -51,7 +54,8 @@ _PLAIN_CLASSES: Final = (
 class Inspection:
     """One version of a model, to be asked. An instance is a `complete.Fill`.
 
-    `settings` is what the command line says for its backend; without `run_model_code` only files are read.
+    `settings` is what the command line says for its backend; without `run_model_code` only files are read. Model code runs on
+    `runtime`.
     """
 
     model_directory: Path
@@ -60,6 +64,7 @@ class Inspection:
     settings: Mapping[str, str]
     gpus: int = 0
     run_model_code: bool = True
+    runtime: Runtime = field(default_factory=Runtime)
 
     def applies(self, config: ModelConfig) -> bool:
         """Whether there is anything to ask the model for, of a configuration whose backend is known."""
@@ -76,7 +81,7 @@ class Inspection:
         """Complete `config` in place as far as the model tells, and return what is to be said about it."""
         traits = self.backends.get(config.backend, BackendTraits(name=config.backend))
         file_name = artifact(config, traits)
-        if leads_out(self.version.path, file_name, self.model_directory.parent):
+        if not traits.implementation and leads_out(self.version.path, file_name, self.model_directory.parent):
             return []  # whoever checks the versions says so
         if traits.completes:
             return self._ask_backend(config, provenance, traits, file_name)
@@ -118,7 +123,7 @@ class Inspection:
         self, config: ModelConfig, provenance: Provenance, traits: BackendTraits, file_name: str
     ) -> list[Problem]:
         path = self.version.path / file_name
-        python = config.backend == "python"
+        python = traits.runs_python
         origin = f"{file_name} auto_complete_config" if python else f"backend '{config.backend}'"
         if python and not _may_complete(path):
             return []
@@ -130,8 +135,12 @@ class Inspection:
                     path=path,
                 )
             ]
+        model = self._model(config, file_name)
+        confined = self._confined(model["parameters"], traits, path.parent)
+        if confined is None:
+            return []  # whoever reads the settings says why
         timeout, problems = self._timeout(config)
-        answer = child.ask(traits.target, self._model(config, file_name), timeout=timeout)
+        answer = child.ask(traits.target, model, timeout=timeout, runtime=self.runtime, confined=confined)
         problems += [
             Problem(severity=Severity.WARNING, message=f"{origin}: {message}", path=path)
             for level, message in answer.log
@@ -153,13 +162,24 @@ class Inspection:
 
     def _placed(self, problems: list[Problem], path: Path) -> list[Problem]:
         """Return the problems with the model file that they come from: as their place, or beside that of a field."""
-        file = path.relative_to(self.version.path.parent)
+        within = self.version.path.parent
+        file = path.relative_to(within) if path.is_relative_to(within) else path
         return [
             replace(problem, hint=f"about {file}: {problem.hint}")
             if problem.key
             else replace(problem, path=problem.path or path)
             for problem in problems
         ]
+
+    def _confined(
+        self, parameters: Mapping[str, str], traits: BackendTraits, place: Path
+    ) -> Mapping[str, str] | None:
+        """Return the variables that limit the model's code as in its workers; None where the limits make no sense."""
+        confining = {key: parameters[key] for key in CONFINING if key in parameters}
+        settings, problems = read_settings(confining, traits)
+        if problems:
+            return None
+        return confining_environ(settings.confinement, (self.model_directory, self.version.path, place))
 
     def _timeout(self, config: ModelConfig) -> tuple[float, list[Problem]]:
         text = self.settings.get(TIMEOUT_SETTING, str(DEFAULT_TIMEOUT))
@@ -175,7 +195,7 @@ class Inspection:
         )
         return DEFAULT_TIMEOUT, [wrong]
 
-    def _model(self, config: ModelConfig, file_name: str) -> Mapping[str, object]:
+    def _model(self, config: ModelConfig, file_name: str) -> Mapping[str, Any]:
         """Return the fields of the `ModelInfo` that the backend's hook is given."""
         shown = ModelConfig()
         shown.CopyFrom(config)
@@ -250,6 +270,8 @@ def _may_complete(path: Path) -> bool:
         return True
     if b"auto_complete_config" in source or b"import *" in source:
         return True
+    if b"import tritium" in source or b"from tritium " in source:
+        return True  # its type hints say it
     return b"TritonPythonModel" in source and not any(plain in source for plain in _PLAIN_CLASSES)
 
 

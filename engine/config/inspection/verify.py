@@ -30,7 +30,7 @@ def verify(
 ) -> Iterator[Problem]:
     """Yield what keeps a version, whose completed configuration is `config`, from loading. Model code is not executed."""
     file_name = artifact(config, traits)
-    if leads_out(version.path, file_name, repository):
+    if not traits.implementation and leads_out(version.path, file_name, repository):
         return  # whoever checks the versions says so
     ports: Ports | None = None
     if traits.target in ("", BUILT_IN.get(traits.name)):  # of other backends nobody knows what they read

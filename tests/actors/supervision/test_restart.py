@@ -213,7 +213,18 @@ def test_a_used_up_budget_escalates_by_default():
 def test_an_exhausted_child_may_be_retried_half_open_at_the_cap():
     actions = die_often(budgeted(), SHARED, [0.0, 1.0, 2.0, 100.0], on_exhausted=OnExhausted.RETRY_AT_CAP)
     # The last death finds an empty window: only progress or a long life closes the circuit again.
-    assert actions[2:] == [RetryHalfOpen(30.0), RetryHalfOpen(30.0)]
+    assert actions[2:] == [RetryHalfOpen(30.0), RetryHalfOpen(30.0, again=True)]
+
+
+def test_a_budget_used_up_anew_after_a_recovery_is_news():
+    health = Health.of(ChildSpec("x", start=print, intensity=Intensity(0, 30.0)))
+    actions = []
+    for at, uptime in ((0.0, 0.0), (1.0, 0.0), (100.0, 60.0), (101.0, 0.0)):
+        death = Death(now=at, uptime=uptime, progressed=False, sample=0.0)
+        verdict = judge(health, SHARED, death, on_exhausted=OnExhausted.RETRY_AT_CAP, backoff=Backoff())
+        health = verdict.health
+        actions.append(verdict.action)
+    assert [action.again for action in actions] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("recovery", [{"progressed": True}, {"uptime": 30.0}])

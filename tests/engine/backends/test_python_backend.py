@@ -12,6 +12,7 @@ from actors.messages.errors import ErrorCode
 from engine.backends.base import LoadError
 from engine.backends.python import triton_python_backend_utils as pb_utils
 from engine.backends.python.backend import PythonBackend
+from engine.backends.python.host import Host, attach
 from engine.backends.testing import LocalRequest, run
 
 X, Y = ("X", DataType.FP32, [2]), ("Y", DataType.FP32, [2])
@@ -89,7 +90,7 @@ def test_a_request_shows_what_the_client_sent(answers):
         correlation_id="seq",
         flags=1,
         timeout=5,
-        parameters={"a": 1, "b": "x", "c": True},
+        parameters={"a": 1, "b": "x", "c": True, "d": 0.5},
         requested_outputs=["Y"],
     )
     request.is_cancelled = True
@@ -105,7 +106,19 @@ return [pb_utils.InferenceResponse([], parameters={"facts": repr(facts)})]
 """,
         requests=[request],
     )
-    expected = ["r1", "seq", 1, 5, ["Y"], '{"a": 1, "b": "x", "c": true}', True, None, [1, 2], 11, 2]
+    expected = [
+        "r1",
+        "seq",
+        1,
+        5,
+        ["Y"],
+        '{"a": 1, "b": "x", "c": true, "d": 0.5}',
+        True,
+        None,
+        [1, 2],
+        11,
+        2,
+    ]
     assert got.parameters["facts"] == repr(expected)
 
 
@@ -384,18 +397,6 @@ def test_dlpack_refuses_what_it_can_not_share():
         pb_utils.Tensor.from_dlpack("T", np.ones(1, complex))
 
 
-def test_a_tensor_in_gpu_memory_is_refused():
-    class OnGpu:
-        def __dlpack__(self):
-            raise AssertionError
-
-        def __dlpack_device__(self):
-            return 2, 0
-
-    with pytest.raises(pb_utils.TritonModelException, match="not supported by this version"):
-        pb_utils.Tensor.from_dlpack("T", OnGpu())
-
-
 def test_a_capsule_is_used_once():
     capsule = np.ones(1).__dlpack__()
     pb_utils.Tensor.from_dlpack("T", capsule)
@@ -459,23 +460,11 @@ def test_responses_and_requests_check_their_arguments():
     assert (response.parameters(), response.has_error(), response.error()) == ('{"a": 1}', False, None)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: pb_utils.load_model("m"),
-        lambda: pb_utils.unload_model("m"),
-        lambda: pb_utils.is_model_ready("m"),
-        lambda: pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER),
-        lambda: pb_utils.InferenceRequest().exec(),
-        lambda: pb_utils.InferenceRequest().async_exec().send(None),
-        lambda: pb_utils.InferenceRequest().set_release_flags(
-            pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-        ),
-    ],
-)
-def test_what_a_later_version_brings_is_refused_in_use(call):
-    with pytest.raises(pb_utils.TritonModelException, match="not supported by this version of Tritium"):
-        call()
+def test_only_a_served_request_can_be_rescheduled():
+    request = pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name="m")
+    request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
+    with pytest.raises(pb_utils.TritonModelException, match="only a request that execute was given"):
+        request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
 
 
 # --- loading --------------------------------------------------------------------------------------------------------
@@ -538,7 +527,7 @@ def test_two_models_in_one_process_keep_their_own_directories(python_model):
     seen = []
 
     def other():
-        pb_utils.attach(pb_utils.Host("/elsewhere", info.log))
+        attach(Host("/elsewhere", info.log))
         seen.append(pb_utils.get_model_dir())
 
     thread = threading.Thread(target=other)
@@ -560,7 +549,10 @@ def test_two_models_in_one_process_keep_their_own_directories(python_model):
             "class TritonPythonModel:\n    def __init__(self):\n        1 / 0",
             "ZeroDivisionError: division by zero\n\nAt:\n  {path}(5): __init__\n",
         ),
-        ("x = 1", "AttributeError: module '1.model' has no attribute 'TritonPythonModel'"),
+        (
+            "x = 1",
+            "AttributeError: module '1.model' has no attribute 'TritonPythonModel', and nothing that is declared with tritium.model",
+        ),
     ],
 )
 def test_a_model_that_fails_to_start_says_where(python_model, version_directory, source, reason):
@@ -575,14 +567,14 @@ def test_a_model_that_fails_to_start_says_where(python_model, version_directory,
     [
         ({"filename": "model.txt"}, "Model name must end with '.py'. Model name is \"model.txt\"."),
         (
-            {"parameters": {"EXECUTION_ENV_PATH": "env.tar.gz"}},
-            "model 'model': EXECUTION_ENV_PATH is not supported by this version of Tritium",
-        ),
-        (
             {"parameters": {"FORCE_CPU_ONLY_INPUT_TENSORS": "maybe"}},
             "Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: maybe'",
         ),
         ({"settings": {"shm-default-byte-size": "1"}}, "shm-default-byte-size can't be smaller than 4 MiBs"),
+        (
+            {"settings": {"thread-pool-size": "many"}},
+            "thread-pool-size must be a whole number, got 'many' (--backend-config=python,thread-pool-size=…)",
+        ),
         (
             {"settings": {"shm-growth-byte-size": "0"}},
             "shm-growth-byte-size can't be smaller than or equal to zero.",
@@ -645,3 +637,95 @@ def test_a_model_that_failed_to_load_leaves_no_path_behind(python_model, version
     with pytest.raises(LoadError):
         python_model("raise OSError")
     assert str(version_directory) not in sys.path
+
+
+STUB = "triton_python_backend_stub"
+
+
+def test_a_stub_of_the_models_own_is_refused(python_model, version_directory):
+    (version_directory.parent / STUB).write_bytes(b"")
+    with pytest.raises(
+        LoadError, match=f"brings a '{STUB}', which Tritium can't run: remove it, and name the"
+    ):
+        python_model("class TritonPythonModel: pass\n")
+
+
+def test_a_stub_beside_an_environment_is_left_alone_and_said_to_be(python_model, version_directory):
+    (version_directory.parent / STUB).write_bytes(b"")
+    said = []
+    python_model(
+        "class TritonPythonModel: pass\n",
+        parameters={"EXECUTION_ENV_PATH": "env.tar.gz"},
+        log=lambda level, text: said.append((level, text)),
+    )
+    assert said == [
+        ("warning", f"'{STUB}' is not used: the model runs on the interpreter of EXECUTION_ENV_PATH")
+    ]
+
+
+@pytest.mark.parametrize("cpu_only", ["yes", "no"])
+def test_inputs_are_in_cpu_memory_whatever_is_preferred(model, cpu_only):
+    backend, info = model(
+        """
+    def execute(self, requests):
+        assert all(tensor.is_cpu() for tensor in requests[0].inputs())
+        return [pb_utils.InferenceResponse([])]
+""",
+        parameters={"FORCE_CPU_ONLY_INPUT_TENSORS": cpu_only},
+    )
+    [got] = run(backend, info, [LocalRequest({"X": ONES})])
+    assert got.code is None
+
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "context"),
+    [
+        ({}, None),
+        ({"tracestate": "a=b"}, None),
+        ({"traceparent": TRACEPARENT, "k": 1}, {"traceparent": TRACEPARENT}),
+        (
+            {"traceparent": TRACEPARENT, "tracestate": "a=b"},
+            {"traceparent": TRACEPARENT, "tracestate": "a=b"},
+        ),
+    ],
+)
+def test_a_trace_is_what_the_client_sent_along(answers, parameters, context):
+    [got] = answers(
+        "return [pb_utils.InferenceResponse([], parameters={'context': str(requests[0].trace().get_context())})]",
+        requests=[LocalRequest({"X": ONES}, parameters=parameters)],
+    )
+    said = got.parameters["context"]
+    assert (None if said == "None" else json.loads(said)) == context
+
+
+def test_coroutines_are_waited_for_in_finalize_and_what_they_started_goes_on_between_batches(python_model):
+    said = []
+    backend, info = python_model(
+        """
+import asyncio
+class TritonPythonModel:
+    async def execute(self, requests):
+        if requests[0].request_id() == "first":
+            self.gate = asyncio.Event()
+            self.task = asyncio.get_running_loop().create_task(self.background())
+        else:
+            self.gate.set()
+            await self.task
+        return [pb_utils.InferenceResponse([])]
+    async def background(self):
+        await self.gate.wait()
+    async def finalize(self):
+        await asyncio.sleep(0)
+        pb_utils.Logger.log_info("over")
+""",
+        inputs=[X],
+        log=lambda level, text: said.append(text),
+    )
+    for name in ("first", "second"):
+        [got] = run(backend, info, [LocalRequest({"X": ONES[0]}, id=name)])
+        assert got.code is None
+    backend.unload()
+    assert said[0].endswith("] over")

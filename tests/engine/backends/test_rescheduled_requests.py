@@ -39,7 +39,10 @@ def test_a_response_beside_it_is_an_error(python_model):
     backend, model = python_model(source(after=f"return [{RESPONSE}]"), **PORTS)
     [answer] = run(backend, model, [LocalRequest(X)])
     assert answer.code is ErrorCode.INTERNAL
-    assert "return None in its place" in answer.message
+    assert (
+        "Expected a None object in the execute function return list for reschduled request, found type '<class"
+        in answer.message
+    )
 
 
 def test_unknown_flags_are_refused(python_model):

@@ -94,7 +94,7 @@ def test_serve_reads_the_environment(capsys, monkeypatch):
     [
         (["srve"], "did you mean 'serve'?"),
         (["--model-repository=x"], "tritium serve --model-repository=x"),
-        (["launch"], "commands are serve, check, tree and traffic"),
+        (["launch"], "commands are serve, run, check, tree, traffic and logs"),
     ],
 )
 def test_an_unknown_command_says_what_would_work(words, hint, capsys):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -208,12 +209,21 @@ def address():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_into_a_pipe_each_round_is_written_whole_and_a_signal_ends_it_cleanly(address, number):
     command = [sys.executable, "-m", "engine", "tree", "--url", address, "--watch", "0.1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, number, signal.SIG_DFL),  # a shell's background job ignores SIGINT
+    ) as process:
         rounds = 0
         while rounds < 2:  # each is there before the next, though the pipe is not full
             rounds += process.stdout.readline().startswith("root  running")
         process.send_signal(number)
-        rest, errors = process.communicate(timeout=30)
+        try:
+            rest, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert (process.returncode, errors) == (0, "")
     assert "\x1b" not in rest
 

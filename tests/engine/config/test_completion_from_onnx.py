@@ -417,7 +417,11 @@ WHOLE = content(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    deadline=None,
+    max_examples=300,
+)
 @given(
     edits=st.lists(
         st.tuples(

@@ -142,7 +142,11 @@ def test_text_to_text_is_complete(load, made):
 def test_no_mutation_of_an_archive_raises(tmp_path, backends, made, file):
     whole = made[file]
 
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+    @settings(
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+        deadline=None,
+        max_examples=150,
+    )
     @given(
         edits=st.lists(
             st.tuples(st.integers(0, len(whole) - 1), st.binary(max_size=8)), min_size=1, max_size=8

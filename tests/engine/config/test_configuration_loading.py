@@ -160,7 +160,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
 @given(pieces=st.lists(PIECES, max_size=8, unique=True))
 def test_no_configuration_raises(tmp_path, backends, pieces):
     directory = tmp_path / "m"

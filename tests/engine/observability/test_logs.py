@@ -279,6 +279,32 @@ def test_what_was_lost_is_told_once_writing_works_again():
     assert err.getvalue() == "(1 log lines were lost)\ntold\n"
 
 
+class Filling(io.StringIO):
+    """A disk that has room for part of the first write, and then, when somebody has made some, for all."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.room = room
+        self.full = threading.Event()
+
+    def write(self, text):
+        if not self.full.is_set():
+            super().write(text[: self.room])
+            self.full.set()
+            raise OSError(28, "No space left")
+        return super().write(text)
+
+
+def test_what_follows_a_line_that_was_written_in_part_begins_a_line_of_its_own():
+    out = Filling(room=4)
+    sink = LogSink(out, out)
+    sink.write("torn apart", severe=False)
+    assert out.full.wait(10)
+    sink.write("whole", severe=False)
+    sink.close()
+    assert out.getvalue() == "torn\n(1 log lines were lost)\nwhole\n"
+
+
 class Stalled(io.StringIO):
     """A pipe whose reader is busy elsewhere."""
 
@@ -398,8 +424,7 @@ def test_a_request_has_one_canonical_line_with_its_times_and_outcome():
             request(id="r1"),
             version=2,
             outcome=Event.REQUEST_COMPLETED,
-            queue_ns=1_500,
-            compute_infer_ns=2_000_000,
+            times=(1_500, 20_000, 2_000_000, 3_000),
             total_ns=3_000_999,
         )
     assert lines == [
@@ -412,7 +437,9 @@ def test_a_request_has_one_canonical_line_with_its_times_and_outcome():
             "rows": 1,
             "outcome": "completed",
             "queue_us": 1,
+            "compute_input_us": 20,
             "compute_infer_us": 2000,
+            "compute_output_us": 3,
             "total_us": 3000,
         }
     ]

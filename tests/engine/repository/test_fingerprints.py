@@ -210,7 +210,11 @@ class TestContents:
         with pytest.raises(FetchCancelled):
             repository.contents(cancelled=lambda: True)
 
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=15)
+    @settings(
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+        deadline=None,
+        max_examples=15,
+    )
     @given(
         one=st.dictionaries(st.sampled_from(["1/a", "1/b", "2/a", "c", "d/e"]), st.sampled_from(["x", "y"])),
         other=st.dictionaries(

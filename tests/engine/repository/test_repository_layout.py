@@ -184,7 +184,11 @@ class TestVersions:
         assert found == ()
         assert problem.message == "model directory can't be listed: No such file or directory"
 
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+    @settings(
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+        deadline=None,
+        max_examples=50,
+    )
     @given(names=st.sets(st.text("0123456789a-+ ", min_size=1, max_size=5), max_size=6))
     def test_any_names_give_distinct_positive_versions(self, tmp_path_factory, names):
         model = tmp_path_factory.mktemp("repository") / "m"

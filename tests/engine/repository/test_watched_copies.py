@@ -19,7 +19,11 @@ from engine.repository.source import FetchFailed
 M = ModelKey("m")
 FILES = {"config.pbtxt": b"max_batch_size: 1", "1/model.onnx": bytes(range(200)), "labels.txt": b"cat\ndog\n"}
 MANIFEST = "".join(f"{hashlib.sha256(text).hexdigest()}  {name}\n" for name, text in FILES.items())
-QUIET = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=20)
+QUIET = settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    deadline=None,
+    max_examples=20,
+)
 
 
 class Watched:

@@ -19,10 +19,12 @@ from actors.messages.tensors import Tensor
 from actors.model import ModelState
 from actors.router import Router
 from actors.specs import DynamicBatching, InputSpec, InstanceSpec, ModelSpec, OutputSpec
+from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
 from engine.config.backends import BackendTraits
 from engine.launch import WorkerLauncher
 from engine.settings import MetricsSettings
+from engine.spares import Spares
 from engine.subtree import ModelSubtrees
 
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -49,9 +51,14 @@ class Running:
     """A model version that runs, and what a test may do with it."""
 
     def __init__(
-        self, state: ModelState, supervisor: Supervisor, events: list[tuple[str, dict[str, Any]]]
+        self,
+        state: ModelState,
+        supervisor: Supervisor,
+        events: list[tuple[str, dict[str, Any]]],
+        spares: Spares,
     ) -> None:
         self.state = state
+        self.spares = spares
         self.supervisor = supervisor
         self.events = events
 
@@ -144,7 +151,9 @@ def serve() -> Serve:
     """Open a model version on a backend of `tests/support/worker_backends.py`."""
 
     @asynccontextmanager
-    async def opened(backend: str, *, wait: bool = True, **changes: Any) -> AsyncIterator[Running]:
+    async def opened(
+        backend: str, *, wait: bool = True, spare_workers: int = 0, **changes: Any
+    ) -> AsyncIterator[Running]:
         classes = {
             "doubling": "Doubling",
             "pausing": "Pausing",
@@ -158,6 +167,7 @@ def serve() -> Serve:
             name: BackendTraits(name=name, target=f"worker_backends:{cls}") for name, cls in classes.items()
         }
         traits["in_thread"] = BackendTraits(name="in_thread", target="tests.support.worker_backends:Doubling")
+        traits["greedy"] = BackendTraits(name="greedy", target="greedy_backends:Greedy")
         traits["streaming"] = BackendTraits(name="streaming", target="decoupled_backends:Streaming")
         traits["streaming_in_thread"] = BackendTraits(
             name="streaming_in_thread", target="tests.support.decoupled_backends:Streaming"
@@ -170,24 +180,25 @@ def serve() -> Serve:
         router = Router()
         models = Supervisor()
         environ = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+        launcher = WorkerLauncher(traits, environ=environ, spare_workers=spare_workers, log=log)
         subtrees = ModelSubtrees(
             models,
             router,
-            WorkerLauncher(traits, environ=environ),
+            launcher,
             log=log,
             metrics=MetricsSettings(),
             stop_within=5.0,
         )
         async with trio.open_nursery() as nursery:
             # Hung under a root, so that paths are those of the server: `models/<name>/<version>`.
-            root = Supervisor([models.spec("models")])
+            root = Supervisor([ChildSpec("spares", launcher.spares.run), models.spec("models")])
             await nursery.start(
                 lambda task_status: root.serve(observer=subtrees.observe, task_status=task_status)
             )
             state = subtrees.make_state(make_spec(backend, **changes))
             router.load_begun(state.spec.key, state)
             await subtrees.start(state)
-            running = Running(state, models, events)
+            running = Running(state, models, events, launcher.spares)
             with trio.fail_after(120):
                 if wait:
                     await state.load_finished.wait()

@@ -208,6 +208,17 @@ async def test_a_cancelled_request_is_told_to_the_model(serve, tmp_path):
         assert (tmp_path / "cancelled-a").exists()
 
 
+async def test_a_client_that_leaves_before_the_model_has_begun_is_told_to_it(serve, tmp_path):
+    async with serve("streaming", **decoupled("in_threads", tmp_path)) as model:
+        for _ in range(10):
+            os.kill(model.pid(), signal.SIGSTOP)
+            port = await stream(model, 100_000_000, id="a")
+            await until(lambda: not model.state.instances[0].worker.idle)
+            model.state.cancel(port.request)
+            os.kill(model.pid(), signal.SIGCONT)
+            await port.ended.wait()
+
+
 async def test_a_request_that_waits_for_a_client_that_leaves_comes_free(serve, tmp_path):
     async with serve("streaming", **decoupled("in_threads", tmp_path)) as model:
         port = await stream(model, 100_000_000, id="a", port=Parts(takes=False))

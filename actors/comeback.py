@@ -1,0 +1,52 @@
+"""Who starts first when all versions have to come back at once, after a crash of the supervisor of all.
+
+Workers that start together share the cores, and are all ready late. Where there are more of them than cores, one instance of each version starts
+first, and the others when those serve: until then each model has half as long to wait, or less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import trio
+
+from actors.model import InstanceState
+from actors.supervision.context import Stopping
+
+PATIENCE: Final = 5.0
+"""Seconds after which nobody waits any more: a model that takes long to load must not cost the others their instances."""
+
+
+class Comeback:
+    """One return of `versions`, each told by its instances. Without any, nobody has to wait."""
+
+    def __init__(self, versions: Iterable[Sequence[InstanceState]] = (), *, cores: int = 0) -> None:
+        """`cores` workers may start together without delaying one another."""
+        crowd = [instances for instances in versions if instances]
+        crowded = sum(map(len, crowd)) > cores
+        self._first = {_first(instances) for instances in crowd} if crowded else set()
+        self._later = {each for instances in crowd for each in instances} - self._first if crowded else set()
+        self._until = trio.current_time() + PATIENCE if crowded else -math.inf
+        self._open = trio.Event()
+
+    async def wait_turn(self, instance: InstanceState, stopping: Stopping) -> None:
+        """Return when `instance` may start, or is asked to stop. Whoever starts again later does not wait."""
+        if instance not in self._later:
+            return
+        self._later.discard(instance)
+        with trio.move_on_at(self._until) as scope:
+            stopping.then(scope.cancel)
+            await self._open.wait()
+
+    def over(self, instance: InstanceState) -> None:
+        """`instance` serves, or has died: nobody need wait for it."""
+        self._first.discard(instance)
+        if not self._first:
+            self._open.set()
+
+
+def _first(instances: Sequence[InstanceState]) -> InstanceState:
+    """Return one that will execute, if there is any."""
+    return next((each for each in instances if not each.spec.passive), instances[0])

@@ -1,0 +1,103 @@
+"""Who has worn-out workers of a model version replaced, one at a time: an actor beside the version's instances.
+
+`actors.scheduling.recycling` decides; whoever can start and stop instances replaces. The request path knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import trio
+
+from actors.fault_points import fault_point
+from actors.messages.errors import TritiumError
+from actors.messages.events import Event, Log
+from actors.model import InstanceState, ModelState, Status
+from actors.scheduling.recycling import Rest, Wear, ceiling_reached, next_look
+from actors.specs import Recycle
+from actors.supervision.context import ChildContext
+from actors.worker import LiveWorker
+
+Measure = Callable[[int], Awaitable[int]]
+"""Returns the bytes of memory that a process takes, with all that it has started; 0 where it has gone."""
+
+
+class Instances(Protocol):
+    """Starts and ends instances of versions; `engine.subtree` does."""
+
+    async def replace(self, state: ModelState, each: InstanceState) -> InstanceState:
+        """Start an instance like this one, and once it serves give this one no more batches; return the new one.
+
+        Raises TritiumError where the new one can't load the model; then everything is as before, as it is where the
+        caller is cancelled.
+        """
+
+    async def retire(self, state: ModelState, each: InstanceState) -> None:
+        """Wait until an instance that was replaced has answered what it has, then end it."""
+
+
+class Recycler:
+    """Looks at the workers of one version, for as long as it serves."""
+
+    def __init__(
+        self, state: ModelState, ceilings: Recycle, *, instances: Instances, measure: Measure, log: Log
+    ) -> None:
+        self._state = state
+        self._ceilings = ceilings
+        self._instances = instances
+        self._measure = measure
+        self._log = log
+        self._rest = Rest()
+
+    async def run(self, ctx: ChildContext) -> None:
+        """Replace what reaches a ceiling, until cancelled."""
+        ctx.started()
+        while True:
+            now = trio.current_time()
+            ages = [now - worker.serving_since for worker, _ in self._serving()]
+            await trio.sleep_until(max(now + next_look(ages, self._ceilings), self._rest.until))
+            await self._look()
+
+    @fault_point("recycler.look")
+    async def _look(self) -> None:
+        """Replace the oldest that has reached a ceiling."""
+        if self._state.status is not Status.READY:
+            return
+        for worker, each in sorted(self._serving(), key=lambda pair: pair[0].serving_since):
+            ceiling = ceiling_reached(await self._wear(worker, each), self._ceilings)
+            if ceiling and each.worker is worker and each in self._state.rotation and not each.hunting:
+                await self._recycle(worker, each, ceiling)
+                return
+
+    def _serving(self) -> list[tuple[LiveWorker, InstanceState]]:
+        return [(each.worker, each) for each in self._state.rotation if each.worker is not None]
+
+    async def _wear(self, worker: LiveWorker, each: InstanceState) -> Wear:
+        memory = 0
+        if self._ceilings.memory and each.pid is not None:
+            memory = await self._measure(each.pid)
+        age = trio.current_time() - worker.serving_since
+        return Wear(memory=memory, requests=worker.given, seconds=age)
+
+    async def _recycle(self, worker: LiveWorker, each: InstanceState, ceiling: str) -> None:
+        spec, began, pid = self._state.spec, trio.current_time(), each.pid
+        keys: dict[str, Any] = {
+            "model": spec.name,
+            "version": spec.version,
+            "instance": each.spec.name,
+            "pid": pid,
+            "ceiling": ceiling,
+        }
+        worker.farewell = "recycled"
+        try:
+            fresh = await self._instances.replace(self._state, each)
+        except TritiumError as error:
+            worker.farewell = "stopped"
+            self._rest.failed(trio.current_time())
+            self._log(Event.WORKER_RECYCLED, level="warning", **keys, error=error.message)
+            return
+        self._rest.replaced(began, trio.current_time())
+        self._state.statistics.recycled[ceiling] += 1
+        self._log(Event.WORKER_RECYCLED, **keys, replacement=fresh.pid, seconds=trio.current_time() - began)
+        await self._instances.retire(self._state, each)  # so there is never more than one worker too many

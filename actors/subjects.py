@@ -1,0 +1,69 @@
+"""What workers may ask and tell the server, by subject: a table that the composition root fills.
+
+It knows no subject itself: who answers or hears one registers for it, and is told when a worker is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from actors.call_fields import Attached
+from actors.frames import FrameError
+from actors.messages.errors import NotFound
+from actors.specs import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Caller:
+    """One life of one worker, as handlers of what it asks and tells know it. Equality is identity."""
+
+    spec: ModelSpec
+    instance: str
+
+
+Ask = Callable[[Mapping[str, object], Mapping[str, bytes], Caller], Awaitable[Mapping[str, object]]]
+"""Answers a question: body, attachments, who asks. Raises TritiumError, which is told to the worker, and FrameError."""
+
+Tell = Callable[[Mapping[str, object], Caller], None]
+"""Takes what a worker tells: body, who tells it. Raises FrameError for what no well-behaved worker says."""
+
+
+class Subjects:
+    """What workers may ask and tell, by subject: a table that the composition root fills."""
+
+    def __init__(self) -> None:
+        self._asks: dict[str, Ask] = {}
+        self._tells: dict[str, Tell] = {}
+        self._ends: list[Callable[[Caller], None]] = []
+
+    def answer(self, subject: str, handler: Ask) -> None:
+        """Have `handler` answer questions on `subject`."""
+        self._asks[subject] = handler
+
+    def hear(self, subject: str, handler: Tell) -> None:
+        """Have `handler` told what workers tell on `subject`."""
+        self._tells[subject] = handler
+
+    def on_end(self, handler: Callable[[Caller], None]) -> None:
+        """Have `handler` told when a worker is gone, whatever it had asked or told."""
+        self._ends.append(handler)
+
+    async def ask(self, attached: Attached, caller: Caller) -> Mapping[str, object]:
+        """Return the answer to a question. Raises what handlers do, and NotFound for a subject that nobody answers."""
+        handler = self._asks.get(attached.subject)
+        if handler is None:
+            raise NotFound(f"this server does not answer questions on '{attached.subject}'")
+        return await handler(attached.body, attached.attachments, caller)
+
+    def tell(self, attached: Attached, caller: Caller) -> None:
+        """Pass on what a worker tells. Raises FrameError for a subject that nobody hears."""
+        handler = self._tells.get(attached.subject)
+        if handler is None:
+            raise FrameError(f"a worker tells of '{attached.subject}'")
+        handler(attached.body, caller)
+
+    def ended(self, caller: Caller) -> None:
+        """A worker is gone."""
+        for handler in self._ends:
+            handler(caller)

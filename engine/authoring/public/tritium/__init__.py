@@ -1,0 +1,10 @@
+"""Write models for Tritium: `import tritium`. The names are explained in docs/authoring.md.
+
+This is the one package whose names are imported from it and not from its modules: it is the face of `engine.authoring`.
+"""
+
+from __future__ import annotations
+
+from engine.authoring.api import *  # noqa: F403  # what is public is listed there
+from engine.authoring.api import __all__ as __all__
+from engine.authoring.api import linked as linked

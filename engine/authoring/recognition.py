@@ -1,0 +1,34 @@
+"""How the Python backend finds the model in a file, whichever of the two ways it is written in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from engine.authoring.adapting import adapted
+from engine.authoring.declaring import declared_in
+from engine.authoring.tensors import DeclarationError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def model_class(module: ModuleType, *, called: str = "") -> Any:
+    """Return the class to make the model's object of: `TritonPythonModel`, or what stands for a `tritium.model`.
+
+    `called` is what its author calls the module, where that is not its name. Raises DeclarationError where the module has both,
+    and AttributeError where it has neither.
+    """
+    declared = declared_in(module)
+    if declared is None:
+        found = getattr(module, "TritonPythonModel", None)
+        if found is None:
+            raise AttributeError(
+                f"module '{called or module.__name__}' has no attribute 'TritonPythonModel', and nothing that is declared"
+                " with tritium.model"
+            )
+        return found
+    if hasattr(module, "TritonPythonModel"):
+        raise DeclarationError(
+            f"'{declared.signature.name}' is declared with tritium.model beside a class TritonPythonModel: a file has one model"
+        )
+    return adapted(declared)

@@ -1,0 +1,97 @@
+"""Device memory, through the driver that every framework with CUDA tensors has loaded already."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LIBRARY = "libcuda.so.1"
+
+
+class CudaError(RuntimeError):
+    """There is no driver, or it refuses what it is asked for."""
+
+
+class Driver:
+    """The CUDA driver of this process. Every method raises CudaError where the driver says no."""
+
+    def __init__(self) -> None:
+        try:
+            self._library: Any = ctypes.CDLL(_LIBRARY)
+        except OSError as error:
+            raise CudaError(f"GPU memory can't be reached: {error}") from error
+        self._call("cuInit", ctypes.c_uint(0))
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+
+    def copy_to_host(self, device: int, source: int, target: int, nbytes: int) -> None:
+        """Copy `nbytes` from device address `source` to host address `target`, after everything the device has to do."""
+        with self._context(device):
+            self._call("cuCtxSynchronize")
+            self._call(
+                "cuMemcpyDtoH_v2", ctypes.c_void_p(target), ctypes.c_uint64(source), ctypes.c_size_t(nbytes)
+            )
+
+    def copy_to_device(self, device: int, source: int, target: int, nbytes: int) -> None:
+        """Copy `nbytes` from host address `source` to device address `target`."""
+        with self._context(device):
+            self._call(
+                "cuMemcpyHtoD_v2", ctypes.c_uint64(target), ctypes.c_void_p(source), ctypes.c_size_t(nbytes)
+            )
+
+    def synchronize(self, device: int) -> None:
+        """Wait until the device has done everything, so that whoever reads next needs no stream of ours."""
+        with self._context(device):
+            self._call("cuCtxSynchronize")
+
+    def allocate(self, device: int, nbytes: int) -> int:
+        """Return the address of fresh device memory; `free` takes it back."""
+        address = ctypes.c_uint64()
+        with self._context(device):
+            self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
+        return address.value
+
+    def free(self, device: int, address: int) -> None:
+        """Give memory back."""
+        with self._context(device):
+            self._call("cuMemFree_v2", ctypes.c_uint64(address))
+
+    @contextlib.contextmanager
+    def _context(self, device: int) -> Iterator[None]:
+        """Make the device's primary context, which frameworks use, the calling thread's own for a while."""
+        self._call("cuCtxPushCurrent_v2", self._contexts.get(device) or self._retain(device))
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def _retain(self, device: int) -> ctypes.c_void_p:
+        handle, context = ctypes.c_int(), ctypes.c_void_p()
+        self._call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+        self._contexts[device] = context
+        return context
+
+    def _call(self, function: str, *arguments: object) -> None:
+        status = getattr(self._library, function)(*arguments)
+        if status:
+            name = ctypes.c_char_p()
+            self._library.cuGetErrorName(status, ctypes.byref(name))
+            said = (name.value or b"an unknown error").decode()
+            raise CudaError(f"the CUDA driver answers {said} to {function}")
+
+
+_making = threading.Lock()
+_made: list[Driver] = []
+
+
+def driver() -> Driver:
+    """Return the process's driver, loaded when it is first asked for. Raises CudaError without one."""
+    with _making:
+        if not _made:
+            _made.append(Driver())
+        return _made[0]

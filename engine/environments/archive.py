@@ -1,0 +1,188 @@
+"""Unpacks a packed environment, such as conda-pack makes, without trusting it to stay where it is put.
+
+No member is ever written through a link: directories and files come first, hard links to these next, symbolic links last,
+when all directories that these lie in have been made, and a name that needs two of them is refused. Where links lead is looked at
+once all of them are there, for the way of one may go over another. None may lead out, but for that of a packed virtual
+environment to its Python. Set-user-id bits, devices and owners are not taken over; times are, since compiled modules are only
+used while the times of their sources are what they were.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from engine.environments.layout import EnvironmentFailed, bare_environ
+
+MOST_BYTES: Final = 64 * 1024**3  # unpacked; a CUDA framework with everything it likes takes about ten
+MOST_MEMBERS: Final = 2_000_000
+SPARE_BYTES: Final = 1024**3  # of the file system, which must be left when it is unpacked
+_INTERPRETER: Final = re.compile(r"bin/python[0-9.]*")  # of a packed venv it is a link to the machine's own
+_CHUNK: Final = 1024 * 1024
+_RELOCATE_SECONDS: Final = 600.0
+
+
+def unpack(archive: Path, directory: Path, progress: Callable[[int], None] = lambda members: None) -> None:
+    """Unpack a tar file (gzip, bzip2, xz or none) into `directory`, which exists and is empty.
+
+    `progress` is called with the number of members so far. Raises EnvironmentFailed.
+    """
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            _Unpacking(tar, archive, directory, progress).run()
+    except (
+        tarfile.TarError,
+        EOFError,
+        OSError,
+        ValueError,
+        OverflowError,
+        zlib.error,
+        lzma.LZMAError,
+    ) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise EnvironmentFailed(f"unpacking '{archive}' failed: {error}") from error
+        raise EnvironmentFailed(
+            f"'{archive}' can't be unpacked: {error}", hint="pack it as conda-pack does, as a .tar.gz"
+        ) from error
+
+
+def relocate(directory: Path) -> None:
+    """Have conda's files name the place where they are now, if conda-pack has brought what does that.
+
+    Raises EnvironmentFailed where it fails.
+    """
+    script = directory / "bin" / "conda-unpack"
+    python = directory / "bin" / "python"
+    if not (script.is_file() and python.exists()):
+        return
+    environ = bare_environ()
+    try:
+        done = subprocess.run(
+            [str(python), str(script)],
+            env={**environ, "PATH": os.pathsep.join((str(directory / "bin"), environ["PATH"]))},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_RELOCATE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentFailed(f"'{script}' can't be run: {error}") from error
+    if done.returncode:
+        raise EnvironmentFailed(f"'{script}' fails: {done.stderr[-2000:].decode(errors='replace').strip()}")
+
+
+class _Unpacking:
+    """One archive on its way to one directory."""
+
+    def __init__(
+        self, tar: tarfile.TarFile, archive: Path, directory: Path, progress: Callable[[int], None]
+    ) -> None:
+        self._tar = tar
+        self._archive = archive
+        self._directory = directory
+        self._progress = progress
+        self._left = min(MOST_BYTES, shutil.disk_usage(directory).free - SPARE_BYTES)
+        self._hard: list[tuple[str, str]] = []
+        self._symbolic: list[tuple[str, str]] = []
+
+    def run(self) -> None:
+        """Unpack everything."""
+        for count, member in enumerate(self._tar, 1):
+            if count > MOST_MEMBERS:
+                raise self._refused(f"it has more than {MOST_MEMBERS} members")
+            self._take(member)
+            if count % 1000 == 0:
+                self._progress(count)
+        self._read_to_the_end()
+        for name, target in self._hard:
+            self._link(name, target)
+        for path, (name, target) in [(self._place(each[0]), each) for each in self._symbolic]:
+            try:
+                path.symlink_to(target)
+            except FileExistsError:
+                raise self._refused(f"'{name}' is a link and something else as well") from None
+        self._check_links()
+
+    def _read_to_the_end(self) -> None:
+        """Have the compressed file's own checksum compared, which comes behind the last member."""
+        assert self._tar.fileobj is not None
+        while self._tar.fileobj.read(_CHUNK):
+            continue
+
+    def _check_links(self) -> None:
+        paths = [(name, self._directory / name) for name, _ in self._symbolic]
+        pythons = {os.path.realpath(path) for name, path in paths if _is_python(name, os.readlink(path))}
+        root = os.path.realpath(self._directory)
+        for name, path in paths:
+            real = os.path.realpath(path)
+            if not (Path(real).is_relative_to(root) or real in pythons):
+                raise self._refused(f"'{name}' leads out of it, to '{real}'")
+
+    def _take(self, member: tarfile.TarInfo) -> None:
+        name = self._inside(member.name, member.name)
+        if not name:
+            return  # the directory itself
+        if member.isdir():
+            self._place(name).mkdir(exist_ok=True)
+        elif member.isreg():
+            self._write(member, self._place(name))
+        elif member.islnk():
+            self._hard.append((name, self._inside(member.linkname, member.name)))
+        elif member.issym():
+            if not _is_python(name, member.linkname):
+                self._inside(posixpath.join(posixpath.dirname(name), member.linkname), member.name)
+            self._symbolic.append((name, member.linkname))
+        else:
+            raise self._refused(f"'{member.name}' is neither a file nor a directory nor a link")
+
+    def _inside(self, path: str, whose: str) -> str:
+        """Return `path` without detours, empty for the directory itself. Raises where it leads out."""
+        normal = posixpath.normpath(path)
+        if posixpath.isabs(normal) or normal.split("/")[0] == ".." or "\0" in normal:
+            raise self._refused(f"'{whose}' leads out of it, to '{path}'")
+        return "" if normal == "." else normal
+
+    def _place(self, name: str) -> Path:
+        path = self._directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _write(self, member: tarfile.TarInfo, path: Path) -> None:
+        self._left -= abs(member.size)
+        if self._left < 0:
+            raise self._refused("it takes more room than there is, or than an environment may")
+        source = self._tar.extractfile(member)
+        assert source is not None  # it is a regular file
+        path.unlink(missing_ok=True)  # a later member of the same name goes before an earlier one
+        descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700 if member.mode & 0o100 else 0o600
+        )
+        with source, open(descriptor, "wb") as file:
+            shutil.copyfileobj(source, file, _CHUNK)
+            os.fchmod(file.fileno(), member.mode & 0o755 | 0o600)
+        os.utime(path, (member.mtime, member.mtime))
+
+    def _link(self, name: str, target: str) -> None:
+        path = self._place(name)
+        path.unlink(missing_ok=True)
+        try:
+            path.hardlink_to(self._directory / target)
+        except OSError as error:
+            raise self._refused(f"'{name}' is a link to '{target}': {error.strerror}") from error
+
+    def _refused(self, why: str) -> EnvironmentFailed:
+        return EnvironmentFailed(f"'{self._archive}' is not unpacked: {why}")
+
+
+def _is_python(name: str, target: str) -> bool:
+    return _INTERPRETER.fullmatch(name) is not None and posixpath.isabs(target)

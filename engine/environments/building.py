@@ -1,0 +1,139 @@
+"""The program that builds one environment; run by path, `python …/engine/environments/building.py <order>`.
+
+The order is JSON. What it is doing is told on standard output, a JSON object a line, the last of which holds `facts` or
+an `error`. Standard input is a lifeline: when it ends, because the server has lost interest or has died, so does everything
+in this process group.
+
+Theory of operation. Whoever holds the lock of an environment may build it, in its final place: the scripts of an environment
+name the place that it was made in, so that it can't be moved there afterwards. The marker is written when it is whole. Who gets
+the lock and finds a directory without a marker finds what an interrupted build has left, and removes it.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """Carry out one order."""
+    order = json.loads(sys.argv[1])
+    sys.path[0] = str(Path(__file__).parents[2])
+    threading.Thread(target=_die_with_the_server, daemon=True).start()
+    from engine.environments.layout import EnvironmentFailed
+
+    answer: dict[str, Any]
+    try:
+        answer = {"facts": _carry_out(order)}
+    except EnvironmentFailed as error:
+        answer = {"error": str(error), "hint": error.hint}
+    except OSError as error:  # no room, no rights: the operator's to mend
+        answer = {"error": f"building the environment of '{order['source']}' failed: {error}"}
+    _say(answer)
+
+
+def _die_with_the_server() -> None:
+    while os.read(0, 1):
+        continue
+    os.killpg(0, signal.SIGKILL)
+
+
+def _say(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _step(text: str) -> None:
+    _say({"step": text})
+
+
+def _carry_out(order: dict[str, str]) -> dict[str, Any]:
+    from engine.environments.interpreter import examine
+    from engine.environments.layout import lock_path, read_marker, write_marker
+
+    source = Path(order["source"])
+    if order["kind"] == "directory":
+        return asdict(examine(source, source))
+    target = Path(order["target"])
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with lock_path(target).open("w") as lock:
+        _acquire(lock.fileno())
+        facts = read_marker(target)
+        if facts is None:
+            if order["kind"] == "requirements":
+                _check(order)  # afterwards pip may have left something beside a local package
+            _clear(target)
+            try:
+                _build(order["kind"], source, target)
+                if order["kind"] == "archive":
+                    _check(order)
+                _step("examining it")
+                facts = examine(target, source)
+            except BaseException:
+                _clear(target)
+                raise
+            write_marker(target, facts)
+        return asdict(facts)
+
+
+def _check(order: dict[str, str]) -> None:
+    """Raise EnvironmentFailed where the source is no longer what the environment is named after."""
+    from engine.environments import requirements
+    from engine.environments.layout import EnvironmentFailed
+
+    source = Path(order["source"])
+    now = (
+        requirements.file_digest(source)
+        if order["kind"] == "archive"
+        else requirements.digest(source, root=Path("/"))
+    )
+    if now != order["digest"]:
+        raise EnvironmentFailed(
+            f"'{source}' was changed while its environment was built", hint="load the model again"
+        )
+
+
+def _acquire(descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _step("waiting for another process that builds it")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def _clear(target: Path) -> None:
+    """Remove what an interrupted build has left; nobody is to find half of it under the environment's name."""
+    if not os.path.lexists(target):
+        return
+    aside = target.with_name(f"{target.name}.removed")
+    shutil.rmtree(aside, ignore_errors=True)
+    target.rename(aside)
+    shutil.rmtree(aside)
+
+
+def _build(kind: str, source: Path, target: Path) -> None:
+    if kind == "requirements":
+        from engine.environments import virtual
+
+        _step("making a virtual environment")
+        virtual.make(target, source, _step)
+        return
+    from engine.environments import archive
+
+    _step("unpacking")
+    target.mkdir()
+    archive.unpack(source, target, lambda members: _step(f"unpacking: {members} files"))
+    archive.relocate(target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The runtimes of a model's versions, and all that keeps them from having one: a part of reading its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from actors.messages.errors import ErrorCode
+from actors.specs import Runtime
+from engine.config.backends import BackendTraits
+from engine.config.problems import Problem, Severity
+from engine.config.settings import TritiumSettings
+from engine.environments import requirements
+from engine.environments.cache import Environments, NotBuilt
+from engine.environments.declared import PATH_PARAMETER, Environment, declared
+from engine.environments.layout import EnvironmentFailed
+from engine.repository.layout import VersionDirectory
+
+_KEY: Final = f'parameters["{PATH_PARAMETER}"]'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What each version runs on, by number; one that is not in it runs on the server's own interpreter.
+
+    `unbuilt` are the environments that have to be built first, of the versions `waiting`.
+    """
+
+    runtimes: Mapping[int, Runtime] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    unbuilt: tuple[Environment, ...] = ()
+    waiting: tuple[int, ...] = ()
+
+    def fails(self, version: int) -> bool:
+        """Whether a version can't have what it asks for, so that nothing of it may be run."""
+        return version in self.waiting or any(
+            problem.is_error and version in problem.versions for problem in self.problems
+        )
+
+
+def choose(
+    parameters: Mapping[str, str],
+    traits: BackendTraits,
+    settings: TritiumSettings,
+    versions: Sequence[VersionDirectory],
+    model_directory: Path,
+    environments: Environments,
+) -> Chosen:
+    """Look up the environment of every version of a model whose backend runs Python code of its owner's."""
+    if not traits.runs_python:
+        return _without(parameters, traits)
+    runtimes: dict[int, Runtime] = {}
+    problems = _contradictions(parameters, versions, model_directory)
+    unbuilt: dict[Environment, list[int]] = {}
+    install = settings.requirements == "install"
+    for version in versions:
+        try:
+            environment = declared(parameters, version.path, model_directory, install=install)
+            if environment is None:
+                continue
+            if settings.isolation == "thread":
+                problems.append(_in_the_server(environment, version))
+                continue
+            found = _standing(environment, environments)
+            if found is None:
+                unbuilt.setdefault(environment, []).append(version.number)
+            else:
+                runtimes[version.number] = found
+        except EnvironmentFailed as error:
+            problems.append(_failed(error, version))
+    return Chosen(
+        runtimes=runtimes,
+        problems=tuple(problems),
+        unbuilt=tuple(unbuilt),
+        waiting=tuple(number for numbers in unbuilt.values() for number in numbers),
+    )
+
+
+def _standing(environment: Environment, environments: Environments) -> Runtime | None:
+    try:
+        return environments.runtime(environment)
+    except NotBuilt:
+        return None
+
+
+def _failed(error: EnvironmentFailed, version: VersionDirectory) -> Problem:
+    return Problem(message=str(error), hint=error.hint, code=ErrorCode.INTERNAL, versions=(version.number,))
+
+
+def not_built_yet(chosen: Chosen) -> list[Problem]:
+    """Return what is to be said where nobody is going to build what is missing, as in `tritium check`."""
+    return [
+        Problem(
+            severity=Severity.WARNING,
+            message=f"the environment of '{environment.source}' is not built yet, so that nothing was run in it",
+            hint="the server builds it when it loads the model",
+            path=environment.source,
+        )
+        for environment in chosen.unbuilt
+    ]
+
+
+def _without(parameters: Mapping[str, str], traits: BackendTraits) -> Chosen:
+    if PATH_PARAMETER not in parameters:
+        return Chosen()
+    ignored = Problem(
+        severity=Severity.WARNING,
+        message=f"'{PATH_PARAMETER}' has no effect: it is a parameter of Python models, not of '{traits.name}'",
+        key=_KEY,
+    )
+    return Chosen(problems=(ignored,))
+
+
+def _contradictions(
+    parameters: Mapping[str, str], versions: Sequence[VersionDirectory], model_directory: Path
+) -> list[Problem]:
+    """Warn of a requirements file that nobody installs because there is a packed environment."""
+    if not parameters.get(PATH_PARAMETER):
+        return []
+    found = {requirements.find(version.path, model_directory) for version in versions}
+    return [
+        Problem(
+            severity=Severity.WARNING,
+            message=f"'{path.name}' has no effect: the model has an environment by '{PATH_PARAMETER}'",
+            path=path,
+        )
+        for path in sorted(filter(None, found))
+    ]
+
+
+def _in_the_server(environment: Environment, version: VersionDirectory) -> Problem:
+    return Problem(
+        message=(
+            f"the model's environment, '{environment.source}', needs a process of its own, but 'tritium.isolation' is"
+            " 'thread'"
+        ),
+        key='parameters["tritium.isolation"]',
+        hint="use 'process', or set 'tritium.requirements' to 'ignore' if the server has what the model needs",
+        versions=(version.number,),
+    )

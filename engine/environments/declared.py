@@ -1,0 +1,82 @@
+"""Which environment a version of a model asks for, if any (contract, python_backend.md section 12, and Tritium's own)."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from engine.environments import requirements
+from engine.environments.layout import EnvironmentFailed
+
+PATH_PARAMETER: Final = "EXECUTION_ENV_PATH"
+MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
+
+
+class Kind(Enum):
+    """What an environment is made from."""
+
+    DIRECTORY = "directory"  # nothing: it is one
+    ARCHIVE = "archive"
+    REQUIREMENTS = "requirements"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """One environment. `digest` is of what it is made from, hexadecimal; a directory has none."""
+
+    kind: Kind
+    source: Path
+    digest: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the cache of environments."""
+        return f"{self.kind.value}-{self.digest[:32]}"
+
+
+def declared(
+    parameters: Mapping[str, str], version_directory: Path, model_directory: Path, *, install: bool = True
+) -> Environment | None:
+    """Return what a version asks for; None where it runs on the server's own interpreter.
+
+    `EXECUTION_ENV_PATH` among its parameters goes before a `requirements.txt`, which counts where `install` is true. Reads
+    and digests files, gigabytes of them perhaps: not for the event loop. Raises EnvironmentFailed.
+    """
+    given = parameters.get(PATH_PARAMETER, "")
+    if given:
+        return _packed(given.replace(MODEL_DIRECTORY, str(model_directory)))
+    path = requirements.find(version_directory, model_directory) if install else None
+    if path is None:
+        return None
+    digest = requirements.digest(path, root=model_directory.parent)
+    return Environment(kind=Kind.REQUIREMENTS, source=path.absolute(), digest=digest)
+
+
+def _packed(given: str) -> Environment:
+    path = Path(given).absolute()
+    if path.is_dir():
+        return Environment(kind=Kind.DIRECTORY, source=path)
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise EnvironmentFailed(f"'{path}' is neither an archive nor a directory")
+        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return Environment(kind=Kind.ARCHIVE, source=path, digest=_archive_digest(path, identity))
+    except OSError as error:
+        raise EnvironmentFailed(
+            f"Failed to get the canonical path for {given}.",
+            hint=f"{error.strerror or error}; {PATH_PARAMETER} names an archive of conda-pack, or an unpacked one, by its"
+            f" absolute path or by one that begins with {MODEL_DIRECTORY}",
+        ) from error
+
+
+@lru_cache(maxsize=256)
+def _archive_digest(path: Path, identity: tuple[int, ...]) -> str:
+    """Digest an archive once for each time that it is written, which changes its `identity`."""
+    del identity
+    return requirements.file_digest(path)

@@ -1,0 +1,29 @@
+"""How a process is started on the runtime of its model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from actors.specs import Runtime
+
+_SERVERS_OWN: Final = frozenset({"PYTHONPATH", "PYTHONPYCACHEPREFIX"})
+"""Variables that lead a Python to packages or compiled files that were made for another one."""
+
+
+def interpreter(runtime: Runtime) -> str:
+    """Return the path of the Python that a process of the model is started with: the server's own unless it has another."""
+    return runtime.interpreter or sys.executable
+
+
+def variables(environ: Mapping[str, str], runtime: Runtime) -> dict[str, str]:
+    """Return the environment variables of such a process, from what a process of the server's own interpreter would get.
+
+    In another interpreter nothing that was installed for the server's is found by way of PYTHONPATH or the user's own
+    site-packages directory.
+    """
+    if not runtime.interpreter:
+        return dict(environ)
+    kept = {name: value for name, value in environ.items() if name not in _SERVERS_OWN}
+    return {**kept, "PYTHONNOUSERSITE": "1", **dict(runtime.environ)}

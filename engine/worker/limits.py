@@ -1,0 +1,85 @@
+"""What a worker imposes on itself before it has any thread and any of its model's code. See docs/worker_life.md.
+
+It comes in an environment variable, so that it holds from the first line on: a sandbox that a thread enters does not hold for
+threads that are there already, and importing numpy starts some. Children inherit all of it.
+
+Nothing here fails: what the system refuses is told to the server, which tells the operator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+    from typing import Any
+
+VARIABLE = "TRITIUM_WORKER_LIMITS"
+"""A JSON object: `ceiling` of private memory in bytes, `watched`, `childless`, `sandbox`, and paths to `read` and to `write`."""
+
+unapplied: list[str] = []
+"""What was asked for and could not be had, each with its reason, for an operator to read."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def enter(environ: MutableMapping[str, str], root: str) -> None:
+    """Impose what `environ` asks for, and take it out of there. `root` is where our own modules lie."""
+    volunteer_for_the_oom_killer()
+    text = environ.pop(VARIABLE, "")
+    if not text:
+        return
+    wanted = json.loads(text)
+    if wanted.get("ceiling"):
+        unapplied.extend(_bound_memory(wanted["ceiling"]))
+    if wanted.get("watched") or wanted.get("sandbox", "off") != "off":
+        _stay_the_parent()
+    if wanted.get("watched") and not os.path.exists("/proc/thread-self/children"):
+        unapplied.append(
+            "limits of what the worker starts: this kernel does not list children (PROC_CHILDREN)"
+        )
+    unapplied.extend(_confine(wanted, root))
+
+
+def _confine(wanted: Mapping[str, Any], root: str) -> list[str]:
+    level = wanted.get("sandbox", "off")
+    if level == "off" and not wanted.get("childless"):
+        return []
+    from engine.worker import sandbox
+
+    return sandbox.enter(
+        level,
+        childless=wanted.get("childless", False),
+        read=sandbox.own_paths(root) + wanted.get("read", []),
+        write=wanted.get("write", []),
+    )
+
+
+def _bound_memory(ceiling: int) -> list[str]:
+    """Have what can't be meant fail where it is asked for: one allocation could fill the machine between two looks."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:
+        ceiling = min(ceiling, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_DATA, (ceiling, ceiling))
+    except (OSError, ValueError) as error:
+        return [f"the ceiling of {ceiling} bytes of private memory: {error}"]
+    return []
+
+
+def _stay_the_parent() -> None:
+    """Take over what our children leave behind, so that everything we have started is found below us."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def volunteer_for_the_oom_killer() -> None:
+    """Ask the kernel to kill this process rather than the server where the machine's memory is used up."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("500")
+    except OSError:
+        return  # some sandboxes mount /proc read-only; the server is then as likely a victim as we are

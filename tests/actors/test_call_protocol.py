@@ -1,0 +1,673 @@
+"""The server's end of the connection for calls, with a played worker that may be hostile and a played callee."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import math
+import mmap
+import os
+import random
+import socket
+import weakref
+from array import array
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors import frames
+from actors.call_frames import LARGEST_BODY, Letter
+from actors.call_pipe import CallPipe
+from actors.call_segments import map_segment, write_segment
+from actors.calls import MAX_ASKS, MAX_CALLS, MAX_SEGMENTS, MAX_UNREAD, CallHost, WorkerCalls
+from actors.frames import WINDOW_PARTS, FrameError, Part, Placed
+from actors.messages.datatypes import DataType
+from actors.messages.errors import ErrorCode, NotFound, Unavailable
+from actors.messages.requests import InferResponse
+from actors.messages.tensors import Tensor
+from actors.subjects import Caller, Subjects
+from chaos.descriptors import open_descriptors
+from tests.support.model_doubles import make_spec
+
+FP32 = DataType.FP32
+SEALS = 0x000F
+
+
+class PlayedCallee:
+    """Takes requests and answers when it is told to."""
+
+    marks = None
+
+    def __init__(self, **changes):
+        self.spec = make_spec(name="callee", **changes)
+        self.requests = []
+        self.cancelled = []
+        self.released = 0
+
+    def submit_nowait(self, request):
+        self.requests.append(request)
+
+    def cancel(self, request):
+        self.cancelled.append(request)
+
+    def respond(self, request, nbytes=4, *, final=True, error=None):
+        if error is not None:
+            request.reply.put(error, final=final)
+            return
+        outputs = [Tensor("OUTPUT", FP32, (nbytes // 4,), bytes(nbytes))] if nbytes else []
+        response = InferResponse(model_name="callee", model_version=1, outputs=outputs)
+        response.on_release(self._release)
+        request.reply.put(response, final=final)
+
+    def _release(self):
+        self.released += 1
+
+    def resolve(self, name, version="", *, namespace=""):
+        if name != "callee":
+            raise NotFound(f"no {name}")
+        return self
+
+
+class PlayedWorker:
+    """The worker's end, and what the live worker would hold."""
+
+    def __init__(self, sock):
+        self.sock = sock
+        sock.setblocking(False)
+        self.outstanding = {}
+        self.open = {}
+        self.condemned = []
+
+    def stop_prefetching(self):
+        """It does not prefetch."""
+
+    def call(self, number=1, data=bytes(4), **fields):
+        placed = [Placed("INPUT", FP32, (len(data) // 4,), 0, len(data))] if data else []
+        self.send(
+            Letter(
+                frames.CALL, number, {"model": "callee", "decoupled": True, **fields}, placed, data, len(data)
+            )
+        )
+
+    def send(self, letter):
+        for pieces in letter.packets():
+            self.sock.sendmsg(pieces)
+
+    def send_descriptor(self, descriptor, packet):
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))
+        self.sock.sendmsg([packet], [rights])
+
+    def parts(self):
+        """What has come, whole; the bytes of segments are the data."""
+        found = []
+        segment = None
+        while True:
+            try:
+                packet, descriptors, _, _ = socket.recv_fds(self.sock, frames.MAX_FRAME, 1)
+            except BlockingIOError:
+                return found
+            if packet[0] == frames.SEGMENT:
+                segment = map_segment(descriptors[0], frames.decode_segment(packet)[2], writable=True)
+            elif packet[0] == frames.MORE:
+                found[-1].data += frames.decode_more(packet)[2]
+            else:
+                part = Part.decode(packet)
+                part.data = part.data if segment is None else segment
+                segment = None
+                found.append(part)
+
+
+class Connection:
+    """Both ends."""
+
+    def __init__(self, calls, worker, callee, subjects):
+        self.calls = calls
+        self.worker = worker
+        self.callee = callee
+        self.subjects = subjects
+
+    async def settle(self):
+        await trio.testing.wait_all_tasks_blocked(0.001)
+
+    async def condemned(self):
+        await self.settle()
+        return [str(error) for error in self.worker.condemned]
+
+
+@asynccontextmanager
+async def connected(*, deadlocks=None, **changes):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    worker, callee, subjects = PlayedWorker(theirs), PlayedCallee(**changes), Subjects()
+    caller = Caller(make_spec(name="caller"), "caller_0_0")
+    calls = WorkerCalls(CallPipe(ours), caller, worker, CallHost(callee, subjects, deadlocks))
+    with theirs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(calls.run, worker.condemned.append)
+            yield Connection(calls, worker, callee, subjects)
+            nursery.cancel_scope.cancel()
+
+
+async def test_an_answer_is_copied_and_released_at_once():
+    async with connected() as connection:
+        connection.worker.call()
+        await connection.settle()
+        (request,) = connection.callee.requests
+        connection.callee.respond(request, 8)
+        assert connection.callee.released == 1
+        (part,) = connection.worker.parts()
+        assert (part.batch_id, part.final, part.nbytes) == (1, True, 8)
+
+
+async def test_a_large_letter_and_a_large_answer_go_in_sealed_segments():
+    async with connected() as connection:
+        data = random.Random(1).randbytes(1_000_000)
+        descriptor = write_segment([data[:500_000], data[500_000:]])
+        connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, len(data)))
+        os.close(descriptor)
+        placed = Placed("INPUT", FP32, (250_000,), 0, len(data))
+        (first, _) = next(Letter(frames.CALL, 1, {"model": "callee"}, [placed], b"", len(data)).packets())
+        connection.worker.sock.send(first)
+        await connection.settle()
+        (request,) = connection.callee.requests
+        assert bytes(request.inputs[0].data) == data
+        connection.callee.respond(request, 1_000_000)
+        (part,) = connection.worker.parts()
+        assert len(part.data) == 1_000_000
+
+
+async def test_answers_wait_for_credit_and_so_does_their_memory():
+    async with connected(decoupled=True) as connection:
+        connection.worker.call()
+        await connection.settle()
+        (request,) = connection.callee.requests
+        for _ in range(WINDOW_PARTS + 5):
+            connection.callee.respond(request, final=False)
+        connection.callee.respond(request, 0)
+        assert len(connection.worker.parts()) == WINDOW_PARTS == connection.callee.released
+        connection.worker.sock.send(frames.encode_credit(1, 0, 3, 12))
+        await connection.settle()
+        assert len(connection.worker.parts()) == 3
+        connection.worker.sock.send(frames.encode_credit(1, 0, 10, 40))
+        await connection.settle()
+        assert [part.final for part in connection.worker.parts()] == [False, False, True]
+        assert connection.callee.released == WINDOW_PARTS + 6
+
+
+async def test_cancelling_ends_a_call_at_once_and_tells_the_callee():
+    async with connected(decoupled=True) as connection:
+        connection.worker.call()
+        await connection.settle()
+        (request,) = connection.callee.requests
+        connection.worker.sock.send(frames.encode_cancel(1, 0))
+        await connection.settle()
+        (part,) = connection.worker.parts()
+        assert (part.final, part.answer.code) == (True, ErrorCode.CANCELLED)
+        assert connection.callee.cancelled == [request]
+        connection.callee.respond(request)
+        assert connection.callee.released == 1
+        assert connection.worker.parts() == []
+
+
+async def test_a_call_that_is_cancelled_before_it_waits_for_room_is_not_submitted():
+    async with connected() as connection:
+
+        def full(request):
+            raise trio.WouldBlock
+
+        async def wait(request):
+            raise AssertionError("it has ended")
+
+        connection.callee.submit_nowait, connection.callee.submit = full, wait
+        connection.worker.call()
+        connection.worker.sock.send(frames.encode_cancel(1, 0))
+        await connection.settle()
+        assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED]
+
+
+async def test_the_inputs_of_a_call_go_with_its_answer():
+    """Not with the garbage, later: they may be large, and each large one is a mapping of its own."""
+    async with connected() as connection:
+        connection.worker.call()
+        await connection.settle()
+        reference = weakref.ref(connection.callee.requests[0].inputs[0].data)
+        gc.disable()
+        try:
+            connection.callee.respond(connection.callee.requests.pop())
+            assert reference() is None
+        finally:
+            gc.enable()
+
+
+async def test_the_inputs_of_a_call_that_would_wait_for_itself_go_with_the_refusal():
+    class Circles:
+        def __init__(self):
+            self.data = []
+
+        def check(self, call):
+            self.data.append(weakref.ref(call.request.inputs[0].data))
+            raise Unavailable("a circle")
+
+    circles = Circles()
+    async with connected(deadlocks=circles) as connection:
+        connection.worker.outstanding[4] = SimpleNamespace(id=4, requests=[])
+        gc.disable()
+        try:
+            connection.worker.call(parent=[4, -1], blocking=True)
+            await connection.settle()
+            assert [reference() for reference in circles.data] == [None]
+        finally:
+            gc.enable()
+        assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.UNAVAILABLE]
+        assert connection.callee.requests == []
+
+
+async def test_the_end_of_the_connection_cancels_what_is_under_way():
+    async with connected() as connection:
+        gone = []
+        connection.subjects.on_end(gone.append)
+        connection.worker.call()
+        await connection.settle()
+        connection.worker.sock.shutdown(socket.SHUT_RDWR)
+        await connection.settle()
+        assert connection.callee.cancelled == connection.callee.requests
+        assert [caller.instance for caller in gone] == ["caller_0_0"]
+        connection.callee.respond(connection.callee.requests[0])
+        assert connection.callee.released == 1
+
+
+async def test_the_parent_of_a_call_gives_it_its_deadline_and_its_cancellation():
+    async with connected() as connection:
+        parent = SimpleNamespace(
+            deadline=7.5, synthetic=True, affinity="a", tenant="t", cancelled=False, answered=False
+        )
+        batch = SimpleNamespace(id=4, requests=[None, parent])
+        connection.worker.outstanding[4] = batch
+        connection.worker.call(parent=[4, 1], blocking=True)
+        await connection.settle()
+        (request,) = connection.callee.requests
+        assert (request.deadline, request.synthetic, request.affinity, request.tenant) == (
+            7.5,
+            True,
+            "a",
+            "t",
+        )
+        assert [call.request for call in connection.calls.blocking(batch)] == [request]
+        parent.cancelled = True
+        connection.calls.parent_cancelled(parent)
+        assert connection.callee.cancelled == [request]
+        assert not connection.calls.any_blocking
+        connection.worker.call(2, parent=[4, 1])
+        await connection.settle()
+        assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED] * 2
+
+
+async def test_a_call_for_a_whole_batch_is_for_those_who_still_wait():
+    async with connected() as connection:
+        first, second = (
+            SimpleNamespace(
+                deadline=math.inf,
+                synthetic=False,
+                affinity="",
+                tenant="",
+                cancelled=False,
+                answered=False,
+                padding=False,
+            )
+            for _ in range(2)
+        )
+        connection.worker.outstanding[4] = SimpleNamespace(id=4, requests=[first, second])
+        connection.worker.call(parent=[4, -1])
+        await connection.settle()
+        first.answered = second.cancelled = True
+        connection.calls.parent_cancelled(second)
+        assert connection.callee.cancelled == connection.callee.requests
+        connection.worker.call(2, parent=[4, -1])
+        await connection.settle()
+        assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED] * 2
+
+
+async def test_a_call_after_the_answer_of_all_is_made_for_its_effect():
+    async with connected() as connection:
+        parent = SimpleNamespace(
+            deadline=math.inf,
+            synthetic=False,
+            affinity="",
+            tenant="",
+            cancelled=False,
+            answered=True,
+            padding=False,
+        )
+        connection.worker.outstanding[4] = SimpleNamespace(id=4, requests=[parent])
+        connection.worker.call(parent=[4, 0])
+        await connection.settle()
+        assert len(connection.callee.requests) == 1
+
+
+async def test_a_worker_that_does_not_read_costs_no_more_than_it_may_hold(monkeypatch):
+    monkeypatch.setattr("actors.calls.MAX_BYTES", 3_000_000)
+    async with connected() as connection:
+        for number in range(1, 6):
+            connection.worker.call(number)
+        await connection.settle()
+        for request in connection.callee.requests:
+            connection.callee.respond(request, 1_000_000)
+        parts = connection.worker.parts()
+        assert [part.answer.code for part in parts] == [None] * 3 + [ErrorCode.UNAVAILABLE] * 2
+        connection.worker.sock.send(bytes((frames.TAKEN,)))
+        connection.worker.call(6)
+        await connection.settle()
+        connection.callee.respond(connection.callee.requests[-1], 1_000_000)
+        assert [part.answer.code for part in connection.worker.parts()] == [None]
+
+
+async def test_a_caller_that_takes_nothing_of_a_stream_that_nothing_stops_loses_it(monkeypatch):
+    """Parts that hold nobody's memory hold up nobody: those of an ensemble, say."""
+    monkeypatch.setattr("actors.calls.MAX_BYTES", 1_000_000)
+    async with connected(decoupled=True) as connection:
+        connection.worker.call()
+        connection.worker.call(2)
+        await connection.settle()
+        first, second = connection.callee.requests
+        sent = 0
+        while not connection.callee.cancelled:
+            outputs = [Tensor("OUTPUT", FP32, (250,), bytes(1000))]
+            first.reply.put(InferResponse(model_name="callee", model_version=1, outputs=outputs), final=False)
+            sent += 1
+        assert WINDOW_PARTS < sent < 1000
+        *parts, last = connection.worker.parts()
+        assert len(parts) == WINDOW_PARTS
+        assert (last.final, last.answer.code) == (True, ErrorCode.UNAVAILABLE)
+        for _ in range(WINDOW_PARTS + 5):
+            connection.callee.respond(second, final=False)
+        assert len(connection.worker.parts()) == WINDOW_PARTS
+
+
+async def test_more_calls_than_a_worker_may_have_are_refused():
+    async with connected() as connection:
+        for number in range(1, MAX_CALLS + 3):
+            connection.worker.call(number)
+            if not number % 64:
+                await connection.settle()
+        await connection.settle()
+        assert len(connection.callee.requests) == MAX_CALLS
+        assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.UNAVAILABLE] * 2
+
+
+async def test_more_questions_than_a_worker_may_have_are_refused():
+    async with connected() as connection:
+        go = trio.Event()
+
+        async def wait(body, attachments, caller):
+            await go.wait()
+            return {}
+
+        connection.subjects.answer("wait", wait)
+        for number in range(1, MAX_ASKS + 2):
+            letter = Letter(frames.ASK, number, {"subject": "wait", "attachments": []}, (), b"{}", 2)
+            connection.worker.send(letter)
+        await connection.settle()
+        (part,) = connection.worker.parts()
+        assert part.answer.code is ErrorCode.UNAVAILABLE
+        go.set()
+        await connection.settle()
+        assert len(connection.worker.parts()) == MAX_ASKS
+
+
+# -- hostility ----------------------------------------------------------------------------------------------------------
+
+
+def memfd(size, seals):
+    descriptor = os.memfd_create("hostile", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, 1033, seals)
+    return descriptor
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (lambda: memfd(8192, 0), 8192),
+        (lambda: memfd(8192, 0x0007), 8192),  # it may still be written to
+        (lambda: memfd(4096, SEALS), 8192),
+        (lambda: memfd(0, SEALS), 0),
+        (lambda: memfd(8192, SEALS), 8192),  # its pages were never written, and may be missing
+        (lambda: os.open(__file__, os.O_RDONLY), os.path.getsize(__file__)),
+        (lambda: os.open("/dev/zero", os.O_RDONLY), 8192),
+        (lambda: os.pipe()[0], 8192),
+    ],
+)
+async def test_what_is_no_sealed_segment_is_not_mapped(make, size):
+    async with connected() as connection:
+        descriptor = make()
+        connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, size))
+        os.close(descriptor)
+        (verdict,) = await connection.condemned()
+        assert "segment" in verdict
+
+
+async def test_a_segment_of_huge_pages_is_not_mapped():
+    try:
+        descriptor = os.memfd_create("huge", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    except OSError:
+        pytest.skip("this kernel has no huge pages")
+    size = os.fstat(descriptor).st_blksize
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, 1033, SEALS)
+    with pytest.raises(FrameError):
+        map_segment(descriptor, size, writable=False)
+
+
+async def test_a_descriptor_where_none_belongs_ends_the_connection():
+    async with connected() as connection:
+        descriptor = write_segment([bytes(8)])
+        connection.worker.send_descriptor(descriptor, frames.encode_cancel(0, 0))
+        os.close(descriptor)
+        assert await connection.condemned() == ["a worker sent a descriptor with a frame that has none"]
+
+
+async def test_a_segment_without_a_descriptor_ends_the_connection():
+    async with connected() as connection:
+        connection.worker.sock.send(frames.encode_segment(0, 0, 8))
+        assert await connection.condemned() == ["a frame that announces a descriptor came without one"]
+
+
+async def test_a_bad_frame_with_a_descriptor_leaves_none_behind():
+    async with connected() as connection:
+        before = open_descriptors()
+        for _ in range(2):
+            descriptor = write_segment([bytes(8)])
+            connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, 8) + b"more")
+            os.close(descriptor)
+        assert len(await connection.condemned()) == 1
+    assert not open_descriptors() - before
+
+
+async def test_many_segments_hold_few_descriptors_of_the_server():
+    async with connected() as connection:
+        before = open_descriptors()
+        placed = Placed("INPUT", FP32, (1024,), 0, 4096)
+        for number in range(1, 3 * MAX_SEGMENTS):
+            descriptor = write_segment([bytes((number,)) * 4096])
+            connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, 4096))
+            os.close(descriptor)
+            letter = Letter(frames.CALL, number, {"model": "callee"}, [placed], b"", 4096)
+            connection.worker.sock.send(next(letter.packets())[0])
+            if not number % 32:
+                await connection.settle()
+        await connection.settle()
+        requests, connection.callee.requests = connection.callee.requests, []
+        assert [request.inputs[0].data[7] for request in requests] == list(range(1, 3 * MAX_SEGMENTS))
+        assert len(open_descriptors() - before) <= MAX_SEGMENTS
+        while requests:
+            connection.callee.respond(requests.pop(0), 200_000)
+        assert len(open_descriptors() - before) <= MAX_SEGMENTS
+
+
+async def test_a_worker_that_reads_no_refusals_is_ended():
+    async with connected() as connection:
+        packet = bytearray(b"".join(next(Letter(frames.CALL, 0, {"model": "none"}).packets())))
+        number = 0
+        while not connection.worker.condemned:
+            number += 1
+            packet[8:16] = number.to_bytes(8, "little")
+            try:
+                connection.worker.sock.send(packet)
+            except BlockingIOError:
+                number -= 1
+                await trio.lowlevel.checkpoint()
+            except BrokenPipeError:
+                break
+        assert MAX_UNREAD < number < 2 * MAX_UNREAD
+        assert await connection.condemned() == ["a worker calls again and again and never reads the answers"]
+
+
+async def test_questions_count_with_what_they_bring(monkeypatch):
+    monkeypatch.setattr("actors.calls.MAX_BYTES", 100_000)
+    async with connected() as connection:
+        go = trio.Event()
+
+        async def wait(body, attachments, caller):
+            await go.wait()
+            return {}
+
+        connection.subjects.answer("wait", wait)
+        data = b"{}" + bytes(40_000)
+        for number in range(1, 4):
+            fields = {"subject": "wait", "attachments": [["a", 40_000]]}
+            connection.worker.send(Letter(frames.ASK, number, fields, (), data, len(data)))
+        await connection.settle()
+        (part,) = connection.worker.parts()
+        assert (part.batch_id, part.answer.code) == (3, ErrorCode.UNAVAILABLE)
+        go.set()
+        await connection.settle()
+        assert len(connection.worker.parts()) == 2
+
+
+async def test_no_more_json_is_parsed_than_holds_nobody_up():
+    async with connected() as connection:
+        connection.subjects.hear("x", lambda body, caller: None)
+        for size in (LARGEST_BODY, LARGEST_BODY + 1):
+            body = b'{"a":"' + b"x" * (size - 8) + b'"}'
+            fields = {"subject": "x", "attachments": []}
+            for pieces in Letter(frames.TELL, 0, fields, (), body, size).packets():
+                connection.worker.sock.sendmsg(pieces)
+                await connection.settle()
+            assert len(connection.worker.condemned) == (size > LARGEST_BODY)
+
+
+async def test_a_question_that_no_worker_of_ours_would_ask_ends_the_connection():
+    async with connected() as connection:
+
+        async def refuse(body, attachments, caller):
+            raise FrameError("no such thing")
+
+        connection.subjects.answer("odd", refuse)
+        letter = Letter(frames.ASK, 1, {"subject": "odd", "attachments": []}, (), b"{}", 2)
+        connection.worker.send(letter)
+        assert await connection.condemned() == ["no such thing"]
+
+
+async def test_a_connection_that_has_ended_needs_no_garbage_collector():
+    gc.disable()
+    try:
+        async with connected() as connection:
+            reference = weakref.ref(connection.calls)
+            connection.worker.call()
+            await connection.settle()
+            connection.callee.respond(connection.callee.requests.pop())
+            connection.worker.sock.shutdown(socket.SHUT_RDWR)
+            await connection.settle()
+        del connection
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+async def test_no_worker_can_change_what_it_has_sent():
+    data = bytes(range(256)) * 32
+    descriptor = write_segment([data])
+    view = map_segment(os.dup(descriptor), len(data), writable=False)
+    for attempt in (
+        lambda: os.ftruncate(descriptor, 0),
+        lambda: os.pwrite(descriptor, b"x", 0),
+        lambda: mmap.mmap(descriptor, len(data), prot=mmap.PROT_READ | mmap.PROT_WRITE),
+    ):
+        with pytest.raises(OSError, match=r"."):
+            attempt()
+    os.close(descriptor)
+    assert bytes(view) == data
+
+
+@pytest.mark.parametrize(
+    "packets",
+    [
+        [frames.encode_credit(1, 0, 1, 0)],
+        [bytes((frames.TAKEN,))],
+        [b"\0" * 24],
+        [bytes((frames.RESULT,)) + bytes(60)],
+    ],
+)
+async def test_a_frame_out_of_place_ends_the_connection(packets):
+    async with connected() as connection:
+        for packet in packets:
+            connection.worker.sock.send(packet)
+        assert len(await connection.condemned()) == 1
+
+
+async def test_credit_that_was_not_earned_ends_the_connection():
+    async with connected(decoupled=True) as connection:
+        connection.worker.call()
+        await connection.settle()
+        connection.worker.sock.send(frames.encode_credit(1, 0, 1, 4))
+        (verdict,) = await connection.condemned()
+        assert "which has fewer" in verdict
+
+
+async def test_a_letter_within_another_ends_the_connection():
+    async with connected() as connection:
+        (head, data), *_ = Letter(frames.CALL, 1, {"model": "callee"}, (), bytes(100_000), 100_000).packets()
+        connection.worker.sock.sendmsg((head, data))
+        connection.worker.call(2)
+        assert await connection.condemned() == [f"a frame of kind {frames.CALL} within another letter"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+async def test_mutilated_letters_are_refused_or_end_the_connection_and_nothing_else(seed):
+    """Whatever comes of a packet: an answer, a refusal, or the end of this one worker."""
+    chance = random.Random(seed)
+    fields = {"model": "callee", "id": "x", "parameters": {"a": 1}, "parent": [1, 0], "outputs": ["OUTPUT"]}
+    placed = [Placed("INPUT", FP32, (2,), 0, 8)]
+    for _ in range(60):
+        async with connected() as connection:
+            for number in range(1, 30):
+                kind = chance.choice((frames.CALL, frames.CALL, frames.ASK, frames.TELL))
+                letter = Letter(kind, number, fields, placed, bytes(8), 8)
+                packet = bytearray(b"".join(next(letter.packets())))
+                for _ in range(chance.choice((0, 1, 1, 2, 5))):
+                    packet[chance.randrange(len(packet))] = chance.randrange(256)
+                if chance.random() < 0.2:
+                    del packet[chance.randrange(len(packet)) :]
+                if packet:
+                    try:
+                        connection.worker.sock.send(packet)
+                    except OSError:
+                        break
+            await connection.settle()
+            for request in connection.callee.requests:
+                connection.callee.respond(request)
+            assert len(connection.worker.condemned) <= 1
+
+
+@given(st.binary(min_size=1, max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_a_letter_or_a_frame_error(packet):
+    try:
+        letter = Letter.decode(packet)
+    except FrameError:
+        return
+    assert len(letter.data) <= letter.nbytes

@@ -1,0 +1,164 @@
+"""Unpacking environments: all that a conda archive holds, and nothing outside of the directory that it is given."""
+
+import os
+import random
+import tarfile
+
+import pytest
+
+from engine.environments import archive
+from engine.environments.archive import unpack
+from engine.environments.layout import EnvironmentFailed
+from tests.engine.environments.sources import link, pack_members
+
+
+@pytest.fixture
+def unpacked(tmp_path):
+    """Unpack members; return the directory."""
+
+    def run(*members):
+        path = pack_members(tmp_path / "env.tar.gz", *members)
+        target = tmp_path / "cache" / "env"
+        target.mkdir(parents=True)
+        unpack(path, target)
+        return target
+
+    return run
+
+
+def test_files_keep_their_content_their_mode_and_their_time(tmp_path):
+    source = tmp_path / "bin" / "tool"
+    source.parent.mkdir()
+    source.write_text("#!/bin/sh\n")
+    source.chmod(0o755)
+    os.utime(source, (1_600_000_000, 1_600_000_000))
+    with tarfile.open(tmp_path / "env.tar.gz", "w:gz") as tar:
+        tar.add(source, arcname="bin/tool")
+    target = tmp_path / "env"
+    target.mkdir()
+    unpack(tmp_path / "env.tar.gz", target)
+    status = (target / "bin" / "tool").stat()
+    assert (status.st_mode & 0o777, status.st_mtime) == (0o755, 1_600_000_000)
+
+
+def test_links_within_it_are_made(unpacked):
+    target = unpacked(
+        link("lib/libz.so", "libz.so.1"),
+        link("lib/libz.so.2", "./lib/libz.so.1", hard=True),
+        ("lib/libz.so.1", b"z"),
+        link("lib64", "lib"),
+        link("bin/up", "../lib/libz.so.1"),
+    )
+    for name in ("lib/libz.so", "lib/libz.so.2", "lib64/libz.so", "bin/up"):
+        assert (target / name).read_bytes() == b"z"
+
+
+def test_the_python_of_a_packed_virtual_environment_may_be_the_machines(unpacked):
+    target = unpacked(link("bin/python3", "/usr/bin/python3"))
+    assert os.readlink(target / "bin" / "python3") == "/usr/bin/python3"
+
+
+def test_so_may_be_other_links_to_it(unpacked):
+    target = unpacked(link("bin/python", "python3"), link("bin/python3", "/usr/bin/python3"))
+    assert os.readlink(target / "bin" / "python") == "python3"
+
+
+def test_a_set_user_id_bit_is_not_taken_over(unpacked):
+    info = tarfile.TarInfo("bin/sudo")
+    info.mode = 0o6777
+    assert (unpacked(info) / "bin" / "sudo").stat().st_mode & 0o7777 == 0o755
+
+
+FIFO = tarfile.TarInfo("pipe")
+FIFO.type = tarfile.FIFOTYPE
+DEVICE = tarfile.TarInfo("null")
+DEVICE.type = tarfile.CHRTYPE
+
+
+@pytest.mark.parametrize(
+    ("members", "complaint"),
+    [
+        ([("../outside", b"x")], "'../outside' leads out of it"),
+        ([("bin/../../outside", b"x")], "'bin/../../outside' leads out of it"),
+        ([("/outside", b"x")], "'/outside' leads out of it"),
+        ([link("out", "../..")], "'out' leads out of it, to '../..'"),
+        ([link("out", "/etc/passwd")], "'out' leads out of it, to '/etc/passwd'"),
+        ([link("bin/other", "/usr/bin/python3")], "leads out of it"),
+        ([link("out", "../secret", hard=True)], "'out' leads out of it"),
+        ([link("out", "absent", hard=True)], "'out' is a link to 'absent': No such file"),
+        ([link("bin", "lib"), ("bin/python", b"x")], "'bin' is a link and something else as well"),
+        ([("bin/python", b"x"), link("bin", "lib")], "'bin' is a link and something else as well"),
+        ([link("a/b/c", "../.."), link("out", "a/b/c/../..")], "'out' leads out of it, to '"),
+        ([link("a/b/c", "../.."), link("out", "a/b/c/../.."), link("out/in/it", "x")], "'out' is a link and"),
+        ([link("bin/python3", "/etc"), link("out", "bin/python3/passwd")], "'out' leads out of it, to '/etc"),
+        ([link("twice", "a"), link("twice", "a")], "'twice' is a link and something else as well"),
+        ([FIFO], "'pipe' is neither a file nor a directory nor a link"),
+        ([DEVICE], "'null' is neither"),
+    ],
+)
+def test_what_would_leave_the_directory_is_refused(unpacked, tmp_path, members, complaint):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "secret").write_text("s")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(EnvironmentFailed) as failed:
+        unpacked(*members)
+    assert f"'{tmp_path}/env.tar.gz' is not unpacked: " in str(failed.value)
+    assert complaint in str(failed.value)
+    inside = tmp_path / "cache" / "env"
+    written = {path for path in tmp_path.rglob("*") if not path.is_relative_to(inside)}
+    assert written - {*before} == {tmp_path / "env.tar.gz"}
+
+
+def test_a_file_is_not_written_through_a_link_that_the_archive_brings(unpacked, tmp_path):
+    (tmp_path / "victim").write_text("mine")
+    with pytest.raises(EnvironmentFailed):
+        unpacked(link("bin/python3", str(tmp_path / "victim")), ("bin/python3", b"overwritten"))
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_an_archive_that_would_fill_the_disk_is_refused_before_it_does(unpacked, monkeypatch):
+    monkeypatch.setattr(archive, "MOST_BYTES", 10_000)
+    with pytest.raises(EnvironmentFailed, match="it takes more room than there is"):
+        unpacked(*((f"f{number}", bytes(4000)) for number in range(3)))
+
+
+def test_an_archive_of_very_many_members_is_refused(unpacked, monkeypatch):
+    monkeypatch.setattr(archive, "MOST_MEMBERS", 10)
+    with pytest.raises(EnvironmentFailed, match="more than 10 members"):
+        unpacked(*((f"f{number}", b"") for number in range(11)))
+
+
+def test_an_archive_that_was_damaged_on_its_way_is_told_of(tmp_path):
+    path = pack_members(tmp_path / "env.tar.gz", ("lib/weights", random.Random(1).randbytes(100_000)))
+    damaged = bytearray(path.read_bytes())
+    damaged[50_000] ^= 1
+    path.write_bytes(damaged)
+    (tmp_path / "env").mkdir()
+    with pytest.raises(EnvironmentFailed, match="can't be unpacked: CRC check failed"):
+        unpack(path, tmp_path / "env")
+
+
+def test_so_is_one_whose_compressed_data_makes_no_sense(tmp_path):
+    path = pack_members(tmp_path / "env.tar.gz", ("lib/weights", b"many " * 100_000))
+    damaged = bytearray(path.read_bytes())
+    damaged[300:310] = b"\xff" * 10
+    path.write_bytes(damaged)
+    (tmp_path / "env").mkdir()
+    with pytest.raises(EnvironmentFailed, match="can't be unpacked"):
+        unpack(path, tmp_path / "env")
+
+
+@pytest.mark.parametrize("time", ["nan", "inf"])
+def test_a_file_from_no_time_is_told_of(unpacked, time):
+    info = tarfile.TarInfo("file")
+    info.pax_headers = {"mtime": time}
+    with pytest.raises(EnvironmentFailed, match="can't be unpacked"):
+        unpacked(info)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00cut short"])
+def test_what_is_no_archive_is_told_of(tmp_path, content):
+    (tmp_path / "env.tar.gz").write_bytes(content)
+    with pytest.raises(EnvironmentFailed, match="can't be unpacked") as failed:
+        unpack(tmp_path / "env.tar.gz", tmp_path)
+    assert failed.value.hint == "pack it as conda-pack does, as a .tar.gz"

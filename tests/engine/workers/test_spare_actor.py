@@ -1,0 +1,226 @@
+"""Who keeps the spares, in virtual time, with processes that are played by the test."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+import trio
+
+from actors.scheduling.retries import Exit, Signal
+from actors.supervision.spec import ChildSpec
+from actors.supervision.supervisor import Supervisor
+from engine.spare_plan import FIRST_PAUSE, LINGER, QUIET
+from engine.spares import END_SECONDS, Environment, SpareCounts, Spares
+
+HERE = Environment(interpreter="/usr/bin/python", variables=(("PATH", "/bin"),))
+THERE = Environment(interpreter="/usr/bin/python", variables=(("PATH", "/bin"),), cores=(1,))
+
+
+class Played:
+    """A worker process without the process. Implements `engine.spares.Spare`."""
+
+    abandoned = False
+    suspended = False
+
+    def __init__(self, pid, *, obedient=True):
+        self.pid = pid
+        self.socket, self._far = socket.socketpair()
+        self.output, self._printed = os.pipe()
+        self.fit = True
+        self.signals = []
+        self._obedient = obedient
+        self._died_of = None
+        self._ended = trio.Event()
+
+    async def wait(self):
+        await self._ended.wait()
+        return self._died_of
+
+    def say(self, text):
+        os.write(self._printed, text)
+
+    def die(self, reason):
+        if self._died_of is None:
+            self._died_of, self.fit = reason, False
+            self._far.close()
+            os.close(self._printed)
+            self._ended.set()
+
+    def terminate(self):
+        self.signals.append("TERM")
+        if self._obedient:
+            self.die(Signal(15))
+
+    def kill(self):
+        self.signals.append("KILL")
+        self.die(Signal(9))
+
+    def discard(self):
+        """What whoever took it does with it."""
+        self.die(Exit(0))
+        self.socket.close()
+        os.close(self.output)
+
+
+class Stage:
+    """Spares, the tree they are in, and everything that was started."""
+
+    def __init__(self, nursery, *, limit=1):
+        self.spares = Spares(self._start, limit=limit, log=self._log)
+        self.started, self.logged = [], []
+        self.refuse = None
+        self.obedient = True
+        self._nursery = nursery
+
+    async def begin(self):
+        self.root = Supervisor([ChildSpec("spares", self.spares.run)])
+        await self._nursery.start(lambda task_status: self.root.serve(task_status=task_status))
+
+    async def _start(self, environment):
+        await trio.sleep(0.1)
+        if self.refuse is not None:
+            raise self.refuse
+        worker = Played(100 + len(self.started), obedient=self.obedient)
+        self.started.append(worker)
+        return worker
+
+    def _log(self, event, *, level="info", **keys):
+        self.logged.append((str(event), keys))
+
+    def take(self, environment=HERE):
+        """What the launcher does."""
+        worker = self.spares.take(environment)
+        self.spares.launched(environment, spare=worker is not None)
+        return worker
+
+    async def first(self, environment=HERE):
+        """Start a worker without a spare, and wait for the spare."""
+        assert self.take(environment) is None
+        await trio.sleep(QUIET + 0.2)
+        return self.started[-1]
+
+
+@pytest.fixture
+async def stage(nursery):
+    made = []
+
+    async def make(**options):
+        stage = Stage(nursery, **options)
+        await stage.begin()
+        made.append(stage)
+        return stage
+
+    yield make
+    for each in made:
+        if each.root.is_running:
+            each.root.stop()
+
+
+async def test_after_the_first_worker_a_spare_is_started_and_the_next_one_takes_it(stage, autojump_clock):
+    play = await stage()
+    spare = await play.first()
+    assert play.spares.statistics() == SpareCounts(waiting=1, used=0, fresh=1)
+    assert play.take() is spare
+    await trio.sleep(0.2)
+    assert len(play.started) == 2  # it was replaced
+    assert play.spares.statistics() == SpareCounts(waiting=1, used=1, fresh=1)
+    assert spare.signals == []
+    spare.discard()
+
+
+async def test_a_spare_serves_nobody_who_would_have_been_started_with_anything_else(stage, autojump_clock):
+    play = await stage()
+    await play.first()
+    assert play.spares.take(THERE) is None
+
+
+async def test_when_it_is_stopped_all_spares_are_ended_and_reaped(stage, autojump_clock):
+    play = await stage(limit=2)
+    first, second = await play.first(HERE), await play.first(THERE)
+    play.root.stop()
+    await trio.testing.wait_all_tasks_blocked()
+    assert [each.signals for each in (first, second)] == [["TERM"], ["TERM"]]
+    assert [each.socket.fileno() for each in (first, second)] == [-1, -1]
+    assert play.spares.statistics().waiting == 0
+    assert play.spares.take(HERE) is None
+
+
+async def test_one_that_does_not_end_is_killed(stage, autojump_clock):
+    play = await stage()
+    play.obedient = False
+    spare = await play.first()
+    play.root.stop()
+    await trio.sleep(END_SECONDS + 0.1)
+    assert spare.signals == ["TERM", "KILL"]
+
+
+async def test_a_worker_that_was_taken_is_left_alone_when_the_spares_end(stage, autojump_clock):
+    play = await stage()
+    spare = await play.first()
+    assert play.take() is spare
+    play.root.stop()
+    await trio.sleep(1)
+    assert spare.signals == []
+    spare.discard()
+
+
+async def test_the_spare_of_an_environment_that_nobody_uses_is_ended(stage, autojump_clock):
+    play = await stage()
+    spare = await play.first()
+    play.spares.ended(HERE)
+    await trio.sleep(LINGER - 1)
+    assert spare.signals == []
+    await trio.sleep(2)
+    assert spare.signals == ["TERM"]
+    assert play.spares.statistics().waiting == 0
+    assert len(play.started) == 1
+
+
+async def test_a_spare_that_dies_is_told_of_with_its_last_words_and_replaced_after_a_pause(
+    stage, autojump_clock
+):
+    play = await stage()
+    spare = await play.first()
+    spare.say(b"Killed by an operator\n")
+    spare.die(Exit(3))
+    await trio.testing.wait_all_tasks_blocked()
+    (keys,) = [keys for event, keys in play.logged if event == "spare_lost"]
+    assert keys["output"] == "Killed by an operator\n"
+    assert keys["pid"] == spare.pid
+    assert play.take() is None
+    await trio.sleep(FIRST_PAUSE + 0.2)
+    assert play.spares.statistics().waiting == 1
+
+
+async def test_a_spare_that_is_stopped_by_a_signal_is_not_taken_but_killed(stage, autojump_clock):
+    play = await stage()
+    spare = await play.first()
+    spare.fit = False
+    assert play.take() is None
+    await trio.testing.wait_all_tasks_blocked()
+    assert spare.signals == ["KILL"]
+    assert play.spares.statistics().waiting == 0
+
+
+async def test_where_the_system_refuses_a_process_it_is_tried_again_later(stage, autojump_clock):
+    play = await stage()
+    play.refuse = OSError("no more processes")
+    assert play.take() is None
+    await trio.sleep(QUIET + 0.2)
+    assert [event for event, _ in play.logged] == ["spare_lost"]
+    play.refuse = None
+    await trio.sleep(FIRST_PAUSE + 0.2)
+    assert play.spares.statistics().waiting == 1
+
+
+async def test_a_crash_of_who_keeps_them_leaves_none_behind_and_new_ones_come(stage, autojump_clock):
+    play = await stage()
+    spare = await play.first()
+    play.root.kill_child("spares")
+    await trio.sleep(1)
+    assert spare.signals == ["TERM"]
+    assert play.spares.statistics().waiting == 1
+    assert play.take() is play.started[1]
+    play.started[1].discard()

@@ -1,0 +1,55 @@
+"""What an operator sees of spares and of recycled workers, and how many spares there are."""
+
+import pytest
+
+from actors.statistics import ModelStatistics
+from engine.observability.metrics import Exposition
+from engine.observability.sources import ModelSample
+from engine.settings import MetricsSettings, Settings, SettingsError
+from engine.spares import SpareCounts
+
+REPOSITORY = "--model-repository=models"
+
+
+class Source:
+    """One model, one of whose workers was recycled. Implements `MetricsSource` and `WorkerSource`."""
+
+    def models(self):
+        statistics = ModelStatistics()
+        statistics.recycled["memory"] += 1
+        yield ModelSample(name="m", version=3, statistics=statistics)
+
+    def statistics(self):
+        return SpareCounts(waiting=1, used=4, fresh=2)
+
+
+def lines():
+    exposition = Exposition(Source(), MetricsSettings(), wall_ms=lambda: 0, workers=Source())
+    return exposition.text().splitlines()
+
+
+def test_spares_are_counted():
+    assert "tritium_spare_workers 1" in lines()
+    assert 'tritium_workers_started_total{spare="true"} 4' in lines()
+    assert 'tritium_workers_started_total{spare="false"} 2' in lines()
+
+
+def test_recycled_workers_are_counted_by_the_ceiling_that_they_reached():
+    assert 'tritium_workers_recycled_total{ceiling="memory",model="m",version="3"} 1' in lines()
+
+
+def test_there_is_one_spare_unless_the_operator_says_otherwise():
+    assert Settings.from_argv([REPOSITORY]).spare_workers == 4
+    assert Settings.from_argv([REPOSITORY, "--spare-workers=0"]).spare_workers == 0
+    assert (
+        Settings.from_environ(
+            {"TRITIUM_MODEL_REPOSITORY": "models", "TRITIUM_SPARE_WORKERS": "3"}
+        ).spare_workers
+        == 3
+    )
+
+
+@pytest.mark.parametrize("value", ["-1", "two", "100000"])
+def test_a_number_of_spares_that_makes_no_sense_is_refused(value):
+    with pytest.raises(SettingsError):
+        Settings.from_argv([REPOSITORY, f"--spare-workers={value}"])

@@ -1,0 +1,203 @@
+"""What code in a sandbox can still do. Each question is asked in a process of its own; what the kernel lacks is skipped."""
+
+import errno
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.specs import Confinement, Sandbox
+from engine.worker import sandbox
+from engine.worker.limits import VARIABLE
+from tests.support.greedy_backends import OPEN_A_SOCKET, START_ONE, UNSHARE
+
+ROOT = Path(__file__).parents[3]
+LEVELS = ("off", "basic", "strict")
+
+ENTER = f"""
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+from engine.worker import limits
+limits.enter(os.environ, {str(ROOT)!r})
+assert not limits.unapplied, limits.unapplied
+import ctypes, socket, subprocess, threading
+
+def tried(deed):
+    try:
+        deed()
+    except OSError as error:
+        return error.errno
+    return 0
+
+def call(name, *arguments):
+    result = getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+"""
+
+
+def landlock_version():
+    probe = "import ctypes; print(ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1))"
+    return int(subprocess.run([sys.executable, "-c", probe], capture_output=True, check=True).stdout)
+
+
+needs_landlock = pytest.mark.skipif(landlock_version() < 1, reason="this kernel has no Landlock")
+needs_scopes = pytest.mark.skipif(landlock_version() < 6, reason="Landlock of this kernel knows no scopes")
+
+
+def ask(level, deed, *, childless=False, read=(), write=()):
+    """Return 0 where an expression, evaluated in a sandbox, succeeds, or else its error number."""
+    wanted = {"sandbox": level, "childless": childless, "read": list(read), "write": list(write)}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{ENTER}print(tried(lambda: {deed}))"],
+        env={**os.environ, VARIABLE: json.dumps(wanted)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split()[-1])
+
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("deed", "off", "basic", "strict"),
+    [
+        ("socket.socket()", 0, errno.EACCES, errno.EACCES),
+        ("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)", 0, errno.EACCES, errno.EACCES),
+        ("socket.socket(socket.AF_UNIX)", 0, 0, errno.EACCES),
+        ("socket.socketpair()", 0, 0, 0),
+        ("threading.Thread(target=int).start()", 0, 0, 0),
+        ("subprocess.run(['/bin/sh', '-c', ':'], check=True)", 0, 0, 0),
+        ("os.waitpid(os.fork() or os._exit(0), 0)", 0, 0, 0),
+        ("os.setpgid(0, 0)", 0, 0, errno.EPERM),
+        ("os.memfd_create('of-large-calls')", 0, 0, 0),
+        ("call('ptrace', 0, 0, 0, 0)", 0, errno.EPERM, errno.EPERM),
+        ("call('unshare', 0x10000000)", None, errno.EPERM, errno.EPERM),
+        ("call('syscall', 425, 1, 0)", None, errno.EPERM, errno.EPERM),
+        ("os.kill(os.getpid(), 0)", 0, 0, 0),
+    ],
+    ids=str,
+)
+def test_what_the_filter_refuses_at_each_level(deed, off, basic, strict):
+    for level, expected in zip(LEVELS, (off, basic, strict), strict=True):
+        if expected is not None:  # what is not ours to say
+            assert ask(level, deed) == expected, level
+
+
+def test_a_clone_into_a_new_namespace_is_refused_as_well():
+    clone = "call('syscall', 56, 0x10000000 | 17, 0, 0, 0, 0) or os._exit(0)"
+    if os.uname().machine != "x86_64":
+        pytest.skip("the number of the system call is that of x86-64")
+    assert ask("basic", clone) == errno.EPERM
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_without_children_threads_start_and_processes_do_not(level):
+    assert ask(level, "threading.Thread(target=int).start()", childless=True) == 0
+    for deed in ("os.fork()", "subprocess.run(['/bin/sh'])", "os.posix_spawn('/bin/sh', ['sh'], {})"):
+        assert ask(level, deed, childless=True) == errno.EAGAIN
+
+
+@needs_scopes
+@pytest.mark.parametrize("level", ["basic", "strict"])
+def test_nobody_outside_can_be_signalled(level):
+    assert ask(level, f"os.kill({os.getpid()}, 0)") == errno.EPERM
+
+
+@needs_landlock
+@pytest.mark.parametrize("level", ["basic", "strict"])
+@pytest.mark.parametrize(("file", "mode"), [("environ", "r"), ("maps", "r"), ("mem", "r+b")])
+def test_nobody_outside_can_be_looked_into(level, file, mode):
+    assert ask(level, f"open('/proc/{os.getpid()}/{file}', '{mode}').close()") in {errno.EACCES, errno.EPERM}
+    assert ask(level, f"open('/proc/self/{file}', 'rb').close()") == 0
+
+
+def test_a_basic_sandbox_moves_files_from_directory_to_directory(tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "here" / "file").write_text("content")
+    assert ask("basic", f"os.rename('{tmp_path}/here/file', '{tmp_path}/there/file')") == 0
+
+
+@needs_landlock
+def test_a_strict_sandbox_reads_and_writes_only_what_it_is_given(tmp_path):
+    for name in ("read", "write", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("content")
+    given = {"read": [str(tmp_path / "read")], "write": [str(tmp_path / "write"), str(tmp_path / "missing")]}
+
+    def can(deed):
+        return ask("strict", deed, **given)
+
+    assert can(f"open('{tmp_path}/read/file').close()") == 0
+    assert can(f"open('{tmp_path}/read/file', 'a').close()") == errno.EACCES
+    assert can(f"open('{tmp_path}/write/new', 'w').close()") == 0
+    assert can(f"os.remove('{tmp_path}/write/new')") == 0
+    assert can(f"open('{tmp_path}/other/file').close()") == errno.EACCES
+    assert can(f"os.listdir('{tmp_path}')") == errno.EACCES
+    assert can(f"os.remove('{tmp_path}/other/file')") == errno.EACCES
+    assert can("open('/dev/null', 'w').close()") == 0
+    assert can("open('/proc/self/status').close()") == 0
+    assert can(f"open('/proc/{os.getpid()}/environ').close()") == errno.EACCES
+
+
+def test_a_strict_sandbox_has_no_capabilities_and_gains_none_by_running_programs():
+    code = "import os; lines = open('/proc/self/status').read(); print(*[l.split()[1] for l in lines.splitlines() if l[:6] in ('CapEff', 'CapPrm')])"
+    deed = f"print(subprocess.check_output([sys.executable, '-c', {code!r}], text=True))"
+    wanted = {"sandbox": "strict"}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{ENTER}{deed}"],
+        env={**os.environ, VARIABLE: json.dumps(wanted)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == ["0" * 16] * 2, done.stderr
+
+
+def test_a_machine_without_known_numbers_is_told_and_not_guessed():
+    with pytest.raises(OSError, match="no filter for riscv64"):
+        sandbox.program("basic", childless=False, machine="riscv64")
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_jump_of_a_filter_stays_within_it(machine, level):
+    filter_ = sandbox.program(level, childless=True, machine=machine)
+    made = list(struct.iter_unpack("=HBBI", filter_))
+    for at, (code, if_true, if_false, _) in enumerate(made):
+        if code in {0x15, 0x35, 0x45}:
+            assert at + 1 + max(if_true, if_false) < len(made)
+    assert made[-1][0] == 0x06
+
+
+# -- in workers ------------------------------------------------------------------------------------------------------
+
+
+@needs_landlock
+@pytest.mark.parametrize("level", [Sandbox.BASIC, Sandbox.STRICT])
+async def test_a_model_in_a_sandbox_serves_and_is_refused_what_it_may_not(serve, level):
+    async with serve("greedy", confinement=Confinement(sandbox=level)) as model:
+        assert (await model.infer(100.0)).tolist() == [[100.0] * 4]
+        assert (await model.infer(OPEN_A_SOCKET)).tolist() == [[0.0] * 4]
+        assert (await model.infer(UNSHARE)).tolist() == [[0.0] * 4]
+        assert (await model.infer(START_ONE)).tolist() == [[1.0] * 4]
+        assert not model.state.statistics.deaths
+        if landlock_version() >= 6:
+            assert not model.logged("worker_unconfined")
+            assert "unconfined" not in model.info()
+
+
+async def test_without_a_sandbox_a_model_may_use_the_network(serve):
+    async with serve("greedy") as model:
+        assert (await model.infer(OPEN_A_SOCKET)).tolist() == [[1.0] * 4]

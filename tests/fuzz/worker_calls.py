@@ -1,0 +1,247 @@
+"""What a worker says that calls: it is understood or a FrameError, and nothing of it is left when the worker is gone.
+
+Everyone who was asked on its behalf is answered or cancelled, once; each of its letters has one last answer. See
+`tests.fuzz.call_packets` for what an input is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import weakref
+from collections.abc import Mapping
+from random import Random
+from typing import Any, cast
+from unittest.mock import patch
+
+import trio
+import trio.testing
+
+from actors import frames
+from actors.call_frames import Letter
+from actors.call_pipe import CallPipe
+from actors.calls import CallHost, WorkerCalls
+from actors.frames import FrameError
+from actors.subjects import Caller
+from actors.worker import LiveWorker
+from chaos.descriptors import open_descriptors
+from tests.fuzz import call_packets
+from tests.fuzz.call_packets import MOVES, OVERSIZED, Script
+from tests.fuzz.campaign import chance_of
+from tests.fuzz.descriptor_sorts import descriptors
+from tests.fuzz.mutation import damaged
+from tests.fuzz.played_host import PlayedHost
+from tests.fuzz.played_worker import PlayedWorker
+from tests.fuzz.series import parts_of, series
+from tests.support.model_doubles import make_spec
+
+_MAX_CALLS, _MAX_ASKS, _MAX_BYTES = 6, 3, 250_000
+_LIMITS: Mapping[str, Any] = {
+    "MAX_CALLS": _MAX_CALLS,
+    "MAX_ASKS": _MAX_ASKS,
+    "MAX_BYTES": _MAX_BYTES,
+    "MAX_UNREAD": 4,
+    "MAX_SEGMENTS": 2,
+    "PACKETS_IN_A_ROW": 4,
+}  # in place of those in `actors.calls`: such as an input can come up against
+_SEND_BUFFER = 40_000  # twice of which the kernel takes: one frame of the largest size, and little more
+_SPEC = make_spec(name="caller")
+
+
+class WorkerCallsTarget:
+    """Plays a worker that calls to a `WorkerCalls`, and whom it calls as well."""
+
+    name = "calls"
+    prefix = "calls"
+
+    def generate(self, chance: Random, corpus: list[bytes]) -> bytes:
+        """What an honest worker may say and what may happen meanwhile, with none, little or much of it damaged."""
+        if chance.random() < 0.1:
+            return damaged(chance.choice(corpus), chance, corpus)
+        damage = chance.choice((0.0, 0.0, 0.03, 0.3))
+        count = 1 + int(chance.random() ** 2 * 40)
+        octets = series(Script(chance).steps(count, damage=damage))
+        return octets if chance.random() < 0.95 else damaged(octets, chance, corpus)
+
+    def check(self, octets: bytes) -> str:
+        """Play the steps. Raises anything but FrameError where the server would have, and AssertionError for what it keeps."""
+        before = open_descriptors()
+        with patch.multiple("actors.calls", **_LIMITS):
+            outcome = trio.run(_play, octets)
+        assert not open_descriptors() - before
+        return outcome
+
+
+async def _play(octets: bytes) -> str:
+    chance = chance_of(octets)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+    with theirs:
+        game = _Game(ours, theirs, chance)
+        await game.play(octets, orderly=chance.random() < 0.7)
+    return game.outcome
+
+
+class _Game:
+    """One connection, from its first packet to its end."""
+
+    def __init__(self, ours: socket.socket, theirs: socket.socket, chance: Random) -> None:
+        self.outcome = "understood"
+        self._host = PlayedHost(chance)
+        self._worker = PlayedWorker(theirs)
+        self._pipe = CallPipe(ours)
+        host = CallHost(self._host, self._host.subjects, self._host)
+        worker = cast("LiveWorker", self._worker)
+        self._calls = WorkerCalls(self._pipe, Caller(_SPEC, "caller_0_0"), worker, host)
+
+    async def play(self, octets: bytes, *, orderly: bool) -> None:
+        """Play all steps, then end the connection at once or in an `orderly` way; look at what is left."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._calls.run, self._condemned)
+            for tag, content in parts_of(octets):
+                await self._step(tag, content)
+            await self._settle()
+            if orderly and not self._pipe.closed:
+                await self._finish()
+            self._worker.sock.close()
+        self._check_nothing_left()
+
+    def _condemned(self, error: FrameError) -> None:
+        assert type(error) is FrameError
+        self.outcome = "refused"
+
+    async def _settle(self) -> None:
+        await trio.testing.wait_all_tasks_blocked()
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    async def _step(self, tag: int, content: bytes) -> None:
+        if tag >= MOVES:
+            self._move(tag, content[0] if content else 0)
+            await self._settle()
+        elif content:
+            await self._send(content, tag)
+
+    async def _send(self, packet: bytes, tag: int = 0) -> None:
+        """Send a packet; where the connection has ended already, nobody gets it."""
+        enclosed: list[int] = []
+        if tag == OVERSIZED:
+            packet = packet.ljust(frames.MAX_FRAME + 1, b"\0")
+        elif tag:
+            enclosed = descriptors(tag - 1, _size_of(packet))
+        try:
+            for _ in range(2):
+                try:
+                    self._worker.send(packet, enclosed)
+                except BlockingIOError:
+                    await self._settle()
+                else:
+                    return
+        except OSError:
+            return
+        finally:
+            for descriptor in enclosed:
+                os.close(descriptor)
+
+    def _move(self, tag: int, which: int) -> None:
+        host, worker = self._host, self._worker
+        match tag:
+            case call_packets.READ:
+                worker.read()
+            case call_packets.PAY:
+                worker.read()
+                with contextlib.suppress(OSError):
+                    worker.settle_up()
+            case call_packets.ANSWER | call_packets.PART if host.open:
+                host.say(host.open[which % len(host.open)], final=tag == call_packets.ANSWER)
+            case call_packets.ROOM:
+                host.make_room()
+            case call_packets.REPLY:
+                host.reply(which)
+            case call_packets.PARENT:
+                parent = worker.parent(which)
+                parent.cancelled = True
+                self._calls.parent_cancelled(parent)
+            case call_packets.OVER:
+                ended = worker.outstanding.pop(4 + which % 2, None)
+                if ended is not None and which & 2:
+                    worker.open[ended.id] = ended
+            case call_packets.SHUT:
+                with contextlib.suppress(OSError):
+                    worker.sock.shutdown((socket.SHUT_RD, socket.SHUT_WR, socket.SHUT_RDWR)[which % 3])
+            case _:
+                pass
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    async def _finish(self) -> None:
+        """Have everyone answered, and see that the server agrees that it is over."""
+        host = self._host
+        while host.open or host.questions:
+            for request in host.open:
+                host.say(request, final=True)
+            host.reply(0)
+        host.make_room()
+        await self._read_all()
+        for number in dict.fromkeys(self._worker.begun):
+            if not self._worker.ended[number] and number < 1 << 64:
+                await self._send(frames.encode_cancel(number, 0))
+        await self._read_all()
+        if self._pipe.closed:
+            return
+        begun = self._worker.begun
+        assert list(self._worker.ended.values()).count(1) >= len(begun) - (not self._worker.complete)
+        assert self._calls.kept == 0
+        assert not self._calls.any_blocking
+        assert (self._pipe.unsent, self._pipe.unsent_ends) == (0, 0)
+        self.outcome = "cut short"
+        if self._worker.complete:
+            await self._fill(max(begun, default=0))
+
+    async def _read_all(self) -> None:
+        await self._settle()
+        while self._worker.read():
+            with contextlib.suppress(OSError):
+                self._worker.settle_up()
+            await self._settle()
+
+    async def _fill(self, number: int) -> None:
+        """There is room for as much as there was at first."""
+        if number + _MAX_ASKS + _MAX_CALLS >= 1 << 64:
+            return
+        for _ in range(_MAX_ASKS):
+            number += 1
+            fields = {"subject": "later", "attachments": []}
+            await self._send(b"".join(next(Letter(frames.ASK, number, fields, (), b"{}", 2).packets())))
+        sizes = [_MAX_BYTES - 2 * _MAX_ASKS] + [0] * (_MAX_CALLS - 1)
+        for size in sizes:
+            number += 1
+            if size:
+                await self._send(frames.encode_segment(0, 0, size), 1)
+            letter = Letter(frames.CALL, number, {"model": "later"}, (), b"", size)
+            await self._send(bytes(next(letter.packets())[0]))
+        await self._settle()
+        assert (len(self._host.questions), len(self._host.open)) == (_MAX_ASKS, _MAX_CALLS)
+        refused = "" if not self._worker.refused else ", some of it refused"
+        self.outcome = (
+            f"answered{refused}" if self._worker.begun[: -len(sizes) - _MAX_ASKS] else "nothing asked"
+        )
+
+    def _check_nothing_left(self) -> None:
+        assert self._pipe.closed
+        self._host.check_all_over()
+        assert self._calls.kept == 0
+        assert not self._calls.any_blocking
+        assert (self._pipe.unsent, self._pipe.unsent_ends, self._pipe.backlog) == (0, 0, 0)
+        reference = weakref.ref(self._calls)
+        del self._calls, self._host, self._worker
+        assert reference() is None, "somebody still knows of the connection"
+
+
+def _size_of(packet: bytes) -> int:
+    """How large a memory file is to be that goes with a packet."""
+    with contextlib.suppress(FrameError):
+        if packet[0] == frames.SEGMENT:
+            return min(frames.decode_segment(packet)[2], _MAX_BYTES)
+    return 8

@@ -1,0 +1,291 @@
+"""What a worker says to the server: whatever it is, it is understood or a FrameError, and nobody is answered twice.
+
+An input's first byte tells whether the model is decoupled; packets follow, each behind two bytes of length. The worker holds
+two batches when the first one arrives, of two requests and of one.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import trio
+
+from actors import frames
+from actors.arena import OUTPUT
+from actors.frames import Answer, FrameError, Part, Placed, Result
+from actors.gathering import Cut
+from actors.messages.datatypes import DataType
+from actors.messages.errors import ErrorCode, TritiumError
+from actors.messages.requests import InferRequest, InferResponse
+from actors.messages.tensors import Tensor
+from actors.parts import Arrived
+from actors.pipe import Pipe
+from actors.specs import Direct, InputSpec, InstanceSpec, ModelSpec, OutputSpec
+from actors.worker import InFlight, LiveWorker
+from tests.fuzz.campaign import chance_of
+from tests.fuzz.mutation import damaged
+
+_ROWS = ((1, 2), (1,))  # of the requests in each batch
+_WIDTH = 2  # elements of a row, four bytes each
+_BATCHES = tuple(enumerate(_ROWS, start=1))  # by the number that the server gives them
+_KINDS = (
+    *(frames.READY, frames.LOAD_FAILED, frames.RESULT, frames.ROOM, frames.LOG, frames.PROBED),
+    *(frames.PART, frames.MORE, frames.SPILLED, frames.LOAD, frames.STOP, 0, 21, 64, 255),
+)
+
+
+class WorkerFrames:
+    """Plays a worker to a `LiveWorker`, one packet after the other, until one is refused."""
+
+    name = "worker"
+    prefix = "worker"
+
+    def generate(self, chance: Random, corpus: list[bytes]) -> bytes:
+        """What an honest worker may say, in any order, with some of it damaged; or noise behind a kind that there is."""
+        decoupled = chance.random() < 0.4
+        packets = [_honest(chance, decoupled=decoupled) for _ in range(1 + int(chance.random() ** 2 * 8))]
+        for at, packet in enumerate(packets):
+            match chance.randrange(6):
+                case 0:
+                    packets[at] = packet[:1] + damaged(packet[1:], chance, [*corpus, *packets])
+                case 1:
+                    packets[at] = bytes((chance.choice(_KINDS),)) + chance.randbytes(chance.randrange(60))
+                case 2:
+                    packets[at] = bytes((chance.choice(_KINDS),)) + packet[1:]
+                case _:
+                    pass
+        octets = bytes((255 * decoupled,)) + b"".join(map(_wrapped, packets))
+        return octets if chance.random() < 0.9 else damaged(octets, chance, corpus)
+
+    def check(self, octets: bytes) -> str:
+        """Play the packets. Raises anything but FrameError where the server would have."""
+        return trio.run(_play, octets)
+
+
+async def _play(octets: bytes) -> str:
+    heard = _Heard()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    spec = _spec(decoupled=octets[:1] > b"\x7f")
+    worker = LiveWorker(Pipe(ours), spec, spec.instances[0], heard, prefetch=True)
+    with theirs:
+        theirs.setblocking(False)
+        worker.load("module:Class", {}, {})
+        batches = [worker.dispatch([_request(rows) for rows in each], now=0.0) for each in _ROWS]
+        _scribble(batches, chance_of(octets))
+        outcome = "all understood"
+        for packet in _packets(octets[1:]):
+            _read_all(theirs)
+            try:
+                worker.on_packet(packet)
+            except FrameError:
+                outcome = "refused"
+                break
+        heard.check(batches)
+        assert worker.pipe.backlog <= frames.WINDOW_PARTS + len(worker.outstanding) + 8
+        worker.close()
+    return f"{outcome}, {heard.ended} of {sum(map(len, _ROWS))} answered"
+
+
+def _scribble(batches: Sequence[InFlight], chance: Random) -> None:
+    """Write into the outputs: sound BYTES elements, or anything."""
+    for batch in batches:
+        view = batch.slot.segments[OUTPUT].view
+        view[:64] = b"\x04\0\0\0word" * 8 if chance.random() < 0.5 else chance.randbytes(64)
+
+
+def _read_all(sock: socket.socket) -> None:
+    while True:
+        try:
+            _, descriptors, _, _ = socket.recv_fds(sock, frames.MAX_FRAME, 4)
+        except BlockingIOError:
+            return
+        for descriptor in descriptors:
+            socket.close(descriptor)
+
+
+class _Heard:
+    """Notes what the worker has said. Implements `actors.worker.WorkerEvents`."""
+
+    def __init__(self) -> None:
+        self.finals: list[InferRequest] = []
+
+    @property
+    def ended(self) -> int:
+        return len(self.finals)
+
+    def check(self, batches: Sequence[InFlight]) -> None:
+        """Nobody is answered twice, and nobody is answered that did not ask."""
+        asked = {id(request) for batch in batches for request in batch.requests}
+        answered = [id(request) for request in self.finals]
+        assert len(set(answered)) == len(answered)
+        assert asked.issuperset(answered)
+
+    def ready(self) -> None:
+        """Nothing to note."""
+
+    def unconfined(self, missing: Sequence[str]) -> None:
+        """It is text, and not much."""
+        assert sum(map(len, missing)) < frames.MAX_FRAME
+
+    def load_failed(self, message: str, traceback: str) -> None:
+        """It can be written to any log."""
+        (message + traceback).encode()
+
+    def finished(self, batch: InFlight, result: Result, answers: Sequence[Cut], *, borrowed: bool) -> None:
+        """Take every answer apart as a frontend would."""
+        for request, outputs, answer in answers:
+            _take_apart(outputs)
+            if answer is None or not (answer.open or answer.rescheduled):
+                self.finals.append(request)
+
+    def part(self, batch: InFlight, arrived: Arrived) -> None:
+        """The same of a part; its window is opened again at once."""
+        _take_apart(arrived.outputs)
+        if arrived.final:
+            self.finals.append(arrived.stream.request)
+        if arrived.costs:
+            arrived.taken()
+
+    def logged(self, level: str, message: str) -> None:
+        """It can be written to any log."""
+        message.encode()
+
+    def slot_freed(self) -> None:
+        """Nothing to note."""
+
+
+def _take_apart(outputs: Sequence[Tensor]) -> None:
+    for tensor in outputs:
+        assert tensor.as_numpy().shape == tuple(tensor.shape)
+
+
+class _Nobody:
+    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
+        """Answers are noted where they come from."""
+
+
+def _request(rows: int) -> InferRequest:
+    tensors = [Tensor.from_numpy("INPUT", np.ones((rows, _WIDTH), np.float32))]
+    request = InferRequest(
+        model_name="model",
+        inputs=tensors,
+        requested_outputs=("OUTPUT",),
+        reply=_Nobody(),
+        accepted_at=0.0,
+    )
+    request.rows = rows
+    return request
+
+
+def _spec(*, decoupled: bool) -> ModelSpec:
+    here = Path("/models")
+    return ModelSpec(
+        name="model",
+        version=1,
+        platform="",
+        backend="fake",
+        max_batch_size=8,
+        inputs=(InputSpec(name="INPUT", datatype=DataType.FP32, dims=(_WIDTH,)),),
+        outputs=(OutputSpec(name="OUTPUT", datatype=DataType.FP32, dims=(-1,)),),
+        scheduling=Direct(),
+        instances=(InstanceSpec(name="model_0_0"),),
+        model_directory=here,
+        version_directory=here,
+        artifact="",
+        config_json=b"{}",
+        decoupled=decoupled,
+    )
+
+
+# -- what an honest worker says --------------------------------------------------------------------------------------
+
+
+def _honest(chance: Random, *, decoupled: bool) -> bytes:
+    number, rows = chance.choice(_BATCHES)
+    kinds = [_result, _result, _room, _spilled, _cold]
+    if decoupled:
+        kinds += [_part, _part, _more]
+    return chance.choice(kinds)(number, rows, chance)
+
+
+def _result(number: int, rows: Sequence[int], chance: Random) -> bytes:
+    if chance.random() < 0.5:
+        datatype = chance.choice((DataType.FP32, DataType.FP32, DataType.BYTES))
+        shape = (sum(rows), _WIDTH)
+        sizes = [each * _WIDTH * 8 for each in rows]
+        placed = (
+            Placed("OUTPUT", datatype, shape, 0, sum(sizes), sizes)
+            if datatype is DataType.BYTES
+            else Placed("OUTPUT", datatype, shape, chance.choice((0, 8)), sum(rows) * _WIDTH * 4)
+        )
+        return Result(number, number - 1, len(rows), (1, 2, 3), [placed]).encode()
+    return Result(
+        number, number - 1, len(rows), (1, 2, 3), None, [_answer(each, chance) for each in rows]
+    ).encode()
+
+
+def _answer(rows: int, chance: Random) -> Answer:
+    match chance.randrange(4):
+        case 0:
+            return Answer(code=chance.choice(list(ErrorCode)), message="it did not work")
+        case 1:
+            return Answer(open=True)
+        case _:
+            placed = Placed("OUTPUT", DataType.FP32, (rows, _WIDTH), 0, rows * _WIDTH * 4)
+            return Answer([placed], {"a": 1, "b": "c"} if chance.random() < 0.5 else None)
+
+
+def _room(number: int, rows: Sequence[int], chance: Random) -> bytes:
+    return frames.encode_room(number - 1, number, chance.choice((0, 1, 70_000, 300_000)))
+
+
+def _spilled(number: int, rows: Sequence[int], chance: Random) -> bytes:
+    return frames.encode_spilled(number - 1, OUTPUT, chance.choice((0, 64)), chance.choice((1, 60, 60_000)))
+
+
+def _cold(number: int, rows: Sequence[int], chance: Random) -> bytes:
+    match chance.randrange(4):
+        case 0:
+            return frames.encode_json(frames.LOG, {"level": "info", "message": "héllo"})
+        case 1:
+            return frames.encode_json(frames.READY, {"asks": True, "unapplied": ["a filter"]})
+        case 2:
+            return frames.encode_probed(ready=chance.random() < 0.5)
+        case _:
+            return frames.encode_json(frames.LOAD_FAILED, {"message": "no file", "traceback": "line 1"})
+
+
+def _part(number: int, rows: Sequence[int], chance: Random) -> bytes:
+    index = chance.randrange(len(rows))
+    if chance.random() < 0.3:
+        return next(iter(Part(number, index, None, b"", 0, final=True).packets()))
+    nbytes = rows[index] * _WIDTH * 4
+    placed = Placed("OUTPUT", DataType.FP32, (rows[index], _WIDTH), 0, nbytes)
+    part = Part(number, index, Answer([placed]), bytes(nbytes), nbytes, final=chance.random() < 0.3)
+    return next(iter(part.packets()))
+
+
+def _more(number: int, rows: Sequence[int], chance: Random) -> bytes:
+    nbytes = 100_000
+    placed = Placed("OUTPUT", DataType.FP32, (nbytes // 8, _WIDTH), 0, nbytes)
+    packets = list(Part(number, 0, Answer([placed]), bytes(nbytes), nbytes, final=False).packets())
+    return chance.choice(packets)[: chance.choice((2_000, frames.MAX_FRAME))]
+
+
+def _wrapped(packet: bytes) -> bytes:
+    packet = packet[:0xFFFF]
+    return len(packet).to_bytes(2, "little") + packet
+
+
+def _packets(octets: bytes) -> Iterator[bytes]:
+    """Yield the packets, none of them empty: the end of a connection is told apart before frames are looked at."""
+    at = 0
+    while at + 2 < len(octets):
+        size = int.from_bytes(octets[at : at + 2], "little")
+        if size:
+            yield octets[at + 2 : at + 2 + size]
+        at += 2 + size

@@ -1,0 +1,180 @@
+"""Several models on real workers that may call each other, without a repository and without a frontend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from actors.messages.datatypes import DataType
+from actors.messages.errors import TritiumError
+from actors.messages.events import Log
+from actors.messages.requests import InferRequest, InferResponse
+from actors.messages.tensors import Tensor
+from actors.model import ModelState
+from actors.records import Recorder
+from actors.router import Router
+from actors.specs import DynamicBatching, InputSpec, InstanceSpec, ModelSpec, OutputSpec
+from actors.subjects import Subjects
+from actors.supervision.supervisor import Supervisor
+from engine.config.backends import BackendTraits
+from engine.launch import WorkerLauncher
+from engine.settings import MetricsSettings
+from engine.subtree import ModelSubtrees
+
+SUPPORT = Path(__file__).parent
+
+BACKENDS = {
+    "calling": "calling_backends:Calling",
+    "calling_in_thread": "tests.support.calling_backends:Calling",
+    "recording": "calling_backends:Recording",
+    "doubling": "worker_backends:Doubling",
+    "pausing": "worker_backends:Pausing",
+    "streaming": "decoupled_backends:Streaming",
+}
+
+
+class Answer:
+    """A reply port that a test can wait on."""
+
+    def __init__(self) -> None:
+        self.parts: list[InferResponse | TritiumError] = []
+        self._done = trio.Event()
+
+    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
+        self.parts.append(part)
+        if final:
+            self._done.set()
+
+    async def wait(self) -> InferResponse | TritiumError:
+        await self._done.wait()
+        return self.parts[-1]
+
+
+class Models:
+    """Models that run, by name."""
+
+    def __init__(self, subtrees: ModelSubtrees, router: Router) -> None:
+        self.subtrees = subtrees
+        self.router = router
+        self.states: dict[str, ModelState] = {}
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    async def load(self, spec: ModelSpec) -> ModelState:
+        state = self.states[spec.name] = self.subtrees.make_state(spec)
+        self.router.load_begun(state.spec.key, state)
+        await self.subtrees.start(state)
+        await state.load_finished.wait()
+        assert state.reason == "", state.reason
+        self.router.serve(spec.key, {spec.version: state})
+        return state
+
+    def request(self, name: str, rows: Any, **options: Any) -> InferRequest:
+        """A request whose INPUT is `rows`, or one row of four times that number."""
+        array = np.asarray(rows, np.float32)
+        return InferRequest(
+            model_name=name,
+            inputs=[Tensor.from_numpy("INPUT", array if array.ndim else np.full((1, 4), array))],
+            reply=Answer(),
+            accepted_at=trio.current_time(),
+            **options,
+        )
+
+    async def send(self, name: str, rows: Any, **options: Any) -> InferRequest:
+        request = self.request(name, rows, **options)
+        await self.router.resolve(name).submit(request)
+        return request
+
+    async def answer(self, request: InferRequest) -> np.ndarray[Any, Any]:
+        """Wait, and return OUTPUT; raises the error that came instead."""
+        assert isinstance(request.reply, Answer)
+        answer = await request.reply.wait()
+        if isinstance(answer, TritiumError):
+            raise answer
+        output = answer.outputs[0].as_numpy().copy()
+        answer.release()
+        return output
+
+    async def outcome(self, request: InferRequest) -> np.ndarray[Any, Any] | TritiumError:
+        """Wait, and return OUTPUT or the error that came instead."""
+        try:
+            return await self.answer(request)
+        except TritiumError as error:
+            return error
+
+    async def infer(self, name: str, rows: Any, **options: Any) -> np.ndarray[Any, Any]:
+        return await self.answer(await self.send(name, rows, **options))
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        return [keys for name, keys in self.events if name == event]
+
+
+def model(name: str, backend: str, *, instances: int = 1, **changes: Any) -> ModelSpec:
+    defaults: dict[str, Any] = {
+        "name": name,
+        "version": 1,
+        "platform": backend,
+        "backend": backend,
+        "max_batch_size": 8,
+        "inputs": (InputSpec(name="INPUT", datatype=DataType.FP32, dims=(-1,)),),
+        "outputs": (OutputSpec(name="OUTPUT", datatype=DataType.FP32, dims=(-1,)),),
+        "scheduling": DynamicBatching(),
+        "instances": tuple(InstanceSpec(name=f"{name}_0_{number}") for number in range(instances)),
+        "model_directory": SUPPORT,
+        "version_directory": SUPPORT,
+        "artifact": "",
+        "config_json": b"{}",
+    }
+    return ModelSpec(**{**defaults, **changes})
+
+
+def calling(name: str = "caller", mode: str = "once", *, callee: str = "callee", **changes: Any) -> ModelSpec:
+    parameters = {"mode": mode, "callee": callee, **changes.pop("parameters", {})}
+    return model(name, "calling", parameters=parameters, **changes)
+
+
+@asynccontextmanager
+async def open_models(
+    *specs: ModelSpec,
+    subjects: Subjects | None = None,
+    within: float = 60.0,
+    recorder: Callable[[Log], Recorder] | None = None,
+) -> AsyncIterator[Models]:
+    """Run models around the block, all loaded. The block gets `within` seconds."""
+    router = Router()
+    supervisor = Supervisor()
+    traits = {name: BackendTraits(name=name, target=target) for name, target in BACKENDS.items()}
+    events: list[tuple[str, dict[str, Any]]] = []
+
+    def log(event: Any, *, level: str = "info", **keys: object) -> None:
+        events.append((str(event), {"level": level, **keys}))
+
+    launcher = WorkerLauncher(traits, environ={**os.environ, "PYTHONPATH": str(SUPPORT)}, log=log)
+    subtrees = ModelSubtrees(
+        supervisor,
+        router,
+        launcher,
+        log=log,
+        metrics=MetricsSettings(),
+        stop_within=5.0,
+        subjects=subjects,
+        recorder=None if recorder is None else recorder(log),
+    )
+    models = Models(subtrees, router)
+    models.events = events
+    async with trio.open_nursery() as nursery:
+        root = Supervisor([supervisor.spec("models")])
+        await nursery.start(
+            lambda task_status: root.serve(observer=subtrees.observe, task_status=task_status)
+        )
+        with trio.fail_after(within):
+            for spec in specs:
+                await models.load(spec)
+            yield models
+            await subtrees.drain(10.0)
+        root.stop()

@@ -1,0 +1,194 @@
+"""Workers that are replaced under load: no request is lost, and none waits for a load."""
+
+import json
+import os
+import signal
+from collections import Counter
+
+import numpy as np
+import pytest
+import trio
+
+from tests.survival.grpc_wire import Unary, channel_to
+from tests.survival.repository import instances, parameter
+from tests.survival.server import until
+from tests.survival.storm import Storm
+from tests.survival.triton_clients import ask
+from tests.survival.wire import inference
+
+pytestmark = pytest.mark.slow
+
+CLIENTS = 4  # of each protocol
+
+LEAKY = """
+import triton_python_backend_utils as pb_utils
+
+KEPT = []
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            KEPT.append(b"x" * 8 * 1024 * 1024)
+            seconds = pb_utils.get_input_tensor_by_name(request, "SECONDS").as_numpy()
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("SLEPT", seconds)]))
+        return responses
+"""
+
+
+SLOW_TO_LOAD = """
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        time.sleep(1)
+
+    def execute(self, requests):
+        tickets = [pb_utils.get_input_tensor_by_name(each, "TICKET").as_numpy() for each in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("SERVED", each)]) for each in tickets]
+"""
+
+
+def recycle(**ceilings):
+    return parameter("tritium.recycle", json.dumps(ceilings).replace('"', '\\"'))
+
+
+@pytest.mark.parametrize(("lasts", "times"), [(2.0, 2), pytest.param(60.0, 15, marks=pytest.mark.soak)])
+async def test_while_instances_are_recycled_under_load_no_request_fails_and_none_runs_twice(
+    tritium_server, repository, lasts, times
+):
+    repository.python_add_sub(config=instances(2) + recycle(requests=100))
+    async with tritium_server() as server:
+        first = set(await server.workers("python_add_sub"))
+        storm = Storm(server)
+
+        async def over_grpc(channel):
+            async def connect():
+                return Unary(channel)
+
+            await storm.client("python_add_sub", connect=connect, tally_as="grpc")
+
+        async with channel_to(server.grpc_port) as channel, trio.open_nursery() as nursery:
+            for _ in range(CLIENTS):
+                nursery.start_soon(storm.client, "python_add_sub")
+                nursery.start_soon(over_grpc, channel)
+            await trio.sleep(lasts)
+            await until(lambda: len(server.logged("worker_recycled")) >= times)
+            storm.stopping = True
+        for tally in storm.tallies.values():
+            assert tally.answered > 100
+            tally.check()
+            assert not tally.errors, tally.messages
+            assert set(tally.attempts) == {1}
+        recycled = server.logged("worker_recycled")
+        assert {line["ceiling"] for line in recycled} == {"requests"}
+        assert first & {line["pid"] for line in recycled}
+        assert await server.metric("tritium_workers_recycled_total", ceiling="requests") >= times
+        assert await server.metric("tritium_worker_deaths_total") == 0
+        assert await server.metric("tritium_instance_restarts_total") == 0
+        ended = Counter(line["reason"] for line in server.logged("worker_exited"))
+        assert set(ended) == {"recycled"}
+        assert len(await server.wait_serving("python_add_sub")) == 2
+
+
+async def test_what_a_recycled_worker_is_busy_with_is_answered_and_others_do_not_wait_for_it(
+    tritium_server, repository, gates
+):
+    repository.gated(gates.directory, config=instances(1) + recycle(seconds=1))
+    async with tritium_server() as server, await server.connect() as client:
+        (old,) = await server.workers("gated")
+        await client.send(inference("gated", {"TICKET": np.array([[1]], np.int32)}))
+        await until(lambda: gates.began() == [1])
+        await until(lambda: bool(server.logged("worker_recycled")))
+        gates.open(2)
+        assert await ask(server, 2) == 2
+        assert not server.logged("worker_exited")  # the old one is at work still
+        gates.open(1)
+        response = await client.receive()
+        assert response.tensors()["SERVED"] == 1
+        await until(lambda: bool(server.logged("worker_exited")))
+        assert [(line["pid"], line["reason"]) for line in server.logged("worker_exited")] == [
+            (old, "recycled")
+        ]
+
+
+async def test_a_model_that_leaks_is_recycled_before_it_has_taken_much_more_than_its_ceiling(
+    tritium_server, repository
+):
+    repository.slow("leaky", config=instances(1) + recycle(memory_mb=200))
+    (repository.path / "leaky" / "1" / "model.py").write_text(LEAKY)
+    async with tritium_server() as server, await server.connect() as client:
+        with trio.fail_after(60):
+            while len(server.logged("worker_recycled")) < 2:
+                response = await client.infer("leaky", inputs={"SECONDS": np.zeros((1, 1), np.float32)})
+                assert response.status == 200, response.error
+                await trio.sleep(0.02)
+        assert {line["ceiling"] for line in server.logged("worker_recycled")} == {"memory"}
+
+
+async def test_a_model_that_cannot_be_loaded_again_goes_on_in_its_worker(
+    tritium_server, repository, tmp_path
+):
+    cause = tmp_path / "cause"
+    repository.crashing(cause, config=instances(1) + recycle(requests=1))
+    async with tritium_server() as server:
+        (worker,) = await server.workers("crashing")
+        cause.touch()
+        assert await ask(server, 1, "crashing") == 1
+        await until(lambda: bool(server.logged("worker_recycled")))
+        (line,) = server.logged("worker_recycled")
+        assert line["level"] == "warning"
+        assert "died of" in line["error"]
+        assert await ask(server, 2, "crashing") == 2
+        assert await server.workers("crashing") == [worker]
+        assert (await server.index())["crashing"]["state"] == "READY"
+
+
+@pytest.fixture
+def slow_to_load(repository, gates):
+    """A model that is recycled after each request, and takes its time to load."""
+    repository.gated(gates.directory, "slow_to_load", config=instances(1) + recycle(requests=1))
+    (repository.path / "slow_to_load" / "1" / "model.py").write_text(SLOW_TO_LOAD)
+
+
+EXPLICIT = ("--model-control-mode=explicit", "--load-model=slow_to_load", "--spare-workers=0")
+
+
+async def test_a_model_that_is_unloaded_while_a_replacement_loads_leaves_no_worker(
+    tritium_server, slow_to_load
+):
+    async with tritium_server(*EXPLICIT) as server:
+        assert await ask(server, 1, "slow_to_load") == 1
+        await until(lambda: len(server.descendants()) == 2)
+        response = await server.get("/v2/repository/models/slow_to_load/unload", method="POST")
+        assert response.status == 200
+        await until(lambda: server.descendants() == [])
+        assert not server.logged("worker_recycled")
+        response = await server.get("/v2/repository/models/slow_to_load/load", method="POST")
+        assert response.status == 200
+        assert await ask(server, 2, "slow_to_load") == 2
+
+
+async def test_a_server_that_ends_while_a_replacement_loads_ends_in_order(tritium_server, slow_to_load):
+    async with tritium_server(*EXPLICIT) as server:
+        assert await ask(server, 1, "slow_to_load") == 1
+        await until(lambda: len(server.descendants()) == 2)
+        server.signal(signal.SIGTERM)
+        assert await server.wait_ended() == 0
+
+
+async def test_a_worker_that_dies_while_its_replacement_loads_is_replaced_all_the_same(
+    tritium_server, slow_to_load
+):
+    async with tritium_server(*EXPLICIT) as server:
+        assert await ask(server, 1, "slow_to_load") == 1
+        await until(lambda: len(server.descendants()) == 2)
+        (old,) = await server.workers("slow_to_load")
+        os.kill(old, signal.SIGKILL)
+        assert await ask(server, 2, "slow_to_load") == 2
+        await until(lambda: bool(server.logged("worker_recycled")))
+        await until(lambda: len(server.descendants()) == 1)
