@@ -1,0 +1,39 @@
+"""Whether answers came while they were of use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from chaos.checker.goals import Findings, Goal
+from chaos.checker.limits import Limits
+from chaos.checker.story import Story
+from chaos.records import Ok
+
+
+class Deadlines:
+    """Good answers to requests whose deadline had passed."""
+
+    def __init__(self, limits: Limits, began: float) -> None:
+        self._late = limits.late
+        self._began = began
+        self._found = Findings()
+        self._seen = 0
+
+    def see(self, story: Story) -> None:
+        """Look at when an answer came."""
+        deadline = story.invoke.deadline
+        if deadline is None or not isinstance(story.end, Ok):
+            return
+        self._seen += 1
+        over = story.end.t - deadline
+        if over > self._late:
+            self._found.add(f"{over * 1e3:.0f} ms late", story.invoke.id, story.told(self._began))
+
+    def goals(self) -> Iterable[Goal]:
+        """Judge."""
+        yield self._found.goal(
+            "answered late",
+            f"good answers more than {self._late * 1e3:.0f} ms after their request's deadline",
+            measured=self._seen,
+            timed=True,
+        )

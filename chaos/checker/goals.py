@@ -1,0 +1,184 @@
+"""What a run is held to: goals, each with its limit, its figure and its evidence, and the verdict that they make."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+MOST_EVIDENCE: Final = 10
+
+Sense = Literal["at most", "at least"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Something that speaks against a goal, or the worst of what was measured."""
+
+    what: str  # what is wrong with it, in a few words
+    id: str  # of the request, the fault, or whatever it is about
+    story: str  # what happened, in a line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """One line of the verdict.
+
+    `figure` is None where the run had nothing to measure it by; such a goal is neither reached nor missed. `found` counts what
+    speaks against it; `evidence` holds the first `MOST_EVIDENCE` of that.
+    """
+
+    name: str  # "lost"
+    about: str  # one sentence on what was counted or measured
+    limit: float
+    figure: float | None
+    sense: Sense = "at most"
+    unit: str = ""  # "s", "×", or nothing for a number
+    timed: bool = False  # whether a server without fault may miss it on a machine that is too slow
+    measured: int = 0  # how many measurements the figure is of
+    found: int = 0
+    evidence: Sequence[Evidence] = ()
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether it is reached; None if nothing was measured."""
+        if self.figure is None:
+            return None
+        if math.isnan(self.figure):
+            return False
+        return self.figure <= self.limit if self.sense == "at most" else self.figure >= self.limit
+
+
+class Findings:
+    """Collects what speaks against a goal, and keeps the first of it as evidence."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._evidence: list[Evidence] = []
+
+    def add(self, what: str, id: str, story: str) -> None:  # noqa: A002 (the record's word)
+        """Count one."""
+        self.count += 1
+        if len(self._evidence) < MOST_EVIDENCE:
+            self._evidence.append(Evidence(what=what, id=id, story=story))
+
+    def goal(self, name: str, about: str, *, measured: int, timed: bool = False) -> Goal:
+        """Return the goal that there be none of these."""
+        return Goal(
+            name=name,
+            about=about,
+            limit=0,
+            figure=float(self.count),
+            timed=timed,
+            measured=measured,
+            found=self.count,
+            evidence=tuple(self._evidence),
+        )
+
+
+def worst(of: Iterable[tuple[float, Evidence]], limit: float) -> tuple[int, Sequence[Evidence]]:
+    """Return how many measurements exceed a limit, and the largest of all as evidence, those beyond first."""
+    ordered = sorted(of, key=lambda each: -each[0])
+    beyond = sum(figure > limit for figure, _ in ordered)
+    return beyond, tuple(evidence for _, evidence in ordered[: min(MOST_EVIDENCE, max(beyond, 1))])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultSummary:
+    """What all injections of one fault came to."""
+
+    fault: str
+    count: int
+    excused: dict[str, int]  # errors that it excused, by code; "no answer" for what had none
+    lines_expected: int
+    lines_found: int
+    recoveries: Sequence[float]  # seconds; infinite where there was none
+    troubles: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a run has shown."""
+
+    goals: Sequence[Goal]
+    figures: dict[str, float]  # what no goal is set for, by name
+    faults: Sequence[FaultSummary]  # by name
+
+    @property
+    def passed(self) -> bool:
+        """Whether no goal was missed."""
+        return not self.missed
+
+    @property
+    def answers_passed(self) -> bool:
+        """Whether no goal was missed but such as a slow machine may miss (`Goal.timed`)."""
+        return all(goal.timed for goal in self.missed)
+
+    @property
+    def missed(self) -> Sequence[Goal]:
+        """The goals that were not reached."""
+        return [goal for goal in self.goals if goal.passed is False]
+
+    def goal(self, name: str) -> Goal:
+        """Return a goal by its name. Raises KeyError."""
+        for each in self.goals:
+            if each.name == name:
+                return each
+        raise KeyError(f"no goal is called '{name}', only {', '.join(each.name for each in self.goals)}")
+
+
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as JSON has it: an infinite or undefined figure is a string."""
+    given = {
+        "passed": verdict.passed,
+        "goals": [{**asdict(goal), "passed": goal.passed} for goal in verdict.goals],
+        "figures": verdict.figures,
+        "faults": [asdict(each) for each in verdict.faults],
+    }
+    plain: dict[str, Any] = _plain(given)
+    return plain
+
+
+def write_verdict(folder: Path, verdict: Verdict) -> None:
+    """Write `verdict.json`."""
+    text = json.dumps(as_json(verdict), indent=2, ensure_ascii=False, allow_nan=False)
+    (folder / "verdict.json").write_text(text + "\n")
+
+
+def read_verdict(folder: Path) -> Verdict:
+    """Return what `write_verdict` has written."""
+    given = json.loads((folder / "verdict.json").read_text())
+    return Verdict(
+        goals=tuple(_goal(each) for each in given["goals"]),
+        figures={name: float(value) for name, value in given["figures"].items()},
+        faults=tuple(
+            FaultSummary(
+                **{
+                    **each,
+                    "recoveries": tuple(float(value) for value in each["recoveries"]),
+                    "troubles": tuple(each["troubles"]),
+                }
+            )
+            for each in given["faults"]
+        ),
+    )
+
+
+def _goal(given: dict[str, Any]) -> Goal:
+    given.pop("passed")  # it follows from the others
+    figure = given.pop("figure")
+    evidence = tuple(Evidence(**each) for each in given.pop("evidence"))
+    return Goal(**given, figure=None if figure is None else float(figure), evidence=evidence)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value

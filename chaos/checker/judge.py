@@ -1,0 +1,288 @@
+"""Judges a run by its folder: reads everything once, and says which goals were reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from chaos.checker.answers import Answers, Expected
+from chaos.checker.deadlines import Deadlines
+from chaos.checker.endings import ending_goals, other_figures
+from chaos.checker.excuses import Excuses, offers
+from chaos.checker.executions import Executions
+from chaos.checker.figures import quantile
+from chaos.checker.goals import (
+    MOST_EVIDENCE,
+    Evidence,
+    FaultSummary,
+    Findings,
+    Goal,
+    Verdict,
+    worst,
+    write_verdict,
+)
+from chaos.checker.goodput import Goodput
+from chaos.checker.in_flight import in_flight_errors
+from chaos.checker.injections import Blow, Windows, blows, by_number
+from chaos.checker.journal import journal
+from chaos.checker.limits import Limits
+from chaos.checker.load import Load
+from chaos.checker.log import Log, LogLine, hang_times
+from chaos.checker.outcomes import Outcomes
+from chaos.checker.recovery import Recovery
+from chaos.checker.resources import resource_goals
+from chaos.checker.story import End, Pairing, Rule
+from chaos.checker.timeline import Timeline
+from chaos.checker.unaffected import Unaffected
+from chaos.records import (
+    Ending,
+    Executed,
+    Fail,
+    Healed,
+    Injected,
+    Invoke,
+    Manifest,
+    Ok,
+    PassedOver,
+    R,
+    Sample,
+    Tally,
+    Unknown,
+    read_manifest,
+    read_records,
+)
+from chaos.soak import soak_goals
+from engine.log_reader.reading import read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Everything that a run has written down. `history` and `journal` can be read once."""
+
+    manifest: Manifest
+    history: Iterable[Invoke | End]
+    journal: Iterable[Executed]
+    faults: Sequence[Injected | Healed]
+    samples: Sequence[Sample]
+    endings: Sequence[Ending]
+    log: Iterable[LogLine]
+    passed_over: Sequence[PassedOver] = ()
+    tally: Tally | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The verdict on a run, and what a report of it is drawn from."""
+
+    manifest: Manifest
+    verdict: Verdict
+    blows: Sequence[Blow]
+    samples: Sequence[Sample]
+    timeline: Timeline
+
+
+def judge_folder(
+    folder: Path, expected: Expected, limits: Limits | None = None, *, long: bool = False
+) -> Judgement:
+    """Judge the run in a folder and write its `verdict.json`. A `long` one is held to what it takes not growing, too.
+
+    Raises OSError where a file of the record is missing, and ValueError for a line that is no record.
+    """
+    judgement = judge(read_run(folder), expected, limits or Limits())
+    if long:
+        verdict = judgement.verdict
+        goals = (*verdict.goals, *soak_goals(judgement.samples))
+        judgement = replace(judgement, verdict=replace(verdict, goals=goals))
+    write_verdict(folder, judgement.verdict)
+    return judgement
+
+
+def read_run(folder: Path) -> Run:
+    """Return what the run in a folder has written. One that left out the endings has no `endings.jsonl`.
+
+    One that was cut short has neither that nor `tally.jsonl`.
+    """
+    return Run(
+        manifest=read_manifest(folder),
+        history=_history(folder / "history.jsonl"),
+        journal=journal(folder / "journal"),
+        faults=[*_faults(folder / "faults.jsonl")],
+        samples=[*read_records(folder / "samples.jsonl", Sample)],
+        endings=[*_if_there(folder / "endings.jsonl", Ending)],
+        passed_over=[*read_records(folder / "faults.jsonl", PassedOver)],
+        tally=next(_if_there(folder / "tally.jsonl", Tally), None),
+        log=read_log(folder / "server"),
+    )
+
+
+def read_log(folder: Path) -> Iterator[LogLine]:
+    """Yield the lines of all files of a log, by time."""
+    files = sorted(path for path in folder.glob("*") if path.is_file())
+    yield from read(files)
+
+
+def judge(run: Run, expected: Expected, limits: Limits) -> Judgement:
+    """Judge a run."""
+    manifest, began = run.manifest, run.manifest.began
+    hits = blows(run.faults)
+    pairing = Pairing()
+    offered = offers(hits, manifest, limits)
+    excuses = Excuses(offered)
+    outcomes = Outcomes(excuses, pairing, limits, run.tally, began)
+    recovery = Recovery(hits, limits, began)
+    load = Load(manifest, limits)
+    rules: Sequence[Rule] = (
+        load,
+        outcomes,
+        Executions(limits, pairing, began),
+        Answers(expected, began),
+        Deadlines(limits, began),
+        recovery,
+        Unaffected(Windows(hits), offered, limits, began),
+        Goodput(manifest, limits),
+    )
+    timeline = Timeline(began, max((end for _, _, end in manifest.phases), default=began))
+    for story in pairing.stories(run.history, run.journal):
+        timeline.see(story)
+        for rule in rules:
+            rule.see(story)
+    log = Log(run.log, hits, began - manifest.began_wall)
+    recovery.told(log.started, log.ready)
+    goals = [goal for rule in rules for goal in rule.goals()]
+    goals += log.goals(began)
+    goals += _log_times(log, pairing, outcomes, hits, limits)
+    goals += resource_goals(run.samples, manifest, _quiet(hits), limits)
+    goals += ending_goals(run.endings)
+    goals.append(_troubles(hits, began))
+    goals.append(_injected(hits, run.passed_over, limits))
+    timeline.unexcused += [(each.until, each.invoke.model, each.code) for each in outcomes.unexcused]
+    figures = {
+        "requests sent": float(load.sent),
+        "good answers": float(outcomes.good),
+        "executions of unknown requests": float(pairing.unclaimed),
+        "faults": float(len(hits)),
+        "faults passed over": float(len(run.passed_over)),
+        **load.figures(),
+        **other_figures(run.endings),
+    }
+    verdict = Verdict(goals=tuple(goals), figures=figures, faults=_summaries(hits, excuses, log, recovery))
+    return Judgement(manifest=manifest, verdict=verdict, blows=hits, samples=run.samples, timeline=timeline)
+
+
+def _log_times(
+    log: Log, pairing: Pairing, outcomes: Outcomes, hits: Sequence[Blow], limits: Limits
+) -> Iterator[Goal]:
+    errors = in_flight_errors(outcomes.excused, by_number(hits), log.exits)
+    yield _p99(
+        "in-flight error p99", "worker died → error of what it was executing", errors, limits.in_flight_p99
+    )
+    hangs = hang_times(log.exits, pairing.unended, limits.execution_timeout)
+    found, evidence = worst(hangs, limits.hang)
+    yield Goal(
+        name="hang detected",
+        about="the longest time from the end of a hanging execution's limit until the log tells of its worker's end",
+        limit=limits.hang,
+        figure=max((took for took, _ in hangs), default=None),
+        unit="s",
+        timed=True,
+        measured=len(hangs),
+        found=found,
+        evidence=evidence,
+    )
+
+
+def _p99(name: str, about: str, times: Sequence[tuple[float, Evidence]], limit: float) -> Goal:
+    found, evidence = worst(times, limit)
+    return Goal(
+        name=name,
+        about=about,
+        limit=limit,
+        figure=quantile([took for took, _ in times], 0.99) if times else None,
+        unit="s",
+        timed=True,
+        measured=len(times),
+        found=found,
+        evidence=evidence,
+    )
+
+
+def _quiet(hits: Sequence[Blow]) -> float | None:
+    return max((blow.healed for blow in hits), default=None)
+
+
+def _troubles(hits: Sequence[Blow], began: float) -> Goal:
+    troubles = Findings()
+    for blow in hits:
+        if blow.trouble:
+            troubles.add(blow.trouble, f"fault {blow.n}", blow.told(began))
+    return troubles.goal(
+        "trouble with faults",
+        "injections that went wrong, or saw what should not have been",
+        measured=len(hits),
+    )
+
+
+def _injected(hits: Sequence[Blow], passed_over: Sequence[PassedOver], limits: Limits) -> Goal:
+    missed = [each for each in passed_over if not each.restraint]
+    planned = len(hits) + len(missed)
+    return Goal(
+        name="faults injected",
+        about="planned faults that found what they were to hit: a run without faults proves nothing",
+        limit=limits.injected,
+        figure=len(hits) / planned if planned else None,
+        sense="at least",
+        unit="×",
+        measured=planned,
+        found=len(missed),
+        evidence=tuple(
+            Evidence(what="passed over", id=f"fault {each.n}", story=f"{each.fault}: {each.why}")
+            for each in missed[:MOST_EVIDENCE]
+        ),
+    )
+
+
+def _summaries(
+    hits: Sequence[Blow], excuses: Excuses, log: Log, recovery: Recovery
+) -> tuple[FaultSummary, ...]:
+    times = recovery.times()
+    named: dict[str, list[Blow]] = {}
+    for blow in hits:
+        named.setdefault(blow.injected.fault, []).append(blow)
+    return tuple(_summary(name, named[name], excuses, log, times) for name in sorted(named))
+
+
+def _summary(
+    name: str, hits: Sequence[Blow], excuses: Excuses, log: Log, times: dict[int, float]
+) -> FaultSummary:
+    excused: dict[str, int] = {}
+    for blow in hits:
+        for code, count in excuses.used(blow.n).items():
+            excused[code] = excused.get(code, 0) + count
+    return FaultSummary(
+        fault=name,
+        count=len(hits),
+        excused=excused,
+        lines_expected=sum(len(blow.injected.expects) for blow in hits),
+        lines_found=sum(log.found(blow.n) for blow in hits),
+        recoveries=tuple(times[blow.n] for blow in hits if blow.n in times),
+        troubles=tuple(f"{blow.n}: {blow.trouble}" for blow in hits if blow.trouble),
+    )
+
+
+def _history(path: Path) -> Iterator[Invoke | End]:
+    return cast("Iterator[Invoke | End]", read_records(path, *_HISTORY))
+
+
+def _faults(path: Path) -> Iterator[Injected | Healed]:
+    return cast("Iterator[Injected | Healed]", read_records(path, *_FAULTS))
+
+
+def _if_there(path: Path, kind: type[R]) -> Iterator[R]:
+    if path.exists():
+        yield from read_records(path, kind)
+
+
+_HISTORY = (Invoke, Ok, Fail, Unknown)
+_FAULTS = (Injected, Healed)

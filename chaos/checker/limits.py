@@ -1,0 +1,37 @@
+"""What a run is held to, in figures. Those of ten minutes are the defaults; seconds, unless said otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The goals' limits, and what the checker has to know of the workload."""
+
+    load: float = 0.9  # of the ordinary load that was to be sent
+    late: float = 0.05  # that an answer may be read after its deadline: what the client's own loop takes
+    worker_p50: float = 0.5
+    worker_p99: float = 1.5
+    in_flight_p99: float = 0.1
+    hang: float = 0.25  # between the limit and the log's line
+    actor_p99: float = 0.05
+    supervisor_p99: float = 1.5  # the time in which a killed worker is replaced
+    unaffected: float = 2.0  # times the baseline
+    goodput: float = 0.8  # of the capacity
+    back: float = 5.0  # until descriptors, threads and children are where they were
+    unready: float = 0.1  # from SIGTERM
+
+    execution_timeout: float = 2.0  # of the models in which hangs are injected
+    overloaded: str = "slow"
+    capacity: float = (
+        100.0  # good answers a second that the overloaded model can give: two instances of 20 ms each
+    )
+    queue_patience: float = 0.5  # that its queue keeps a request
+    injected: float = 0.5  # of the planned faults that the harness did not hold back itself
+    draining: float = 1.0  # after the overload, until what had queued up is answered
+    refusals: tuple[str, ...] = ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # what it may answer beyond that
+    retried: frozenset[str] = frozenset({"add_sub"})  # kinds whose executions may be run again
+    # What may differ from the calm phase: clients open and close connections all the time, and idle threads live for 10 s.
+    slack: Mapping[str, int] = field(default_factory=lambda: {"descriptors": 8, "threads": 2})

@@ -1,0 +1,233 @@
+"""All clients of a run: what they send, under which number, and that it is written down."""
+
+from __future__ import annotations
+
+import random
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+import trio
+
+from chaos.clients.grpc import GrpcClient
+from chaos.clients.history import End, History
+from chaos.clients.http import HttpClient
+from chaos.clients.idle import KEPT
+from chaos.clients.lateness import Lateness, lateness
+from chaos.clients.mix import ORDINARY, Arrival, Kind, Step, arrival
+from chaos.clients.outcome import WENT_AWAY, now
+from chaos.records import Invoke, Ok, Phase, Unknown, Wire
+from chaos.workload.answers import kind_of
+
+PATIENCE: Final = 30.0
+"""Seconds after which a client gives up waiting."""
+
+_CONNECTIONS: Final = 16384  # at 500 requests a second, what half a minute without an answer takes
+
+Ask = Callable[[Invoke], Awaitable[End]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What the clients have to say of themselves."""
+
+    sent: int
+    lateness: Lateness
+    surplus: int  # that came though nobody had asked: bytes over HTTP, messages over gRPC
+
+
+class Clients:
+    """Sends requests to one server and writes each of them down. `phase` is that of requests which begin from now on."""
+
+    def __init__(
+        self, history: History, http: HttpClient, grpc: GrpcClient, *, kinds: Sequence[Kind], seed: int
+    ) -> None:
+        self._history = history
+        self._http = http
+        self._grpc = grpc
+        self._kinds = {kind.model: kind for kind in kinds}
+        self._draw = random.Random(seed)
+        self._numbers = 0
+        self._sequences = 0
+        self._late: list[float] = []
+        self.phase: Phase = "calm"
+
+    def retarget(self, http_port: int, grpc_port: int) -> None:
+        """Send what comes from now on to other ports: the server was started again."""
+        self._http.retarget(http_port)
+        self._grpc.retarget(grpc_port)
+
+    def figures(self) -> Figures:
+        """Return what there is to say until now."""
+        surplus = self._http.surplus + self._grpc.surplus
+        return Figures(sent=self._numbers, lateness=lateness(self._late), surplus=surplus)
+
+    # -- the load
+
+    async def load(self, arrivals: Iterable[Arrival], *, begin: float, until: float) -> None:
+        """Send what users want who come from `begin` on and before `until` (records' time); return when all is answered.
+
+        Nobody waits for anybody: who should have come while the loop was busy comes late, but comes.
+        """
+        async with trio.open_nursery() as nursery:
+            for user in arrivals:
+                due = begin + user.at
+                if due >= until:
+                    break
+                await _sleep_until(due)
+                nursery.start_soon(self._serve, user, due)
+
+    async def _serve(self, user: Arrival, due: float) -> None:
+        """Send the steps of a user. A sequence with a step that went wrong is over, and the next step begins another."""
+        sequence = index = 0
+        for place, step in enumerate(user.steps):
+            if place:
+                due = max(due + step.gap, now())
+                await _sleep_until(due)
+            if user.sequence and not index:
+                sequence = self._next_sequence()
+            invoke = replace(
+                self.invoke(step, due=due),
+                sequence=sequence,
+                index=index,
+                start=user.sequence and not index,
+                end=user.sequence and place == len(user.steps) - 1,
+            )
+            self._late.append(invoke.t - due)
+            good = isinstance(await self.written(invoke, self.ask), Ok)
+            index = index + 1 if good else 0
+
+    def _next_sequence(self) -> int:
+        self._sequences += 1
+        return self._sequences
+
+    # -- single requests
+
+    async def send(
+        self,
+        model: str,
+        *,
+        poison: str = "",
+        protocol: Wire = "http",
+        priority: int = 0,
+        tenant: str = "",
+        by: int = 0,
+    ) -> End:
+        """Send one request (to a sequence model: a sequence of one) and return what came of it.
+
+        `poison` is an input of the models of `chaos.workload`. Decoupled models are asked by gRPC whatever `protocol` says. `by`
+        is the fault that wants it. Raises ValueError for a model or a poison that there is not.
+        """
+        kind = self._kinds.get(kind_of(model)) or Kind(model=model)
+        step = arrival(replace(kind, steps=None), 0.0, self._draw).steps[0]
+        wire: Wire = "grpc" if kind.parts else protocol
+        step = replace(step, model=model, protocol=wire, priority=priority, tenant=tenant, deadline=None)
+        invoke = replace(self.invoke(step), poison=poison, by=by)
+        if kind.steps:
+            invoke = replace(invoke, sequence=self._next_sequence(), start=True, end=True)
+        return await self.written(invoke, self.ask)
+
+    def of(self, by: int) -> Sender:
+        """Return a sender whose requests are down to the fault `by`."""
+        return Sender(self, by)
+
+    def invoke(self, step: Step, *, due: float | None = None) -> Invoke:
+        """Return what is to be written of a request that is about to be sent, under the next number."""
+        self._numbers += 1
+        at = now()
+        return Invoke(
+            t=at,
+            n=self._numbers,
+            id=f"r{self._numbers}",
+            model=step.model,
+            protocol=step.protocol,
+            phase=self.phase,
+            value=step.value,
+            parts=step.parts,
+            deadline=at + step.deadline if step.deadline is not None else None,
+            priority=step.priority,
+            tenant=step.tenant,
+            due=due,
+        )
+
+    async def written(self, invoke: Invoke, ask: Ask) -> End:
+        """Write a request down, have it sent by `ask`, and write down what came of it, whatever happens meanwhile."""
+        self._history.begin(invoke)
+        try:
+            end = await ask(invoke)
+        except BaseException as error:
+            reason = f"{WENT_AWAY}: {type(error).__name__}"
+            self._history.end(Unknown(t=now(), n=invoke.n, reason=reason))
+            raise
+        self._history.end(end)
+        return end
+
+    async def ask(self, invoke: Invoke) -> End:
+        """Send a request that was written down, and return what came of it."""
+        if invoke.protocol == "http":
+            return await self._http.ask(invoke)
+        kind = self._kinds.get(kind_of(invoke.model))
+        return await self._grpc.ask(invoke, decoupled=bool(kind and kind.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """What a fault is given: `Clients.send`, in its name."""
+
+    clients: Clients
+    by: int
+
+    async def send(
+        self, model: str, *, poison: str = "", protocol: Wire = "http", priority: int = 0, tenant: str = ""
+    ) -> End:
+        """Send one request, as `Clients.send` does."""
+        return await self.clients.send(
+            model, poison=poison, protocol=protocol, priority=priority, tenant=tenant, by=self.by
+        )
+
+
+@asynccontextmanager
+async def open_clients(
+    history: History,
+    http_port: int,
+    grpc_port: int,
+    *,
+    kinds: Sequence[Kind] = ORDINARY,
+    seed: int = 0,
+    patience: float = PATIENCE,
+) -> AsyncIterator[Clients]:
+    """Have clients of a server around the block. `kinds` says which models are decoupled or have sequences.
+
+    What the block raises comes out in an exception group: there is a nursery around it.
+    """
+    _allow_many_connections()
+    http = HttpClient(http_port, patience=patience)
+    grpc = GrpcClient(grpc_port, patience=patience)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_tidy, http, grpc)
+            yield Clients(history, http, grpc, kinds=kinds, seed=seed)
+            nursery.cancel_scope.cancel()
+    finally:
+        http.close()
+        grpc.close()
+
+
+async def _tidy(http: HttpClient, grpc: GrpcClient) -> None:
+    while True:
+        await trio.sleep(KEPT / 4)
+        http.tidy()
+        grpc.tidy()
+
+
+async def _sleep_until(due: float) -> None:
+    """Sleep until a record's time; what is overdue still gives way to others."""
+    await trio.sleep(max(0.0, due - now()))
+
+
+def _allow_many_connections() -> None:
+    """Each HTTP request under way has a connection of its own, and a server that hangs has many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _CONNECTIONS)), hard))

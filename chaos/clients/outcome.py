@@ -1,0 +1,37 @@
+"""How the ends of requests are named, whatever protocol they came by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+CODES: Final[Mapping[int, str]] = {
+    # Of `protocols.status`, by HTTP status. 400 stands for four codes there; the commonest is taken.
+    400: "INVALID_ARGUMENT",
+    404: "NOT_FOUND",
+    422: "FAILED_PRECONDITION",
+    500: "INTERNAL",
+    501: "UNIMPLEMENTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
+UNREADABLE: Final = "DATA_LOSS"
+"""The code of answers that claim to be good and can't be read. No server sends it, and nothing excuses it."""
+
+NO_CONNECTION: Final = "no connection"  # nobody listens: the request was never sent
+DISCONNECTED: Final = "disconnected"  # it was sent, wholly or in part
+NO_ANSWER: Final = "lost: no answer"  # within the client's patience
+WENT_AWAY: Final = "went away"  # the harness has stopped waiting, for reasons of its own
+"""What the reason of an `Unknown` begins with."""
+
+
+def now() -> float:
+    """Return the time of records: seconds of the machine's monotonic clock, which all processes share."""
+    return time.monotonic()
+
+
+def code_of(status: int) -> str:
+    """Return the gRPC code that an HTTP status stands for; UNKNOWN for those that Tritium's table has not."""
+    return CODES.get(status, "UNKNOWN")

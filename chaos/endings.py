@@ -1,0 +1,211 @@
+"""The ways to end a server, each seen through to its end: told once, told twice, and killed.
+
+The figures are those that `chaos.checker.endings` sets limits for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from typing import Final
+
+import psutil
+import trio
+
+from chaos.clients.clients import Clients
+from chaos.clients.connection import LOOPBACK
+from chaos.clients.history import End
+from chaos.clients.outcome import now
+from chaos.records import Ending, Fail, Ok
+from chaos.server import PATIENCE, Server, ServerFailed
+from chaos.workload.control import Control
+
+WAITING: Final = 40
+"""Requests that are under way when the server is told to end."""
+
+_SHARED_MEMORY: Final = Path("/dev/shm")
+_LINGER: Final = 5.0  # seconds that the kernel may take to end what is left, on a busy machine
+_READY_FOR: Final = (
+    10.0  # seconds after which a server that has been told to end, and says that it is ready, will not end
+)
+_OF_ITS_OWN: Final = re.compile(r"(socket|pipe|memory):\[")
+_CLOCKS: Final = 1.0  # seconds between when a process began, by psutil, and when it did
+
+
+class Traces:
+    """What a server holds, noted while it runs, and what is left of it when it has ended."""
+
+    def __init__(self, server: Server) -> None:
+        process = psutil.Process(server.pid)
+        self._server = server
+        self._started = process.create_time()
+        self._held = _held(process)
+
+    async def figures(self) -> Mapping[str, float]:
+        """Return how many processes, ports, pieces of memory and descriptors are left, once there are none or it takes too long."""
+        with trio.move_on_after(_LINGER):
+            while any(self._left().values()):  # noqa: ASYNC110 (the kernel does it, and sends no event)
+                await trio.sleep(0.01)
+        return self._left()
+
+    def _left(self) -> dict[str, float]:
+        server = self._server
+        ports = (server.http_port, server.grpc_port, server.metrics_port)
+        return {
+            "children": len(server.survivors()),
+            "sockets": sum(map(_taken, ports)),
+            "memory": len(_orphaned_memory(self._started)),
+            "descriptors": sum(len(self._held & _held(each)) for each in psutil.process_iter()),
+        }
+
+
+async def sigterm(server: Server, clients: Clients, control: Control) -> Ending:
+    """Tell it once, with many requests accepted: it is not ready at once, answers them all, and ends with status 0."""
+    answers: list[End] = []
+    traces = Traces(server)
+    with control.hold("echo", "slow"):
+        async with trio.open_nursery() as nursery:
+            await _fill(server, clients, nursery, answers)
+            told = now()
+            server.signal(SIGTERM)
+            not_ready = await _not_ready(server, told)
+    status = await server.wait_ended()
+    failed = [end for end in answers if not isinstance(end, Ok)]
+    return Ending(
+        t=told,
+        how="sigterm",
+        figures={
+            "not_ready": not_ready,
+            "accepted": len(answers),
+            "dropped": len(failed),
+            "drained": now() - told,
+            "status": status,
+            **await traces.figures(),
+        },
+        trouble="" if not failed else f"{len(failed)} of {len(answers)}, such as: {_said(failed[0])}",
+    )
+
+
+async def sigterm_twice(server: Server, clients: Clients, control: Control) -> Ending:
+    """Tell it again while it drains, and can't come to an end: it goes at once, and takes everything along."""
+    answers: list[End] = []
+    traces = Traces(server)
+    with control.hold("echo", "hang"):
+        async with trio.open_nursery() as nursery:
+            await _fill(server, clients, nursery, answers)
+            server.signal(SIGTERM)
+            await _not_ready(server, now())
+            told = now()
+            server.signal(SIGTERM)
+            status = await server.wait_ended()
+            ended = now() - told
+    return Ending(
+        t=told,
+        how="sigterm_twice",
+        figures={"ended": ended, "status": status, **await traces.figures()},
+        trouble="" if status == 1 else f"the exit status is {status}, not 1",
+    )
+
+
+async def sigkill(server: Server, clients: Clients, control: Control) -> Ending:
+    """Kill it in the middle of its work: nothing is left of it."""
+    answers: list[End] = []
+    traces = Traces(server)
+    with control.hold("echo", "slow"):
+        async with trio.open_nursery() as nursery:
+            await _fill(server, clients, nursery, answers)
+            told = now()
+            server.signal(SIGKILL)
+            await server.wait_ended()
+    figures = await traces.figures()
+    return Ending(t=told, how="sigkill", figures={"gone": now() - told, **figures})
+
+
+async def _fill(server: Server, clients: Clients, nursery: trio.Nursery, answers: list[End]) -> None:
+    """Have `WAITING` requests under way, and return when the server has accepted all of them."""
+
+    async def ask(number: int) -> None:
+        answers.append(await clients.send("echo", protocol="http" if number % 2 else "grpc"))
+
+    for number in range(WAITING):
+        nursery.start_soon(ask, number)
+    with trio.move_on_after(PATIENCE):
+        while await server.metric("tritium_queue_depth", model="echo") < WAITING - _executing(answers):  # noqa: ASYNC110
+            await trio.sleep(0.005)
+        return
+    raise ServerFailed(f"{WAITING} requests did not come to wait: {server.last_words()}")
+
+
+def _executing(answers: list[End]) -> int:
+    """How many of those that were sent need not wait any more: two instances each hold two, and some are done."""
+    return len(answers) + 4
+
+
+async def _not_ready(server: Server, told: float) -> float:
+    """Return how long after `told` the server said that it is not ready, or did not answer any more. Raises ServerFailed."""
+    with trio.move_on_after(_READY_FOR):
+        while await server.is_ready():  # noqa: ASYNC110 (another process's state)
+            await trio.sleep(0.001)
+        return now() - told
+    raise ServerFailed(f"it is ready still, {_READY_FOR:g} s after SIGTERM")
+
+
+def _said(end: End) -> str:
+    return f"{end.code}: {end.message}" if isinstance(end, Fail) else repr(end)
+
+
+def _taken(port: int) -> bool:
+    """Whether anybody listens on a port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return True
+    return False
+
+
+def _orphaned_memory(since: float) -> frozenset[str]:
+    """Return the shared memory that has a name and came since then (seconds since 1970), and that nobody who lives makes use of.
+
+    What has no name goes with the last descriptor of it.
+    """
+    found: set[str] = set()
+    with suppress(FileNotFoundError):
+        for path in _SHARED_MEMORY.iterdir():
+            with suppress(OSError):
+                if path.stat().st_ctime >= since - _CLOCKS:
+                    found.add(str(path))
+    return frozenset(found - _used(found)) if found else frozenset()
+
+
+def _used(paths: Collection[str]) -> set[str]:
+    """Return those of the files that some process has open or mapped: they are other people's."""
+    used: set[str] = set()
+    for process in psutil.process_iter():
+        with suppress(OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            used.update(path for path in paths if f" {path}\n" in maps)
+        used.update(each for each in _open_files(process) if each in paths)
+    return used
+
+
+def _held(process: psutil.Process) -> frozenset[str]:
+    """Return what a process has open that has no name others could open it by: sockets, pipes, and memory."""
+    return frozenset(each for each in _open_files(process) if _OF_ITS_OWN.match(each))
+
+
+def _open_files(process: psutil.Process) -> Iterator[str]:
+    """Yield what a process has open, as the kernel names it; memory without a name by its number, for its label is no one's own."""
+    folder = f"/proc/{process.pid}/fd"
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                target = os.readlink(f"{folder}/{name}")
+                is_memory = target.startswith("/memfd:")
+                yield f"memory:[{os.stat(f'{folder}/{name}').st_ino}]" if is_memory else target

@@ -1,0 +1,63 @@
+"""What faults by clients have in common: they do their harm while they are being healed, and judge what it did."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from chaos.faults.asking import Question, ask_grpc, ask_http, together
+from chaos.faults.base import Injection, Stage, Trouble, now
+from chaos.records import Excuse
+
+Attacking = Callable[[Stage, random.Random], Awaitable[Sequence[str]]]
+"""Does the harm, within a few seconds, and returns what it saw that should not have been."""
+
+NEWCOMERS = ("echo", "add_sub")
+_MOST_TOLD = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    """A fault by clients. Implements `chaos.faults.base.Fault`.
+
+    `inject` makes up its mind only. `heal` attacks, takes everything back, asks as newcomers do, and raises Trouble where anything
+    was not as it should be; so the time from the injection to the healing is that of the attack. `models` are those that may
+    feel it as latency, none if it is not to be felt at all.
+    """
+
+    name: str
+    expected: str
+    attack: Attacking
+    detail: str
+    weight: float = 1.0
+    lasts: float = 0.0
+    models: Sequence[str] = ()
+    excuses: Sequence[Excuse] = ()
+
+    async def inject(self, stage: Stage, target: random.Random) -> Injection:
+        """Return what is about to happen; `heal` of that does it."""
+        return Injection(
+            t=now(),
+            models=self.models,
+            detail=self.detail,
+            excuses=self.excuses,
+            undo=partial(self._carry_out, stage, target),
+        )
+
+    async def _carry_out(self, stage: Stage, target: random.Random) -> None:
+        troubles = [*await self.attack(stage, target), *await newcomers(stage, target)]
+        if troubles:
+            more = f"; and {len(troubles) - _MOST_TOLD} more" if len(troubles) > _MOST_TOLD else ""
+            raise Trouble("; ".join(troubles[:_MOST_TOLD]) + more)
+
+
+async def newcomers(stage: Stage, target: random.Random) -> list[str]:
+    """Ask on fresh connections of either kind, as whoever comes next would; return what is wrong with the answers."""
+    troubles = await together(
+        partial(ask, stage.server, Question.draw(model, target))
+        for model in NEWCOMERS
+        for ask in (ask_http, ask_grpc)
+    )
+    return [f"a newcomer: {each}" for each in troubles]

@@ -1,0 +1,112 @@
+"""How faults change a repository, and what the server says of its models."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from chaos.faults.base import Server, Stage, Trouble
+from chaos.faults.wire import Connection, HttpAnswer, request
+
+PATIENCE: Final = 20.0
+"""Seconds within which a change must have taken effect: a poll or two, and the start of workers on a busy machine."""
+
+READY: Final = "READY"
+GONE: Final = "UNAVAILABLE"
+UNLOADED: Final = "unloaded"  # the reason of a version that nobody wants any more
+LOOK: Final = 0.05  # seconds between two questions about the same thing
+
+States = Mapping[int, str]
+
+
+class Shelf:
+    """One model's directory in the repository. What is put there was made beside it, and comes by a rename."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, stage: Stage, model: str) -> None:
+        self.model = model
+        self.path = stage.repository / model
+        self._workshop = stage.repository.with_name(f"{stage.repository.name}.workshop")
+        self._workshop.mkdir(exist_ok=True)
+
+    def beside(self) -> Path:
+        """Return a path that is free, outside the repository and on the same file system."""
+        return self._workshop / f"{self.model}.{os.getpid()}.{next(self._numbers)}"
+
+    def put(self, inside: str, content: bytes) -> None:
+        """Replace a file."""
+        made = self.beside()
+        made.write_bytes(content)
+        made.replace(self.path / inside)
+
+    def take(self, inside: str = "") -> Path:
+        """Take a file or a directory out, the model itself unless one is named; return where it is now."""
+        return (self.path / inside).rename(self.beside())
+
+    def give_back(self, taken: Path) -> None:
+        """Put the model's directory back where `take` took it from."""
+        taken.rename(self.path)
+
+    def remove(self, inside: str = "") -> None:
+        """Take it out for good; nothing, if there is none."""
+        try:
+            taken = self.take(inside)
+        except FileNotFoundError:
+            return
+        if taken.is_dir():
+            shutil.rmtree(taken)
+        else:
+            taken.unlink()
+
+    def copy_of(self, version: int) -> Path:
+        """Copy a version to outside the repository, and return the copy."""
+        made = self.beside()
+        shutil.copytree(self.path / str(version), made, ignore=shutil.ignore_patterns("__pycache__"))
+        return made
+
+    @property
+    def versions(self) -> list[int]:
+        """The versions that are there, lowest first."""
+        return sorted(int(each.name) for each in self.path.iterdir() if each.name.isdecimal())
+
+
+async def post(server: Server, path: str, body: bytes = b"") -> HttpAnswer:
+    """One POST on a fresh connection. Raises Broken."""
+    async with await Connection.open(server.http_port) as connection:
+        await connection.send(request("POST", path, body))
+        return await connection.answer()
+
+
+async def states(server: Server, model: str) -> States:
+    """Return the state of each version of a model that the server's index knows, with the reason of what failed. Raises Broken."""
+    entries = (await post(server, "/v2/repository/index")).json()
+    return {
+        int(each["version"]): each["state"] if each.get("reason", UNLOADED) == UNLOADED else each["reason"]
+        for each in entries
+        if each["name"] == model and "version" in each
+    }
+
+
+async def until_states(server: Server, model: str, right: Callable[[States], bool], what: str) -> None:
+    """Wait until the states of a model's versions are as they should be. Raises Trouble where that takes too long."""
+    seen: States = {}
+    with trio.move_on_after(PATIENCE):
+        while True:
+            seen = await states(server, model)
+            if right(seen):
+                return
+            await trio.sleep(LOOK)
+    raise Trouble(f"'{model}' is {json.dumps(seen)} after {PATIENCE:.0f} s; {what}")
+
+
+def serving_alone(version: int) -> Callable[[States], bool]:
+    """Whether this version is ready, and no other is."""
+    return lambda found: {number for number, state in found.items() if state == READY} == {version}

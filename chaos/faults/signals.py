@@ -1,0 +1,146 @@
+"""Faults of instances that come from outside: signals to their workers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from chaos.faults.base import Injection, NoTarget, Stage, now
+from chaos.faults.targets import (
+    PURE,
+    PYTHON,
+    Instance,
+    felt_by,
+    instances,
+    lost_with_all_workers,
+    lost_with_workers,
+    one_instance,
+    under_way,
+)
+from chaos.records import Excuse, LogExpected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killed:
+    """SIGKILL to one worker, or to all workers of a model at once. Implements `chaos.faults.base.Fault`."""
+
+    name: str
+    expected: str
+    models: Sequence[str]
+    everyone: bool = False
+    weight: float = 1.0
+    lasts: float = 0.0
+
+    async def inject(self, stage: Stage, target: random.Random) -> Injection:
+        """Kill. Raises NoTarget where nobody serves."""
+        first = await one_instance(stage, target, self.models)
+        hit = await instances(stage, (first.model,)) if self.everyone else [first]
+        t = now()
+        killed = [each for each in hit if _signalled(each, signal.SIGKILL)]
+        if not killed:
+            raise NoTarget(f"the workers of '{first.model}' have just ended")
+        return Injection(
+            t=t,
+            models=felt_by(first.model),
+            detail=f"SIGKILL to {_named(killed)}",
+            pid=killed[0].pid,
+            excuses=lost_with_all_workers(first.model) if self.everyone else lost_with_workers(first.model),
+            expects=[_exit_of(each, "signal_9") for each in killed],
+            measures="worker",
+            model=first.model,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """SIGSTOP to one worker, and SIGCONT after `lasts` seconds. Implements `chaos.faults.base.Fault`.
+
+    With `limit`, the seconds that an execution may take, it is stopped for longer than that, and is ended meanwhile.
+    """
+
+    name: str
+    expected: str
+    models: Sequence[str]
+    lasts: float
+    limit: float | None = None
+    weight: float = 1.0
+
+    async def inject(self, stage: Stage, target: random.Random) -> Injection:
+        """Stop it. Raises NoTarget where nobody serves."""
+        hit = await one_instance(stage, target, self.models)
+        t = now()
+        if not _signalled(hit, signal.SIGSTOP):
+            raise NoTarget(f"the worker of {hit.path} has just ended")
+        return Injection(
+            t=t,
+            models=felt_by(hit.model),
+            detail=f"SIGSTOP to {_named([hit])}, SIGCONT after {self.lasts:g} s",
+            pid=hit.pid,
+            excuses=() if self.limit is None else _overslept(hit.model),
+            # The limit is that of an execution: it begins with the next request that this worker is given.
+            expects=() if self.limit is None else [_exit_of(hit, "hang", within=self.lasts)],
+            undo=partial(_continue, hit),
+        )
+
+
+def _overslept(model: str) -> tuple[Excuse, ...]:
+    """What a stopped worker was executing is lost, unless it may run again; and whoever has less time than the limit is told so."""
+    late = Excuse(models=felt_by(model), codes=("DEADLINE_EXCEEDED",), most=2 * under_way(model), after=0.1)
+    return (late, *lost_with_workers(model))
+
+
+def _signalled(instance: Instance, number: signal.Signals) -> bool:
+    try:
+        os.kill(instance.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def _continue(instance: Instance) -> None:
+    _signalled(instance, signal.SIGCONT)
+
+
+def _exit_of(instance: Instance, reason: str, *, within: float = 1.0) -> LogExpected:
+    keys = {"actor": instance.path, "pid": instance.pid, "reason": reason}
+    return LogExpected(event="worker_exited", keys=keys, within=within)
+
+
+def _named(killed: Sequence[Instance]) -> str:
+    return ", ".join(f"{each.path} (pid {each.pid})" for each in killed)
+
+
+FAULTS: Sequence[Killed | Stopped] = (
+    Killed(
+        name="worker_sigkill",
+        expected="At most what that worker was executing is answered UNAVAILABLE within 100 ms, nothing at all of a pure"
+        " model; the instance is back within the time of a worker's start, and nobody else notices.",
+        models=(*PYTHON, *PURE),
+        weight=3.0,
+    ),
+    Killed(
+        name="all_workers_sigkill",
+        expected="What was executing of that model is answered UNAVAILABLE, its queue waits for the first instance to be back,"
+        " and a pure model has no error.",
+        models=(*PYTHON, *PURE),
+        everyone=True,
+    ),
+    Stopped(
+        name="worker_sigstop",
+        expected="What the stopped worker has waits and is answered rightly once it goes on; the other instance answers meanwhile.",
+        models=(*PYTHON, *PURE),
+        lasts=0.7,
+    ),
+    Stopped(
+        name="worker_sigstop_too_long",
+        expected="The worker is ended at the execution limit, with the reason hang; what it was executing runs again if the model is"
+        " pure and is an error otherwise, and what only waited in it is answered by others.",
+        models=("echo", "batching", "add_sub"),
+        lasts=3.5,
+        limit=2.0,
+    ),
+)

@@ -1,0 +1,95 @@
+"""What of the reference workload a fault may hit, who feels that, and how much can be under way there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from chaos.faults.base import NoTarget, Stage
+from chaos.records import Excuse
+from chaos.workload.repository import INSTANCES
+
+PYTHON: Final = ("echo", "slow", "batching", "counter", "stream")
+"""Models whose executions are never run twice."""
+
+PURE: Final = ("add_sub",)
+"""Models whose executions are run again, so that no client hears of a worker's death."""
+
+_BATCH: Final[Mapping[str, int]] = {"batching": 8, "add_sub": 8, "counter": 4, "stream": 4}
+"""By model, the requests that a worker may have in hand at once, where that is more than one: rows of a batch; slots, each with a
+sequence that is lost with the worker; and of `stream`, whose execution goes on after `execute`, what is open at its load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """An instance that serves, as the tree shows it."""
+
+    model: str
+    path: str
+    pid: int
+
+
+async def instances(stage: Stage, models: Collection[str]) -> list[Instance]:
+    """Return the instances of these models that serve now, in the tree's order."""
+    return [each for each in _instances(await stage.server.tree()) if each.model in models]
+
+
+async def one_instance(stage: Stage, target: random.Random, models: Sequence[str]) -> Instance:
+    """Return an instance of one of these models. Raises NoTarget where none serves."""
+    found = await instances(stage, models)
+    there = [model for model in models if any(each.model == model for each in found)]
+    if not there:
+        raise NoTarget(f"no instance of {', '.join(models)} serves just now")
+    model = target.choice(there)
+    return target.choice([each for each in found if each.model == model])
+
+
+def _instances(node: Mapping[str, Any]) -> Iterator[Instance]:
+    parts = node["path"].split("/")
+    if len(parts) == 5 and parts[0] == "models" and parts[3] == "instances":
+        if node["state"] == "running" and node["info"].get("phase") == "serving":
+            yield Instance(model=parts[1], path=node["path"], pid=node["info"]["pid"])
+        return
+    for child in node["children"]:
+        yield from _instances(child)
+
+
+def felt_by(model: str) -> tuple[str, ...]:
+    """Return the models whose requests go through this one: itself, and the pipeline for its steps."""
+    return (model, "pipeline") if model in ("echo", "add_sub") else (model,)
+
+
+def under_way(model: str) -> int:
+    """Return how many requests one worker may be executing."""
+    return _BATCH.get(model, 1)
+
+
+def lost_with_workers(model: str, workers: int = 1) -> tuple[Excuse, ...]:
+    """Return what the sudden death of so many workers excuses: nothing of a pure model, else what they were executing.
+
+    A sequence is lost with the worker that had it; what its client hears of that is the answer to its next step.
+    """
+    if model in PURE:
+        return ()
+    most = workers * under_way(model)
+    if model == "counter":
+        return (Excuse(models=(model,), codes=("UNAVAILABLE", "INVALID_ARGUMENT"), most=most, after=1.0),)
+    return (Excuse(models=felt_by(model), most=most, after=0.1),)
+
+
+def lost_with_all_workers(model: str) -> tuple[Excuse, ...]:
+    """Return what the death of every worker of a model excuses, until the first is back.
+
+    Nobody waits in the queue of `slow` for over half a second: those are its own rules (`chaos.workload.repository`).
+    """
+    impatient = (Excuse(models=(model,), most=15, after=1.0),) if model == "slow" else ()
+    return (*lost_with_workers(model, INSTANCES), *impatient)
+
+
+def state_of(node: Mapping[str, Any], path: str) -> str:
+    """Return the state of an actor or a supervisor in the tree below a node; nothing, where it is not there."""
+    if node["path"] == path:
+        return str(node["state"])
+    return next(filter(None, (state_of(child, path) for child in node["children"])), "")

@@ -1,0 +1,77 @@
+"""The flags with which a run starts its server, and the faults that fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from chaos.faults import actors, clients, control, crowds, instances, machine, repository
+from chaos.faults.base import Fault
+from chaos.faults.catalogue import catalogue
+
+_ANY: Final = (instances.FAULTS, actors.FAULTS, clients.FAULTS, crowds.FAULTS, machine.FAULTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How the server learns of changes in its repository: it looks by itself, or it is told. No server does both."""
+
+    name: str
+    flags: Sequence[str]
+    catalogue: Mapping[str, Fault]
+
+
+POLL: Final = Mode("poll", repository.POLLED, catalogue(*_ANY, repository.FAULTS, control.REFUSED))
+EXPLICIT: Final = Mode(
+    "explicit",
+    control.EXPLICIT,
+    {
+        name: fault
+        for name, fault in catalogue(*_ANY, control.FAULTS).items()
+        if not name.startswith("watcher_")  # it has none
+    },
+)
+
+MODES: Final[Mapping[str, Mode]] = {mode.name: mode for mode in (POLL, EXPLICIT)}
+
+EVERY_FAULT: Final[Mapping[str, Fault]] = {**POLL.catalogue, **EXPLICIT.catalogue}
+"""Of all modes, by name."""
+
+
+def mode_of(seed: int) -> Mode:
+    """Return the mode of a run that was not told: by turns."""
+    return POLL if seed % 2 else EXPLICIT
+
+
+def chosen(mode: Mode, only: Collection[str]) -> Mapping[str, Fault]:
+    """Return the faults of a mode, or `only` some. Raises ValueError for a name that is none of its faults."""
+    strangers = sorted(set(only) - mode.catalogue.keys())
+    if strangers:
+        raise ValueError(
+            f"no such fault of a server in {mode.name} mode: {', '.join(strangers)}; `python -m chaos faults` lists them"
+        )
+    return {name: fault for name, fault in mode.catalogue.items() if not only or name in only}
+
+
+_ALONE: Final = ("server_stopped", "disk_full")
+_TAKES_ALL: Final = frozenset(name for name in EVERY_FAULT if name.endswith("supervisor_crash")) | {
+    "all_workers_sigkill"
+}
+
+EXCLUSIONS: Final[Sequence[frozenset[str]]] = (
+    _TAKES_ALL,
+    *(frozenset({"corrupted_model", name}) for name in _TAKES_ALL),
+    *(frozenset({alone, name}) for alone in _ALONE for name in EVERY_FAULT if name != alone),
+)
+"""Of each of these sets no two are injected together.
+
+One supervisor takes along what another has just started again. A model whose file is broken and whose workers are all gone can't
+come back. A server that stands still, or whose log has no room, tells nothing about anything else.
+"""
+
+
+def clashing(name: str, active: Collection[str]) -> Collection[str]:
+    """Return those of the faults under way beside which this one must not begin; itself is one."""
+    barred = {name}.union(*(together for together in EXCLUSIONS if name in together))
+    return sorted(barred.intersection(active))

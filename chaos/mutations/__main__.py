@@ -1,0 +1,116 @@
+"""`python -m chaos.mutations`: are the tests any good? Puts bugs into copies of the project and sees what notices them."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from chaos.mutations.catalogue import MUTATIONS, Mutation
+from chaos.mutations.table import table
+from chaos.mutations.workbench import Caught, Detector, notices, set_on, workbench
+
+_PYTEST: Final = ("-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider")
+
+DETECTORS: Final = (
+    Detector(
+        "state machines",
+        (*_PYTEST, "tests/actors", "-k", "machine or TestCase or runTest"),
+        300.0,
+        r"(?m)^FAILED (\S+)",
+    ),
+    Detector("simulation", ("-m", "chaos.simulation", "--seeds=100"), 300.0, r"(--seed[ =]\d+)"),
+    Detector(
+        "chaos",
+        ("-m", "chaos", "--minutes=2", "--seed=1", "--judge=answers", "--quiet"),
+        420.0,
+        r"(?m)^MISSED\s+(\S.*?)\s{2,}",
+    ),
+)
+
+
+def main() -> int:
+    """Return 0 where every bug has been caught."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not before what runs has been ended
+    options = _options()
+    chosen = [each for each in MUTATIONS if not options.only or each.name in options.only]
+    detectors = [each for each in DETECTORS if not options.by or each.name in options.by]
+    if options.list:
+        for each in chosen:
+            print(f"{each.name:32} {each.file:34} {each.breaks}")
+        return 0
+    results: list[Caught] = []
+    with tempfile.TemporaryDirectory(prefix="tritium-mutations-") as folder:
+        if not options.only and not _sound(detectors, Path(folder)):
+            return 1
+        for number, each in enumerate(chosen, 1):
+            print(f"[{number}/{len(chosen)}] {each.name}: {each.breaks}", flush=True)
+            results.append(_tried(each, detectors, Path(folder)))
+    if options.report is not None:
+        options.report.write_text(table(results))
+    missed = [each.mutation.name for each in results if not each.by]
+    print(
+        f"{len(results) - len(missed)} of {len(results)} caught"
+        + "".join(f"\nnot caught: {name}" for name in missed)
+    )
+    return 1 if missed else 0
+
+
+def _sound(detectors: Sequence[Detector], folder: Path) -> bool:
+    """Whether the detectors are silent where there is no bug: otherwise they prove nothing."""
+    with workbench(folder / "sound", None) as root:
+        for detector in detectors:
+            began = time.monotonic()
+            noticed = notices(detector, root)
+            if noticed is not None:
+                sys.stderr.write(f"error: without any bug the {detector.name} fail: {noticed}\n")
+                return False
+            print(f"without a bug: {detector.name} pass, {time.monotonic() - began:.0f} s", flush=True)
+    return True
+
+
+def _tried(mutation: Mutation, detectors: Sequence[Detector], folder: Path) -> Caught:
+    with workbench(folder / mutation.name, mutation) as root:
+        caught = set_on(detectors, mutation, root)
+    print(
+        f"    {f'{caught.detector}, {caught.seconds:.0f} s: {caught.by}' if caught.by else 'NOT CAUGHT'}",
+        flush=True,
+    )
+    return caught
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos.mutations",
+        description="Puts deliberate bugs into copies of the project, one at a time, and tells which of state machines, simulation"
+        " and chaos runs notices each. Exit status 0 if all are noticed.",
+        epilog="example: python -m chaos.mutations --only lost-reply wrong-row --by simulation",
+    )
+    parser.add_argument("--list", action="store_true", help="only list the bugs")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        choices=[each.name for each in MUTATIONS],
+        help="these bugs and no others",
+    )
+    parser.add_argument(
+        "--by",
+        nargs="+",
+        metavar="DETECTOR",
+        choices=[each.name for each in DETECTORS],
+        help="these detectors, in their usual order: " + ", ".join(repr(each.name) for each in DETECTORS),
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write the table of results there, as Markdown"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

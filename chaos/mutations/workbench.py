@@ -1,0 +1,114 @@
+"""A copy of the project with one bug in it, and what is set on the bug.
+
+The copy is what gets imported: detectors run in it as processes of their own, with its root ahead of everything else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from chaos.mutations.catalogue import Mutation
+
+ROOT: Final = Path(__file__).parents[2]
+_COPIED: Final = ("actors", "protocols", "engine", "chaos", "tests", "benchmarks", "examples")
+_FILES: Final = ("pyproject.toml", "README.md")
+_LAST_WORDS: Final = 4000  # characters of a detector's output that are looked through
+
+
+@dataclass(frozen=True, slots=True)
+class Detector:
+    """Something that ought to notice a bug: a command that succeeds where there is none.
+
+    `names_itself` finds in the command's output what exactly has noticed, a test or a seed.
+    """
+
+    name: str
+    command: Sequence[str]
+    patience: float  # seconds; a command that takes longer has noticed, for without a bug it does not
+    names_itself: str
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """What has noticed a mutation, if anything has, and how long that took, in seconds from the detector's start."""
+
+    mutation: Mutation
+    detector: str = ""
+    by: str = ""
+    seconds: float = 0.0
+
+
+@contextmanager
+def workbench(folder: Path, mutation: Mutation | None) -> Iterator[Path]:
+    """Copy the project to `folder` and put a bug in. Raises ValueError where the bug does not fit any more."""
+    for name in _COPIED:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    for name in _FILES:
+        shutil.copy(ROOT / name, folder / name)
+    if mutation is not None:
+        file = folder / mutation.file
+        file.write_text(mutation.applied(file.read_text()))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def set_on(detectors: Sequence[Detector], mutation: Mutation, root: Path) -> Caught:
+    """Run the detectors, one after the other, in the copy at `root` until one notices."""
+    for detector in detectors:
+        began = time.monotonic()
+        noticed = notices(detector, root)
+        if noticed is not None:
+            return Caught(mutation, detector.name, noticed, time.monotonic() - began)
+    return Caught(mutation)
+
+
+def notices(detector: Detector, root: Path) -> str | None:
+    """Run a detector in the copy at `root`; return what has noticed something there, None if nothing has."""
+    environ = {
+        **os.environ,
+        "PYTHONPATH": f"{root}{os.pathsep}{root / 'engine/authoring/public'}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HYPOTHESIS_PROFILE": "unshrunk",
+    }
+    with (root / "detector.out").open("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, *detector.command],
+            cwd=root,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(detector.patience)
+        except subprocess.TimeoutExpired:
+            return f"not done within {detector.patience:g} s"
+        finally:
+            _end(process)
+        if status == 0:
+            return None
+        output.seek(0)
+        text = output.read()
+    found = re.search(detector.names_itself, text)
+    return found[1] if found else f"exit status {status}: {text[-_LAST_WORDS:].strip().splitlines()[-1]}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a detector and all that it has started: they are one session."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

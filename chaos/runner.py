@@ -1,0 +1,237 @@
+"""One run, from an empty folder to the record of everything that happened; judging it is `chaos.checker`'s."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, TextIO
+
+import psutil
+import trio
+
+from chaos import endings
+from chaos.clients.clients import Clients, open_clients
+from chaos.clients.connection import Disconnected, NotConnected
+from chaos.clients.history import History
+from chaos.clients.mix import ORDINARY, OVERLOAD, arrivals
+from chaos.clients.outcome import now
+from chaos.conductor import Conductor
+from chaos.faults.base import Fault, Stage
+from chaos.faults.machine import own_disk
+from chaos.plan import Plan
+from chaos.records import Ending, Manifest, Phase, Tally, line_of, write_manifest
+from chaos.saboteur import SabotageClient
+from chaos.server import Server, ServerFailed, start_server
+from chaos.workload.control import Control
+from chaos.workload.repository import SLOW_CAPACITY, write_repository
+
+OVERLOAD_FACTOR: Final = 3.0
+"""How many times what it can answer the overloaded model is sent."""
+
+_LEAD: Final = 0.5  # seconds from the server being ready to the beginning of a run
+_SAMPLES_EVERY: Final = 0.5  # seconds
+_NEWS_EVERY: Final = 10.0
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a run is made of, apart from its plan."""
+
+    folder: Path  # for the record; it must not hold another's
+    catalogue: Mapping[str, Fault]
+    flags: Sequence[str]  # of the server
+    command: str  # that a reader can repeat
+    end: bool = True  # with the ways to end a server
+
+
+class FolderTaken(Exception):
+    """There is something in the folder already."""
+
+
+async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
+    """Do what is planned and write the record. Raises FolderTaken, and ServerFailed where the server ended by itself."""
+    folder = setting.folder
+    if folder.is_dir() and any(folder.iterdir()):
+        raise FolderTaken(
+            f"there is something in {folder} already; name a folder that is empty, or not there"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_repository(folder / "models", run=folder)
+    output = folder / "server"
+    output.mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        stack.enter_context(own_disk(output))
+        history = stack.enter_context(History(folder / "history.jsonl"))
+        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        async with _serving(setting, sockets / "1") as (server, sabotage):
+            async with open_clients(history, server.http_port, server.grpc_port, seed=plan.seed) as clients:
+                stage = Stage(
+                    server=server,
+                    sabotage=sabotage,
+                    repository=folder / "models",
+                    control=Control(folder),
+                    clients=clients.of(0),
+                    folder=folder,
+                )
+                await _phases(plan, setting, server, stage, clients, tell)
+                tally = await _tally(server, clients)
+                (folder / "tally.jsonl").write_text(line_of(tally) + "\n")
+                if setting.end:
+                    await _endings(setting, server, clients, sockets, tell)
+
+
+@asynccontextmanager
+async def _serving(setting: Setting, sabotage: Path) -> AsyncIterator[tuple[Server, SabotageClient]]:
+    """Have a server around the block that nothing is left of afterwards. Raises ServerFailed."""
+    folder = setting.folder
+    server = start_server(folder / "models", folder / "server", *setting.flags, sabotage=sabotage)
+    try:
+        await server.wait_ready()
+        yield server, SabotageClient(sabotage)
+    finally:
+        server.kill_all()
+
+
+async def _phases(
+    plan: Plan, setting: Setting, server: Server, stage: Stage, clients: Clients, tell: Tell
+) -> None:
+    folder = setting.folder
+    began = now() + _LEAD
+    write_manifest(folder, _manifest(plan, setting, began))
+    with ExitStack() as stack:
+        faults = stack.enter_context((folder / "faults.jsonl").open("w"))
+        samples = stack.enter_context((folder / "samples.jsonl").open("w"))
+        conductor = Conductor(stage, clients, setting.catalogue, faults, tell)
+        async with trio.open_nursery() as beside:
+            beside.start_soon(_must_go_on, server)
+            beside.start_soon(_follow_phases, plan, clients, began, tell)
+            beside.start_soon(_take_samples, server, clients, samples)
+            beside.start_soon(_tell_news, plan, clients, began, tell)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(conductor.run, plan, began)
+                nursery.start_soon(_load, plan, clients, began)
+                nursery.start_soon(_overload, plan, clients, began)
+            beside.cancel_scope.cancel()
+
+
+async def _load(plan: Plan, clients: Clients, began: float) -> None:
+    users = arrivals(ORDINARY, plan.rate, plan.seed)
+    await clients.load(users, begin=began, until=began + plan.seconds)
+
+
+async def _overload(plan: Plan, clients: Clients, began: float) -> None:
+    for span in plan.phases:
+        if span.phase == "overload":
+            await trio.sleep(max(0.0, began + span.begin - now()))
+            users = arrivals(OVERLOAD, OVERLOAD_FACTOR * SLOW_CAPACITY, plan.seed + 1)
+            await clients.load(users, begin=began + span.begin, until=began + span.end)
+
+
+async def _follow_phases(plan: Plan, clients: Clients, began: float, tell: Tell) -> None:
+    for span in plan.phases:
+        await trio.sleep(max(0.0, began + span.begin - now()))
+        clients.phase = span.phase
+        tell(f"-- {span.phase}, {span.end - span.begin:.0f} s")
+
+
+async def _must_go_on(server: Server) -> None:
+    """Raise ServerFailed once the server has ended: nothing in a run may do that."""
+    descriptor = os.pidfd_open(server.pid)
+    try:
+        await trio.lowlevel.wait_readable(descriptor)
+    finally:
+        os.close(descriptor)
+    raise ServerFailed(f"the server ended in the middle of a run: {server.last_words()}")
+
+
+async def _take_samples(server: Server, clients: Clients, out: TextIO) -> None:
+    while True:
+        with suppress(psutil.NoSuchProcess):
+            out.write(line_of(await server.sample(clients.phase)) + "\n")
+        out.flush()
+        await trio.sleep(_SAMPLES_EVERY)
+
+
+async def _tell_news(plan: Plan, clients: Clients, began: float, tell: Tell) -> None:
+    while True:
+        await trio.sleep(_NEWS_EVERY)
+        left = began + plan.seconds - now()
+        if left > 0:
+            tell(f"-- {left:.0f} s left, {clients.figures().sent} requests sent")
+
+
+async def _tally(server: Server, clients: Clients) -> Tally:
+    try:
+        violations = await server.metric("tritium_reply_violations_total")
+    except (NotConnected, Disconnected) as error:
+        raise ServerFailed(
+            f"it does not tell its metrics at the end: {error}; {server.last_words()}"
+        ) from error
+    return Tally(t=now(), surplus=clients.figures().surplus, violations=int(violations))
+
+
+# -- the end
+
+
+async def _endings(setting: Setting, server: Server, clients: Clients, sockets: Path, tell: Tell) -> None:
+    """End the server, and others that are started for it, in each way there is."""
+    control = Control(setting.folder)
+    clients.phase = "ending"
+    with (setting.folder / "endings.jsonl").open("w") as out:
+        _write(out, await _seen("sigterm", endings.sigterm(server, clients, control)), tell)
+        for number, end in enumerate((endings.sigterm_twice, endings.sigkill), 2):
+            async with _serving(setting, sockets / str(number)) as (another, _):
+                clients.retarget(another.http_port, another.grpc_port)
+                _write(out, await _seen(end.__name__, end(another, clients, control)), tell)
+
+
+async def _seen(how: str, ending: Awaitable[Ending]) -> Ending:
+    """See an ending through. One that comes to no end has nothing to tell but that, and the next is tried all the same."""
+    began, failures = now(), list[str]()
+    seen: Ending | None = None
+    try:
+        seen = await ending
+    except* ServerFailed as group:
+        failures += map(str, group.exceptions)
+    return seen or Ending(t=began, how=how, figures={}, trouble="; ".join(failures))
+
+
+def _write(out: TextIO, ending: Ending, tell: Tell) -> None:
+    out.write(line_of(ending) + "\n")
+    figures = ", ".join(f"{name} {value:.3g}" for name, value in ending.figures.items())
+    tell(f"-- {ending.how}: {figures}{f': TROUBLE, {ending.trouble}' if ending.trouble else ''}")
+
+
+# -- what a run was
+
+
+def _manifest(plan: Plan, setting: Setting, began: float) -> Manifest:
+    phases: list[tuple[Phase, float, float]] = [
+        (span.phase, began + span.begin, began + span.end) for span in plan.phases
+    ]
+    return Manifest(
+        seed=plan.seed,
+        minutes=plan.minutes,
+        rate=plan.rate,
+        faults_per_minute=plan.faults_per_minute,
+        began=began,
+        began_wall=time.clock_gettime(time.CLOCK_REALTIME) + (began - now()),
+        version=version("tritium"),
+        machine=_machine(),
+        command=setting.command,
+        phases=phases,
+    )
+
+
+def _machine() -> str:
+    gibibytes = psutil.virtual_memory().total / (1 << 30)
+    return f"{os.cpu_count()} cores, {gibibytes:.0f} GiB, {platform.system()}, Python {platform.python_version()}"

@@ -1,0 +1,304 @@
+"""The very same server as `tritium serve` runs, and a control socket through which parts of it are made to fail.
+
+    python -m chaos.saboteur --sabotage-socket=PATH FLAG…
+
+The flags are those of `tritium serve`. The socket is a Unix domain one, of which only this user may ask; each line is a JSON
+object, answered by one, `{"ok": …}` or `{"error": "why not"}`:
+
+    {"do": "crash", "path": "models/echo/1/scheduler"}            an actor or a supervisor, by its path in GET /v2/tritium/tree
+    {"do": "raise", "point": "batcher.turn", "times": 1, "within": "models/echo/1/scheduler"}    see `actors.fault_points`
+    {"do": "disarm", "point": "batcher.turn"}                     it will not raise any more: true if it would have
+    {"do": "jump", "seconds": -3600}                              the wall clock, as the server's code reads it
+    {"do": "list"}                                                the paths there are
+
+Each command that does something logs `fault_injected`. `raise` logs when the exception comes out, and answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from actors.fault_points import arm
+from actors.messages.events import Event
+from actors.supervision.errors import SupervisionError
+from actors.supervision.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from actors.messages.events import Log
+    from engine.tree import RunningServer
+
+SOCKET_FLAG: Final = "--sabotage-socket="
+LONGEST_LINE: Final = 65536  # bytes
+
+
+class SabotageRefused(Exception):
+    """The saboteur could not do what it was asked; the message says why, and what would have worked."""
+
+
+class InjectedFault(Exception):
+    """What an armed fault point raises. Nothing in the server expects it."""
+
+
+class WallClock:
+    """The wall clock as Python code reads it, `time.time` and `time.time_ns`, with an offset of our own.
+
+    What has bound these functions before `install` keeps true time. Monotonic clocks are not touched.
+    """
+
+    def __init__(self) -> None:
+        self._offset = 0  # nanoseconds
+        self._true_ns = time.time_ns
+
+    def jump(self, seconds: float) -> None:
+        """Move it on by so many seconds; back, if they are negative."""
+        self._offset += round(seconds * 1e9)
+
+    def install(self) -> None:
+        """Have the process read this clock from now on."""
+        vars(time)["time_ns"] = self._read_ns
+        vars(time)["time"] = self._read
+
+    def uninstall(self) -> None:
+        """Give the process its own clock back."""
+        vars(time)["time_ns"] = self._true_ns
+        vars(time)["time"] = self._true
+
+    _true = staticmethod(time.time)  # noqa: TID251 (this is the clock that jumps)
+
+    def _read_ns(self) -> int:
+        return self._true_ns() + self._offset
+
+    def _read(self) -> float:
+        return self._read_ns() / 1e9
+
+
+class Saboteur:
+    """Obeys commands against one tree."""
+
+    def __init__(self, root: Supervisor, clock: WallClock, log: Log) -> None:
+        self._root = root
+        self._clock = clock
+        self._log = log
+        self._armed: dict[str, Callable[[], None]] = {}
+        self._commands: Mapping[str, Callable[..., object]] = {
+            "crash": self.crash,
+            "raise": self.fail,
+            "disarm": self.disarm,
+            "jump": self.jump,
+            "list": self.list,
+        }
+
+    def obey(self, line: bytes) -> bytes:
+        """Carry out one line and return the answer to it, with its newline. Raises nothing."""
+        try:
+            given = json.loads(line)
+            command = self._commands[given.pop("do")]
+            answer = {"ok": command(**given)}
+        except SabotageRefused as refused:
+            answer = {"error": str(refused)}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            known = ", ".join(self._commands)
+            answer = {
+                "error": f"no command: {line!r} ({error!r}); `do` is one of {known}, see chaos.saboteur"
+            }
+        return json.dumps(answer).encode() + b"\n"
+
+    def crash(self, path: str) -> None:
+        """Kill whoever lives at `path`. Raises SabotageRefused where nobody does."""
+        if path not in self.list():
+            raise SabotageRefused(
+                f"nothing at '{path}' that can be crashed; `list` names what can, now {len(self.list())} paths"
+            )
+        self._log(Event.FAULT_INJECTED, level="warning", fault="crash", target=path)
+        try:
+            self._root.kill(path)
+        except SupervisionError as error:
+            raise SabotageRefused(f"'{path}' can't be crashed just now: {error}") from error
+
+    def fail(self, point: str, times: int = 1, within: str = "") -> None:
+        """Have the next passes of a fault point raise, in the task of the actor at `within` alone if that is given.
+
+        Raises SabotageRefused for a point that is unknown, not imported or armed already.
+        """
+        if times < 1:
+            raise SabotageRefused(f"'times' is {times}; it takes 1 at least to raise anything")
+        left = times
+
+        def strike() -> None:
+            nonlocal left
+            actor = trio.lowlevel.current_task().name
+            if within not in ("", actor):
+                return
+            left -= 1
+            if left == 0:
+                self.disarm(point)
+            self._log(Event.FAULT_INJECTED, level="warning", fault="raise", target=point, actor=actor)
+            raise InjectedFault(f"fault point '{point}' was told to raise")
+
+        try:
+            self._armed[point] = arm(point, strike)
+        except (KeyError, ValueError) as error:
+            raise SabotageRefused(str(error.args[0])) from error
+
+    def disarm(self, point: str) -> bool:
+        """Have a fault point raise no more; return whether it would have."""
+        disarm = self._armed.pop(point, None)
+        if disarm is None:
+            return False
+        disarm()
+        return True
+
+    def jump(self, seconds: float) -> None:
+        """Move the wall clock."""
+        self._clock.jump(seconds)
+        self._log(Event.FAULT_INJECTED, level="warning", fault="jump", target="wall clock", seconds=seconds)
+
+    def list(self) -> list[str]:
+        """Return every path of the tree but the root's."""
+        return [node.path for node in self._root.tree().walk() if node.path]
+
+
+def open_socket(path: Path) -> socket.socket:
+    """Return a listening socket at `path`, for this user alone. Raises OSError where there is something already."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        os.fchmod(listening.fileno(), 0o600)  # before it has a name: that is created with these rights
+        listening.bind(os.fspath(path))
+        listening.listen()
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+async def listen(listening: socket.socket, saboteur: Saboteur) -> None:
+    """Obey everyone who connects, until cancelled."""
+    accepting = trio.socket.from_stdlib_socket(listening)
+    async with trio.open_nursery() as nursery:
+        while True:
+            connection, _ = await accepting.accept()
+            nursery.start_soon(_converse, trio.SocketStream(connection), saboteur)
+
+
+async def _converse(stream: trio.SocketStream, saboteur: Saboteur) -> None:
+    waiting = b""
+    async with stream:
+        try:
+            async for piece in stream:
+                *lines, waiting = (waiting + piece).split(b"\n")
+                for line in lines:
+                    await stream.send_all(saboteur.obey(line))
+                if len(waiting) > LONGEST_LINE:
+                    return
+        except trio.BrokenResourceError:
+            return  # it went away without waiting for the answer
+
+
+class SabotageClient:
+    """The harness's end of the socket. Implements `chaos.faults.base.Sabotage`; a connection for each command."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def wait_listening(self) -> None:
+        """Wait until the server's tree stands. For the first moments: bounded by whoever calls."""
+        while True:
+            try:
+                await self.list()
+            except OSError:
+                await trio.sleep(0.02)
+            else:
+                return
+
+    async def crash(self, path: str) -> None:
+        """Kill an actor or a supervisor. Raises SabotageRefused."""
+        await self._ask(do="crash", path=path)
+
+    async def fail(self, point: str, *, times: int = 1, within: str = "") -> None:
+        """Have a fault point raise. Raises SabotageRefused."""
+        await self._ask(do="raise", point=point, times=times, within=within)
+
+    async def disarm(self, point: str) -> bool:
+        """Have a fault point raise no more. Raises SabotageRefused."""
+        return bool(await self._ask(do="disarm", point=point))
+
+    async def jump(self, seconds: float) -> None:
+        """Move the server's wall clock. Raises SabotageRefused."""
+        await self._ask(do="jump", seconds=seconds)
+
+    async def list(self) -> Sequence[str]:
+        """Return the paths of the tree. Raises SabotageRefused."""
+        return list(await self._ask(do="list"))
+
+    async def _ask(self, **command: object) -> Any:
+        async with await trio.open_unix_socket(os.fspath(self._path)) as stream:
+            await stream.send_all(json.dumps(command).encode() + b"\n")
+            answer = b""
+            while not answer.endswith(b"\n"):
+                piece = await stream.receive_some()
+                if not piece:
+                    raise SabotageRefused(f"the server went away before it answered {command}")
+                answer += piece
+        given = json.loads(answer)
+        if "error" in given:
+            raise SabotageRefused(given["error"])
+        return given["ok"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve as `tritium serve` does, with the control socket beside; return the process's exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    sockets = [word.removeprefix(SOCKET_FLAG) for word in words if word.startswith(SOCKET_FLAG)]
+    if len(sockets) != 1 or not sockets[0]:
+        sys.stderr.write(
+            f"usage: python -m chaos.saboteur {SOCKET_FLAG}PATH FLAG…, flags of `tritium serve`\n"
+        )
+        return 1
+    # The log binds its clock when it is imported, ahead of ours: what judges a run compares its time stamps with true time.
+    import engine.observability.logs  # noqa: F401
+
+    clock = WallClock()
+    clock.install()
+    return _serve([word for word in words if not word.startswith(SOCKET_FLAG)], Path(sockets[0]), clock)
+
+
+def _serve(flags: Sequence[str], path: Path, clock: WallClock) -> int:
+    from engine.cli.serve import complaint
+    from engine.run import run
+    from engine.settings import Settings, SettingsError
+
+    try:
+        settings = Settings.from_argv(flags, os.environ)
+    except SettingsError as error:
+        sys.stderr.write(complaint(error))
+        return 1
+
+    try:
+        listening = open_socket(path)
+    except OSError as error:
+        sys.stderr.write(
+            f"error: {SOCKET_FLAG}{path}: {error.strerror}; give a path at which nothing is yet\n"
+        )
+        return 1
+
+    async def beside(running: RunningServer, log: Log) -> None:
+        await listen(listening, Saboteur(running.root, clock, log))
+
+    with listening:
+        try:
+            return run(settings, beside=beside)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

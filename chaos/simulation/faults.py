@@ -1,0 +1,195 @@
+"""What a scenario's faults do to the server and to what it stands on."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import trio
+
+from actors import fault_points
+from actors.scheduling.retries import Signal
+from actors.supervision.errors import SupervisionError
+from actors.supervision.lifecycle import ChildState
+from chaos.simulation.disk import Disk, broken, folder_of
+from chaos.simulation.scenario import Fault
+from chaos.simulation.trace import Note
+from chaos.simulation.workers import Misdeed, Workers
+from engine.tree import RunningServer
+
+WATCHED_WITHIN: Final = 8.0  # seconds from a change on the disk to when the server has followed it
+POINT_WAITS: Final = 4.0  # seconds for which a fault point stays armed where nobody passes it
+
+
+class SimulatedCrash(Exception):
+    """What an actor crashes with at a fault point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A time in which some errors are no wonder. Without a `model` it is about all of them."""
+
+    why: str
+    model: str
+    begin: float
+    end: float
+
+
+class Faults:
+    """Carries faults out, and remembers what they excuse."""
+
+    def __init__(self, running: RunningServer, workers: Workers, disk: Disk, note: Note) -> None:
+        self.windows: list[Window] = []
+        self.crashed: list[str] = []  # fault points at which something was made to crash
+        self._running = running
+        self._workers = workers
+        self._disk = disk
+        self._note = note
+        self._disarm: dict[str, Callable[[], None]] = {}
+        self._versions: dict[str, int] = {}
+        self._does: Mapping[str, Callable[[Fault], object]] = {
+            "misdeed": self._misdeed,
+            "signal": self._signal,
+            "trouble": self._trouble,
+            "launches": self._launches,
+            "touch": self._touch,
+            "version": self._version,
+            "crash": self._crash,
+            "kill": self._kill,
+        }
+        self._lasts: Mapping[str, Callable[[Fault], Callable[[], object]]] = {
+            "suspend": self._suspend,
+            "broken": self._broken,
+            "remove": self._remove,
+            "disk": self._unavailable,
+        }
+
+    async def carry_out(self, fault: Fault) -> None:
+        """Do it, and undo it where it lasts."""
+        self._note("fault", fault.what, fault.model, fault.detail, fault.seconds)
+        if fault.what in self._does:
+            self._does[fault.what](fault)
+            return
+        heal = self._lasts[fault.what](fault)
+        await trio.sleep(fault.seconds)
+        self._note("healed", fault.what, fault.model)
+        heal()
+
+    def end(self) -> None:
+        """Take back what has not come to pass."""
+        for disarm in self._disarm.values():
+            disarm()
+        self._workers.misdeeds.clear()
+        self._workers.load_troubles.clear()
+        self._workers.refuse_launches = 0
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    def _misdeed(self, fault: Fault) -> None:
+        queue = self._workers.misdeeds.setdefault(fault.model, deque())
+        queue.append(Misdeed(fault.detail, after=fault.seconds))
+
+    def _signal(self, fault: Fault) -> None:
+        serving = self._workers.serving(fault.model)
+        if serving:
+            serving[fault.seed % len(serving)].die(Signal(int(fault.detail)))
+
+    def _suspend(self, fault: Fault) -> Callable[[], object]:
+        serving = self._workers.serving(fault.model)
+        if not serving:
+            return lambda: None
+        worker = serving[fault.seed % len(serving)]
+        worker.suspend()
+        return worker.resume
+
+    def _trouble(self, fault: Fault) -> None:
+        self._workers.load_troubles.setdefault(fault.model, deque()).append(fault.detail)
+
+    def _launches(self, fault: Fault) -> None:
+        self._workers.refuse_launches += 1 + fault.seed % 2
+
+    # -- the disk ------------------------------------------------------------------------------------------------------
+
+    def _touch(self, fault: Fault) -> None:
+        if fault.model in self._disk.folders:
+            version = self._versions.get(fault.model, 1)
+            self._disk.put(fault.model, folder_of(fault.model, version=version, weights=fault.seed))
+            self._replaced(fault.model)
+
+    def _version(self, fault: Fault) -> None:
+        if fault.model in self._disk.folders:
+            version = self._versions[fault.model] = self._versions.get(fault.model, 1) + 1
+            self._disk.put(fault.model, folder_of(fault.model, version=version))
+            self._replaced(fault.model)
+
+    def _replaced(self, model: str) -> None:
+        """Another version serves before long, and forever: sequences that go on then were begun with one that retires."""
+        self.windows.append(Window("replaced", model, trio.current_time(), math.inf))
+
+    def _broken(self, fault: Fault) -> Callable[[], object]:
+        folder = self._disk.folders.get(fault.model)
+        if folder is None:
+            return lambda: None
+        self._disk.put(fault.model, broken(folder))
+        return lambda: self._restore(fault.model)
+
+    def _remove(self, fault: Fault) -> Callable[[], object]:
+        self._disk.remove(fault.model)
+        now = trio.current_time()
+        self.windows.append(Window("removed", fault.model, now, now + fault.seconds + WATCHED_WITHIN))
+        return lambda: self._restore(fault.model)
+
+    def _restore(self, model: str) -> None:
+        self._disk.put(model, folder_of(model, version=self._versions.get(model, 1)))
+
+    def _unavailable(self, fault: Fault) -> Callable[[], object]:
+        del fault
+        self._disk.unavailable = "disk can't be read: it is simulated"
+
+        def heal() -> None:
+            self._disk.unavailable = ""
+
+        return heal
+
+    # -- actors --------------------------------------------------------------------------------------------------------
+
+    def _crash(self, fault: Fault) -> None:
+        name = fault.detail
+        if name in self._disarm:
+            return
+
+        def crash() -> None:
+            path = trio.lowlevel.current_task().name
+            if name.startswith("supervisor.") and not path.startswith("models/"):
+                return  # others are killed by `kill`, and with the root everything would be over
+            disarm()
+            self.crashed.append(name)
+            self._note("crash at", name, "in", path)
+            self._excuse(name)
+            raise SimulatedCrash(name)
+
+        disarm = self._disarm[name] = fault_points.arm(name, crash)
+        if name == "catalog.lanes":
+            self._running.root.kill("repository/catalog")  # it comes by there when it begins
+
+    def _excuse(self, name: str) -> None:
+        now = trio.current_time()
+        if name.startswith(("http.", "grpc.")):
+            self.windows.append(Window("connections", "", now, now + 0.5))
+
+    def _kill(self, fault: Fault) -> None:
+        tree = self._running.root.tree()
+        paths = [each.path for each in tree.walk() if each.path and each.state is ChildState.RUNNING]
+        path = Random(fault.seed).choice(paths)
+        self._note("kill", path)
+        now = trio.current_time()
+        if path.startswith("frontends"):
+            self.windows.append(Window("connections", "", now, now + 0.5))
+        try:
+            self._running.root.kill(path)
+        except SupervisionError as error:
+            self._note("not killed:", error)

@@ -1,0 +1,162 @@
+"""Whether what came of a request is right, or excused by what was done to the server: nothing else is.
+
+An excuse is as narrow as what a simulation knows, which is everything: an error because a worker died is excused where that very worker was
+executing that very request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from chaos.simulation.faults import Window
+from chaos.simulation.models import MODELS, VERSION_STEP, Model, parts_of, width_of
+from chaos.simulation.outcomes import GONE, LOST, Outcome
+from chaos.simulation.workers import Journal
+
+BARELY: Final = 0.001  # seconds by which clocks of one simulation may differ: rounding
+MANY_DEATHS: Final = 5  # within `DEATHS_WITHIN`, after which an instance is tried now and then only
+DEATHS_WITHIN: Final = 30.0
+TRIED_WITHIN: Final = 50.0  # seconds for which a model that died so often may be gone
+QUEUE_TIMEOUT: Final = 0.4  # of the model with bounds, unless the request has its own
+
+
+class Judge:
+    """Knows what was done to the server."""
+
+    def __init__(
+        self, journal: Journal, windows: Sequence[Window], crashed: Sequence[str], draining_since: float
+    ) -> None:
+        self._crashed = crashed
+        self._journal = journal
+        self._windows = windows
+        self._draining_since = draining_since
+        self._poisonous: set[tuple[str, Sequence[int]]] = set()
+
+    def complaints(self, outcomes: Sequence[Outcome], history: Mapping[str, int]) -> Iterator[str]:
+        """Yield what is wrong, in words. `history` has, by id of a request of a sequence, the sum of it and those before."""
+        # The like of what has killed is refused.
+        self._poisonous = {
+            (each.request.model, each.request.values) for each in outcomes if each.request.poison
+        }
+        for outcome in outcomes:
+            for complaint in self._of(outcome, history):
+                yield f"{complaint}: {outcome}"
+
+    def _of(self, outcome: Outcome, history: Mapping[str, int]) -> Iterator[str]:
+        request = outcome.request
+        model = MODELS[request.model]
+        if not outcome.code:
+            yield "no answer at all"
+        elif outcome.ok:
+            if outcome.finals != 1 or outcome.parts_after_final:
+                yield f"{outcome.finals} final answers, {outcome.parts_after_final} parts after the first"
+            if request.poison or request.raises:
+                yield "a good answer to a request that its model can't answer"
+            if not _right(outcome, model, history):
+                yield "a wrong answer"
+        elif outcome.finals > 1 or outcome.parts_after_final:
+            yield f"{outcome.finals} final answers, {outcome.parts_after_final} parts after the first"
+        elif not self._excused(outcome, model):
+            yield "an error that nothing excuses"
+        for name in (request.model, *model.steps):
+            times = self._journal.ended[name, request.id]
+            if times > 1 and not MODELS[name].retried:
+                yield f"executed {times} times by '{name}', which is not to be run again"
+
+    def _excused(self, outcome: Outcome, model: Model) -> bool:
+        request, journal = outcome.request, self._journal
+        took = outcome.ended - outcome.began + BARELY
+        deaths = journal.died_under[request.id]
+        match outcome.code:
+            case code if code == GONE:
+                return bool(request.patience)
+            case code if code == LOST:
+                return self._within(outcome, "connections") or outcome.ended >= self._draining_since
+            case "CANCELLED":
+                return bool(request.patience) or (bool(request.deadline) and took >= request.deadline)
+            case "DEADLINE_EXCEEDED":
+                hung = journal.hung_under[request.id] > 0 or (deaths > 0 and took >= model.limit)
+                return hung or (bool(request.deadline) and took >= request.deadline)
+            case "POISONED":
+                return (request.model, request.values) in self._poisonous or deaths > 1
+            case "INTERNAL":
+                return journal.raised[request.id] > 0
+            case "INVALID_ARG":
+                return bool(request.sequence) and not request.start and self._sequence_lost(outcome)
+            case "NOT_FOUND":
+                return self._gone(outcome, model)
+            case "UNAVAILABLE":
+                return (
+                    (deaths > 0 and (not model.retried or bool(request.poison)))
+                    or deaths > 1
+                    or (bool(request.sequence) and self._sequence_lost(outcome))
+                    or (model.bounded and _refused_by_policy(outcome, took))
+                    or self._gone(outcome, model)
+                    or outcome.ended >= self._draining_since
+                    or self._result_lost(outcome, model)
+                )
+        return False
+
+    def _result_lost(self, outcome: Outcome, model: Model) -> bool:
+        """Whether its model ran it, may not do so again, and its instance actor crashed over the result."""
+        ran = any(
+            self._journal.ended[name, outcome.request.id] and not MODELS[name].retried
+            for name in (model.name, *model.steps)
+        )
+        return ran and "instance.packet" in self._crashed
+
+    def _gone(self, outcome: Outcome, model: Model) -> bool:
+        """Whether the model, or one that it is composed of, was not there, or kept dying."""
+        names = (model.name, *model.steps)
+        if any(self._within(outcome, "removed", name) for name in names):
+            return True
+        for name in names:
+            deaths = self._journal.deaths.get(name, ())
+            for first, last in zip(deaths, deaths[MANY_DEATHS - 1 :], strict=False):
+                if last - first <= DEATHS_WITHIN and last <= outcome.ended <= last + TRIED_WITHIN:
+                    return True
+        return False
+
+    def _within(self, outcome: Outcome, why: str, model: str = "") -> bool:
+        return any(
+            each.why == why
+            and each.model == model
+            and each.begin <= outcome.ended
+            and outcome.began <= each.end
+            for each in self._windows
+        )
+
+    def _sequence_lost(self, outcome: Outcome) -> bool:
+        """Whether an instance that had the sequence has died: it may have been given to one before that has seen it."""
+        request, journal = outcome.request, self._journal
+        if self._within(
+            outcome, "replaced", request.model
+        ):  # docs/sequences.md: a retired version goes on with what it has
+            return True
+        died = any(outcome.began <= at <= outcome.ended for at in journal.deaths.get(request.model, ()))
+        return died or (request.model, request.sequence) in journal.sequences_lost
+
+
+def _refused_by_policy(outcome: Outcome, took: float) -> bool:
+    if "maximum queue size" in outcome.message:
+        return True
+    return took >= (outcome.request.timeout or QUEUE_TIMEOUT)
+
+
+def _right(outcome: Outcome, model: Model, history: Mapping[str, int]) -> bool:
+    request = outcome.request
+    version = outcome.version
+    if model.kind == "ensemble":  # each step's version shows
+        [value], [found] = request.values, outcome.values
+        return found % VERSION_STEP == model.answer(value) and found // VERSION_STEP >= len(model.steps)
+    if model.kind == "sequence":
+        expected = [history[request.id] + VERSION_STEP * version]
+    elif model.kind == "decoupled":
+        expected = [each + VERSION_STEP * version for each in parts_of(request.values[0])]
+        return outcome.values == expected
+    else:
+        expected = model.right(request.values, version)
+    if model.wide:
+        expected *= width_of(request.values[0])
+    return outcome.values == expected

@@ -1,0 +1,233 @@
+"""One trio run in virtual time, whose every choice follows from a seed.
+
+Four things would make two runs of the same program differ, and each is taken away:
+
+- *Time*: trio's `MockClock` jumps to the next deadline once nothing can run, and stands still otherwise.
+- *Order*: trio shuffles the tasks of each turn. It does so with a generator, and in an order of its own making, that are private
+  names; `Scheduler` is the one place that knows them, and says what to do when they are gone.
+- *Threads*: `trio.to_thread.run_sync` is replaced by one that works in the loop's own thread and takes virtual time for it.
+- *Addresses*: sets of objects are ordered by where these lie in memory. What the server keeps in sets gets a hash that depends on
+  how many there were before it. Strings need PYTHONHASHSEED, which only whoever starts the interpreter can set: `fixed_hash_seed`.
+
+The garbage collector is switched off meanwhile, because when it runs depends on everything that ran before.
+
+Descriptors are real: both ends of each socket are in this process and in this thread, and the kernel makes the one end readable before
+a write to the other one returns. So what epoll says depends on nothing but what was written.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import os
+import random
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, TypeVar
+
+import trio
+import trio.testing
+
+from actors.alarm import Alarm
+from actors.messages.requests import InferRequest
+from actors.model import InstanceState, ModelState
+
+T = TypeVar("T")
+
+BEGIN: Final = 1000.0  # seconds on the virtual clock, so that no moment is mistaken for none
+LONGEST: Final = 1500.0  # seconds of virtual time after which a run counts as stuck
+LONGEST_WORK: Final = 0.02  # seconds that a piece of work on a thread takes
+
+_IDLE_TURNS: Final = 1000  # without a deadline, as long as only descriptors have something to say
+_COUNTED: Final = (InferRequest, InstanceState, ModelState)
+
+
+class Stuck(Exception):
+    """A run came to no end. The message lists its tasks, and where each of them is."""
+
+
+class SchedulerChanged(Exception):
+    """This version of trio keeps its order elsewhere."""
+
+
+class Scheduler:
+    """Trio's order of tasks: the private names `trio._core._run._r` and `_ALLOW_DETERMINISTIC_SCHEDULING`.
+
+    With the second one true, the tasks of a turn are first sorted by when they were started, and then shuffled by the first one: this
+    is what trio has for Hypothesis, and pytest-trio uses it too.
+    """
+
+    _module: Any
+
+    def __init__(self) -> None:
+        """Raise SchedulerChanged where trio has no such names."""
+        core = getattr(trio, "_core", None)
+        module: Any = getattr(core, "_run", None)
+        self._module = module
+        missing = [name for name in ("_r", "_ALLOW_DETERMINISTIC_SCHEDULING") if not hasattr(module, name)]
+        if missing or not isinstance(module._r, random.Random):  # noqa: SLF001  # see the class
+            raise SchedulerChanged(
+                f"trio {trio.__version__} has no {' and no '.join(missing) or 'generator'} in trio._core._run. Look at how"
+                " that module orders the tasks of a turn (where `runner.runq` becomes a batch) and at what its Hypothesis plugin"
+                " does (`_hypothesis_plugin_setup`), and have chaos.simulation.virtual.Scheduler do the same"
+            )
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Have the order follow from `seed` around the block."""
+        module, before = self._module, self._module._ALLOW_DETERMINISTIC_SCHEDULING  # noqa: SLF001  # see the class
+        state = module._r.getstate()  # noqa: SLF001
+        module._ALLOW_DETERMINISTIC_SCHEDULING = True  # noqa: SLF001
+        module._r.seed(seed)  # noqa: SLF001
+        try:
+            yield
+        finally:
+            module._ALLOW_DETERMINISTIC_SCHEDULING = before  # noqa: SLF001
+            module._r.setstate(state)  # noqa: SLF001
+
+
+def run(main: Callable[[], Awaitable[T]], *, seed: int) -> T:
+    """Run `main` in virtual time, which begins at `BEGIN`, and return what it does. The same seed gives the same run.
+
+    Raises trio.TrioInternalError from `Stuck` where that comes to no end.
+    """
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    clock.jump(BEGIN)
+    with ExitStack() as replaced:
+        replaced.enter_context(_attribute(clock, "deadline_to_sleep_time", _limited(clock)))
+        replaced.enter_context(Scheduler().seeded(seed))
+        replaced.enter_context(_without_collector())
+        replaced.enter_context(_attribute(trio.to_thread, "run_sync", _InlineThreads(seed).run_sync))
+        # It rings on the machine's own clock. Whoever sets it has a timer of trio's for the same moment.
+        replaced.enter_context(_attribute(Alarm, "set", lambda alarm, delay: None))
+        numbers = itertools.count()
+        for kind in _COUNTED:
+            replaced.enter_context(_counted(kind, numbers))
+        return trio.run(_plain(main), clock=clock)
+
+
+def _plain(main: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
+    async def call() -> T:
+        return await main()
+
+    return call
+
+
+def _limited(clock: trio.testing.MockClock) -> Callable[[float], float]:
+    """Return what the loop asks how long to wait, with an end to a run that has none of its own.
+
+    Nothing within the run could do that: what waits may be shielded, and without a deadline trio's clock never jumps.
+    """
+    ask = clock.deadline_to_sleep_time
+    idle = 0
+
+    def wait(deadline: float) -> float:
+        nonlocal idle
+        idle = idle + 1 if deadline == math.inf else 0
+        if idle > _IDLE_TURNS or clock.current_time() > BEGIN + LONGEST:
+            root = trio.lowlevel.current_root_task()
+            why = "everybody waits for somebody" if idle else f"it takes over {LONGEST:g} s"
+            raise Stuck("\n".join((why, *(_told(root) if root is not None else ()))))
+        return ask(deadline)
+
+    return wait
+
+
+def _told(task: trio.lowlevel.Task, depth: int = 0) -> Iterator[str]:
+    names = []
+    waits: Any = task.coro
+    while getattr(waits, "cr_frame", None) is not None:
+        names.append(f"{waits.cr_code.co_qualname}:{waits.cr_frame.f_lineno}")
+        waits = waits.cr_await
+    yield f"{'  ' * depth}{task.name}: {' > '.join(names[-4:])}"
+    for nursery in task.child_nurseries:
+        for child in sorted(nursery.child_tasks, key=lambda each: each.name):
+            yield from _told(child, depth + 1)
+
+
+class _InlineThreads:
+    """Work that threads would do, done in the loop's thread; it takes virtual time before or after it is done."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(f"threads {seed}")
+
+    async def run_sync(
+        self,
+        function: Callable[..., T],
+        *args: object,
+        thread_name: str | None = None,
+        abandon_on_cancel: bool = False,
+        limiter: trio.CapacityLimiter | None = None,
+    ) -> T:
+        """Do as `trio.to_thread.run_sync`. What is abandoned goes on to its end, as a thread would."""
+        del thread_name
+        borrower = object()
+        if limiter is not None:
+            await limiter.acquire_on_behalf_of(borrower)
+        before, after = self._random.random() * LONGEST_WORK, self._random.random() * LONGEST_WORK
+        done = False
+        try:
+            with trio.CancelScope(shield=not abandon_on_cancel):
+                await trio.sleep(before)
+                done = True
+                result = function(*args)
+                await trio.sleep(after)
+        except trio.Cancelled:
+            if not done:
+                function(*args)
+            raise
+        else:
+            return result
+        finally:
+            if limiter is not None:
+                limiter.release_on_behalf_of(borrower)
+
+
+@contextmanager
+def _attribute(owner: object, name: str, value: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
+def _counted(kind: type, numbers: Iterator[int]) -> Iterator[None]:
+    """Have objects of a class hash to their number in order of creation; equality stays identity."""
+    known: dict[int, int] = {}
+    construct: Callable[..., None] = vars(kind)["__init__"]
+
+    def number(self: object, *args: object, **kwargs: object) -> None:
+        known[id(self)] = next(numbers)
+        construct(self, *args, **kwargs)
+
+    with (
+        _attribute(kind, "__init__", number),
+        _attribute(kind, "__hash__", lambda self: known.get(id(self), -1)),
+    ):
+        yield
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def fixed_hash_seed(arguments: Sequence[str]) -> None:
+    """See to it that strings hash alike in every process: start this interpreter anew, with `arguments`, unless they do.
+
+    Does not return where it has to.
+    """
+    if sys.flags.hash_randomization:
+        os.execve(sys.executable, [sys.executable, *arguments], {**os.environ, "PYTHONHASHSEED": "0"})

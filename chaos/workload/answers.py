@@ -1,0 +1,123 @@
+"""What the reference models are sent, what they answer with, and what the right answer is.
+
+A model's *kind* is its name up to the first `-`: `echo-churned` is made and answers like `echo`.
+
+| kind                     | inputs                            | answer to the value `v`                              |
+|--------------------------|-----------------------------------|------------------------------------------------------|
+| `echo`, `slow`           | VALUE                             | v                                                    |
+| `batching`               | VALUE                             | 3 v + 1                                              |
+| `counter`                | VALUE                             | the sum of the sequence's values so far, v included  |
+| `add_sub`                | A = v, B = 7                      | v + 7, v - 7, and what is left of v / 7, 0 to 6       |
+| `pipeline`               | VALUE = v, B = 7                  | the same: `echo`, and its answer to `add_sub`        |
+| `stream`                 | VALUE, PARTS                      | v, v + 1, … : one a part                             |
+
+All are INT32, of shape [1, 1], or [1] for `stream`. Whoever of these is a Python model has an optional input POISON, a string
+of the same shape, which is one of `chaos.workload.actions.ACTIONS`; of the pipeline it goes to `echo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from chaos.records import Invoke
+
+Tensor = npt.NDArray[Any]
+
+ADDEND: Final = 7  # what `add_sub` is given beside the value
+LARGEST: Final = 1_000_000  # of all values, either way: sums of a sequence of 2,000 still fit
+
+OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
+    "echo": ("ANSWER",),
+    "slow": ("ANSWER",),
+    "batching": ("ANSWER",),
+    "counter": ("ANSWER",),
+    "stream": ("ANSWER",),
+    "add_sub": ("SUM", "DIFFERENCE", "REMAINDER"),
+    "pipeline": ("SUM", "DIFFERENCE", "REMAINDER"),
+}
+"""By kind, the outputs in the order in which `values` reads them."""
+
+DIVISORS: Final[Mapping[str, int]] = {
+    "raise": 0,  # ONNX Runtime refuses to divide by zero: the execution fails, and nobody dies
+    "fpe": -1,  # the model divides the smallest number by it, whose quotient has no room: x86 traps, SIGFPE
+    "hang": -2,  # the model begins a loop without an end, in native code
+}
+"""B by which `add_sub` comes to harm, which has no other poison. A is the value, so that no two of them look alike."""
+
+
+def kind_of(model: str) -> str:
+    """Return what a model is a copy of. Raises ValueError for one that is not of the reference repository."""
+    kind = model.partition("-")[0]
+    if kind not in OUTPUTS:
+        raise ValueError(f"there is no model of the kind '{kind}', only {', '.join(OUTPUTS)}")
+    return kind
+
+
+def inputs(invoke: Invoke) -> dict[str, Tensor]:
+    """Return what a request's inputs are, by name: arrays of int32, and of objects (`bytes`) for POISON.
+
+    Sequence, priority and tenant are no inputs, and left to the client. Raises ValueError for a model, a value or a poison that
+    there is not.
+    """
+    if abs(invoke.value) > LARGEST:
+        raise ValueError(f"a value of {invoke.value}: at most {LARGEST} either way")
+    kind = kind_of(invoke.model)
+    if kind == "add_sub":
+        return {"A": _number(kind, invoke.value), "B": _number(kind, _divisor(invoke.poison))}
+    given = {"VALUE": _number(kind, invoke.value)}
+    if kind == "pipeline":
+        given["B"] = _number(kind, ADDEND)
+    if kind == "stream":
+        given["PARTS"] = _number(kind, invoke.parts)
+    if invoke.poison:
+        given["POISON"] = np.full(_shape(kind), invoke.poison.encode(), np.object_)
+    return given
+
+
+def expected(invoke: Invoke, earlier: Sequence[Invoke] = ()) -> Sequence[int]:
+    """Return the values of the right answer, those of all its parts in order.
+
+    `earlier` are the requests of the same sequence that the model has executed before, since its START; of other models it means
+    nothing. A poisoned request has the same right answer, if it gets one.
+    """
+    value = invoke.value
+    match kind_of(invoke.model):
+        case "add_sub" | "pipeline":
+            return value + ADDEND, value - ADDEND, value % ADDEND
+        case "batching":
+            return (3 * value + 1,)
+        case "counter":
+            return (sum(each.value for each in earlier) + value,)
+        case "stream":
+            return tuple(range(value, value + invoke.parts))
+        case _:
+            return (value,)
+
+
+def values(model: str, outputs: Mapping[str, Tensor]) -> Sequence[int]:
+    """Return what one response, or one part of an answer, says.
+
+    Outputs that are missing are missing here too, and whatever else is there is read: such an answer is not the right one.
+    """
+    named = (outputs[name] for name in OUTPUTS[kind_of(model)] if name in outputs)
+    return tuple(int(each) for array in named for each in np.ravel(array))
+
+
+def _divisor(poison: str) -> int:
+    if not poison:
+        return ADDEND
+    if poison not in DIVISORS:
+        raise ValueError(f"add_sub can't be made to '{poison}', only to {', '.join(DIVISORS)}")
+    return DIVISORS[poison]
+
+
+def _number(kind: str, value: int) -> Tensor:
+    return np.full(_shape(kind), value, np.int32)
+
+
+def _shape(kind: str) -> tuple[int, ...]:
+    return (1,) if kind == "stream" else (1, 1)

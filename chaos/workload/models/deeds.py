@@ -1,0 +1,150 @@
+"""The harm that a model does to itself, one function or method a deed; `chaos.workload.actions` has the list.
+
+It is copied beside each `model.py`. Whatever hangs ends by itself, and whatever takes memory is bounded, so that a server that
+fails to contain it endangers nobody else.
+"""
+
+import ctypes
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+LONG = 60.0  # seconds that something hangs; the server is to end it long before
+LEAKED = 4 << 20  # bytes at a time
+FEW_DESCRIPTORS = 256  # that the worker may have from when it leaks them: none are left soon
+PRINTED = 2 << 20  # bytes
+SLOWER = 20
+
+
+class MemberRefused(Exception):
+    """One request is to get an error response, and its batchmates their answers."""
+
+
+class Deeds:
+    """What one worker can do, and has done. `pace` is what an execution takes, in seconds; `limit` its memory, in bytes."""
+
+    def __init__(self, *, pace: float, limit: int) -> None:
+        self._pace = pace
+        self._limit = limit
+        self._memory: list[bytearray] = []
+        self._descriptors: list[int] = []
+        self._allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._by_name: dict[str, Callable[[], None]] = {
+            "raise": _raise,
+            "raise_member": _refuse_member,
+            "hang": _hang,
+            "hang_lock": _hang_lock,
+            "segv": _segv,
+            "exit0": _exit0,
+            "oom": self._oom,
+            "close_frames": _close_frames,
+            "garbage_frames": _garbage_frames,
+            "slow": self._slow,
+            "leak_memory": self._leak_memory,
+            "leak_descriptors": self._leak_descriptors,
+            "flood_stdout": _flood_stdout,
+            "init_fail": _fail_to_start,
+            "init_hang": _hang,
+        }
+
+    def do(self, action: str) -> None:
+        """Do it. Raises ValueError for one that there is not, MemberRefused for `raise_member`, RuntimeError for `raise`."""
+        deed = self._by_name.get(action)
+        if deed is None:
+            raise ValueError(f"no model can '{action}', only {', '.join(self._by_name)}")
+        deed()
+
+    def release(self) -> None:
+        """Give back what was leaked."""
+        self._memory.clear()
+        if self._descriptors:
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._allowed)
+            for each in self._descriptors:
+                os.close(each)
+            self._descriptors.clear()
+
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """Have descriptors for the block, though they have leaked away."""
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._allowed)
+        try:
+            yield
+        finally:
+            self._allow_few()
+
+    def _allow_few(self) -> None:
+        soft, hard = self._allowed
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(FEW_DESCRIPTORS, soft), hard))
+
+    def _oom(self) -> None:
+        while len(self._memory) * LEAKED < 2 * self._limit:
+            self._leak_memory()
+        _hang()
+
+    def _leak_memory(self) -> None:
+        self._memory.append(bytearray(b"\1") * LEAKED)
+
+    def _leak_descriptors(self) -> None:
+        self._allow_few()
+        try:
+            while True:
+                self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            return  # there are no more
+
+    def _slow(self) -> None:
+        time.sleep((SLOWER - 1) * self._pace)
+
+
+def _raise() -> None:
+    raise RuntimeError("told to raise")
+
+
+def _refuse_member() -> None:
+    raise MemberRefused("told to refuse this request")
+
+
+def _hang() -> None:
+    time.sleep(LONG)
+
+
+def _hang_lock() -> None:
+    ctypes.PyDLL(None).sleep(int(LONG))  # unlike CDLL, it keeps the interpreter lock in foreign code
+
+
+def _segv() -> None:
+    ctypes.string_at(0)
+
+
+def _exit0() -> None:
+    os._exit(0)
+
+
+def _close_frames() -> None:
+    os.close(_connection())
+    _hang()
+
+
+def _garbage_frames() -> None:
+    chance = random.Random(1)
+    for _ in range(300):
+        os.write(_connection(), chance.randbytes(chance.randrange(1, 200)))
+    _hang()
+
+
+def _flood_stdout() -> None:
+    sys.stdout.write(("chaos " * 16 + "\n") * (PRINTED // 97))
+    sys.stdout.flush()
+
+
+def _fail_to_start() -> None:
+    raise RuntimeError("told to fail as it is loaded")
+
+
+def _connection() -> int:
+    """The descriptor of the worker's own connection to the server is the first argument of its process."""
+    return int(sys.argv[1])

@@ -1,0 +1,181 @@
+"""The reference repository: what the server under test serves. `chaos.workload.answers` says what the models compute.
+
+Each model has two instances, on the CPU, two seconds for an execution and ten to be loaded. Those in Python may have 96 MiB,
+keep a journal in the run's folder and take orders from there. `add_sub` is pure, so that its requests survive its workers, and
+keeps no journal. A request to `pipeline` is in the journal as one of `echo`, under its own id.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from chaos.workload.answers import OUTPUTS, kind_of
+from chaos.workload.control import control_folder, journal_folder
+from chaos.workload.onnx_model import add_sub
+
+SOURCES: Final = Path(__file__).parent / "models"
+BESIDE: Final = ("conduct.py", "deeds.py", "journal.py")
+"""What each `model.py` needs beside it."""
+
+INSTANCES: Final = 2
+EXECUTION_TIMEOUT: Final = 2.0  # seconds
+LOAD_TIMEOUT: Final = 10.0  # seconds
+MEMORY_LIMIT: Final = 96  # MiB; a worker takes 20, and the rest is soon filled, on a busy machine too
+SLOW_CAPACITY: Final = INSTANCES / 0.020  # requests a second that `slow` can answer
+
+_WORKERS: Final = f"instance_group [ {{ kind: KIND_CPU count: {INSTANCES} }} ]"
+
+_BATCHES: Final = """max_batch_size: 8
+dynamic_batching { max_queue_delay_microseconds: 2000 }
+"""
+
+# A queue of a fifth of a second for one tenant, who gets half of it, and nobody waits for longer than half a second: under too
+# much load, most are refused at once. Floods come at the lower priority, or as a tenant of their own.
+_QUEUE: Final = """max_batch_size: 1
+dynamic_batching {
+  priority_levels: 2
+  default_priority_level: 1
+  default_queue_policy {
+    timeout_action: REJECT
+    default_timeout_microseconds: 500000
+    allow_timeout_override: true
+    max_queue_size: 40
+  }
+}
+parameters { key: "tritium.fairness" value { string_value: "{\\"tenant\\": {\\"header\\": \\"x-tenant\\"}}" } }
+"""
+
+_SEQUENCES: Final = """max_batch_size: 4
+sequence_batching {
+  direct { }
+  max_sequence_idle_microseconds: 5000000
+  control_input [
+    { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
+    { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } ] }
+  ]
+}
+"""
+
+_SCHEDULES: Final[Mapping[str, str]] = {
+    "echo": "max_batch_size: 0\n",
+    "slow": _QUEUE,
+    "batching": _BATCHES,
+    "counter": _SEQUENCES,
+    "stream": "max_batch_size: 0\nmodel_transaction_policy { decoupled: true }\n",
+}
+"""Of the Python models, by kind."""
+
+_PIPELINE: Final = """platform: "ensemble"
+max_batch_size: 0
+input [
+  { name: "VALUE" data_type: TYPE_INT32 dims: [ -1, 1 ] },
+  { name: "B" data_type: TYPE_INT32 dims: [ -1, 1 ] },
+  { name: "POISON" data_type: TYPE_STRING dims: [ -1, 1 ] optional: true }
+]
+output [
+  { name: "SUM" data_type: TYPE_INT32 dims: [ -1, 1 ] },
+  { name: "DIFFERENCE" data_type: TYPE_INT32 dims: [ -1, 1 ] },
+  { name: "REMAINDER" data_type: TYPE_INT32 dims: [ -1, 1 ] }
+]
+ensemble_scheduling { step [
+  {
+    model_name: "echo" model_version: -1
+    input_map [ { key: "VALUE" value: "VALUE" }, { key: "POISON" value: "POISON" } ]
+    output_map [ { key: "ANSWER" value: "echoed" } ]
+  },
+  {
+    model_name: "add_sub" model_version: -1
+    input_map [ { key: "A" value: "echoed" }, { key: "B" value: "B" } ]
+    output_map [
+      { key: "SUM" value: "SUM" },
+      { key: "DIFFERENCE" value: "DIFFERENCE" },
+      { key: "REMAINDER" value: "REMAINDER" }
+    ]
+  }
+] }
+"""
+
+_ADD_SUB: Final = f"""backend: "onnxruntime"
+{_BATCHES}
+input [
+  {{ name: "A" data_type: TYPE_INT32 dims: [ 1 ] }},
+  {{ name: "B" data_type: TYPE_INT32 dims: [ 1 ] }}
+]
+output [
+  {{ name: "SUM" data_type: TYPE_INT32 dims: [ 1 ] }},
+  {{ name: "DIFFERENCE" data_type: TYPE_INT32 dims: [ 1 ] }},
+  {{ name: "REMAINDER" data_type: TYPE_INT32 dims: [ 1 ] }}
+]
+{_WORKERS}
+"""
+
+
+def write_repository(folder: Path, *, run: Path, models: Iterable[str] = tuple(OUTPUTS)) -> None:
+    """Write these models, all unless said otherwise, into a folder that may exist, and make the run's folders for them.
+
+    Raises ValueError for a model that is no copy of one of the reference, FileExistsError where there is one by its name.
+    """
+    for each in (folder, journal_folder(run), control_folder(run)):
+        each.mkdir(parents=True, exist_ok=True)
+    for model in models:
+        write_model(folder, model, run=run)
+
+
+def write_model(folder: Path, model: str, *, run: Path, version: int = 1) -> Path:
+    """Write one model, and return its directory. `echo-churned` is a copy of `echo` by that name.
+
+    Raises as `write_repository` does.
+    """
+    kind = kind_of(model)
+    directory = folder / model
+    directory.mkdir(parents=True)
+    write_version(folder, model, version)
+    (directory / "config.pbtxt").write_text(configuration(model, kind, run))
+    return directory
+
+
+def write_version(folder: Path, model: str, version: int) -> Path:
+    """Write another version of a model that is there, and return its directory. Raises FileExistsError if that is there, too."""
+    directory = folder / model / str(version)
+    kind = kind_of(model)
+    directory.mkdir()
+    if kind == "add_sub":
+        (directory / "model.onnx").write_bytes(add_sub())
+    elif kind in _SCHEDULES:
+        for name in BESIDE:
+            shutil.copyfile(SOURCES / name, directory / name)
+        shutil.copyfile(SOURCES / f"{kind}.py", directory / "model.py")
+    return directory
+
+
+def configuration(model: str, kind: str, run: Path) -> str:
+    """Return the text of a model's `config.pbtxt`."""
+    head = f'name: "{model}"\n'
+    limits = {"tritium.execution_timeout": EXECUTION_TIMEOUT, "tritium.load_timeout": LOAD_TIMEOUT}
+    if kind == "pipeline":
+        return head + _PIPELINE
+    if kind == "add_sub":
+        return head + _ADD_SUB + _parameters(limits)
+    told = {**limits, "tritium.memory_limit_mb": MEMORY_LIMIT, "chaos.run": run.resolve()}
+    return f'{head}backend: "python"\n{_SCHEDULES[kind]}{_ports(kind)}{_WORKERS}\n{_parameters(told)}'
+
+
+def _ports(kind: str) -> str:
+    dims = "[ -1, 1 ]" if kind == "echo" else "[ 1 ]"
+    numbers = ("VALUE", "PARTS") if kind == "stream" else ("VALUE",)
+    declared = [f'{{ name: "{name}" data_type: TYPE_INT32 dims: {dims} }}' for name in numbers]
+    declared.append(f'{{ name: "POISON" data_type: TYPE_STRING dims: {dims} optional: true }}')
+    answer = f'output [ {{ name: "ANSWER" data_type: TYPE_INT32 dims: {dims} }} ]\n'
+    return f"input [ {', '.join(declared)} ]\n{answer}"
+
+
+def _parameters(given: Mapping[str, object]) -> str:
+    lines = [
+        f'parameters {{ key: "{key}" value {{ string_value: {json.dumps(str(value))} }} }}\n'
+        for key, value in given.items()
+    ]
+    return "".join(lines)

@@ -1,0 +1,73 @@
+"""From a line of text to a line of the log, and back to nothing where it is none.
+
+A line of the server's log is one JSON object with `timestamp`, `level` and `event`, as `--log-format=json` writes it. What
+stands between the lines (a library's warning, a core dump's last words, a line that a full disk cut in two) is no line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+_HEAD: Final = frozenset({"timestamp", "level", "event"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Line:
+    """One line of the log."""
+
+    time: float
+    """When the server said it: seconds since 1970, by the server's wall clock, to the microsecond."""
+    level: str
+    """`debug`, `info`, `warning`, `error` or `critical`."""
+    event: str
+    """The name in `actors.messages.events`, or what a newer server calls it."""
+    keys: Mapping[str, Any]
+    """Everything else that the line says, as JSON has it."""
+    source: str = ""
+    """The file that it was read from."""
+    number: int = 0
+    """Its place in that file, from 1; 0 where a live file was joined in the middle."""
+
+    def matches(self, event: str, keys: Mapping[str, object]) -> bool:
+        """Whether it tells of `event`, with at least these keys and values; `level` is one that every line has."""
+        given = {"level": self.level, **self.keys}
+        return self.event == event and all(
+            name in given and given[name] == value for name, value in keys.items()
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as it was written, the time stamp first."""
+        return {"timestamp": stamp(self.time), "level": self.level, "event": self.event, **self.keys}
+
+
+def parse(text: str | bytes, *, source: str = "", number: int = 0) -> Line | None:
+    """Return the line that `text` is, or None where it is not a line of the log."""
+    try:
+        given = json.loads(text)
+        time = _seconds(datetime.fromisoformat(given["timestamp"]))
+        level, event = given["level"], given["event"]
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    if not (isinstance(level, str) and isinstance(event, str) and time >= 0):
+        return None
+    return Line(
+        time=time,
+        level=level,
+        event=event,
+        keys={name: value for name, value in given.items() if name not in _HEAD},
+        source=source,
+        number=number,
+    )
+
+
+def stamp(time: float) -> str:
+    """Return seconds since 1970 as the server writes them: `2026-11-21T01:57:53.951989Z`."""
+    return f"{datetime.fromtimestamp(round(time * 1e6) / 1e6, UTC):%Y-%m-%dT%H:%M:%S.%f}Z"
+
+
+def _seconds(time: datetime) -> float:
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
