@@ -46,9 +46,7 @@ from actors.subjects import Caller
 from actors.supervision.context import ChildContext
 from actors.worker import InFlight, LiveWorker
 
-EOF_TO_EXIT_SECONDS: Final = (
-    0.05  # a worker that closed its socket has that long to exit: clients wait meanwhile
-)
+EOF_TO_EXIT_SECONDS: Final = 0.05  # for a worker that closed its socket to exit: clients wait meanwhile
 STOP_SECONDS: Final = 5.0  # from STOP to SIGTERM: time for `finalize`
 TERMINATE_SECONDS: Final = 2.0  # from SIGTERM to SIGKILL
 TRIM_SECONDS: Final = 15.0

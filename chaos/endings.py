@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Final
@@ -30,9 +30,7 @@ WAITING: Final = 40
 
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _LINGER: Final = 5.0  # seconds that the kernel may take to end what is left, on a busy machine
-_READY_FOR: Final = (
-    10.0  # seconds after which a server that has been told to end, and says that it is ready, will not end
-)
+_READY_FOR: Final = 10.0  # seconds: a server that was told to end and is ready for so long will not end
 _OF_ITS_OWN: Final = re.compile(r"(socket|pipe|memory):\[")
 _CLOCKS: Final = 1.0  # seconds between when a process began, by psutil, and when it did
 
@@ -66,14 +64,11 @@ class Traces:
 
 async def sigterm(server: Server, clients: Clients, control: Control) -> Ending:
     """Tell it once, with many requests accepted: it is not ready at once, answers them all, and ends with status 0."""
-    answers: list[End] = []
     traces = Traces(server)
-    with control.hold("echo", "slow"):
-        async with trio.open_nursery() as nursery:
-            await _fill(server, clients, nursery, answers)
-            told = now()
-            server.signal(SIGTERM)
-            not_ready = await _not_ready(server, told)
+    async with _requests_under_way(server, clients, control, "slow") as answers:
+        told = now()
+        server.signal(SIGTERM)
+        not_ready = await _not_ready(server, told)
     status = await server.wait_ended()
     failed = [end for end in answers if not isinstance(end, Ok)]
     return Ending(
@@ -93,17 +88,14 @@ async def sigterm(server: Server, clients: Clients, control: Control) -> Ending:
 
 async def sigterm_twice(server: Server, clients: Clients, control: Control) -> Ending:
     """Tell it again while it drains, and can't come to an end: it goes at once, and takes everything along."""
-    answers: list[End] = []
     traces = Traces(server)
-    with control.hold("echo", "hang"):
-        async with trio.open_nursery() as nursery:
-            await _fill(server, clients, nursery, answers)
-            server.signal(SIGTERM)
-            await _not_ready(server, now())
-            told = now()
-            server.signal(SIGTERM)
-            status = await server.wait_ended()
-            ended = now() - told
+    async with _requests_under_way(server, clients, control, "hang"):
+        server.signal(SIGTERM)
+        await _not_ready(server, now())
+        told = now()
+        server.signal(SIGTERM)
+        status = await server.wait_ended()
+        ended = now() - told
     return Ending(
         t=told,
         how="sigterm_twice",
@@ -114,16 +106,25 @@ async def sigterm_twice(server: Server, clients: Clients, control: Control) -> E
 
 async def sigkill(server: Server, clients: Clients, control: Control) -> Ending:
     """Kill it in the middle of its work: nothing is left of it."""
-    answers: list[End] = []
     traces = Traces(server)
-    with control.hold("echo", "slow"):
-        async with trio.open_nursery() as nursery:
-            await _fill(server, clients, nursery, answers)
-            told = now()
-            server.signal(SIGKILL)
-            await server.wait_ended()
+    async with _requests_under_way(server, clients, control, "slow"):
+        told = now()
+        server.signal(SIGKILL)
+        await server.wait_ended()
     figures = await traces.figures()
     return Ending(t=told, how="sigkill", figures={"gone": now() - told, **figures})
+
+
+@asynccontextmanager
+async def _requests_under_way(
+    server: Server, clients: Clients, control: Control, conduct: str
+) -> AsyncIterator[list[End]]:
+    """Have `WAITING` requests accepted that can't be answered yet, and afterwards wait for the end of each, which goes to what is yielded."""
+    answers: list[End] = []
+    with control.hold("echo", conduct):
+        async with trio.open_nursery() as nursery:
+            await _fill(server, clients, nursery, answers)
+            yield answers
 
 
 async def _fill(server: Server, clients: Clients, nursery: trio.Nursery, answers: list[End]) -> None:

@@ -8,9 +8,7 @@ import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
-
-import trio
+from typing import Any
 
 from actors.interfaces import Server
 from actors.messages.events import Event, Log
@@ -20,40 +18,12 @@ from actors.supervision.supervisor import Supervisor
 from engine.listening import GrpcSettings, RestrictedHeader, host_port
 from engine.observability.requests import RequestHook
 from engine.settings import Settings
-from protocols.accepting import OnExhausted
 from protocols.grpc.listener import GrpcListener
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.services import services
 from protocols.http.app import V2App, V2Options
 from protocols.kserve.categories import Category
-
-Spawn = Callable[[str, Callable[[], Awaitable[None]]], None]
-
-
-class Listener(Protocol):
-    """What accepts connections of one protocol: `protocols.http.listener.HttpListener`, or gRPC's."""
-
-    async def serve(
-        self,
-        sock: socket.socket,
-        spawn: Spawn,
-        *,
-        on_exhausted: OnExhausted | None = ...,
-        task_status: trio.TaskStatus[None] = ...,
-    ) -> None:
-        """Accept from `sock` until drained; return when the last connection has ended. May be called again.
-
-        `on_exhausted` is told, once a minute at most, that descriptors or memory are used up.
-        """
-
-    def drain(self) -> None:
-        """Stop accepting, and have connections end once they have answered what they took."""
-
-    async def wait_drained(self) -> None:
-        """Wait until `drain` was called and no connection is left."""
-
-    def close(self) -> None:
-        """Let go of what the listener holds. For when `serve` will not be called again."""
+from protocols.listening import Listener
 
 
 def v2_app(settings: Settings, server: Server, *, on_finished: RequestHook | None) -> V2App:
@@ -128,7 +98,9 @@ def _pattern(pattern: str) -> re.Pattern[str] | None:
 class Frontend:
     """One listening socket, the listener that accepts from it, and the connections it has accepted."""
 
-    def __init__(self, name: str, title: str, sock: socket.socket, listener: Listener, *, log: Log) -> None:
+    def __init__(
+        self, name: str, title: str, sock: socket.socket, listener: Listener[Any], *, log: Log
+    ) -> None:
         self._name = name
         self._title = title
         self._sock = sock

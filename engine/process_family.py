@@ -68,9 +68,8 @@ class Family:
 
     def _measured(self, pids: Sequence[int], memory: Callable[[int], int]) -> Usage:
         known = frozenset(_members(pid for pid in pids if pid != self._pid))
-        if _lives(
-            self._pid
-        ):  # else those that it had are somebody else's children by now, and not to be forgotten
+        # Once it is dead, those that it had are somebody else's children, and not to be forgotten.
+        if _lives(self._pid):
             self._known = known
         return Usage(sum(map(memory, pids)), len(pids))
 

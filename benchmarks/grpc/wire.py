@@ -29,9 +29,8 @@ WINDOW: Final = 2**30 - 1  # ours, as h2load has it
 _DEFAULT_WINDOW: Final = 65_535
 _TABLE: Final = 4096
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_INFER_RESPONSE: Final = (
-    0x12  # field 2 of ModelStreamInferResponse; an error's message would come before it, as field 1
-)
+# Field 2 of ModelStreamInferResponse; an error's message would come before it, as field 1.
+_INFER_RESPONSE: Final = 0x12
 
 Buffer = bytes | memoryview
 

@@ -27,9 +27,8 @@ from chaos.records import LogExpected, Ok
 from chaos.workload.repository import INSTANCES, write_model
 
 _LOOKING: Final = 0.02
-_TAKEN_WITHIN: Final = (
-    20.0  # seconds, on a busy machine: when the log has to tell of each start is another matter
-)
+# Seconds, on a busy machine: when the log has to tell of each start is another matter.
+_TAKEN_WITHIN: Final = 20.0
 _WORN_OUT_WITHIN: Final = 6.0  # seconds until the log tells: five starts, and 1.5 s of waiting between them
 _PATIENCE: Final = 20.0  # the same, on a busy machine; a supervisor counts the deaths of 30 s
 

@@ -46,24 +46,8 @@ Array = np.ndarray[Any, Any]
 class Misdeed:
     """What a worker does in place of answering, once: to its next batch."""
 
-    what: str  # one of `MISDEEDS`
+    what: str  # one of `chaos.simulation.scenario.MISDEEDS`
     after: float = 0.0  # seconds into the execution
-
-
-MISDEEDS: Final = (
-    "segv",
-    "killed",
-    "oom",
-    "exit",
-    "close",
-    "garbage",
-    "garbage_after",
-    "wrong_batch",
-    "hang",
-    "slow",
-    "raise",
-    "raise_member",
-)
 
 
 class World(Protocol):

@@ -34,9 +34,8 @@ _JSON_LIMIT = frames.MAX_FRAME // 3  # bytes of a text in JSON; a frame has up t
 _LEVELS = ("info", "warning", "error", "verbose")
 
 
-_EXIT_PATIENCE = (
-    1.0  # seconds from `sys.exit` in a model until the server is not left waiting for the exit itself
-)
+# Seconds from `sys.exit` in a model until the server is not left waiting for the exit itself.
+_EXIT_PATIENCE = 1.0
 
 
 class Stopped(Exception):

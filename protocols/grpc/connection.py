@@ -49,9 +49,8 @@ _PREFACE: Final = 24 + 9  # bytes that every client sends first: the preface and
 # Bytes read before other connections get a turn: some sixty small requests, or as many milliseconds of the loop as a flood of the
 # smallest frames should cost its neighbours. A large message is taken in larger pieces.
 _TURN: Final = 16 * 1024
-_LINGER: Final = (
-    2.0  # seconds in which what a client still sends is swallowed, so that it can read our last words
-)
+# Seconds in which what a client still sends is swallowed, so that it can read our last words.
+_LINGER: Final = 2.0
 _LINGER_SIZE: Final = 4 * 1024 * 1024
 _MOST_UNREAD: Final = (
     16 * 1024 * 1024

@@ -1,8 +1,4 @@
-"""The gRPC listener: accepts connections and looks after them from outside.
-
-The listening socket belongs to whoever calls `serve`, and so does the lifetime of connections: each is given to `spawn`
-to run under a supervisor of the caller's choice. A `GrpcListener` outlives a crash of `serve`: called again, it goes on
-with the connections it had.
+"""The gRPC listener: what its connections share, and what looks after them.
 
 Two small tasks serve all connections together. One cancels unary calls whose deadline has passed; the *sweep* sends
 keepalive pings, retires old connections, and shuts the sockets of those that are out of patience.
@@ -10,21 +6,18 @@ keepalive pings, retires old connections, and shuts the sockets of those that ar
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import trio
 
 from actors.fault_points import fault_point
-from protocols.accepting import Door, OnceAMinute, OnExhausted
 from protocols.grpc.call import Call
 from protocols.grpc.connection import Environment, GrpcConnection
 from protocols.grpc.deadlines import DeadlineWheel
@@ -34,8 +27,7 @@ from protocols.grpc.methods import Router, Service
 from protocols.grpc.offenders import Offenders
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.transport import PlainTransport, TlsTransport
-
-Spawn = Callable[[str, Callable[[], Awaitable[None]]], None]
+from protocols.listening import Listener
 
 _MOST_STREAMS: Final = 1024
 _SCRATCH: Final = 256 * 1024
@@ -62,7 +54,7 @@ class GrpcStatistics:
     draining: bool
 
 
-class GrpcListener:
+class GrpcListener(Listener[GrpcConnection]):
     """Serves grpclib services on accepted connections, with TLS where it is given a context.
 
     `on_crash` is told the path and the exception of each bug in a method, which costs one call. `on_refused` is told the
@@ -81,6 +73,7 @@ class GrpcListener:
         uniform: Callable[[], float] = random.random,
     ) -> None:
         self._options = options = options or GrpcOptions()
+        super().__init__(options.max_connections)
         self._tls = tls
         self._uniform = uniform
         self._on_refused = on_refused
@@ -98,12 +91,6 @@ class GrpcListener:
             on_violation=self._violated,
             on_unsecured=self._refused,
         )
-        self._connections: dict[GrpcConnection, None] = {}
-        self._door = Door(options.max_connections)
-        self._names = itertools.count(1)
-        self._accepted = 0
-        self._drain = trio.Event()
-        self._empty = trio.Event()
 
     def statistics(self) -> GrpcStatistics:
         """Return a snapshot."""
@@ -117,97 +104,24 @@ class GrpcListener:
             draining=self._drain.is_set(),
         )
 
-    async def serve(
-        self,
-        sock: socket.socket,
-        spawn: Spawn,
-        *,
-        on_exhausted: OnExhausted | None = None,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        """Accept from `sock`, a listening socket, until drained; return when the last connection has ended.
-
-        `spawn(name, run)` starts a connection as a child of the caller's and returns at once. `on_exhausted` is told, once
-        a minute at most, that descriptors or memory are used up.
-        """
-        if not self._drain.is_set():  # else it is closed already, and this is another life
-            sock.setblocking(False)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._deadlines.watch)
-            nursery.start_soon(self._sweep)
-            task_status.started()
-            await self._door.stand_at(sock, partial(self._admit, spawn), OnceAMinute(on_exhausted))
-            await self.wait_drained()
-            nursery.cancel_scope.cancel()
-
-    def drain(self) -> None:
-        """Stop accepting, and have connections finish the calls that are open, take no new ones, and close.
-
-        Calls that were on their way are refused, which clients may take as never sent, and not reset.
-        """
-        self._drain.set()
-        self._door.shut()
-        for connection in list(self._connections):
-            connection.drain()
-        if not self._connections:
-            self._empty.set()
-
-    async def wait_drained(self) -> None:
-        """Wait until `drain` was called and no connection is left."""
-        await self._drain.wait()
-        await self._empty.wait()
-
-    def close(self) -> None:
-        """Do nothing: no descriptor is held here but those of connections, which close their own."""
-
-    def _admit(self, spawn: Spawn, accepted: socket.socket) -> None:
-        try:
-            connection = self._adopt(accepted)
-        except BaseException:
-            accepted.close()
-            self._door.left()
-            raise
-        if self._drain.is_set():
-            connection.drain()
-        try:
-            spawn(f"connection-{next(self._names)}", partial(self._run, connection))
-        except BaseException:
-            self._forget(connection)
-            raise
+    def _care(self) -> Collection[Callable[[], Awaitable[None]]]:
+        return (self._deadlines.watch, self._sweep)
 
     @fault_point("grpc.accept")
     def _adopt(self, accepted: socket.socket) -> GrpcConnection:
-        try:
-            if accepted.family != socket.AF_UNIX:
-                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            transport = PlainTransport(accepted) if self._tls is None else TlsTransport(accepted, self._tls)
-            connection = GrpcConnection(
-                transport,
-                self._environment,
-                now=trio.current_time(),
-                jitter=2 * self._uniform() - 1,
-            )
-        except BaseException:
-            accepted.close()
-            raise
-        self._connections[connection] = None
-        self._accepted += 1
-        return connection
+        if accepted.family != socket.AF_UNIX:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return GrpcConnection(
+            PlainTransport(accepted) if self._tls is None else TlsTransport(accepted, self._tls),
+            self._environment,
+            now=trio.current_time(),
+            jitter=2 * self._uniform() - 1,
+        )
 
-    async def _run(self, connection: GrpcConnection) -> None:
-        try:
-            while wait := self._offenders.wait(connection.peer, trio.current_time()):  # noqa: ASYNC110  # for time to pass
-                await trio.sleep(wait)
-            await connection.serve()
-        finally:
-            self._forget(connection)
-
-    def _forget(self, connection: GrpcConnection) -> None:
-        del self._connections[connection]
-        connection.close()
-        self._door.left()
-        if not self._connections and self._drain.is_set():
-            self._empty.set()
+    async def _serve(self, connection: GrpcConnection) -> None:
+        while wait := self._offenders.wait(connection.peer, trio.current_time()):  # noqa: ASYNC110  # for time to pass
+            await trio.sleep(wait)
+        await connection.serve()
 
     def _violated(self, peer: str, code: ErrorCode, message: str) -> None:
         self._violations[code] += 1

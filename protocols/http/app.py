@@ -68,9 +68,8 @@ Outcome = InferResponse | TritiumError
 
 _KEPT_PATHS: Final = 1024  # paths whose route is remembered; hostile clients can make up any number of them
 _IN_A_THREAD: Final = 64 * 1024  # answers from this size are compressed off the loop
-_UNFOLDED_AT_ONCE: Final = (
-    4096  # at zlib's best ratio of 1,032 these make 4 MiB, which takes a few milliseconds
-)
+# At zlib's best ratio of 1,032 these make 4 MiB, which takes a few milliseconds.
+_UNFOLDED_AT_ONCE: Final = 4096
 _MAX_BODY: Final = 2**31 - 1
 _DEEP: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
 

@@ -17,9 +17,8 @@ from engine.backends.python import control, metrics
 from engine.observability.custom_metrics import CustomMetrics
 from engine.worker.calls import CallFailed, CallRequest, CallResponse, Calls, CallStream
 
-_FAILED: Final = (
-    "Model {model} - Error when running inference: {why}"  # contract, python_backend.md section 7
-)
+# Contract, python_backend.md section 7.
+_FAILED: Final = "Model {model} - Error when running inference: {why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
