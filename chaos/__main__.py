@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import textwrap
@@ -151,9 +152,23 @@ def _carried_out(what: Plan, setting: Setting, tell: Callable[[str], None]) -> s
     def failed(group: BaseExceptionGroup[Exception]) -> None:
         failures.extend(str(each) for each in _leaves(group))
 
+    async def run_until_told() -> None:
+        """SIGTERM, which a job's time limit sends, must not leave a server behind either."""
+        with trio.open_signal_receiver(signal.SIGTERM) as told:
+            async with trio.open_nursery() as nursery:
+
+                async def listen() -> None:
+                    await anext(told)
+                    failures.append("ended by SIGTERM")
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(listen)
+                await run(what, setting, tell)
+                nursery.cancel_scope.cancel()
+
     try:
         try:
-            trio.run(run, what, setting, tell)
+            trio.run(run_until_told)
         except* (ServerFailed, FolderTaken, OSError) as group:
             failed(group)
     except* KeyboardInterrupt:

@@ -11,7 +11,7 @@ from chaos.workload.answers import DIVISORS
 OPSET: Final = 21
 IR_VERSION: Final = 10
 TURNS: Final = 2**40  # of the loop, where it is to hang: no machine gets to the end within any limit
-SMALLEST: Final = -(2**31)
+SMALLEST: Final = -(2**63)
 
 
 def add_sub() -> bytes:
@@ -39,7 +39,7 @@ def _constants() -> list[NodeProto]:
     given = {
         "hang": (TensorProto.INT32, DIVISORS["hang"]),
         "fpe": (TensorProto.INT32, DIVISORS["fpe"]),
-        "smallest": (TensorProto.INT32, SMALLEST),
+        "smallest": (TensorProto.INT64, SMALLEST),
         "many": (TensorProto.INT64, TURNS),
         "none": (TensorProto.INT64, 0),
     }
@@ -59,11 +59,16 @@ def _turns() -> list[NodeProto]:
 
 
 def _remainder() -> list[NodeProto]:
-    """Mod rather than Div, which is vectorised and then does not trap."""
+    """What traps is INT64's division: the one of INT32 is vectorised and Mod looks at its divisor, in some versions of the runtime."""
     return [
+        helper.make_node("Mod", ["a", "B"], ["modulo"]),
         helper.make_node("Equal", ["B", "fpe"], ["traps"]),
-        helper.make_node("Where", ["traps", "smallest", "a"], ["dividend"]),
-        helper.make_node("Mod", ["dividend", "B"], ["REMAINDER"]),
+        helper.make_node("Cast", ["a"], ["a_wide"], to=TensorProto.INT64),
+        helper.make_node("Cast", ["B"], ["divisor"], to=TensorProto.INT64),
+        helper.make_node("Where", ["traps", "smallest", "a_wide"], ["dividend"]),
+        helper.make_node("Div", ["dividend", "divisor"], ["quotient_wide"]),
+        helper.make_node("Cast", ["quotient_wide"], ["quotient"], to=TensorProto.INT32),
+        helper.make_node("Where", ["traps", "quotient", "modulo"], ["REMAINDER"]),
     ]
 
 

@@ -1,11 +1,15 @@
 """What people meet at the command line: examples that work, and errors that say what to do."""
 
 import re
+import subprocess
+import sys
 
+import psutil
 import pytest
 
 from chaos.__main__ import EXAMPLES, main
 from chaos.flags import EVERY_FAULT
+from chaos.processes import alive
 
 
 def test_the_faults_in_the_examples_are_there():
@@ -25,3 +29,20 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
     assert main(["--minutes", "0.1", "--folder", str(tmp_path)]) == 2
     assert "name a folder that is empty, or not there" in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["precious"]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_told_to_end_leaves_no_server_behind(tmp_path):
+    command = [sys.executable, "-m", "chaos", "--minutes", "5", "--folder", str(tmp_path / "run")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+        told = []
+        while not any(" calm, " in line for line in told):
+            told.append(run.stderr.readline())
+            assert told[-1], told
+        server = psutil.Process(run.pid).children(recursive=True)
+        assert len(server) > 10  # it and its workers
+        run.terminate()
+        told += run.stderr
+    assert run.returncode == 2
+    assert "error: ended by SIGTERM\n" in told
+    assert not [each for each in server if alive(each)]
