@@ -147,6 +147,7 @@ class Injected(Record):
     expects: Sequence[LogExpected] = ()
     measures: str = ""  # which recovery time it counts for: "worker", "hang", "actor", "supervisor", or none
     model: str = ""  # on which that time is measured
+    mutes: bool = False  # whether the log may lose lines until this is healed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import cast
 from chaos.checker.answers import Answers, Expected
 from chaos.checker.deadlines import Deadlines
 from chaos.checker.endings import ending_goals, other_figures
+from chaos.checker.errors_told import ErrorsTold
 from chaos.checker.excuses import Excuses, offers
 from chaos.checker.executions import Executions
 from chaos.checker.figures import quantile
@@ -133,6 +134,7 @@ def judge(run: Run, expected: Expected, limits: Limits) -> Judgement:
     outcomes = Outcomes(excuses, pairing, limits, run.tally, began)
     recovery = Recovery(hits, limits, began)
     load = Load(manifest, limits)
+    errors_told = ErrorsTold(hits, limits, began)
     rules: Sequence[Rule] = (
         load,
         outcomes,
@@ -142,6 +144,7 @@ def judge(run: Run, expected: Expected, limits: Limits) -> Judgement:
         recovery,
         Unaffected(Windows(hits), offered, limits, began),
         Goodput(manifest, limits),
+        errors_told,
     )
     timeline = Timeline(began, max((end for _, _, end in manifest.phases), default=began))
     for story in pairing.stories(run.history, run.journal):
@@ -150,6 +153,7 @@ def judge(run: Run, expected: Expected, limits: Limits) -> Judgement:
             rule.see(story)
     log = Log(run.log, hits, began - manifest.began_wall)
     recovery.told(log.started, log.ready)
+    errors_told.told(log.errors)
     goals = [goal for rule in rules for goal in rule.goals()]
     goals += log.goals(began)
     goals += _log_times(log, pairing, outcomes, hits, limits)

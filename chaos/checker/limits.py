@@ -29,6 +29,7 @@ class Limits:
         100.0  # good answers a second that the overloaded model can give: two instances of 20 ms each
     )
     queue_patience: float = 0.5  # that its queue keeps a request
+    told: float = 1.0  # from an error or a fault until the log tells of it
     injected: float = 0.5  # of the planned faults that the harness did not hold back itself
     draining: float = 1.0  # after the overload, until what had queued up is answered
     refusals: tuple[str, ...] = ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # what it may answer beyond that

@@ -167,6 +167,7 @@ class Injection:
     expects: Sequence[LogExpected] = ()
     measures: Measure = ""
     model: str = ""
+    mutes: bool = False
     undo: Heal = field(default=nothing_to_heal, repr=False)
 
     async def heal(self) -> None:
@@ -186,6 +187,7 @@ class Injection:
             expects=self.expects,
             measures=self.measures,
             model=self.model,
+            mutes=self.mutes,
         )
 
 

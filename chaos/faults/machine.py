@@ -100,7 +100,9 @@ class DiskFull:
             raise NoTarget(str(error)) from error
         t = now()
         detail, empty = await trio.to_thread.run_sync(fill)
-        return Injection(t=t, models=(), detail=detail, undo=partial(_made_room, stage, empty, log, target))
+        return Injection(
+            t=t, models=(), detail=detail, mutes=True, undo=partial(_made_room, stage, empty, log, target)
+        )
 
 
 Undo = Callable[[], None]

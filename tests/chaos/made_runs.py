@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ class MadeRun:
     log: list[Line] = field(default_factory=list)
     passed_over: list[PassedOver] = field(default_factory=list)
     tally: Tally = field(default_factory=lambda: Tally(t=BEGAN, surplus=0, violations=0))
+    untold: set[str] = field(default_factory=set)  # requests of whose errors the log is silent
     workers: dict[str, list[int]] = field(default_factory=dict)
     numbers: Any = field(default_factory=lambda: itertools.count(1))
     pids: Any = field(default_factory=lambda: itertools.count(100))
@@ -196,10 +197,18 @@ class MadeRun:
             faults=self.faults,
             samples=sorted(self.samples, key=lambda each: each.t),
             endings=self.endings,
-            log=self.log,
+            log=[*self.log, *self.errors_told()],
             passed_over=self.passed_over,
             tally=self.tally,
         )
+
+    def errors_told(self) -> Iterator[Line]:
+        """Yield the log's lines about error answers."""
+        ids = {each.n: each.id for each in self.history if isinstance(each, Invoke)}
+        for each in self.history:
+            if isinstance(each, Fail) and ids[each.n] not in self.untold:
+                keys = {"request_id": ids[each.n], "code": each.code}
+                yield Line(time=each.t - BEGAN + WALL, level="info", event="request_failed", keys=keys)
 
     def judged(self, limits: Limits = LIMITS) -> Judgement:
         return judge(self.run(), expected, limits)
@@ -368,7 +377,7 @@ def write(run: MadeRun, folder: Path) -> None:
     for pid, records_of in by_pid.items():
         (folder / "journal" / f"{pid}.jsonl").write_text("".join(line_of(each) + "\n" for each in records_of))
     (folder / "server").mkdir()
-    (folder / "server" / "stderr.log").write_text("".join(_log_line(each) for each in run.log))
+    (folder / "server" / "stderr.log").write_text("".join(_log_line(each) for each in run.run().log))
 
 
 def _log_line(line: Line) -> str:

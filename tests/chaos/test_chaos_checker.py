@@ -251,6 +251,26 @@ def tells_once_of_two_faults(run: MadeRun) -> str:
     return "fault 6"
 
 
+def says_nothing_of_an_error(run: MadeRun) -> str:
+    invoke, _ = run.rng.choice(run.pairs(Fail))
+    run.untold.add(invoke.id)
+    return invoke.id
+
+
+def tells_of_an_error_with_another_code(run: MadeRun) -> str:
+    invoke, fail = run.rng.choice(run.pairs(Fail))
+    run.untold.add(invoke.id)
+    run.say(fail.t, "request_failed", request_id=invoke.id, code="INTERNAL")
+    return invoke.id
+
+
+def tells_late_of_an_error(run: MadeRun) -> str:
+    invoke, fail = run.rng.choice(run.pairs(Fail))
+    run.untold.add(invoke.id)
+    run.say(fail.t + 1.1, "request_failed", request_id=invoke.id, code=fail.code)
+    return invoke.id
+
+
 def replaces_a_worker_slowly(run: MadeRun) -> str:
     first = run.faults[0]
     _spoil_successor(run, first.t, "echo", 1.6)
@@ -401,8 +421,11 @@ VIOLATIONS: list[tuple[str, Callable[[MadeRun], str]]] = [
     ("answered late", answers_after_the_deadline),
     ("faults missing in the log", says_nothing_of_a_fault),
     ("faults missing in the log", gives_another_reason),
-    ("faults missing in the log", tells_of_a_fault_too_late),
+    ("faults told late", tells_of_a_fault_too_late),
     ("faults missing in the log", tells_once_of_two_faults),
+    ("errors missing in the log", says_nothing_of_an_error),
+    ("errors missing in the log", tells_of_an_error_with_another_code),
+    ("errors told", tells_late_of_an_error),
     ("worker recovery p99", replaces_a_worker_slowly),
     ("worker recovery p99", never_replaces_a_worker),
     ("in-flight error p99", tells_late_of_a_death),
@@ -772,4 +795,13 @@ def test_an_expectation_of_a_line_may_name_some_of_its_keys() -> None:
     first = run.faults[0]
     assert isinstance(first, Injected)
     run.faults[0] = replace(first, expects=(LogExpected(event="worker_exited", keys={}),))
+    assert missed(run.judged()) == []
+
+
+def test_a_log_that_has_no_room_may_keep_an_error_to_itself() -> None:
+    run = made_run()
+    invoke, fail = run.rng.choice(run.pairs(Fail))
+    run.untold.add(invoke.id)
+    full = Injected(t=fail.t - 0.5, n=9, fault="disk_full", models=(), detail="no room", mutes=True)
+    run.faults += [full, Healed(t=fail.t + 0.5, n=9)]
     assert missed(run.judged()) == []

@@ -1,0 +1,74 @@
+"""Whether the log tells of every error that a client was given, by the request's id and with the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from chaos.checker.goals import Evidence, Findings, Goal, worst
+from chaos.checker.injections import Blow
+from chaos.checker.limits import Limits
+from chaos.checker.story import Story
+from chaos.records import Fail
+
+_NO_MODELS: Final = "NOT_FOUND"
+"""A request to a model that is not there is nobody's, and has no line. That the model went has one, which the fault expects."""
+
+_REGAINED: Final = 2.0  # seconds from a disk's having room again until the log is whole again
+
+
+class ErrorsTold:
+    """Error answers, and the lines of `--log-requests` about them."""
+
+    def __init__(self, hits: Sequence[Blow], limits: Limits, began: float) -> None:
+        self._limit = limits.told
+        self._began = began
+        self._muted = [(blow.t, blow.healed + _REGAINED) for blow in hits if blow.injected.mutes]
+        self._errors: list[tuple[Story, Fail]] = []
+        self._lines: Mapping[str, Sequence[tuple[float, str]]] = {}
+
+    def see(self, story: Story) -> None:
+        """Keep it, if it ended with an error that the log should tell of."""
+        end = story.end
+        if isinstance(end, Fail) and end.code != _NO_MODELS and not self._is_muted(end.t):
+            self._errors.append((story, end))
+
+    def told(self, lines: Mapping[str, Sequence[tuple[float, str]]]) -> None:
+        """Take what the log says: by the request's id, when its error was told, and with which code."""
+        self._lines = lines
+
+    def goals(self) -> Iterable[Goal]:
+        """Judge."""
+        missing = Findings()
+        waits: list[tuple[float, Evidence]] = []
+        for story, end in self._errors:
+            lines = self._lines.get(story.invoke.id, ())
+            times = [t - end.t for t, code in lines if code == end.code]
+            if times:
+                took = max(0.0, min(times))
+                what = f"told {took * 1e3:.0f} ms after the client"
+                waits.append((took, Evidence(what=what, id=story.invoke.id, story=story.told(self._began))))
+            else:
+                codes = ", ".join(sorted({code for _, code in lines}))
+                what = f"the log has {codes}, not {end.code}" if codes else f"no line about this {end.code}"
+                missing.add(what, story.invoke.id, story.told(self._began))
+        yield missing.goal(
+            "errors missing in the log",
+            "error answers of which the log does not tell, by the request's id and with the same code",
+            measured=len(self._errors),
+        )
+        found, evidence = worst(waits, self._limit)
+        yield Goal(
+            name="errors told",
+            about="the longest time from an error's arrival at the client until the log tells of it",
+            limit=self._limit,
+            figure=max((took for took, _ in waits), default=None),
+            unit="s",
+            timed=True,
+            measured=len(waits),
+            found=found,
+            evidence=evidence,
+        )
+
+    def _is_muted(self, t: float) -> bool:
+        return any(begin <= t <= end for begin, end in self._muted)
