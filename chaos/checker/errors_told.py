@@ -9,6 +9,7 @@ from chaos.checker.goals import Evidence, Findings, Goal, worst
 from chaos.checker.injections import Blow
 from chaos.checker.limits import Limits
 from chaos.checker.story import Story
+from chaos.clients.outcome import code_seen
 from chaos.records import Fail
 
 _NO_MODELS: Final = "NOT_FOUND"
@@ -42,8 +43,11 @@ class ErrorsTold:
         missing = Findings()
         waits: list[tuple[float, Evidence]] = []
         for story, end in self._errors:
-            lines = self._lines.get(story.invoke.id, ())
-            times = [t - end.t for t, code in lines if code == end.code]
+            lines = [
+                (t, code_seen(code, story.invoke.protocol))
+                for t, code in self._lines.get(story.invoke.id, ())
+            ]
+            times = [t - end.t for t, code in lines if code == end.code or _gave_up(story, code)]
             if times:
                 took = max(0.0, min(times))
                 what = f"told {took * 1e3:.0f} ms after the client"
@@ -72,3 +76,9 @@ class ErrorsTold:
 
     def _is_muted(self, t: float) -> bool:
         return any(begin <= t <= end for begin, end in self._muted)
+
+
+def _gave_up(story: Story, code: str) -> bool:
+    """Whether the client has told itself that its deadline had passed, so that the server only saw it leave."""
+    deadline = story.invoke.deadline
+    return code == "CANCELLED" and deadline is not None and story.until >= deadline

@@ -6,6 +6,12 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from grpclib.const import Status
+
+from actors.messages.errors import ErrorCode
+from chaos.records import Wire
+from protocols.status import grpc_status, http_status
+
 CODES: Final[Mapping[int, str]] = {
     # Of `protocols.status`, by HTTP status. 400 stands for four codes there; the commonest is taken.
     400: "INVALID_ARGUMENT",
@@ -30,6 +36,17 @@ WENT_AWAY: Final = "went away"  # the harness has stopped waiting, for reasons o
 def now() -> float:
     """Return the time of records: seconds of the machine's monotonic clock, which all processes share."""
     return time.monotonic()
+
+
+def code_seen(name: str, protocol: Wire) -> str:
+    """Return what a client of that protocol sees of an error that the server calls `name`, such as POISONED, in its log.
+
+    An unknown name is returned as it is.
+    """
+    if name not in ErrorCode.__members__:
+        return name
+    code = ErrorCode[name]
+    return code_of(http_status(code)) if protocol == "http" else Status(grpc_status(code)).name
 
 
 def code_of(status: int) -> str:
