@@ -28,7 +28,7 @@ from chaos.faults.machine import own_disk
 from chaos.plan import Plan
 from chaos.records import Ending, Manifest, Phase, Tally, line_of, write_manifest
 from chaos.saboteur import SabotageClient
-from chaos.server import Server, ServerFailed, start_server
+from chaos.server import Server, ServerFailed
 from chaos.workload.control import Control
 from chaos.workload.repository import SLOW_CAPACITY, write_repository
 
@@ -93,7 +93,8 @@ async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
 async def _serving(setting: Setting, sabotage: Path) -> AsyncIterator[tuple[Server, SabotageClient]]:
     """Have a server around the block that nothing is left of afterwards. Raises ServerFailed."""
     folder = setting.folder
-    server = start_server(folder / "models", folder / "server", *setting.flags, sabotage=sabotage)
+    flags = (*setting.flags, "--log-requests=true")
+    server = Server.start(folder / "models", folder / "server", *flags, sabotage=sabotage)
     try:
         await server.wait_ready()
         yield server, SabotageClient(sabotage)

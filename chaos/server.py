@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager
 from pathlib import Path
 from signal import SIGTERM, Signals
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Self
 
 import orjson
 import psutil
@@ -24,7 +24,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from chaos import processes
-from chaos.clients.connection import Connection, Disconnected, NotConnected, Reply, request_bytes
+from chaos.clients.connection import LOOPBACK, Connection, Disconnected, NotConnected, Reply, request_bytes
 from chaos.records import Phase, Sample
 
 PATIENCE: Final = 60.0
@@ -33,10 +33,8 @@ PATIENCE: Final = 60.0
 MARK: Final = "LC_CHAOS_SERVER"
 """The environment variable by which a server's processes are known. Workers are given few, and those of the locale are among them."""
 
-_ASKING: Final = 5.0  # seconds for an answer that no model has a part in
 _POLLING: Final = 0.01
 _ROOT: Final = Path(__file__).parents[1]
-_LISTENERS: Final = {"HTTPService", "GRPCInferenceService", "Metrics Service"}
 
 Node = Mapping[str, Any]
 
@@ -71,15 +69,65 @@ class LogLines:
 class Server:
     """A server process. Ports are 0 until `wait_ports`; all are on the loopback address."""
 
-    def __init__(self, process: subprocess.Popen[bytes], mark: str, stdout: Path, stderr: Path) -> None:
+    needed: ClassVar[frozenset[str]] = frozenset({"HTTPService", "GRPCInferenceService", "Metrics Service"})
+    """The listeners that are waited for."""
+
+    asking: ClassVar[float] = 5.0
+    """Seconds for an answer that no model has a part in."""
+
+    def __init__(self, process: subprocess.Popen[bytes], mark: str, out: Path, err: Path) -> None:
         self._process = process
         self._mark = mark
-        self.stdout = stdout
-        self.stderr = stderr
-        self._opened = LogLines(stdout)
+        self.out = out
+        self.err = err
+        self._opened = LogLines(out)
         self.http_port = 0
         self.grpc_port = 0
         self.metrics_port = 0
+
+    @classmethod
+    def start(
+        cls,
+        repository: Path,
+        folder: Path,
+        *flags: str,
+        sabotage: Path | None = None,
+        ports: tuple[int, int, int] = (0, 0, 0),
+        environ: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Start a server on a repository, its output in `folder`, and return at once.
+
+        With `sabotage` it is the saboteur's, with its control socket there. `ports` are those of HTTP, gRPC and metrics, 0 for the
+        kernel's choice. `environ` is added to this process's environment, of which no TRITIUM_ variable is passed on.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        number = 1 + len(list(folder.glob("*.stdout.jsonl")))
+        out, err = folder / f"{number}.stdout.jsonl", folder / f"{number}.stderr.jsonl"
+        program = (
+            ("engine", "serve") if sabotage is None else ("chaos.saboteur", f"--sabotage-socket={sabotage}")
+        )
+        command = [
+            *(sys.executable, "-m", *program, f"--model-repository={repository}"),
+            *(
+                f"--{name}-{what}"
+                for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)
+                for what in (f"address={LOOPBACK}", f"port={port}")
+            ),
+            *("--log-format=json", *flags),
+        ]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITIUM_")}
+        mark = uuid.uuid4().hex
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(
+                command,
+                cwd=_ROOT,
+                env={**inherited, **(environ or {}), MARK: mark},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,  # a Ctrl-C is for the harness, which then ends the server
+            )
+        return cls(process, mark, out, err)
 
     # -- its life
 
@@ -98,7 +146,10 @@ class Server:
         self._process.send_signal(number)
 
     async def wait_ports(self) -> None:
-        """Wait until the listeners are open, and learn their ports. Raises ServerFailed."""
+        """Wait until the listeners are open, and learn their ports. Raises ServerFailed.
+
+        gRPC, which opens between the other two, has port 0 where it is not needed and switched off.
+        """
         ports: dict[str, int] = {}
 
         async def known() -> bool:
@@ -106,11 +157,11 @@ class Server:
             for line in self._opened.fresh():
                 if line.get("event") == "listener_opened" and not line["address"].startswith("unix:"):
                     ports[line["service"]] = int(line["address"].rpartition(":")[2])
-            return ports.keys() >= _LISTENERS
+            return ports.keys() >= self.needed
 
         await self._until(known, "the listeners are open")
-        self.http_port, self.grpc_port = ports["HTTPService"], ports["GRPCInferenceService"]
-        self.metrics_port = ports["Metrics Service"]
+        self.http_port, self.metrics_port = ports["HTTPService"], ports["Metrics Service"]
+        self.grpc_port = ports.get("GRPCInferenceService", 0)
 
     async def wait_ready(self) -> None:
         """Wait until it says that it is ready, and before that until its ports are known. Raises ServerFailed."""
@@ -160,7 +211,7 @@ class Server:
 
     def last_words(self) -> str:
         """Return the end of its output, for people."""
-        out, err = (path.read_text(errors="replace")[-4000:] for path in (self.stdout, self.stderr))
+        out, err = (path.read_text(errors="replace")[-4000:] for path in (self.out, self.err))
         return f"exit status {self.status}\nstdout: …{out}\nstderr: …{err}"
 
     def _must_run(self, when: str) -> None:
@@ -176,20 +227,18 @@ class Server:
 
     # -- what it answers
 
-    async def ask(
-        self, path: str, *, method: str = "GET", port: int = 0, body: bytes = b"", within: float = _ASKING
-    ) -> Reply:
+    async def ask(self, path: str, *, method: str = "GET", port: int = 0, body: bytes = b"") -> Reply:
         """Send one request on a connection of its own, to HTTP's port unless another is given.
 
-        Raises NotConnected, Disconnected, and ServerFailed where there is no answer `within` so many seconds.
+        Raises NotConnected, Disconnected, and ServerFailed where there is no answer in `asking` seconds.
         """
-        with trio.move_on_after(within):
+        with trio.move_on_after(self.asking):
             connection = await Connection.open(port or self.http_port)
             try:
                 return await connection.ask(request_bytes(method, path, body))
             finally:
                 connection.close()
-        raise ServerFailed(f"no answer to {method} {path} within {within:g} s")
+        raise ServerFailed(f"no answer to {method} {path} within {self.asking:g} s")
 
     async def is_ready(self) -> bool:
         """Whether it says that it is ready. One that does not answer, or not at once, is not."""
@@ -261,51 +310,6 @@ def find(node: Node, path: str) -> Node:
     )
 
 
-def start_server(
-    repository: Path,
-    folder: Path,
-    *flags: str,
-    sabotage: Path | None = None,
-    ports: tuple[int, int, int] = (0, 0, 0),
-    environ: Mapping[str, str] | None = None,
-) -> Server:
-    """Start a server on a repository, its output in `folder`, and return at once.
-
-    With `sabotage` it is the saboteur's, with its control socket there. `ports` are those of HTTP, gRPC and metrics, 0 for the
-    kernel's choice. `environ` is added to this process's environment, of which no TRITIUM_ variable is passed on.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    number = 1 + len(list(folder.glob("*.stdout.jsonl")))
-    stdout, stderr = folder / f"{number}.stdout.jsonl", folder / f"{number}.stderr.jsonl"
-    program = ("engine", "serve") if sabotage is None else ("chaos.saboteur", f"--sabotage-socket={sabotage}")
-    http, grpc, metrics = ports
-    command = [
-        *(sys.executable, "-m", *program, f"--model-repository={repository}"),
-        *(
-            "--http-address=127.0.0.1",
-            f"--http-port={http}",
-            "--grpc-address=127.0.0.1",
-            f"--grpc-port={grpc}",
-        ),
-        *("--metrics-address=127.0.0.1", f"--metrics-port={metrics}"),
-        *("--log-format=json", "--log-requests=true"),
-        *flags,
-    ]
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITIUM_")}
-    mark = uuid.uuid4().hex
-    with stdout.open("wb") as out, stderr.open("wb") as err:
-        process = subprocess.Popen(
-            command,
-            cwd=_ROOT,
-            env={**inherited, **(environ or {}), MARK: mark},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,  # a Ctrl-C is for the harness, which then ends the server
-        )
-    return Server(process, mark, stdout, stderr)
-
-
 @asynccontextmanager
 async def served(
     repository: Path,
@@ -315,12 +319,12 @@ async def served(
     ports: tuple[int, int, int] = (0, 0, 0),
     environ: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Server]:
-    """Run a server around the block, which begins when it is ready; see `start_server` for the arguments.
+    """Run a server around the block, which begins when it is ready; see `Server.start` for the arguments.
 
     Afterwards neither it nor anything that it had started lives: it is ended by SIGTERM if it runs still, and by SIGKILL if that
     takes too long or the block failed. Raises ServerFailed.
     """
-    server = start_server(repository, folder, *flags, sabotage=sabotage, ports=ports, environ=environ)
+    server = Server.start(repository, folder, *flags, sabotage=sabotage, ports=ports, environ=environ)
     try:
         await server.wait_ready()
         yield server

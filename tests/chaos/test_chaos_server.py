@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from chaos.processes import alive
-from chaos.server import LogLines, ServerFailed, find, served, start_server
+from chaos.server import LogLines, Server, ServerFailed, find, served
 from chaos.workload.repository import write_repository
 
 TREE = {"path": "", "name": "", "children": [{"path": "models", "name": "models", "children": []}]}
@@ -101,7 +101,7 @@ async def test_a_server_comes_back_on_its_ports_with_files_of_its_own(repository
     async with served(repository, tmp_path / "server") as first:
         ports = (first.http_port, first.grpc_port, first.metrics_port)
         await first.stop()
-        second = start_server(repository, tmp_path / "server", ports=ports)
+        second = Server.start(repository, tmp_path / "server", ports=ports)
         try:
             await second.wait_ready()
             assert (second.http_port, second.grpc_port, second.metrics_port) == ports

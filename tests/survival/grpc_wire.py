@@ -21,8 +21,8 @@ import trio
 from hpack import Decoder
 from tritonclient.grpc import service_pb2 as pb
 
+from chaos.server import PATIENCE
 from tests.fuzz import h2wire as wire
-from tests.survival.server import PATIENCE
 from tests.survival.wire import Lost
 
 SERVICE = "/inference.GRPCInferenceService/"

@@ -6,7 +6,8 @@ import sys
 
 import trio
 
-from tests.survival.server import ROOT, serving
+from chaos.server import serving
+from tests.survival.server import ROOT
 from tests.survival.storm import milliseconds, quantile
 
 

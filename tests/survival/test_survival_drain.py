@@ -9,8 +9,9 @@ import psutil
 import pytest
 import trio
 
+from chaos.processes import alive
 from tests.survival.repository import instances
-from tests.survival.server import alive, until
+from tests.survival.server import until
 from tests.survival.storm import Storm
 from tests.survival.wire import Lost, inference, message
 

@@ -16,6 +16,7 @@ from grpclib.const import Cardinality, Handler
 from actors.supervision.spec import Intensity
 from actors.supervision.supervisor import Supervisor
 from actors.supervision.testing import serving
+from chaos.server import PATIENCE
 from engine.frontends import Frontend
 from engine.sockets import bind
 from protocols.grpc.listener import GrpcListener
@@ -34,7 +35,7 @@ from tests.survival.grpc_wire import (
     pb,
 )
 from tests.survival.repository import WIDTH, instances
-from tests.survival.server import PATIENCE, eventually, until
+from tests.survival.server import eventually, until
 from tests.survival.storm import Storm
 from tests.survival.wire import Lost
 

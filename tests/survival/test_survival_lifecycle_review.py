@@ -8,12 +8,13 @@ import trio
 from actors.messages.errors import TritiumError
 from actors.probing import probe, probe_request
 from actors.specs import ModelKey
+from chaos.processes import alive
 from engine.settings import Settings
 from engine.tree import open_server
 from tests.support.model_doubles import Port
 from tests.survival.changing import Workshop, code, pids, refusal, unload, until_states
 from tests.survival.repository import parameter
-from tests.survival.server import alive, eventually, until
+from tests.survival.server import eventually, until
 
 pytestmark = pytest.mark.slow
 

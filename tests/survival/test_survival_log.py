@@ -41,7 +41,7 @@ def operands():
 
 def written(tmp_path):
     """The server's log: what it said, and what it complained of."""
-    return [tmp_path / "server-1" / name for name in ("stdout", "stderr")]
+    return [tmp_path / "server-1" / f"1.{name}.jsonl" for name in ("stdout", "stderr")]
 
 
 async def command(*words):

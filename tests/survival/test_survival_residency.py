@@ -9,8 +9,9 @@ import pytest
 import trio
 from tritonclient.utils import InferenceServerException
 
+from chaos.processes import alive
 from tests.survival.repository import instances, parameter
-from tests.survival.server import alive, eventually, until
+from tests.survival.server import eventually, until
 from tests.survival.triton_clients import ask
 
 pytestmark = pytest.mark.slow

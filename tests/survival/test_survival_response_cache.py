@@ -13,7 +13,7 @@ from onnx import TensorProto
 from tests.support.flavours import write_onnx_model
 from tests.support.redis_double import RedisDouble
 from tests.survival.repository import WIDTH, Gates, Repository, instances
-from tests.survival.server import ServerProcess, eventually, start, until
+from tests.survival.server import ServerProcess, eventually, until
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ def server(folder):
     write_ensemble(repository, "outer", "inner", CACHED)
     write_ensemble(repository, "through", "step", "")
     flags = (LOCAL, "--model-control-mode=explicit", "--load-model=*")
-    server = ServerProcess(start(repository.path, flags, folder / "server", {}), folder / "server")
+    server = ServerProcess.start(repository.path, folder / "server", *flags)
     try:
         trio.run(server.wait_ready)
         yield server

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from chaos.processes import alive
 from tests.survival.repository import instances, parameter
-from tests.survival.server import alive, eventually, until
+from tests.survival.server import eventually, until
 
 pytestmark = pytest.mark.slow
 
