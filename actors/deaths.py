@@ -1,11 +1,12 @@
 """What becomes of the requests that a dead worker held, carried out on its model's state.
 
-`actors.scheduling.retries` has decided by then. Sequences are different: where a server keeps their state they go on,
-and elsewhere they have ended.
+`actors.scheduling.retries` has decided by then. Sequences are different: those go on of which nothing has run, and where the
+server keeps their state all of them; elsewhere they have ended.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -79,23 +80,31 @@ class Deaths:
     def _settle_sequences(
         self, sequences: SequenceQueue, instance: InstanceState, aftermath: Aftermath, now: float
     ) -> None:
-        """With a checkpoint sequences go on, and what ran is run again where that is allowed."""
+        """Sequences go on that may: of those that have begun what ran is run again where that is allowed."""
         why = f"died of {instance.last_reason}"
-        self.end_sequences(instance, why)
         again = [*aftermath.requeue, *chain.from_iterable(aftermath.suspects)]
-        if not sequences.keeps_state:
-            for request in again:
-                self._state.fail(request, _sequence_lost(request, instance, why), FailureReason.BACKEND)
-            return
         suspects = set(again[len(aftermath.requeue) :])
-        for request in reversed(again):  # each goes to the head
+        self.end_sequences(instance, why, unrun={request for request in again if not request.attempts})
+        moving: list[InferRequest] = []
+        lost: list[InferRequest] = []
+        for request in again:
+            moves = sequences.may_move(request, ran=request.attempts > 0)
+            (moving if moves else lost).append(request)
+        for request in reversed(moving):  # each goes to the head
             sequences.put_back(request, alone=request in suspects, now=now)
-        self._state.statistics.retried += sum(1 for request in again if request.attempts)
+        self._state.statistics.retried += sum(1 for request in moving if request.attempts)
+        for request in lost:
+            self._state.fail(request, _sequence_lost(request, instance, why), FailureReason.BACKEND)
 
-    def end_sequences(self, instance: InstanceState, why: str) -> None:
-        """Answer what waits of the sequences that an instance had, unless they can go on elsewhere."""
+    def end_sequences(
+        self, instance: InstanceState, why: str, *, unrun: Collection[InferRequest] = ()
+    ) -> None:
+        """Answer what waits of the sequences that an instance had, unless they can go on elsewhere.
+
+        `unrun` was handed to it, and it did not begin that.
+        """
         if self._state.sequences is not None:
-            for request in self._state.sequences.leave(instance.key, trio.current_time()):
+            for request in self._state.sequences.leave(instance.key, trio.current_time(), unrun=unrun):
                 self._state.fail(request, _sequence_lost(request, instance, why), FailureReason.BACKEND)
 
     def _remember_hang(self, request: InferRequest, now: float) -> None:

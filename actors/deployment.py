@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from typing import Final
 
 import trio
 
@@ -25,7 +25,9 @@ from actors.scheduling.changes import plan_change
 from actors.specs import ModelKey, ModelSpec, Residency
 from actors.supervision.context import ChildContext
 from actors.supervision.errors import NotRunning
-from actors.supervision.spec import ChildSpec, Restart
+from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Restart
+
+INTENSITY: Final = Intensity(5, 60.0)  # of a retirement
 
 
 @dataclass(slots=True)
@@ -320,7 +322,7 @@ class Deployment:
             self._start_retirement(state)
 
     def resume_retirements(self) -> None:
-        """Go on with those that ended before they had ended their version."""
+        """Go on with those that ended with their supervisor."""
         present = {child.name for child in self._around.retirements.which_children()}
         for state in self._retiring:
             if state.subtree not in present:
@@ -330,15 +332,18 @@ class Deployment:
         self._around.retirements.start_child_nowait(
             ChildSpec(
                 state.subtree,
-                partial(self._retirement, state),
-                restart=Restart.TEMPORARY,
+                lambda ctx: self._retirement(state, ctx),
+                restart=Restart.TRANSIENT,
                 shutdown=state.spec.drain_timeout,
+                intensity=INTENSITY,
+                on_exhausted=OnExhausted.RETRY_AT_CAP,
             )
         )
 
     @fault_point("deployment.retirement")
     async def _retirement(self, state: ModelState, ctx: ChildContext) -> None:
-        """Drain one version until its deadline, and end it."""
+        """Drain one version until its deadline, and end it. The next life of one that crashed takes it from the beginning."""
+        ctx.started()
         ctx.publish(model=state.spec.name, version=state.spec.version, in_flight=len(state.in_flight))
         spec = state.spec
         with trio.move_on_at(self._retiring[state]) as patience:
@@ -352,9 +357,9 @@ class Deployment:
             await self._around.tree.end(state)
         state.become(Status.UNAVAILABLE, UNLOADED)
         self._around.router.retired(self.key, state)
-        del self._retiring[state]
-        state.ended.set()
         self._loading.let_go(state)
+        state.ended.set()
+        del self._retiring[state]
         self._on_retired()
 
     # -- on demand -----------------------------------------------------------------------------------------------------

@@ -49,11 +49,13 @@ class Recycler:
         self._measure = measure
         self._log = log
         self._rest = Rest()
+        self._replaced: InstanceState | None = None  # still to be ended, if need be in the next life
 
     async def run(self, ctx: ChildContext) -> None:
         """Replace what reaches a ceiling, until cancelled."""
         ctx.started()
         while True:
+            await self._retire()
             now = trio.current_time()
             ages = [now - worker.serving_since for worker, _ in self._serving()]
             await trio.sleep_until(max(now + next_look(ages, self._ceilings), self._rest.until))
@@ -99,5 +101,11 @@ class Recycler:
             return
         self._rest.replaced(began, trio.current_time())
         self._state.statistics.recycled[ceiling] += 1
+        self._replaced = each
         self._log(Event.WORKER_RECYCLED, **keys, replacement=fresh.pid, seconds=trio.current_time() - began)
-        await self._instances.retire(self._state, each)  # so there is never more than one worker too many
+
+    async def _retire(self) -> None:
+        """End what was replaced, so that there is never more than one worker too many."""
+        if self._replaced is not None:
+            await self._instances.retire(self._state, self._replaced)
+            self._replaced = None

@@ -150,6 +150,8 @@ class Server:
 
         gRPC, which opens between the other two, has port 0 where it is not needed and switched off.
         """
+        if self.http_port:
+            return
         ports: dict[str, int] = {}
 
         async def known() -> bool:
@@ -165,8 +167,7 @@ class Server:
 
     async def wait_ready(self) -> None:
         """Wait until it says that it is ready, and before that until its ports are known. Raises ServerFailed."""
-        if not self.http_port:
-            await self.wait_ports()
+        await self.wait_ports()
 
         async def ready() -> bool:
             self._must_run("before it was ready")

@@ -195,21 +195,25 @@ class ModelSubtrees:
         if state.spec.namespace:
             ctx.publish(namespace=state.spec.namespace)
         hold = Hold(self._start_after)
-        instances = Supervisor([self._instance_child(state, each) for each in state.instances])
         version = Supervisor(
             [
-                instances.spec("instances"),
+                ChildSpec("instances", partial(self._run_instances, state), kind=Kind.SUPERVISOR),
                 ChildSpec("scheduler", lambda ctx: _schedule(ctx, state, self._log, hold)),
                 *self._recycler_child(state),
             ],
             strategy=Strategy.REST_FOR_ONE,
         )
-        self._instances[state.subtree] = instances
         try:
             await version.run(ctx)
         finally:
             if ctx.asked:  # it will not come back, so what is unanswered will never run
                 state.close()
+
+    async def _run_instances(self, state: ModelState, ctx: ChildContext) -> None:
+        """The supervisor of a version's instances: of those that there are when it begins, for others may have taken their place."""
+        instances = Supervisor([self._instance_child(state, each) for each in state.instances])
+        self._instances[state.subtree] = instances
+        await instances.run(ctx)
 
     def _instance_child(self, state: ModelState, each: InstanceState) -> ChildSpec:
         return ChildSpec(

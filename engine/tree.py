@@ -253,7 +253,7 @@ class _Composition:
 
     def _compose_repository(self, environ: Mapping[str, str]) -> None:
         settings = self._settings
-        self.janitor = Janitor()
+        self.janitor = Janitor(self._log)
         self._lanes = Supervisor()
         self._retirements = Supervisor()
         digests = Digests()
@@ -434,11 +434,11 @@ class _Composition:
                     intensity=Intensity(3, 60.0),
                     on_exhausted=OnExhausted.RETRY_AT_CAP,
                 ),
+                self.janitor.spec(),
                 *([] if self._cache is None else [self._cache.spec()]),
             ]
         )
         repository = [
-            ChildSpec("janitor", self.janitor.run),
             self._lanes.spec("lanes"),
             self._retirements.spec("retiring"),
             self.catalog.spec(),

@@ -38,6 +38,7 @@ class Event(str, Enum):
     REPOSITORY_UNAVAILABLE = "repository_unavailable"
     DOWNLOAD_STARTED = "download_started"
     DOWNLOAD_FINISHED = "download_finished"
+    COPY_ABANDONED = "copy_abandoned"
     ENVIRONMENT_BUILDING = "environment_building"
     ENVIRONMENT_BUILT = "environment_built"
     TRAFFIC_CHANGED = "traffic_changed"

@@ -7,7 +7,7 @@ lost its slot to an instance's death, and has nothing queued, is nowhere; its ne
 
     START ──► backlog ──► slot ──► closing, when END is queued, or it was idle, or somebody cancelled ──► gone
                  ▲          │
-                 └──────────┘ its instance has died, and its state is kept (`checkpoint`)
+                 └──────────┘ its instance has died, and its state is kept (`checkpoint`) or nothing of it has run
 
 An id names a sequence only until that closes. What is queued then still runs, and the slot is free when nothing is queued
 or running. `LiveSequence.group` alone says who has a slot and `LiveSequence.timer` is its only clock, so neither can be
@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final
@@ -340,11 +340,11 @@ class SequenceQueue(RequestQueue):
         self._free = [each for each in self._free if not each[2].leaving]
         heapify(self._free)
 
-    def leave(self, instance: str, now: float) -> list[InferRequest]:
-        """An instance is no more: return the queued requests of its sequences, which are over.
+    def leave(self, instance: str, now: float, *, unrun: Collection[InferRequest] = ()) -> list[InferRequest]:
+        """An instance is no more: return the queued requests of its sequences that are over.
 
-        With a checkpoint it returns none. Sequences then go on where a slot is free, before those of the backlog. What was
-        running is the caller's: it ends by `done`, or comes back by `put_back`.
+        Those that `may_move` go on where a slot is free, before those of the backlog. What was running is the caller's: it
+        ends by `done`, or comes back by `put_back`. `unrun` of that has been handed to the instance, which did not begin it.
         """
         lost: list[InferRequest] = []
         moving: list[LiveSequence] = []
@@ -356,10 +356,12 @@ class SequenceQueue(RequestQueue):
             for sequence in sequences:
                 sequence.group = None
                 self._move(sequence, seated=False)
-                if not self._keep:
+                running = sequence.running
+                following = running or (sequence.queue[0] if sequence.queue else None)
+                if not self.may_move(following, ran=running is not None and running not in unrun):
                     lost += self._empty(sequence)
                     self._close(sequence)
-                elif sequence.queue and sequence.running is None:
+                elif sequence.queue and running is None:
                     moving.append(sequence)
         moving.sort(key=lambda sequence: self._queued[sequence.queue[0]].number, reverse=True)
         for sequence in moving:
@@ -367,6 +369,14 @@ class SequenceQueue(RequestQueue):
             self._backlog.move_to_end(sequence, last=False)
         self._fill(now)
         return lost
+
+    def may_move(self, following: InferRequest | None, *, ran: bool) -> bool:
+        """Whether a sequence may go on in another instance whose oldest unanswered request is `following`.
+
+        Its state is kept, or it has none yet: it begins with that request, which has not `ran`.
+        """
+        begins = following is not None and bool(following.flags & FLAG_SEQUENCE_START)
+        return self._keep or (begins and not ran)
 
     def _fill(self, now: float) -> None:
         """Give free slots to sequences of the backlog."""
@@ -556,7 +566,7 @@ class SequenceQueue(RequestQueue):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether a sequence outlives its instance (`tritium.checkpoint`)."""
+        """Whether a sequence that has begun outlives its instance (`tritium.checkpoint`)."""
         return self._keep
 
     @property

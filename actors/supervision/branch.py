@@ -318,7 +318,7 @@ class Branch:
             self._post.send_nowait(Died(child, life, reason))
             return
         forgotten = life.purpose is Purpose.DYNAMIC and life.failure is not None
-        if child.spec.restart is Restart.TEMPORARY or forgotten:
+        if forgotten or not (child.kept or with_group):
             self.table.remove(child)
         if by_itself and life.ready_at is not None and child.spec.significant:
             self._consider_shutdown(child)
@@ -345,6 +345,8 @@ class Branch:
             child.step(Step.STOP)
             if child.ref is not None:
                 child.ref.bury()
+            if not child.kept:
+                self.table.remove(child)
         elif child.state in ALIVE and child.state is not ChildState.STOPPING:
             assert child.life is not None
             child.step(Step.STOP)
@@ -382,17 +384,18 @@ class Branch:
             return await self._started(self.table.add(spec, dynamic=True), Purpose.DYNAMIC)
 
     def start_child_nowait(self, spec: ChildSpec) -> None:
-        """Add a temporary child that is ready as it is."""
-        if spec.restart is not Restart.TEMPORARY:
+        """Add a temporary or transient child that is ready as it is."""
+        if spec.restart is Restart.PERMANENT:
             raise ValueError(
-                f"child {spec.name!r} is {spec.restart.value}; start_child_nowait is for temporary children, "
-                "the others go through start_child"
+                f"child {spec.name!r} is permanent; start_child_nowait is for temporary and transient children, "
+                "permanent ones go through start_child"
             )
         if spec.significant:
             check_significant(spec, self._flags.auto_shutdown)
         self._check_open()
         self.table.check_free(spec.name)
         child = self.table.add(spec, dynamic=True)
+        child.kept = False
         if spec.inbox:
             life = self._new_life(child, Purpose.DYNAMIC)
         else:  # nothing to call, so no name to register

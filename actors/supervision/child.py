@@ -25,7 +25,7 @@ from actors.supervision.restart import (
     StartFailed,
     Stopped,
 )
-from actors.supervision.spec import ChildSpec, Kind
+from actors.supervision.spec import ChildSpec, Kind, Restart
 from actors.supervision.tree import ChildInfo, Snapshot
 
 
@@ -46,6 +46,7 @@ class Child:
         "dynamic",
         "health",
         "inbox",
+        "kept",
         "last_exit",
         "life",
         "path",
@@ -59,6 +60,8 @@ class Child:
     def __init__(self, spec: ChildSpec, *, path: str, dynamic: bool) -> None:
         self.spec = spec
         self.path = path
+        # Once it is down for good, for somebody to restart or delete: else it is forgotten then.
+        self.kept = spec.restart is not Restart.TEMPORARY
         self.dynamic = dynamic  # came by start_child, so it has no place in the order of one_for_one siblings
         self.state = ChildState.STOPPED
         self.since = trio.current_time()

@@ -165,10 +165,11 @@ class Supervisor:
         return await self._running().start_child(spec)
 
     def start_child_nowait(self, spec: ChildSpec) -> None:
-        """Add a temporary child that counts as ready from the start: the cheap way, for connections.
+        """Add a child that counts as ready from the start: the cheap way, for connections.
 
-        It has no address unless its spec has an inbox. Raises AlreadyStarted, or ValueError for a child that is
-        not temporary.
+        It is temporary or transient, and either is forgotten once it has ended for good, as nobody has been waiting for
+        it; a transient one that is restarted says itself when it is ready. It has no address unless its spec has an inbox.
+        Raises AlreadyStarted, or ValueError for a child that is permanent.
         """
         self._running().start_child_nowait(spec)
 

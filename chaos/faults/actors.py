@@ -203,7 +203,7 @@ FAULTS: Sequence[Crash | Raise] = (
     Crash(
         name="catalog_crash",
         expected=f"It is restarted, and the watcher after it; {_UNTOUCHED}.",
-        path="repository/(catalog|lanes/[^/]+|retiring|janitor)",
+        path="repository/(catalog|lanes/[^/]+|retiring)",
     ),
     Crash(
         name="watcher_crash",
@@ -264,9 +264,9 @@ FAULTS: Sequence[Crash | Raise] = (
     ),
     Crash(
         name="service_crash",
-        expected=f"Traffic guard, mirror, residency and spare workers are not needed to serve; {_UNTOUCHED}.",
-        path="services/(traffic-guard|mirror|residency|spares)",
-        budget=ROOT,  # two of them have budgets of their own, as large
+        expected=f"Traffic guard, mirror, residency, janitor and spare workers are not needed to serve; {_UNTOUCHED}.",
+        path="services/(traffic-guard|mirror|residency|spares|janitor)",
+        budget=ROOT,  # some of them have budgets of their own, as large
     ),
     Crash(
         name="services_supervisor_crash",

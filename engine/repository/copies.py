@@ -2,49 +2,99 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 import trio
 
 from actors.fault_points import fault_point
+from actors.messages.events import Event, Log
 from actors.supervision.context import ChildContext
+from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
+
+TRIES: Final = 3  # of one removal: the first crash may have been chance
+INTENSITY: Final = Intensity(5, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """How a directory, `path`, is removed. `run` may take its time, and is called again after it raised."""
+
+    path: Path
+    run: Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    removal: Removal
+    tries: int = 0
 
 
 class Janitor:
-    """The actor that removes what nobody uses any more, off the loop."""
+    """The actor that removes what nobody uses any more, off the loop. What waits outlives its crash."""
 
-    def __init__(self) -> None:
-        self._jobs, self._due = trio.open_memory_channel[Callable[[], None]](10_000)
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._jobs: deque[_Job] = deque()
+        self._arrived = trio.Event()
 
-    def remove_later(self, job: Callable[[], None]) -> None:
-        """Have `job`, which may take its time, run on a thread."""
-        self._jobs.send_nowait(job)
+    def remove_later(self, removal: Removal) -> None:
+        """Have something removed, on a thread. Never waits, never raises."""
+        self._jobs.append(_Job(removal))
+        self._arrived.set()
+
+    def spec(self, name: str = "janitor") -> ChildSpec:
+        """Return the actor as a child: tried again for as long as it takes, without its siblings noticing."""
+        return ChildSpec(name, self.run, intensity=INTENSITY, on_exhausted=OnExhausted.RETRY_AT_CAP)
 
     async def run(self, ctx: ChildContext) -> None:
-        """Remove one after the other; what a crash leaves behind is in a temporary directory or in a bounded cache."""
+        """Remove one after the other. What it crashes over comes after the others, `TRIES` times in all, and is then left."""
         ctx.started()
-        async for job in self._due:
-            await self._remove(job)
+        while True:
+            while self._jobs:
+                job = self._jobs[0]
+                if job.tries == TRIES:
+                    self._leave(job)
+                    continue
+                job.tries += 1
+                self._jobs.rotate(-1)  # until it is done: whoever comes after a crash begins with the others
+                await self._remove(job.removal)
+                self._jobs.remove(job)
+            self._arrived = trio.Event()
+            await self._arrived.wait()
 
     @fault_point("janitor.remove")
-    async def _remove(self, job: Callable[[], None]) -> None:
-        await trio.to_thread.run_sync(job)
+    async def _remove(self, removal: Removal) -> None:
+        await trio.to_thread.run_sync(removal.run)
+
+    def _leave(self, job: _Job) -> None:
+        self._jobs.remove(job)
+        self._log(
+            Event.COPY_ABANDONED,
+            level="error",
+            path=str(job.removal.path),
+            tries=job.tries,
+            reason="each attempt to remove it came to no end; nobody uses it, so remove it yourself",
+        )
 
     def finish(self) -> None:
         """The server is ending: remove what is left, here and now."""
-        while True:
+        while self._jobs:
+            removal = self._jobs.popleft().removal
             try:
-                job = self._due.receive_nowait()
-            except trio.WouldBlock:
-                return
-            job()
+                removal.run()
+            except Exception as error:  # noqa: BLE001 (no supervisor is left, and the others are to be removed)
+                self._log(Event.COPY_ABANDONED, level="error", path=str(removal.path), reason=repr(error))
 
 
 class Copy:
     """One such directory. Implements `actors.found.LocalCopy`; made with one user, on the loop's thread."""
 
-    def __init__(self, remove: Callable[[], None], janitor: Janitor) -> None:
-        self._remove = remove
+    def __init__(self, removal: Removal, janitor: Janitor) -> None:
+        self._removal = removal
         self._janitor = janitor
         self._users = 1
 
@@ -56,4 +106,4 @@ class Copy:
         """One user less."""
         self._users -= 1
         if self._users == 0:
-            self._janitor.remove_later(self._remove)
+            self._janitor.remove_later(self._removal)

@@ -28,7 +28,7 @@ from engine.environments.cache import Environments, Standing
 from engine.environments.declared import Environment
 from engine.placement import place, undefined_policies
 from engine.repository import uploaded
-from engine.repository.copies import Copy, Janitor
+from engine.repository.copies import Copy, Janitor, Removal
 from engine.repository.fingerprint import Digests
 from engine.repository.manifest import verify_manifest
 from engine.repository.source import (
@@ -121,12 +121,12 @@ class RepositoryReader:
             ):  # its files changed meanwhile, or somebody has removed what was built
                 raise Unreadable(f"the environment of model '{key.name}' is not what it was; load it again")
         except BaseException:
-            if (remove := handover.give_up()) is not None:
-                self._janitor.remove_later(remove)
+            if (removal := handover.give_up()) is not None:
+                self._janitor.remove_later(removal)
             raise
-        if handover.remove is None:
+        if handover.removal is None:
             return found
-        return replace(found, copy=Copy(handover.remove, self._janitor))
+        return replace(found, copy=Copy(handover.removal, self._janitor))
 
     async def _listed(
         self, sources: Sequence[Source]
@@ -172,7 +172,7 @@ class RepositoryReader:
             raise Unreadable("given up") from error
         except FetchFailed as error:
             return _unreadable(key, error)
-        handover.offer(partial(source.release, fetched.path))
+        handover.offer(Removal(fetched.path, partial(source.release, fetched.path)))
         return self._found(key, fetched, override)
 
     def _read_files(
@@ -183,7 +183,7 @@ class RepositoryReader:
         handover: _Handover,
     ) -> FoundModel | _Unbuilt:
         parent = Path(tempfile.mkdtemp(prefix="tritium-upload-"))
-        handover.offer(partial(shutil.rmtree, parent, ignore_errors=True))
+        handover.offer(Removal(parent, partial(shutil.rmtree, parent, ignore_errors=True)))
         try:
             directory = uploaded.write(parent, key.name, files)
         except (OSError, UnicodeError) as error:  # a name that no file can have, a disk that is full
@@ -260,22 +260,22 @@ class _Handover:
 
     def __init__(self) -> None:
         self.given_up = False
-        self.remove: Callable[[], None] | None = None
+        self.removal: Removal | None = None
         self._lock = threading.Lock()
 
-    def offer(self, remove: Callable[[], None]) -> None:
-        """There is something that `remove` removes. For the thread."""
+    def offer(self, removal: Removal) -> None:
+        """There is something to be removed. For the thread."""
         with self._lock:
             if not self.given_up:
-                self.remove = remove
+                self.removal = removal
                 return
-        remove()
+        removal.run()
 
-    def give_up(self) -> Callable[[], None] | None:
-        """Nobody will use it; return what removes what there is. For the caller, who need not come back."""
+    def give_up(self) -> Removal | None:
+        """Nobody will use it; return how what there is is removed. For the caller, who need not come back."""
         with self._lock:
             self.given_up = True
-            return self.remove
+            return self.removal
 
 
 def _unreadable(key: ModelKey, error: Exception) -> FoundModel:

@@ -41,8 +41,11 @@ _MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
 _IN_A_ROW: Final = 8  # pipelined requests answered before other tasks get a turn
 _LINGER: Final = 2.0  # seconds in which a refused client's remaining bytes are swallowed
 _LINGER_SIZE: Final = 4 * 1024 * 1024
-LAST_CALL: Final = 5.0  # seconds in which a request's head becomes whole while the server ends
+# Seconds, while the server ends, in which a head becomes whole, and for which a body may pause.
+LAST_CALL: Final = 5.0
 
+_TOO_SLOW: Final = 408, "Request Timeout"
+_EXITING: Final = 503, "Server exiting"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON: Final = ((b"content-type", b"application/json"),)
 _ASGI: Final = {"version": "3.0", "spec_version": "2.5"}
@@ -101,6 +104,7 @@ class Connection:
         "_draining",
         "_extensions",
         "_gone",
+        "_hurried",
         "_keep_alive",
         "_limits",
         "_parser",
@@ -136,6 +140,8 @@ class Connection:
         self._server = _address(sock.getsockname)
         self._extensions = {"tritium.response": {}, "tritium.disconnect": self}
         self._draining = False
+        # While the server ends: when the body would have been due, had nothing of it come.
+        self._hurried: float | None = None
         self._request = Request()
         self._keep_alive = True
         self._gone: trio.Event | None = None  # set where an application waits to learn of the disconnect
@@ -174,13 +180,23 @@ class Connection:
     def drain(self) -> None:
         """Finish what the client has sent already, and close; close at once where there is nothing.
 
-        A request's head that is half here has `LAST_CALL` seconds to become whole.
+        A request that is half here is waited for as long only as `_hurry` says.
         """
         self._draining = True
         if self.phase is Phase.IDLE:
             trio.lowlevel.notify_closing(self._socket)  # whoever waits for a request looks once more
-        elif self.phase is Phase.READING and not self._parser.in_body:
-            self.deadline = min(self.deadline, trio.current_time() + LAST_CALL)
+        elif self.phase is Phase.READING:
+            self._hurry()
+
+    def _hurry(self) -> None:
+        """The server is to end: wait `LAST_CALL` seconds for a head, and as long for the next of a body that keeps the pace."""
+        now = trio.current_time()
+        self.deadline = min(self.deadline, now + LAST_CALL)
+        if self._parser.in_body:
+            paid = self._parser.received / self._limits.minimum_rate
+            if self._hurried is None:
+                self._hurried = now + LAST_CALL - paid
+            self.deadline = min(self.deadline, self._hurried + paid)
 
     def _shutdown(self, how: int) -> None:
         try:
@@ -224,6 +240,7 @@ class Connection:
             return parser.ready.popleft()
         started = trio.current_time()
         limits = self._limits
+        self._hurried = None
         self.phase = Phase.IDLE
         self.deadline = started + limits.idle_timeout
         while not parser.ready:
@@ -234,10 +251,13 @@ class Connection:
                 if self.phase is Phase.IDLE:
                     self.phase = Phase.READING
                     started = trio.current_time()
-                    patience = min(limits.head_timeout, LAST_CALL) if self._draining else limits.head_timeout
-                    self.deadline = started + patience
+                    self.deadline = started + limits.head_timeout
+                    if self._draining:
+                        self._hurry()
                 if parser.in_body:
                     self.deadline = started + limits.grace + parser.received / limits.minimum_rate
+                    if self._draining:
+                        self._hurry()
                     if parser.awaits_continue:
                         parser.awaits_continue = False
                         await self._write([_CONTINUE])
@@ -251,7 +271,7 @@ class Connection:
                 continue  # woken by `drain`
             if self.expired or not self._read():
                 if self.expired and parser.begun:
-                    await self._refuse(408, "Request Timeout")
+                    await self._refuse(*(_EXITING if self._draining else _TOO_SLOW))
                 return None
         self.deadline = math.inf
         return parser.ready.popleft()

@@ -3,13 +3,16 @@
 import math
 import tempfile
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from actors.catalog import ControlMode
+from actors.fault_points import armed
 from actors.found import FoundModel
 from actors.messages.errors import ErrorCode, Internal, TritiumError, Unavailable
 from actors.model import ModelState, Status
@@ -80,6 +83,96 @@ async def test_a_retirement_keeps_its_deadline_when_its_supervisor_is_restarted(
     world.root.kill_child("retirements")
     await state.ended.wait()
     assert trio.current_time() - begun == pytest.approx(10)
+
+
+@contextmanager
+def crashes(point, *, times=1):
+    """Have whoever comes by the fault point crash so often."""
+    left = times
+
+    def crash():
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise ValueError("a bug")
+
+    with armed(point, crash):
+        yield
+
+
+async def test_a_retirement_that_crashes_is_taken_up_again_at_once(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    (state,) = world.serving("m").values()
+    answer = await hold(state)
+    begun = trio.current_time()
+    with crashes("deployment.retirement"):
+        await world.catalog.unload("m")
+        await wait_all_tasks_blocked()
+    answer()
+    with trio.fail_after(60):
+        await state.ended.wait()
+    assert trio.current_time() == begun
+    assert world.tree.ended == [state]
+    assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
+    assert all(copy.removed for copy in world.source.copies)
+    await wait_all_tasks_blocked()
+    assert world.retirements.which_children() == ()
+
+
+async def test_a_retirement_that_is_killed_keeps_its_deadline(begin, autojump_clock):
+    world = await begin(model("m", drain_timeout=10.0), **EXPLICIT)
+    await world.catalog.load("m", {})
+    (state,) = world.serving("m").values()
+    await hold(state)
+    begun = trio.current_time()
+    await world.catalog.unload("m")
+    await trio.sleep(6)
+    world.retirements.kill_child(state.subtree)
+    with trio.fail_after(60):
+        await state.ended.wait()
+    assert trio.current_time() - begun == pytest.approx(10)
+
+
+async def test_a_retirement_that_keeps_crashing_disturbs_no_other(begin, autojump_clock):
+    world = await begin(model("m"), model("n"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    await world.catalog.load("n", {})
+    (state,) = world.serving("m").values()
+    (other,) = world.serving("n").values()
+    answer = await hold(other)
+    await world.catalog.unload("n")
+    await wait_all_tasks_blocked()
+    with crashes("deployment.retirement", times=20):
+        await world.catalog.unload("m")
+        await trio.sleep(1)
+        answer()
+        with trio.fail_after(1):
+            await other.ended.wait()
+        with trio.fail_after(600):
+            await state.ended.wait()
+    (catalog,) = [each for each in world.root.tree().children if each.name == "catalog"]
+    assert catalog.restarts == 0
+
+
+async def test_a_version_that_could_not_be_ended_is_ended_by_the_next_life_of_its_retirement(
+    begin, autojump_clock
+):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    (state,) = world.serving("m").values()
+    end = world.tree.end
+
+    async def crash(_):
+        world.tree.end = end
+        raise ValueError("a bug")
+
+    world.tree.end = crash
+    await world.catalog.unload("m")
+    with trio.fail_after(60):
+        await state.ended.wait()
+    assert world.tree.ended == [state]
+    assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
 
 
 async def test_a_catalog_that_keeps_crashing_ends_nothing_that_serves(nursery, autojump_clock):
@@ -495,7 +588,7 @@ class Copying:
 
 def reader_of(*sources):
     options = ReadOptions(backends={}, backend_settings={})
-    return RepositoryReader(sources, options, Janitor(), Digests())
+    return RepositoryReader(sources, options, Janitor(Logged()), Digests())
 
 
 def forget_phase(_phase, _details):
@@ -520,7 +613,7 @@ async def test_a_repository_that_hangs_holds_up_none_of_the_others(tmp_path, mon
 async def test_a_copy_is_removed_whenever_its_reader_was_cancelled(tmp_path, nursery):
     (tmp_path / "m" / "1").mkdir(parents=True)
     source = Copying(tmp_path / "m")
-    janitor = Janitor()
+    janitor = Janitor(Logged())
     reader = RepositoryReader([source], ReadOptions(backends={}, backend_settings={}), janitor, Digests())
     with trio.CancelScope() as scope:
 
@@ -542,7 +635,7 @@ async def test_uploaded_files_that_can_not_be_written_are_refused_and_leave_noth
     name, why, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    janitor = Janitor()
+    janitor = Janitor(Logged())
     reader = RepositoryReader([], ReadOptions(backends={}, backend_settings={}), janitor, Digests())
     override = Override(config="{}", files={f"1/{name}": b""})
     found = await reader.read(M, override, forget_phase)

@@ -187,6 +187,22 @@ async def test_the_next_one_is_not_replaced_before_the_last_has_gone(stage, auto
     assert play.recycled == {"requests": 2}
 
 
+async def test_what_was_replaced_is_ended_by_the_next_life_of_a_recycler_that_crashes_meanwhile(
+    stage, autojump_clock
+):
+    play = stage(requests=1)
+    old = play.state.instances[0]
+    old.worker.given = 1
+    play.may_retire = trio.Event()
+    await trio.sleep(1 + LOAD_SECONDS)
+    assert play.recycled == {"requests": 1}
+    play.root.kill("recycler")
+    await trio.sleep(1)
+    play.may_retire.set()
+    await trio.sleep(1)
+    assert old.worker.retired
+
+
 async def test_nothing_is_replaced_in_a_version_that_retires(stage, autojump_clock):
     play = stage(requests=1)
     play.state.instances[0].worker.given = 1

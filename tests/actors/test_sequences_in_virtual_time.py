@@ -254,6 +254,85 @@ async def test_a_death_gives_every_request_of_its_sequences_one_error(stage, aut
     assert model.state.in_flight == {fresh}
 
 
+def not_begun(requests):
+    """What the instance actor says of requests that its worker had and did not begin; see `after_death`."""
+    for request in requests:
+        request.attempts -= 1
+    return tuple(requests)
+
+
+async def test_a_sequence_of_which_nothing_has_run_goes_on_in_another_instance(stage, autojump_clock):
+    model = stage(max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
+    first = await step(model, 1, START)
+    await model.settled()
+    line = [first, await step(model, 1), await step(model, 1, END)]
+    die(model, 0, requeue=not_begun([first]))
+    for request in line:
+        await model.settled()
+        assert real(model.workers[1])[-1] == [request]
+        model.workers[1].finish()
+        assert request.reply.error is None
+    assert first.attempts == 1
+    assert model.state.sequences.counts().live == 0
+
+
+async def test_a_sequence_of_which_nothing_has_run_waits_for_its_only_instance(stage, autojump_clock):
+    model = stage(max_batch_size=1)
+    first = await step(model, 1, START)
+    await model.settled()
+    behind, stranger = await step(model), await step(model, 2, START)
+    die(model, requeue=not_begun([first]))
+    newcomer = await step(model, 3, START)
+    assert not any(each.reply.parts for each in (first, behind, stranger, newcomer))
+    come_back(model)
+    for expected in (first, behind):
+        await model.settled()
+        assert real(model.worker)[-1] == [expected]
+        model.worker.finish()
+    assert model.state.statistics.retried == 0
+
+
+async def test_a_start_that_still_waits_for_its_turn_survives_its_instance(stage, autojump_clock):
+    model = stage(max_batch_size=1)
+    begun = await step(model, 1, START)
+    await model.settled()
+    model.worker.finish()
+    running = await step(model, 1)
+    await model.settled()
+    again, behind = await step(model, 1, START), await step(model, 1)
+    model.worker.finish()
+    await model.settled()
+    assert begun.reply.answered
+    assert running.reply.answered
+    assert real(model.worker)[-1] == [again]
+    die(model, requeue=not_begun([again]))
+    assert again.reply.parts == behind.reply.parts == []
+    come_back(model)
+    await model.settled()
+    assert real(model.worker)[-1] == [again]
+
+
+async def test_a_request_that_goes_on_with_a_sequence_is_not_moved_though_it_has_not_run(
+    stage, autojump_clock
+):
+    model = stage(max_batch_size=1)
+    await step(model, 1, START)
+    await model.settled()
+    model.worker.finish()
+    going_on = await step(model)
+    await model.settled()
+    die(model, requeue=not_begun([going_on]))
+    assert "sequence 1 of model 'model' has ended" in going_on.reply.error.message
+
+
+async def test_a_start_that_has_run_is_not_run_again(stage, autojump_clock):
+    model = stage(max_batch_size=1)
+    started = await step(model, 1, START)
+    await model.settled()
+    die(model, requeue=(started,))  # nobody's fault, but its worker had begun it
+    assert "sequence 1 of model 'model' has ended" in started.reply.error.message
+
+
 async def test_a_slot_that_a_death_frees_is_not_given_to_the_backlog(stage, autojump_clock):
     model = stage(max_batch_size=1)
     last = await step(model, 1, START | END)

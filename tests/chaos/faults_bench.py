@@ -62,7 +62,7 @@ class Bench:
         """The lines of an event that have these keys."""
         return [
             line
-            for path in (self.server.stdout, self.server.stderr)
+            for path in (self.server.out, self.server.err)
             for line in LogLines(path).fresh()
             if line.get("event") == event and keys.items() <= line.items()
         ]

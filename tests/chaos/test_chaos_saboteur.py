@@ -152,7 +152,7 @@ async def test_who_goes_away_in_the_middle_of_a_command_disturbs_nobody(tmp_path
 
 def logged(server, event, **keys):
     """The lines of an event that have these keys."""
-    text = server.stdout.read_text() + server.stderr.read_text()
+    text = server.out.read_text() + server.err.read_text()
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return [line for line in lines if line["event"] == event and keys.items() <= line.items()]
 

@@ -52,7 +52,7 @@ async def test_a_server_shows_its_workers_its_metrics_and_what_it_takes(reposito
         started = server.descendants()
     assert server.status == 0
     assert not any(alive(each) for each in started)
-    assert b"server_ready" in server.stdout.read_bytes()
+    assert b"server_ready" in server.out.read_bytes()
 
 
 @pytest.mark.slow

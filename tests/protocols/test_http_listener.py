@@ -23,6 +23,7 @@ from tests.protocols.fakes import FakeServer
 from tests.protocols.flaky_sockets import Flaky
 
 HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
+HALF_A_REQUEST = b"POST /v2/models/add/infer HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n"
 LIVE = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 LIVE_LAST = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
@@ -630,8 +631,75 @@ async def test_a_head_that_never_becomes_whole_holds_up_the_end_for_seconds_only
             await served.until(lambda s: s.phases.get(Phase.READING))
         began = trio.current_time()
         served.listener.drain()
-        assert (await client.receive_all()).startswith(b"HTTP/1.1 408 ")
+        answer = await client.receive_all()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b'{"error":"Server exiting"}' in answer
         assert trio.current_time() - began == pytest.approx(LAST_CALL, abs=1.5)
+
+
+@pytest.mark.parametrize("sent", [0, 500, 500_000])
+@pytest.mark.parametrize("before", [True, False], ids=["begun before", "begun while it drains"])
+async def test_a_body_that_never_becomes_whole_holds_up_the_end_for_seconds_only(
+    serve, autojump_clock, before, sent
+):
+    async with serve() as served, served.connect() as client:
+        head, rest = HALF_A_REQUEST[:10], HALF_A_REQUEST[10:] + b"x" * sent
+        await client.send(head)
+        await served.until(lambda s: s.phases.get(Phase.READING))
+        if before:
+            await client.send(rest)
+            await trio.sleep(20)
+        began = trio.current_time()
+        served.listener.drain()
+        if not before:
+            await client.send(rest)
+        answer = await client.receive_all()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b'{"error":"Server exiting"}' in answer
+        assert trio.current_time() - began == pytest.approx(LAST_CALL, abs=1.5)
+        with trio.fail_after(5):
+            await served.listener.wait_drained()
+
+
+async def test_a_body_that_dribbles_in_holds_up_the_end_for_seconds_only(serve, autojump_clock):
+    async with serve() as served, served.connect() as client:
+        await client.send(HALF_A_REQUEST + b"x" * 500)
+        await served.until(lambda s: s.phases.get(Phase.READING))
+        began = trio.current_time()
+        served.listener.drain()
+
+        async def dribble():
+            while True:
+                await trio.sleep(1)
+                await client.send(b"x")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(dribble)
+            assert (await client.response())[0] == 503
+            nursery.cancel_scope.cancel()
+        assert trio.current_time() - began == pytest.approx(LAST_CALL, abs=1.5)
+
+
+async def test_a_body_that_keeps_the_pace_is_served_while_draining(serve, backend, autojump_clock):
+    model = backend.model("held")
+    head, _, body = infer().partition(b"\r\n\r\n")
+    padding = b" " * 40_000  # which JSON does not mind
+    async with serve() as served, served.connect() as client:
+        whole = head.replace(
+            b"Content-Length: %d" % len(body), b"Content-Length: %d" % (len(body) + len(padding))
+        )
+        await client.send(whole + b"\r\n\r\n")
+        await served.until(lambda s: s.phases.get(Phase.READING))
+        served.listener.drain()
+        for at in range(0, len(padding), 2000):
+            await trio.sleep(1.9)
+            await client.send(padding[at : at + 2000])
+        await client.send(body)
+        await served.until(lambda s: s.phases.get(Phase.ANSWERING))
+        (request,) = model.submitted
+        request.reply.put(model.respond(request, ()), final=True)
+        status, fields, _ = await client.response()
+        assert (status, fields["Connection"]) == (200, "close")
 
 
 async def test_a_listener_that_crashes_while_it_drains_serves_on_without_its_socket(backend):

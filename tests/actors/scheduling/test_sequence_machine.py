@@ -495,9 +495,18 @@ class SlotsAndTurns(RuleBasedStateMachine):
         self.fill()
 
     @precondition(lambda self: self.instances and self.sequences())
-    @rule(data=st.data(), answered=st.sampled_from([0, 0, 1, 3]), again=st.booleans(), alone=st.booleans())
-    def die(self, data, answered, again, alone):
-        """Some of what ran is answered before the instance is gone, the rest then, or run again where the state is kept."""
+    @rule(
+        data=st.data(),
+        answered=st.sampled_from([0, 0, 1, 3]),
+        again=st.booleans(),
+        alone=st.booleans(),
+        ran=st.booleans(),
+    )
+    def die(self, data, answered, again, alone, ran):
+        """Some of what ran is answered before the instance is gone, the rest then, or run again where the state is kept.
+
+        Where it had not begun its batch, that goes on which begins a sequence.
+        """
         self.tick()
         busy = [name for name in self.instances if self.running.get(name)]
         name = data.draw(st.sampled_from(sorted(busy or self.instances)))
@@ -509,12 +518,15 @@ class SlotsAndTurns(RuleBasedStateMachine):
         pairs = pairs[answered:]
         slots = self.instances.pop(name)
         self.leaving = ""
-        lost = self.queue.leave(name, self.now)
+        unrun = [] if ran else [request for request, _ in pairs]
+        lost = self.queue.leave(name, self.now, unrun=unrun)
         moving = []
         expected = []
         for sequence in slots.values():
             sequence.seat = None
-            if not self.keeps:
+            following = sequence.running or next(iter(sequence.queue), None)
+            begins = following is not None and bool(following.flags & START)
+            if not (self.keeps or (begins and not (ran and sequence.running))):
                 expected += sequence.queue
                 sequence.queue = []
                 self.close(sequence)
@@ -525,7 +537,8 @@ class SlotsAndTurns(RuleBasedStateMachine):
         self.backlog = moving + self.backlog
         self.fill()
         for request, sequence in pairs:
-            if self.keeps and again:
+            moves = not ran and bool(request.flags & START)
+            if again if self.keeps else moves:
                 if alone:
                     self.alone.add(request)
                 sequence.running = None

@@ -470,6 +470,30 @@ def test_a_dead_instance_ends_its_sequences_and_no_others():
     assert queue.counts().free_slots == 1
 
 
+def test_sequences_of_which_nothing_has_run_go_on_before_the_backlog():
+    queue = queue_of(slots=2)
+    handed = push(queue, 1, START)
+    assert batch_of(queue) == [handed]
+    waiting, behind, stranger = push(queue, 2, START | END), push(queue, 1), push(queue, 3, START)
+    assert queue.leave("0", 0.0, unrun=[handed]) == []
+    queue.put_back(handed, alone=False, now=0.0)
+    queue.join("0", 1, 1.0)
+    batch = batch_of(queue)
+    assert batch == [handed, waiting]
+    finish(queue, batch, 1.0)
+    assert batch_of(queue) == [behind, stranger]
+
+
+def test_a_sequence_that_has_begun_is_over_though_its_next_request_was_not_run():
+    queue = queue_of(slots=1)
+    finish(queue, [push(queue, 1, START)] and batch_of(queue))
+    handed = push(queue, 1)
+    assert batch_of(queue) == [handed]
+    behind = push(queue, 1)
+    assert queue.leave("0", 0.0, unrun=[handed]) == [behind]
+    assert queue.counts().live == 0
+
+
 def test_with_a_checkpoint_sequences_go_on_before_the_backlog():
     queue = queue_of(slots=1, states=(SUM,), checkpoint=True)
     first = push(queue, 1, START)

@@ -708,10 +708,53 @@ async def test_a_temporary_child_with_an_inbox_has_an_address(autojump_clock):
         assert await tree.root.registry["a"].call(7) == 7
 
 
-async def test_only_temporary_children_start_without_a_handshake(autojump_clock):
+async def test_permanent_children_do_not_start_without_a_handshake(autojump_clock):
     async with serving(Supervisor()) as tree:
-        with pytest.raises(ValueError, match="for temporary children"):
+        with pytest.raises(ValueError, match="for temporary and transient children"):
             tree.root.start_child_nowait(Puppet("a").spec())
+
+
+async def test_a_transient_child_that_is_added_at_once_is_restarted_when_it_crashes_and_forgotten_when_it_ends(
+    autojump_clock,
+):
+    a = Puppet("a")
+    async with serving(Supervisor()) as tree:
+        tree.root.start_child_nowait(a.spec(restart=Restart.TRANSIENT))
+        tree.check({"a": "running"})
+        await settled()
+        a.crash()
+        await settled()
+        tree.check({"a": "running"})
+        a.finish()
+        await settled()
+        tree.check({})
+        tree.root.start_child_nowait(a.spec(restart=Restart.TRANSIENT))  # its name is free
+
+
+async def test_a_transient_child_that_was_added_at_once_is_forgotten_when_it_is_terminated(autojump_clock):
+    a, b = Puppet("a"), Puppet("b")
+    async with serving(Supervisor(backoff=WAIT)) as tree:
+        for puppet in (a, b):
+            tree.root.start_child_nowait(puppet.spec(restart=Restart.TRANSIENT))
+        await settled()
+        await tree.root.terminate_child("a")
+        tree.check({"b": "running"})
+        b.crash()
+        await settled()
+        tree.check({"b": "backing_off"})
+        await tree.root.terminate_child("b")
+        tree.check({})
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.REST_FOR_ONE])
+async def test_a_transient_child_that_was_added_at_once_comes_back_with_its_group(autojump_clock, strategy):
+    a, b = Puppet("a"), Puppet("b")
+    async with serving(Supervisor([a.spec()], strategy=strategy)) as tree:
+        tree.root.start_child_nowait(b.spec(restart=Restart.TRANSIENT))
+        await settled()
+        a.crash()
+        await settled()
+        tree.check({"a": "running", "b": "running"})
 
 
 async def test_a_significant_child_needs_the_flag_when_added_later_as_well(autojump_clock):
