@@ -14,6 +14,7 @@ from pathlib import Path
 from chaos.simulation import virtual
 from chaos.simulation.scenario import scenario
 from chaos.simulation.simulate import Verdict, simulate
+from chaos.simulation.tally import met
 
 PROGRAM = "python -m chaos.simulation"
 
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     failed: list[int] = []
     crashed: Counter[str] = Counter()
+    come_by: Counter[str] = Counter()
     requests = 0
     gc.collect()
     gc.freeze()  # what has been imported is not looked at again after each seed
@@ -36,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for done, seed in enumerate(seeds, start=1):
             verdict = simulate(scenario(seed), Path(scratch))
             crashed.update(verdict.crashed)
+            come_by.update(met(verdict))
             requests += len(verdict.outcomes)
             if arguments.digest:
                 sys.stdout.write(f"{seed} {verdict.trace.digest()}\n")
@@ -51,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stderr.write(
         f"{len(seeds)} seeds, {requests} requests, {crashed.total()} crashes at {len(crashed)} fault points, {len(failed)} failed:"
         f" {failed}\ncrashed: {', '.join(sorted(crashed))}\n"
+        f"met: {', '.join(f'{count} {what}' for what, count in sorted(come_by.items()))}\n"
     )
     return 1 if failed else 0
 

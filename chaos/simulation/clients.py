@@ -1,19 +1,15 @@
-"""Clients as tasks: one that talks to the server's own interface, and ones that speak HTTP/1.1 and gRPC over sockets.
-
-What goes over the sockets is written here by hand, so that the server's own code is on one side only.
-"""
+"""Clients as tasks: one that talks to the server's own interface, and ones that speak HTTP/1.1 and gRPC over sockets."""
 
 from __future__ import annotations
 
 import json
 import math
-import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from contextlib import AsyncExitStack
+from typing import Any, Final, Self
 
 import numpy as np
 import trio
-from hpack import Decoder
 
 from actors.messages.datatypes import DataType
 from actors.messages.errors import TritiumError
@@ -26,46 +22,29 @@ from actors.messages.requests import (
 from actors.messages.tensors import Tensor
 from chaos.simulation.models import MODELS
 from chaos.simulation.outcomes import ANSWERED, GONE, LOST, Outcome
-from chaos.simulation.scenario import Request
+from chaos.simulation.plan import Request
+from chaos.simulation.wires import STATUS, GrpcCall, Lost, ask_grpc, ask_http
 from chaos.simulation.workers import POISON, RAISE
 from engine.tree import RunningServer
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
-_STATUS: Final = {
-    400: "INVALID_ARG",
-    404: "NOT_FOUND",
-    422: "POISONED",
-    500: "INTERNAL",
-    501: "UNSUPPORTED",
-    503: "UNAVAILABLE",
-    504: "DEADLINE_EXCEEDED",
-}
-_GRPC_STATUS: Final = {
-    1: "CANCELLED",
-    2: "UNKNOWN",
-    3: "INVALID_ARG",
-    4: "DEADLINE_EXCEEDED",
-    5: "NOT_FOUND",
-    6: "ALREADY_EXISTS",
-    9: "POISONED",
-    12: "UNSUPPORTED",
-    13: "INTERNAL",
-    14: "UNAVAILABLE",
-}
-_PIECE: Final = 65_536
 
+async def call(
+    running: RunningServer,
+    addresses: Mapping[str, bytes],
+    request: Request,
+    conversation: Conversation | None = None,
+) -> Outcome:
+    """Send a request, wait for what comes of it, and return that. Never raises for what the server does.
 
-class Lost(Exception):
-    """The connection has ended without an answer."""
-
-
-async def call(running: RunningServer, addresses: Mapping[str, bytes], request: Request) -> Outcome:
-    """Send a request, wait for what comes of it, and return that. Never raises for what the server does."""
+    By streams it is sent on that of the `conversation`; without one it has a stream of its own.
+    """
     outcome = Outcome(request, began=trio.current_time())
     ways: Mapping[str, Callable[[], Awaitable[None]]] = {
         "core": lambda: _ask_core(running, outcome),
         "http": lambda: _ask_http(addresses["http"], outcome),
         "grpc": lambda: _ask_grpc(addresses["grpc"], outcome),
+        "stream": lambda: _ask_stream(addresses["grpc"], outcome, conversation),
     }
     with trio.move_on_after(request.patience or math.inf) as patience:
         try:
@@ -164,44 +143,6 @@ async def _ask_core(running: RunningServer, outcome: Outcome) -> None:
 # -- HTTP
 
 
-async def _connect(address: bytes) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    try:
-        while True:
-            try:
-                sock.connect(address)
-            except BlockingIOError:  # the backlog is full
-                await trio.sleep(0.01)
-            else:
-                return sock
-    except BaseException:
-        sock.close()
-        raise
-
-
-async def _send(sock: socket.socket, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[sock.send(view) :]
-        except BlockingIOError:
-            await trio.lowlevel.wait_writable(sock)
-
-
-async def _receive(sock: socket.socket) -> bytes:
-    """Return what has come. Raises Lost at the end of the connection."""
-    while True:
-        try:
-            data = sock.recv(_PIECE)
-        except BlockingIOError:
-            await trio.lowlevel.wait_readable(sock)
-            continue
-        if not data:
-            raise Lost("the server has closed the connection")
-        return data
-
-
 def _body(request: Request) -> bytes:
     parameters = _parameters(request)
     if request.priority:
@@ -220,20 +161,11 @@ def _body(request: Request) -> bytes:
 
 async def _ask_http(address: bytes, outcome: Outcome) -> None:
     request = outcome.request
-    body = _body(request)
-    head = (
-        f"POST /v2/models/{request.model}/infer HTTP/1.1\r\nhost: here\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    sock = await _connect(address)
-    try:
-        await _send(sock, head.encode() + body)
-        status, answer = await _read_answer(sock)
-    finally:
-        trio.lowlevel.notify_closing(sock)
-        sock.close()
+    status, body = await ask_http(address, "POST", f"/v2/models/{request.model}/infer", _body(request))
+    answer = json.loads(body)
     outcome.finals = 1
     if status != 200:
-        outcome.code = _STATUS.get(status, f"HTTP {status}")
+        outcome.code = STATUS.get(status, f"HTTP {status}")
         outcome.message = str(answer.get("error", ""))
         return
     outcome.version = int(answer["model_version"])
@@ -242,50 +174,7 @@ async def _ask_http(address: bytes, outcome: Outcome) -> None:
     outcome.code = ANSWERED
 
 
-async def _read_answer(sock: socket.socket) -> tuple[int, dict[str, Any]]:
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += await _receive(sock)
-    head, _, body = data.partition(b"\r\n\r\n")
-    lines = head.decode().lower().split("\r\n")
-    length = next(int(line.split(":")[1]) for line in lines if line.startswith("content-length:"))
-    while len(body) < length:
-        body += await _receive(sock)
-    if len(body) > length:
-        raise Lost(f"{len(body) - length} bytes too many behind an answer")
-    return int(lines[0].split()[1]), json.loads(body)
-
-
-# -- gRPC: one unary call on a connection of its own
-
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RST, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
-_END_STREAM, _ACK, _END_HEADERS = 1, 1, 4
-_LARGE: Final = 2**30
-
-
-def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
-    return len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + body
-
-
-def _headers(request: Request) -> bytes:
-    fields = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", "/inference.GRPCInferenceService/ModelInfer"),
-        (":authority", "here"),
-        ("content-type", "application/grpc"),
-        ("te", "trailers"),
-    ]
-    if request.deadline:
-        fields.append(("grpc-timeout", f"{round(request.deadline * 1000)}m"))
-    # Literals that no table remembers (RFC 7541, section 6.2.2).
-    return b"".join(b"\0" + _text(name) + _text(value) for name, value in fields)
-
-
-def _text(text: str) -> bytes:
-    """Return a string literal without Huffman coding, shorter than 127 bytes (RFC 7541, section 5.2)."""
-    return bytes((len(text),)) + text.encode()
+# -- gRPC
 
 
 def _message(request: Request) -> bytes:
@@ -295,6 +184,8 @@ def _message(request: Request) -> bytes:
             asked.parameters[name].bool_param = value
         else:
             asked.parameters[name].string_param = value
+    if _wants_end(request):
+        asked.parameters["triton_enable_empty_final_response"].bool_param = True
     if request.priority:
         asked.parameters["priority"].uint64_param = request.priority
     if request.timeout:
@@ -306,56 +197,89 @@ def _message(request: Request) -> bytes:
     asked.inputs.add(name="VALUE", datatype="INT32", shape=_shape(request))
     asked.raw_input_contents.append(np.array(request.values, dtype="<i4").tobytes())
     body: bytes = asked.SerializeToString()
-    return b"\0" + len(body).to_bytes(4, "big") + body
+    return body
 
 
 async def _ask_grpc(address: bytes, outcome: Outcome) -> None:
     request = outcome.request
-    sock = await _connect(address)
-    try:
-        settings = (4).to_bytes(2, "big") + _LARGE.to_bytes(4, "big")  # INITIAL_WINDOW_SIZE
-        await _send(
-            sock,
-            _PREFACE
-            + _frame(_SETTINGS, 0, 0, settings)
-            + _frame(_WINDOW, 0, 0, _LARGE.to_bytes(4, "big"))
-            + _frame(_HEADERS, _END_HEADERS, 1, _headers(request))
-            + _frame(_DATA, _END_STREAM, 1, _message(request)),
-        )
-        body, trailers = await _read_call(sock)
-    finally:
-        trio.lowlevel.notify_closing(sock)
-        sock.close()
+    code, message, body = await ask_grpc(address, "ModelInfer", _message(request), deadline=request.deadline)
     outcome.finals = 1
-    status = int(trailers.get("grpc-status", "2"))
-    if status:
-        outcome.code = _GRPC_STATUS.get(status, f"gRPC {status}")
-        outcome.message = trailers.get("grpc-message", "")
-        return
-    answer = pb.ModelInferResponse.FromString(body[5:])
+    if code:
+        outcome.code, outcome.message = code, message
+    else:
+        _take(outcome, pb.ModelInferResponse.FromString(body))
+        outcome.code = ANSWERED
+
+
+def _take(outcome: Outcome, answer: pb.ModelInferResponse) -> None:
     outcome.version = int(answer.model_version)
     for raw in answer.raw_output_contents:
         outcome.values += np.frombuffer(raw, dtype="<i4").tolist()
-    outcome.code = ANSWERED
 
 
-async def _read_call(sock: socket.socket) -> tuple[bytes, dict[str, str]]:
-    decoder, data, body = Decoder(), b"", b""
-    headers: dict[str, str] = {}
-    while True:
-        while len(data) < 9 or len(data) < 9 + int.from_bytes(data[:3], "big"):
-            data += await _receive(sock)
-        length, kind, flags = int.from_bytes(data[:3], "big"), data[3], data[4]
-        payload, data = data[9 : 9 + length], data[9 + length :]
-        if kind == _SETTINGS and not flags & _ACK:
-            await _send(sock, _frame(_SETTINGS, _ACK, 0, b""))
-        elif kind == _PING and not flags & _ACK:
-            await _send(sock, _frame(_PING, _ACK, 0, payload))
-        elif kind == _DATA:
-            body += payload
-        elif kind == _HEADERS:
-            headers |= {str(name): str(value) for name, value in decoder.decode(payload)}
-            if flags & _END_STREAM:
-                return body, headers
-        elif kind == _RST:
-            raise Lost(f"the call was reset with code {int.from_bytes(payload, 'big')}")
+# -- gRPC streams
+
+_FINAL: Final = "triton_final_response"
+_TELL_CODES: Final = {"triton_grpc_error": "true"}  # the first error ends the stream, and is its status
+
+
+class Conversation:
+    """One call of ModelStreamInfer, on which one request is sent after the other. A context manager, opened by the first."""
+
+    def __init__(self, address: bytes, *, deadline: float = 0.0) -> None:
+        self._address = address
+        self._deadline = deadline
+        self._stack = AsyncExitStack()
+        self._call: GrpcCall | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def ask(self, outcome: Outcome, *, last: bool) -> None:
+        """Send a request and take its answers; with the `last` one the call has to end well. Raises Lost, OSError."""
+        if self._call is None:
+            self._call = await self._stack.enter_async_context(
+                GrpcCall.to(self._address, "ModelStreamInfer", deadline=self._deadline, metadata=_TELL_CODES)
+            )
+        await self._call.send(_message(outcome.request), last=last)
+        while last or not outcome.finals:
+            body = await self._call.receive()
+            if body is None:
+                self._ended(outcome, *self._call.status)
+                return
+            self._take(outcome, pb.ModelStreamInferResponse.FromString(body))
+        outcome.code = ANSWERED
+
+    def _take(self, outcome: Outcome, part: pb.ModelStreamInferResponse) -> None:
+        answer = part.infer_response
+        if part.error_message or answer.id != outcome.request.id:
+            raise Lost(f"an answer that is none of {outcome.request.id}: {part.error_message} {answer.id}")
+        outcome.parts_after_final += outcome.finals > 0
+        outcome.finals += answer.parameters[_FINAL].bool_param
+        _take(outcome, answer)
+
+    @staticmethod
+    def _ended(outcome: Outcome, code: str, message: str) -> None:
+        if code:
+            outcome.finals += 1
+            outcome.code, outcome.message = code, message
+            return
+        # An end without a part is told only to those who ask for that, and only of decoupled models.
+        if MODELS[outcome.request.model].kind == "decoupled" and not _wants_end(outcome.request):
+            outcome.finals = outcome.finals or 1
+        outcome.code = ANSWERED
+
+
+async def _ask_stream(address: bytes, outcome: Outcome, conversation: Conversation | None) -> None:
+    if conversation is not None:
+        await conversation.ask(outcome, last=False)
+        return
+    async with Conversation(address, deadline=outcome.request.deadline) as own:
+        await own.ask(outcome, last=True)
+
+
+def _wants_end(request: Request) -> bool:
+    return request.wire == "stream" and request.values[0] % 2 == 0

@@ -7,6 +7,7 @@ configurations from files. Those never change, so it does not matter when they a
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ from engine.repository.source import (
 URI: Final = "disk"
 ARTIFACT: Final = "model.bin"
 
+_RECYCLE: Final = 'parameters { key: "tritium.recycle" value: { string_value: %s } }\n'
+
 
 @dataclass(frozen=True, slots=True)
 class Folder:
@@ -43,13 +46,19 @@ class Folder:
         return whole.hexdigest()[:16]
 
 
-def folder_of(name: str, *, version: int = 1, weights: int = 0) -> Folder:
-    """Return a model's directory with one version; other `weights` make other content that answers the same."""
+def folder_of(name: str, *, version: int = 1, weights: int = 0, recycle: str = "") -> Folder:
+    """Return a model's directory with one version; other `weights` make other content that answers the same.
+
+    `recycle` is what `tritium.recycle` is set to.
+    """
     path = f"{version}/{ARTIFACT}"
     body = b"" if MODELS[name].kind == "ensemble" else f"weights {weights}".encode()
     if MODELS[name].kind == "ensemble":
         path = f"{version}/.keep"
-    return Folder({"config.pbtxt": MODELS[name].text().encode(), path: body})
+    config = MODELS[name].text()
+    if recycle:
+        config += _RECYCLE % json.dumps(recycle)
+    return Folder({"config.pbtxt": config.encode(), path: body})
 
 
 def broken(folder: Folder) -> Folder:

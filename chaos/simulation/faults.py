@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
@@ -15,8 +15,8 @@ from actors import fault_points
 from actors.scheduling.retries import Signal
 from actors.supervision.errors import SupervisionError
 from actors.supervision.lifecycle import ChildState
-from chaos.simulation.disk import Disk, broken, folder_of
-from chaos.simulation.scenario import Fault
+from chaos.simulation.disk import Disk, Folder, broken
+from chaos.simulation.plan import Fault
 from chaos.simulation.trace import Note
 from chaos.simulation.workers import Misdeed, Workers
 from engine.tree import RunningServer
@@ -38,17 +38,45 @@ class Window:
     begin: float
     end: float
 
+    def meets(self, begin: float, end: float) -> bool:
+        """Whether some of that time is in it."""
+        return self.begin <= end and begin <= self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """An actor that was made to crash, or was killed, with all below it."""
+
+    at: float
+    path: str
+
 
 class Faults:
     """Carries faults out, and remembers what they excuse."""
 
-    def __init__(self, running: RunningServer, workers: Workers, disk: Disk, note: Note) -> None:
+    def __init__(
+        self,
+        running: RunningServer,
+        workers: Workers,
+        disk: Disk,
+        note: Note,
+        *,
+        folder: Callable[..., Folder],
+        watched: bool,
+    ) -> None:
+        """`folder` makes up directories as `folder_of` does.
+
+        `watched` tells whether the server follows what happens to the repository without being asked to.
+        """
         self.windows: list[Window] = []
+        self.blows: list[Blow] = []
         self.crashed: list[str] = []  # fault points at which something was made to crash
         self._running = running
         self._workers = workers
         self._disk = disk
         self._note = note
+        self._make_folder = folder
+        self._watched = watched
         self._disarm: dict[str, Callable[[], None]] = {}
         self._versions: dict[str, int] = {}
         self._does: Mapping[str, Callable[[Fault], object]] = {
@@ -104,6 +132,7 @@ class Faults:
             return lambda: None
         worker = serving[fault.seed % len(serving)]
         worker.suspend()
+        self._last("suspended", fault)
         return worker.resume
 
     def _trouble(self, fault: Fault) -> None:
@@ -116,14 +145,13 @@ class Faults:
 
     def _touch(self, fault: Fault) -> None:
         if fault.model in self._disk.folders:
-            version = self._versions.get(fault.model, 1)
-            self._disk.put(fault.model, folder_of(fault.model, version=version, weights=fault.seed))
+            self._disk.put(fault.model, self._folder(fault.model, weights=fault.seed))
             self._replaced(fault.model)
 
     def _version(self, fault: Fault) -> None:
         if fault.model in self._disk.folders:
-            version = self._versions[fault.model] = self._versions.get(fault.model, 1) + 1
-            self._disk.put(fault.model, folder_of(fault.model, version=version))
+            self._versions[fault.model] = self._versions.get(fault.model, 1) + 1
+            self._disk.put(fault.model, self._folder(fault.model))
             self._replaced(fault.model)
 
     def _replaced(self, model: str) -> None:
@@ -135,19 +163,29 @@ class Faults:
         if folder is None:
             return lambda: None
         self._disk.put(fault.model, broken(folder))
+        self._last("unreadable", fault)
         return lambda: self._restore(fault.model)
 
     def _remove(self, fault: Fault) -> Callable[[], object]:
         self._disk.remove(fault.model)
-        now = trio.current_time()
-        self.windows.append(Window("removed", fault.model, now, now + fault.seconds + WATCHED_WITHIN))
+        self._last("unreadable", fault)
+        if self._watched:
+            self._last("removed", fault, WATCHED_WITHIN)
         return lambda: self._restore(fault.model)
 
+    def _folder(self, model: str, *, weights: int = 0) -> Folder:
+        return self._make_folder(model, version=self._versions.get(model, 1), weights=weights)
+
+    def _last(self, why: str, fault: Fault, more: float = 0.0) -> None:
+        """What was done lasts as long as the fault says, and `more`."""
+        now = trio.current_time()
+        self.windows.append(Window(why, fault.model, now, now + fault.seconds + more))
+
     def _restore(self, model: str) -> None:
-        self._disk.put(model, folder_of(model, version=self._versions.get(model, 1)))
+        self._disk.put(model, self._folder(model))
 
     def _unavailable(self, fault: Fault) -> Callable[[], object]:
-        del fault
+        self._last("unreadable", replace(fault, model=""))
         self._disk.unavailable = "disk can't be read: it is simulated"
 
         def heal() -> None:
@@ -168,6 +206,7 @@ class Faults:
                 return  # others are killed by `kill`, and with the root everything would be over
             disarm()
             self.crashed.append(name)
+            self.blows.append(Blow(trio.current_time(), path))
             self._note("crash at", name, "in", path)
             self._excuse(name)
             raise SimulatedCrash(name)
@@ -178,7 +217,7 @@ class Faults:
 
     def _excuse(self, name: str) -> None:
         now = trio.current_time()
-        if name.startswith(("http.", "grpc.")):
+        if name.startswith(("http.", "grpc.", "metrics.")):
             self.windows.append(Window("connections", "", now, now + 0.5))
 
     def _kill(self, fault: Fault) -> None:
@@ -186,6 +225,7 @@ class Faults:
         paths = [each.path for each in tree.walk() if each.path and each.state is ChildState.RUNNING]
         path = Random(fault.seed).choice(paths)
         self._note("kill", path)
+        self.blows.append(Blow(trio.current_time(), path))
         now = trio.current_time()
         if path.startswith("frontends"):
             self.windows.append(Window("connections", "", now, now + 0.5))

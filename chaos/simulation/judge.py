@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from chaos.simulation.faults import Window
+from chaos.simulation.control import BARELY, Control
+from chaos.simulation.faults import Blow, Window
 from chaos.simulation.models import MODELS, VERSION_STEP, Model, parts_of, width_of
+from chaos.simulation.observers import Looked
 from chaos.simulation.outcomes import GONE, LOST, Outcome
 from chaos.simulation.workers import Journal
 
-BARELY: Final = 0.001  # seconds by which clocks of one simulation may differ: rounding
 MANY_DEATHS: Final = 5  # within `DEATHS_WITHIN`, after which an instance is tried now and then only
 DEATHS_WITHIN: Final = 30.0
 TRIED_WITHIN: Final = 50.0  # seconds for which a model that died so often may be gone
+STOPPED_WITHIN: Final = 15.0  # seconds that a version's actors may take to stop
 QUEUE_TIMEOUT: Final = 0.4  # of the model with bounds, unless the request has its own
 
 
@@ -25,10 +27,18 @@ class Judge:
     """Knows what was done to the server."""
 
     def __init__(
-        self, journal: Journal, windows: Sequence[Window], crashed: Sequence[str], draining_since: float
+        self,
+        journal: Journal,
+        windows: Sequence[Window],
+        crashed: Sequence[str],
+        blows: Sequence[Blow],
+        control: Control,
+        draining_since: float,
     ) -> None:
         self._crashed = crashed
+        self._blows = blows
         self._journal = journal
+        self._control = control
         self._windows = windows
         self._draining_since = draining_since
         self._poisonous: set[tuple[str, Sequence[int]]] = set()
@@ -42,6 +52,22 @@ class Judge:
         for outcome in outcomes:
             for complaint in self._of(outcome, history):
                 yield f"{complaint}: {outcome}"
+
+    def complaints_of_workers(self) -> Iterator[str]:
+        """Yield where the server ended a worker that was doing its work: a version that goes, and an instance that is replaced, don't."""
+        for at, model, ids in self._journal.ended_under:
+            if at < self._draining_since and not self._hit(model, at - STOPPED_WITHIN, at):
+                yield f"a worker of '{model}' was ended under {', '.join(ids)} at {at:.3f}, and had done nothing wrong"
+
+    def complaints_of(self, looks: Sequence[Looked]) -> Iterator[str]:
+        """Yield what is wrong with what observers got."""
+        for looked in looks:
+            for complaint in looked.complaints:
+                yield f"{complaint}: {looked}"
+            if not looked.code:
+                yield f"no answer to an observer: {looked}"
+            elif looked.code == LOST and not self._in_window("connections", "", looked.began, looked.ended):
+                yield f"an observer lost its connection: {looked}"
 
     def _of(self, outcome: Outcome, history: Mapping[str, int]) -> Iterator[str]:
         request = outcome.request
@@ -59,10 +85,16 @@ class Judge:
             yield f"{outcome.finals} final answers, {outcome.parts_after_final} parts after the first"
         elif not self._excused(outcome, model):
             yield "an error that nothing excuses"
+        if outcome.code not in (GONE, LOST, "NOT_FOUND") and self._control.must_be_gone(
+            model.name, outcome.began, outcome.ended
+        ):
+            yield "its model was unloaded, and it is not told so"
         for name in (request.model, *model.steps):
             times = self._journal.ended[name, request.id]
             if times > 1 and not MODELS[name].retried:
                 yield f"executed {times} times by '{name}', which is not to be run again"
+            if self._journal.begun[name, request.id] > 1 and not self._cut_short(outcome, name):
+                yield f"begun more than once by '{name}', though nothing became of its worker or of who looks after it"
 
     def _excused(self, outcome: Outcome, model: Model) -> bool:
         request, journal = outcome.request, self._journal
@@ -85,7 +117,9 @@ class Judge:
             case "INVALID_ARG":
                 return bool(request.sequence) and not request.start and self._sequence_lost(outcome)
             case "NOT_FOUND":
-                return self._gone(outcome, model)
+                return _says_gone(outcome) and (
+                    self._gone(outcome, model) or self._control.may_be_gone(model.name, outcome.began)
+                )
             case "UNAVAILABLE":
                 return (
                     (deaths > 0 and (not model.retried or bool(request.poison)))
@@ -106,6 +140,19 @@ class Judge:
         )
         return ran and "instance.packet" in self._crashed
 
+    def _cut_short(self, outcome: Outcome, model: str) -> bool:
+        """Whether a worker died under it, or an actor of the model was made to crash meanwhile."""
+        if self._journal.died_under[outcome.request.id]:
+            return True
+        return self._hit(model, outcome.began, outcome.ended)
+
+    def _hit(self, model: str, begin: float, end: float) -> bool:
+        return any(
+            begin <= blow.at <= end
+            and (f"{blow.path}/".startswith(f"models/{model}/") or blow.path == "models")
+            for blow in self._blows
+        )
+
     def _gone(self, outcome: Outcome, model: Model) -> bool:
         """Whether the model, or one that it is composed of, was not there, or kept dying."""
         names = (model.name, *model.steps)
@@ -119,12 +166,11 @@ class Judge:
         return False
 
     def _within(self, outcome: Outcome, why: str, model: str = "") -> bool:
+        return self._in_window(why, model, outcome.began, outcome.ended)
+
+    def _in_window(self, why: str, model: str, begin: float, end: float) -> bool:
         return any(
-            each.why == why
-            and each.model == model
-            and each.begin <= outcome.ended
-            and outcome.began <= each.end
-            for each in self._windows
+            each.why == why and each.model == model and each.meets(begin, end) for each in self._windows
         )
 
     def _sequence_lost(self, outcome: Outcome) -> bool:
@@ -134,8 +180,20 @@ class Judge:
             outcome, "replaced", request.model
         ):  # docs/sequences.md: a retired version goes on with what it has
             return True
+        if self._control.was_unloaded(request.model, by=outcome.ended):
+            return True
         died = any(outcome.began <= at <= outcome.ended for at in journal.deaths.get(request.model, ()))
         return died or (request.model, request.sequence) in journal.sequences_lost
+
+
+def _says_gone(outcome: Outcome) -> bool:
+    """Whether it is one of the contract's two texts (http.md section 3): of what was never asked for, and of what was unloaded."""
+    names = (outcome.request.model, *MODELS[outcome.request.model].steps)
+    return any(
+        outcome.message.endswith(f"Request for unknown model: '{name}' {what}")
+        for name in names
+        for what in ("is not found", "has no available versions")
+    )
 
 
 def _refused_by_policy(outcome: Outcome, took: float) -> bool:

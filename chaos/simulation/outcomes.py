@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chaos.simulation.scenario import Request
+from chaos.simulation.plan import Request
 
 ANSWERED = "OK"
 GONE = "GONE"  # the client left before there was an answer

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from random import Random
-from typing import Final, Literal
+from typing import Final
 
 from chaos.simulation.models import MODELS, Model
+from chaos.simulation.orders import draw_orders
+from chaos.simulation.plan import LENGTH, Asked, Fault, Look, Order, Request, Scenario, Wire
 
-Wire = Literal["core", "http", "grpc"]
-
-LENGTH: Final = 12.0  # seconds in which requests are sent
 MISDEEDS: Final = (
     "segv",
     "killed",
@@ -35,6 +35,7 @@ CRASHES: Final = (
     "instance.packet",
     "instance.joins",
     "instance.exit",
+    "recycler.look",
     "catalog.lanes",
     "lane.operation",
     "deployment.apply",
@@ -51,12 +52,16 @@ CRASHES: Final = (
     "limiter.ask",
     "supervisor.decide",
     "supervisor.restart",
+    "metrics.scrape",
     "http.accept",
     "http.connection",
     "grpc.accept",
     "grpc.connection",
 )
 """The fault points that are passed in a simulation."""
+
+OF_ORDERS: Final = ("catalog.lanes", "lane.operation", "deployment.apply", "deployment.retirement")
+"""Those that are passed when somebody asks for a load or an unload."""
 
 _PASSED_BY: Final = {
     "batcher.turn": ("batching",),
@@ -65,60 +70,8 @@ _PASSED_BY: Final = {
     "cache.find": ("cached",),
     "cache.insert": ("cached",),
     "limiter.ask": ("limited",),
+    "recycler.look": ("echo",),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One request of a client, or the next of a sequence."""
-
-    id: str
-    at: float  # seconds after the beginning; of a sequence's later ones: after the answer before
-    model: str
-    values: tuple[int, ...]  # one a row
-    wire: Wire
-    patience: float = 0.0  # seconds after which the client leaves; 0: never
-    timeout: float = 0.0  # seconds that it may wait in the queue
-    deadline: float = 0.0  # seconds that all of it may take
-    priority: int = 0
-    poison: str = ""
-    raises: bool = False
-    sequence: int = 0
-    start: bool = False
-    end: bool = False
-    hold: float = 0.0  # seconds for which the client keeps the answer's memory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """Something that goes wrong, or changes. `what` is one of the methods of `chaos.simulation.faults.Faults`."""
-
-    at: float
-    what: str
-    model: str = ""
-    detail: str = ""
-    seconds: float = 0.0  # how long it lasts, or how late in an execution it comes
-    seed: int = 0  # for choices that depend on what is there
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """One simulation. `sequences` are sent one request after the other; `requests` are not."""
-
-    seed: int
-    models: Sequence[str]
-    requests: Sequence[Request]
-    sequences: Sequence[Sequence[Request]]
-    faults: Sequence[Fault]
-
-    def describe(self) -> str:
-        """Return it in a few lines."""
-        count = len(self.requests) + sum(map(len, self.sequences))
-        faults = "\n".join(
-            f"  {each.at:7.3f} {each.what} {each.model} {each.detail} {each.seconds:g}"
-            for each in self.faults
-        )
-        return f"seed {self.seed}: {', '.join(self.models)}; {count} requests\n{faults}"
 
 
 def scenario(seed: int) -> Scenario:
@@ -146,8 +99,78 @@ def scenario(seed: int) -> Scenario:
     ]
     faults = [_fault(random, chosen) for _ in range(random.randint(0, 6))]
     faults.append(Fault(at=round(random.uniform(0, LENGTH / 2), 3), what="crash", detail=point))
+    orders: list[Order] = []
+    # What is drawn beside the rest has a generator of its own: so the rest stays what it was.
+    control = Random(f"control {seed}")
+    explicit = control.random() < 0.35 and not _watches(point)
+    startup = [name for name in chosen if control.random() < 0.9] if explicit else None
+    if explicit:
+        orders, more = draw_orders(control, chosen)
+        faults = [
+            replace(each, detail=control.choice(OF_ORDERS)) if _watches(each.detail) else each
+            for each in faults
+        ]
+        faults += more
+        if control.random() < 0.5:
+            at = round(control.choice(orders).at - 0.001, 3)
+            faults.append(Fault(at=at, what="crash", detail=control.choice(OF_ORDERS)))
     faults.sort(key=lambda each: each.at)
-    return Scenario(seed=seed, models=chosen, requests=requests, sequences=sequences, faults=faults)
+    streams = Random(f"streams {seed}")
+    requests = [_streamed(streams, [each])[0] for each in requests]
+    sequences = [_streamed(streams, each) for each in sequences]
+    return Scenario(
+        seed=seed,
+        models=chosen,
+        requests=requests,
+        sequences=sequences,
+        faults=faults,
+        startup=startup,
+        orders=orders,
+        looks=_looks(Random(f"looks {seed}"), chosen),
+        recycle=_ceilings(Random(f"wear {seed}"), chosen, certain="echo" if point == "recycler.look" else ""),
+    )
+
+
+def _ceilings(random: Random, models: Sequence[str], *, certain: str) -> dict[str, str]:
+    """Return `tritium.recycle` of some models, by name; that of a `certain` one for sure."""
+    found = {}
+    for name in models:
+        wears = random.random() < 0.25 or name == certain
+        requests, seconds = random.randint(2, 12), round(random.uniform(1.0, 5.0), 1)
+        each = random.choice(
+            ({"requests": requests}, {"seconds": seconds}, {"requests": requests, "seconds": seconds})
+        )
+        if wears and MODELS[name].kind not in ("sequence", "ensemble"):
+            found[name] = json.dumps(each)
+    return found
+
+
+def _streamed(random: Random, requests: list[Request]) -> list[Request]:
+    """Return the requests, or the same as they are sent on one stream."""
+    by_core = MODELS[requests[0].model].kind == "decoupled"
+    if random.random() < 0.5 and requests[0].wire == ("core" if by_core else "grpc"):
+        return [replace(each, wire="stream") for each in requests]
+    return requests
+
+
+def _looks(random: Random, models: Sequence[str]) -> list[Look]:
+    looks = []
+    for _ in range(random.randint(4, 10)):
+        what: Asked = random.choice(("metrics", "metrics", "live", "ready", "statistics", "index", "model"))
+        looks.append(
+            Look(
+                at=round(random.uniform(0, LENGTH), 3),
+                what=what,
+                wire="http" if what == "metrics" else random.choice(("http", "grpc")),
+                model=random.choice(models) if what == "model" else "",
+            )
+        )
+    return sorted(looks, key=lambda each: each.at)
+
+
+def _watches(point: str) -> bool:
+    """Whether it is passed only where the server polls its repository."""
+    return point.startswith("watcher.")
 
 
 def _request(random: Random, n: int, model: Model) -> Request:

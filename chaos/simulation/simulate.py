@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,17 +18,22 @@ from actors.messages.events import Log
 from actors.model import ModelState
 from actors.residency import Memory
 from actors.specs import ModelKey
-from actors.supervision.lifecycle import ChildState
 from chaos.descriptors import open_descriptors
 from chaos.simulation import virtual
-from chaos.simulation.clients import call
-from chaos.simulation.disk import ARTIFACT, URI, Disk, folder_of
+from chaos.simulation.clients import Conversation, call
+from chaos.simulation.control import Control, Standing
+from chaos.simulation.disk import ARTIFACT, URI, Disk, Folder, folder_of
 from chaos.simulation.faults import Faults
+from chaos.simulation.health import disagreement, miscounts, trouble
 from chaos.simulation.judge import Judge
 from chaos.simulation.models import MODELS
+from chaos.simulation.observers import Looked, Observer
+from chaos.simulation.operators import Ordered, carry_out
+from chaos.simulation.orders import ATTEMPTS
 from chaos.simulation.outcomes import Outcome
-from chaos.simulation.scenario import LENGTH, Request, Scenario
+from chaos.simulation.plan import LENGTH, Asked, Look, Order, Request, Scenario, Wire
 from chaos.simulation.trace import Trace
+from chaos.simulation.wires import Lost
 from chaos.simulation.workers import BACKEND, Workers
 from engine.cache.settings import LocalCache
 from engine.config.backends import BackendTraits
@@ -54,7 +60,10 @@ class Verdict:
     scenario: Scenario
     trace: Trace
     outcomes: list[Outcome] = field(default_factory=list)
+    orders: list[Ordered] = field(default_factory=list)  # as they were asked for
     complaints: list[str] = field(default_factory=list)
+    looks: list[Looked] = field(default_factory=list)
+    recycled: Counter[str] = field(default_factory=Counter)  # workers, by the ceiling that they reached
     crashed: list[str] = field(default_factory=list)  # fault points at which something crashed
 
     @property
@@ -157,9 +166,9 @@ async def _simulate(verdict: Verdict, scratch: Path) -> None:
     async with trio.open_nursery() as around:
         machine = SimulatedMachine(verdict, scratch, around)
         for name in scenario.models:
-            machine.disk.put(name, folder_of(name))
+            machine.disk.put(name, _folder(scenario, name))
         with _listening() as (sockets, addresses):
-            async with running_tree(_settings(), sockets, environ={}, machine=machine) as running:
+            async with running_tree(_settings(scenario), sockets, environ={}, machine=machine) as running:
                 await _Simulation(verdict, machine, running, addresses).run()
         await trio.sleep(1.0)
         if machine.workers.alive:
@@ -167,14 +176,21 @@ async def _simulate(verdict: Verdict, scratch: Path) -> None:
         around.cancel_scope.cancel()
 
 
-def _settings() -> Settings:
+def _folder(scenario: Scenario, name: str, *, version: int = 1, weights: int = 0) -> Folder:
+    return folder_of(name, version=version, weights=weights, recycle=scenario.recycle.get(name, ""))
+
+
+def _settings(scenario: Scenario) -> Settings:
+    startup = scenario.startup
     return Settings(
         model_repositories=(URI,),
-        control_mode="poll",
-        poll_interval=POLL,
+        control_mode="poll" if startup is None else "explicit",
+        poll_interval=POLL if startup is None else 0.0,
+        load_models=() if startup is None else tuple(startup),
         rate_limit=True,
         spare_workers=2,
-        load_retry_count=14,  # more often than loads can be made to fail
+        # Where nobody asks for another load: more often than loads can be made to fail.
+        load_retry_count=14 if startup is None else ATTEMPTS - 1,
         cache=LocalCache(size=1_000_000),
         metrics=MetricsSettings(cpu=False),
         exit_timeout=20.0,
@@ -186,12 +202,12 @@ def _listening() -> Iterator[tuple[Sockets, Mapping[str, bytes]]]:
     """Listen on Unix sockets whose names the kernel makes up."""
     opened = {}
     try:
-        for name in ("http", "grpc"):
+        for name in ("http", "grpc", "metrics"):
             sock = opened[name] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.bind("")
             sock.listen(BACKLOG)
         addresses = {name: sock.getsockname() for name, sock in opened.items()}
-        yield Sockets(http=opened["http"], grpc=opened["grpc"]), addresses
+        yield Sockets(**opened), addresses
     finally:
         for sock in opened.values():
             sock.close()
@@ -213,16 +229,42 @@ class _Simulation:
         self._running = running
         self._addresses = addresses
         self._note = verdict.trace.note
-        self._faults = Faults(running, machine.workers, machine.disk, self._note)
+        watched = verdict.scenario.startup is None
+        self._faults = Faults(
+            running,
+            machine.workers,
+            machine.disk,
+            self._note,
+            folder=partial(_folder, verdict.scenario),
+            watched=watched,
+        )
+        self._control = Control(
+            verdict.scenario.startup,
+            verdict.orders,
+            journal=machine.workers.journal,
+            windows=self._faults.windows,
+            blows=self._faults.blows,
+        )
         self._states: dict[ModelState, None] = {}  # every version that ever was
         self._sums: dict[str, int] = {}
         self._began = 0.0
+        # When another version of a model began to serve, by its name.
+        self._swaps: dict[str, list[float]] = {}
+        self._serving: dict[ModelKey, list[ModelState]] = {}
+        self._observer = Observer(addresses, verdict.scenario.models, self._swapped)
         running.router.on_change(self._changed)
 
     def _changed(self, key: ModelKey) -> None:
         router = self._running.router
         for state in (*router.serving(key).values(), *router.background(key)):
             self._states[state] = None
+        serving = list(router.serving(key).values())
+        if serving != self._serving.get(key, []):
+            self._serving[key] = serving
+            self._swaps.setdefault(key.name, []).append(trio.current_time())
+
+    def _swapped(self, model: str, begin: float, end: float) -> bool:
+        return any(begin <= at <= end for at in self._swaps.get(model, ()))
 
     async def run(self) -> None:
         """Wait for the models, send and break everything, wait for health, ask each model once more, drain."""
@@ -233,15 +275,31 @@ class _Simulation:
             return
         await self._disturb()
         self._faults.end()
-        await self._until_healthy()
+        if self._scenario.startup is not None:
+            await self._come_to_rest()
+        await self._until(self._trouble, "not healthy")
         await self._ask_again()
+        await self._compare_counts()
         draining_since = await self._drain()
         judge = Judge(
-            self._machine.workers.journal, self._faults.windows, self._faults.crashed, draining_since
+            self._machine.workers.journal,
+            self._faults.windows,
+            self._faults.crashed,
+            self._faults.blows,
+            self._control,
+            draining_since,
         )
+        for complaint in (
+            *self._control.complaints(),
+            *judge.complaints_of(self._verdict.looks),
+            *judge.complaints_of_workers(),
+        ):
+            self._verdict.complain(complaint)
         for complaint in judge.complaints(self._verdict.outcomes, self._sums):
             self._verdict.complain(complaint)
         self._verdict.crashed += self._faults.crashed
+        for state in self._states:
+            self._verdict.recycled.update(state.statistics.recycled)
 
     # -- requests and faults -------------------------------------------------------------------------------------------
 
@@ -255,14 +313,37 @@ class _Simulation:
                     nursery.start_soon(self._send_all, sequence)
                 for fault in self._scenario.faults:
                     nursery.start_soon(self._carry_out, fault)
+                for look in self._scenario.looks:
+                    nursery.start_soon(self._look, look)
+                for order in self._scenario.orders:
+                    nursery.start_soon(self._order, order)
         if patience.cancelled_caught:
             answered = {outcome.request.id for outcome in self._verdict.outcomes}
             missing = [each.id for each in self._scenario.requests if each.id not in answered]
+            missing += [str(each) for each in self._verdict.orders if not each.code]
             self._verdict.complain(f"no answer after {ANSWERED_WITHIN:g} s: {missing or 'a sequence'}")
 
     async def _carry_out(self, fault: Any) -> None:
         await trio.sleep_until(self._began + fault.at)
         await self._faults.carry_out(fault)
+
+    async def _look(self, look: Look) -> None:
+        await trio.sleep_until(self._began + look.at)
+        looked = await self._observer.look(look)
+        self._verdict.looks.append(looked)
+        self._note("observer has", looked)
+
+    async def _order(self, order: Order) -> None:
+        await trio.sleep_until(self._began + order.at)
+        await self._ask_for(order)
+
+    async def _ask_for(self, order: Order) -> Ordered:
+        done = Ordered(order, began=trio.current_time())
+        self._verdict.orders.append(done)
+        self._note("operator asks for", order.what, "of", order.model, "by", order.wire)
+        await carry_out(self._running, self._addresses, done)
+        self._note("operator has", done)
+        return done
 
     async def _send(self, request: Request) -> None:
         await trio.sleep_until(self._began + request.at)
@@ -271,64 +352,64 @@ class _Simulation:
     async def _send_all(self, sequence: Sequence[Request]) -> None:
         total = 0
         await trio.sleep_until(self._began + sequence[0].at)
-        for request in sequence:
-            if not request.start:
-                await trio.sleep(request.at)
-            total = self._sums[request.id] = total + request.values[0]
-            if not (await self._call(request)).ok:
-                return
+        async with Conversation(self._addresses["grpc"]) as conversation:
+            for request in sequence:
+                if not request.start:
+                    await trio.sleep(request.at)
+                total = self._sums[request.id] = total + request.values[0]
+                if not (await self._call(request, conversation)).ok:
+                    return
 
-    async def _call(self, request: Request) -> Outcome:
+    async def _call(self, request: Request, conversation: Conversation | None = None) -> Outcome:
         self._note("client sends", request.id, "to", request.model, "by", request.wire, request.values)
-        outcome = await call(self._running, self._addresses, request)
+        outcome = await call(self._running, self._addresses, request, conversation)
         self._note("client has", outcome)
         self._verdict.outcomes.append(outcome)
         return outcome
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
-    async def _until_healthy(self) -> None:
-        trouble: list[str] = []
+    async def _until(self, look: Callable[[], Awaitable[Sequence[str]]], what: str) -> None:
+        """Wait until a look finds nothing wrong; complain where that takes too long."""
+        found: Sequence[str] = []
         until = trio.current_time() + HEALTHY_WITHIN
         while trio.current_time() < until:
-            trouble = list(self._trouble())
-            if not trouble:
+            try:
+                found = await look()
+            except (Lost, OSError) as error:
+                found = [f"it can't be asked: {error!r}"]
+            if not found:
                 return
             await trio.sleep(1.0)
-        for each in trouble:
-            self._verdict.complain(f"not healthy {HEALTHY_WITHIN:g} s after the last fault: {each}")
+        for each in found:
+            self._verdict.complain(f"{what} {HEALTHY_WITHIN:g} s after the last fault: {each}")
 
-    def _trouble(self) -> Iterator[str]:
-        running = self._running
-        if not running.root.is_running:
-            yield f"the tree has ended: {running.failures}"
-            return
-        for node in running.root.tree().walk():
-            if node.state is not ChildState.RUNNING:
-                yield f"{node.path} is {node.state.value}, since it has ended by {node.last_exit}"
-        if not running.readiness.is_ready:
-            yield "the server is not ready"
-        held, disk = 0, self._machine.disk  # `held`: models with files
-        for name in self._scenario.models:
-            ready = running.router.ready(ModelKey(name))
-            if not ready:
-                yield f"model '{name}' does not serve"
-            # A retirement that has crashed goes on with the catalog's next life.
-            beside = running.router.background(ModelKey(name))
-            if beside and "deployment.retirement" not in self._faults.crashed:
-                yield f"{len(beside)} versions of model '{name}' still load or retire"
-            held += bool(ready) and MODELS[name].kind != "ensemble"
-            for state in ready.values():
-                yield from _trouble_of(state)
-        # One for the configuration as it is, and one for what serves, which may be older.
-        lost = self._faults.crashed.count("janitor.remove")  # see `engine.repository.copies.Janitor`
-        if not held <= disk.fetched - disk.released <= 2 * len(self._scenario.models) + lost:
-            yield f"{disk.fetched - disk.released} directories are held by {held} models that serve"
-        limiter = next((state.limiter for state in self._states if state.limiter is not None), None)
-        if limiter is not None:
-            statistics = limiter.statistics()
-            if statistics.line or any(pool.used for pool in statistics.pools.values()):
-                yield f"the rate limiter is not at rest: {statistics.pools}"
+    async def _trouble(self) -> Sequence[str]:
+        return list(
+            trouble(
+                self._running,
+                self._scenario.models,
+                self._machine.disk,
+                self._states,
+                self._faults.crashed,
+            )
+        )
+
+    async def _come_to_rest(self) -> None:
+        """See that the server is as the orders have left it; then load all models, for what comes afterwards."""
+        models = self._scenario.models
+        await self._until(
+            lambda: disagreement(self._addresses, models, self._control), "not what was ordered"
+        )
+        for name in models:
+            gone = self._control.standings(name) == {Standing.UNLOADED}
+            wire: Wire = self._machine.chance.choice(("core", "http", "grpc"))
+            if gone and MODELS[name].kind not in ("sequence", "decoupled"):
+                await self._call(Request(id=f"gone-{name}", at=0.0, model=name, values=(1,), wire=wire))
+        for name in models:
+            done = await self._ask_for(Order(at=0.0, what="load", model=name, wire="core"))
+            if not done.ok:
+                self._verdict.complain(f"could not be loaded in the end: {done}")
 
     async def _ask_again(self) -> None:
         """Every model has to answer well now: no excuse."""
@@ -353,9 +434,22 @@ class _Simulation:
                 continue
             self._verdict.complain(f"no answer in the end from '{name}'")
 
+    async def _compare_counts(self) -> None:
+        """Metrics and statistics have to tell the same of what serves, now that nothing goes on."""
+        both: tuple[Asked, Asked] = ("metrics", "statistics")
+        for what in both:
+            await self._look(Look(at=0.0, what=what, wire="http"))
+        metrics, statistics = (self._observer.served.get(what, {}) for what in both)
+        for key, count in statistics.items():
+            if metrics.get(key) != count:
+                self._verdict.complain(
+                    f"metrics count {metrics.get(key)} good answers of {key}, statistics {count}"
+                )
+
     async def _drain(self) -> float:
         """Drain with requests under way; return since when."""
-        self._count()
+        for miscount in miscounts(self._states, self._scenario.models, self._verdict.outcomes):
+            self._verdict.complain(miscount)
         last = [replace(each, id=f"drain-{each.id}", at=0.0) for each in self._scenario.requests[:12]]
         last = [each for each in last if not (each.poison or each.raises or each.patience)]
         async with trio.open_nursery() as nursery:
@@ -371,48 +465,3 @@ class _Simulation:
                     f"'{state.spec.name}' still has {len(state.in_flight)} requests after draining"
                 )
         return since
-
-    def _count(self) -> None:
-        for state in self._states:
-            name = f"{state.spec.name}/{state.spec.version}"
-            if state.statistics.reply_violations:
-                self._verdict.complain(
-                    f"'{name}' was answered {state.statistics.reply_violations} times too often"
-                )
-        answered = sum(outcome.ok for outcome in self._verdict.outcomes)
-        counted = sum(
-            state.statistics.success_count
-            for state in self._states
-            if not any(state.spec.name in MODELS[name].steps for name in self._scenario.models)
-        )
-        # Those may have been counted before their clients, or their deadlines, called them off.
-        left = sum(
-            not outcome.ok and bool(outcome.request.patience or outcome.request.deadline)
-            for outcome in self._verdict.outcomes
-        )
-        direct = sum(
-            outcome.ok
-            and not any(outcome.request.model in MODELS[name].steps for name in self._scenario.models)
-            for outcome in self._verdict.outcomes
-        )
-        if not direct <= counted <= direct + left:
-            self._verdict.complain(f"{direct} of {answered} good answers were counted as {counted}")
-
-
-def _trouble_of(state: ModelState) -> Iterator[str]:
-    name = f"{state.spec.name}/{state.spec.version}"
-    if state.in_flight:
-        yield f"{name} has {len(state.in_flight)} requests"
-    if len(state.queue):
-        yield f"{name} has {len(state.queue)} requests in its queue"
-    if state.cache is not None and state.cache.waiting:
-        yield f"{name} has {state.cache.waiting} requests that wait in the cache"
-    for instance in state.instances:
-        if instance.worker is None:
-            yield f"instance {instance.key} of {name} has no worker: {instance.last_reason}"
-        elif not (instance.worker.idle and instance.worker.has_room):
-            yield f"instance {instance.key} of {name} is not idle"
-        elif instance.worker.slots_in_use:
-            yield f"{instance.worker.slots_in_use} slots of instance {instance.key} of {name} are leased, and nobody has them"
-        if len(instance.suspects) or instance.suspects.running:
-            yield f"instance {instance.key} of {name} has suspects"

@@ -74,11 +74,16 @@ class Journal:
     begun: Counter[tuple[str, str]] = field(default_factory=Counter)  # by model and request id
     ended: Counter[tuple[str, str]] = field(default_factory=Counter)
     died_under: Counter[str] = field(default_factory=Counter)  # deaths while it executed
+    # When the server ended a worker that was at work and did nothing wrong, its model, and what it executed.
+    ended_under: list[tuple[float, str, Sequence[str]]] = field(default_factory=list)
     hung_under: Counter[str] = field(default_factory=Counter)
     raised: Counter[str] = field(default_factory=Counter)  # answered with an error by the model
     sequences_lost: set[tuple[str, int]] = field(default_factory=set)  # model and correlation id
-    deaths: dict[str, list[float]] = field(default_factory=dict)  # of a model's workers: when
+    deaths: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # of a model's workers that nobody had asked to end
     load_failures: dict[str, list[float]] = field(default_factory=dict)
+    launches_refused: list[float] = field(default_factory=list)  # when; of whichever model
 
 
 class Workers:
@@ -125,6 +130,7 @@ class Workers:
         await trio.sleep(self._world.chance.uniform(0.001, 0.05))
         if self.refuse_launches:
             self.refuse_launches -= 1
+            self.journal.launches_refused.append(trio.current_time())
             raise OSError(11, "the simulated system has no process to give")
         self._pids += 1
         worker = SimulatedWorker(self._pids, self, self._world)
@@ -148,6 +154,7 @@ class SimulatedWorker:
         self.on_reaped: Callable[[], None] | None = None
         self.loaded = False
         self.suspended = False
+        self.misbehaved = False  # it has given its server a reason to end it
         # Request ids by lane; of what is open though its execution is over, by minus its batch.
         self.executing: dict[int, Sequence[str]] = {}
         self.sequences: set[int] = set()  # correlation ids that it knows
@@ -199,28 +206,36 @@ class SimulatedWorker:
 
     def terminate(self) -> None:
         """See `Launched`."""
+        self._accuse()
         if not self.suspended:
             self.die(Signal(signal.SIGTERM))
 
     def kill(self) -> None:
         """See `Launched`."""
+        self._accuse()
         self.die(Signal(signal.SIGKILL))
+
+    def _accuse(self) -> None:
+        """Write down that the server ends it though it does what it should, and is at it."""
+        if self.model is not None and self.executing and not self.misbehaved and not self.exited:
+            ids = tuple(each for lane in self.executing.values() for each in lane)
+            self._workers.journal.ended_under.append((trio.current_time(), self.model.name, ids))
 
     # -- dying ---------------------------------------------------------------------------------------------------------
 
-    def die(self, reason: DeathReason) -> None:
-        """End at once, as a process does; nothing happens to one that has ended."""
+    def die(self, reason: DeathReason, *, asked: bool = False) -> None:
+        """End at once, as a process does; nothing happens to one that has ended. `asked`: because the server wants it to."""
         if self._reason is not None:
             return
         self._reason = reason
-        self._write_down(reason)
+        self._write_down(reason, asked=asked)
         trio.lowlevel.notify_closing(self._theirs)
         self._theirs.close()
         self._scope.cancel()
 
     def suspend(self) -> None:
         """Stop, as SIGSTOP does."""
-        self.suspended = True
+        self.suspended = self.misbehaved = True
         self._resumed = trio.Event()
 
     def resume(self) -> None:
@@ -228,13 +243,14 @@ class SimulatedWorker:
         self.suspended = False
         self._resumed.set()
 
-    def _write_down(self, reason: DeathReason) -> None:
+    def _write_down(self, reason: DeathReason, *, asked: bool) -> None:
         journal, name = self._workers.journal, "" if self.model is None else self.model.name
         lost = [each for ids in self.executing.values() for each in ids]
         for each in lost:
             journal.died_under[each] += 1
         journal.sequences_lost.update((name, each) for each in self.sequences)
-        journal.deaths.setdefault(name, []).append(trio.current_time())
+        if lost or not asked:
+            journal.deaths.setdefault(name, []).append(trio.current_time())
         self._world.note(
             "worker", self.pid, f"of {name or 'nobody'} dies of {reason}, executing", sorted(lost)
         )
@@ -243,7 +259,7 @@ class SimulatedWorker:
         try:
             with self._scope:
                 await _Process(self, self._theirs, self._workers, self._world).run()
-                self.die(Exit(0))
+                self.die(Exit(0), asked=True)
         except* (OSError, trio.ClosedResourceError):
             self.die(Exit(79))  # its server has gone, or it died while it was at it
         except* Exception as bug:  # noqa: BLE001  # told where people look for it
@@ -484,6 +500,7 @@ class _Process:
 
     async def _misbehave(self, what: str, job: Execute, ids: Sequence[str]) -> None:
         self._world.note("worker", self._worker.pid, "misbehaves:", what)
+        self._worker.misbehaved = True
         match what:
             case "segv":
                 self._worker.die(Signal(signal.SIGSEGV))

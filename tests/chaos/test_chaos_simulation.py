@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -16,7 +17,8 @@ from actors.slots import Slot
 from actors.supervision.branch import Branch
 from chaos.simulation import virtual
 from chaos.simulation.outcomes import Outcome
-from chaos.simulation.scenario import CRASHES, Request, scenario
+from chaos.simulation.plan import Request
+from chaos.simulation.scenario import CRASHES, OF_ORDERS, scenario
 from chaos.simulation.simulate import simulate
 
 FOUND_WITHIN = 25  # seeds
@@ -38,12 +40,33 @@ def command(*arguments, hash_seed="random"):
     )
 
 
+@pytest.fixture(scope="module")
+def a_hundred_seeds():
+    return command("--seeds", "100")
+
+
 @pytest.mark.slow
-def test_a_hundred_seeds_pass_and_have_crashed_every_actor_at_every_point():
-    done = command("--seeds", "100")
-    assert done.returncode == 0, done.stdout
-    crashed = done.stderr.rpartition("crashed: ")[2].strip().split(", ")
+def test_a_hundred_seeds_pass_and_have_crashed_every_actor_at_every_point(a_hundred_seeds):
+    assert a_hundred_seeds.returncode == 0, a_hundred_seeds.stdout
+    crashed = re.search(r"^crashed: (.*)$", a_hundred_seeds.stderr, re.MULTILINE)[1].split(", ")
     assert set(crashed) == set(CRASHES)
+
+
+@pytest.mark.slow
+def test_a_hundred_seeds_come_by_what_operators_observers_recycling_and_streams_bring_about(a_hundred_seeds):
+    told = re.search(r"^met: (.*)$", a_hundred_seeds.stderr, re.MULTILINE)[1].split(", ")
+    met = {each.partition(" ")[2] for each in told}
+    expected = {f"load {end}" for end in ("done", "superseded", "failed")} | {"unload done"}
+    expected |= {"refused as unloaded", "answered across an unload", "metrics by http"}
+    expected |= {
+        f"{what} by {wire}"
+        for what in ("live", "ready", "statistics", "index", "model")
+        for wire in ("http", "grpc")
+    }
+    expected |= {"recycled for requests", "recycled for seconds"}
+    expected |= {f"{what} by stream answered" for what in ("request", "sequence", "decoupled")}
+    expected |= {f"{point} among orders" for point in OF_ORDERS}
+    assert expected <= met
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaos.simulation.scenario import Fault, Request, Scenario
+from chaos.simulation.plan import Fault, Order, Request, Scenario
 from chaos.simulation.simulate import simulate
 
 pytestmark = pytest.mark.slow
@@ -78,3 +78,66 @@ def test_a_connection_that_could_not_be_adopted_is_closed(tmp_path):
     )
     assert verdict.complaints == []
     assert verdict.outcomes[0].code == "LOST"
+
+
+def test_instances_that_took_the_place_of_others_come_back_with_their_supervisor(tmp_path):
+    """It came back with those that it had at first, which nobody knew any more: after two recyclings nobody was left to serve."""
+    requests = [Request(id=f"r{n}", at=n / 8, model="echo", values=(4,), wire="core") for n in range(64)]
+    faults = [
+        Fault(at=5.0, what="crash", detail="supervisor.restart"),
+        Fault(at=5.1, what="signal", model="echo", detail="9"),
+    ]
+    verdict = simulate(
+        Scenario(
+            seed=1,
+            models=["echo"],
+            requests=requests,
+            sequences=[],
+            faults=faults,
+            recycle={"echo": '{"requests": 6}'},
+        ),
+        tmp_path,
+    )
+    assert verdict.complaints == []
+    assert verdict.crashed == ["supervisor.restart"]
+    assert verdict.recycled["requests"] >= 2
+
+
+@pytest.mark.parametrize("moment", [1.0, 1.3, 1.6, 1.9])  # in some of these a replaced instance is busy
+def test_an_instance_that_was_replaced_ends_though_whoever_was_to_end_it_crashed(tmp_path, moment):
+    requests = [Request(id=f"r{n}", at=n / 20, model="batching", values=(4,), wire="core") for n in range(60)]
+    faults = [Fault(at=0.0, what="misdeed", model="batching", detail="slow") for _ in range(20)]
+    crash = Fault(at=moment, what="crash", detail="batcher.turn")  # the recycler is started anew after it
+    verdict = simulate(
+        Scenario(
+            seed=1,
+            models=["batching"],
+            requests=requests,
+            sequences=[],
+            faults=[*faults, crash],
+            recycle={"batching": '{"requests": 4}'},
+        ),
+        tmp_path,
+    )
+    assert verdict.complaints == []
+    assert verdict.recycled["requests"] >= 2
+
+
+def test_a_version_whose_retirement_crashed_is_unloaded_all_the_same(tmp_path):
+    """It stayed UNLOADING, with its workers, until the catalog had another life."""
+    verdict = simulate(
+        Scenario(
+            seed=1,
+            models=["echo"],
+            requests=[
+                Request(id=f"r{n}", at=n / 4, model="echo", values=(4,), wire="core") for n in range(8)
+            ],
+            sequences=[],
+            faults=[Fault(at=0.9, what="crash", detail="deployment.retirement")],
+            startup=["echo"],
+            orders=[Order(at=1.0, what="unload", model="echo", wire="http")],
+        ),
+        tmp_path,
+    )
+    assert verdict.complaints == []
+    assert verdict.crashed == ["deployment.retirement"]
