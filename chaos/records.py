@@ -108,13 +108,14 @@ class Excuse:
     """Errors that a fault makes inevitable. Whatever it does not cover is no excuse.
 
     A request is excused where it is of one of `models` (all, if empty), failed with one of `codes`, was under way at some time
-    from `before` seconds ahead of the injection until `after` seconds past the healing, and at most `most` have been excused by
-    this fault already. `unknown` says whether requests without an answer are covered too, `own` that only what the fault has
+    from `before` seconds ahead of the injection until `after` seconds past the healing, its message contains `says`, and at
+    most `most` have been excused by this fault already. `unknown` says whether requests without an answer are covered too, `own` that only what the fault has
     sent itself is.
     """
 
     models: Sequence[str] = ()
     codes: Sequence[str] = ("UNAVAILABLE",)
+    says: str = ""
     before: float = 0.0
     after: float = 2.0
     most: int | None = None

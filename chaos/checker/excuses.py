@@ -26,6 +26,12 @@ class Failure:
     until: float
     story: Story
 
+    @property
+    def message(self) -> str:
+        """What the server said; empty where it gave no answer."""
+        end = self.story.end
+        return end.message if isinstance(end, Fail) else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
@@ -48,6 +54,7 @@ class Offer:
             and (invoke.by == self.by or not excuse.own)
             and invoke.protocol in excuse.protocols
             and (excuse.unknown if failure.code == NO_ANSWER else failure.code in excuse.codes)
+            and excuse.says in failure.message
             and self.sent(invoke) <= self.end
             and failure.until >= self.begin
         )

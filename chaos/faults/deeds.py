@@ -28,7 +28,7 @@ class Deed:
     """A model does `action` once. Implements `chaos.faults.base.Fault`.
 
     `codes` are those of the errors that follow, for as many requests as one execution may have, or for one if `alone`. With no
-    codes every answer has to be right. `reason` is why the worker dies, if it does.
+    codes every answer has to be right. The errors' messages contain `says`. `reason` is why the worker dies, if it does.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Deed:
     action: str
     models: Sequence[str]
     codes: Sequence[str] = ()
+    says: str = ""
     alone: bool = False
     reason: str = ""
     within: float = 1.0  # seconds from the deed to the line about the worker's end
@@ -71,7 +72,7 @@ class Deed:
         if not self.codes:
             return ()
         most = 1 if self.alone else under_way(model)
-        excuse = Excuse(models=felt_by(model), codes=self.codes, most=most, after=0.1)
+        excuse = Excuse(models=felt_by(model), codes=self.codes, says=self.says, most=most, after=0.1)
         return [excuse] if self.reason != "hang" else [excuse, _late(model)]
 
     def _expects(self, model: str) -> list[LogExpected]:
@@ -83,9 +84,13 @@ class Deed:
 
     async def _send(self, stage: Stage, model: str, wire: Wire) -> None:
         end = await stage.clients.send(model, poison=self.action, protocol=wire)
-        right = isinstance(end, Fail) and end.code in self.codes if self.codes else isinstance(end, Ok)
+        if self.codes:
+            right = isinstance(end, Fail) and end.code in self.codes and self.says in end.message
+        else:
+            right = isinstance(end, Ok)
         if not right:
             due = " or ".join(self.codes) or "the right answer"
+            due += f" with '{self.says}'" if self.says else ""
             raise Trouble(f"a request that made '{model}' {self.action} was due {due}, and got {end}")
 
 
@@ -226,6 +231,7 @@ FAULTS: Sequence[Deed | Held | Poison] = (
         action="raise",
         models=_QUICK,
         codes=("INTERNAL",),
+        says="told to raise",
     ),
     Deed(
         name="member_raise",
@@ -233,6 +239,7 @@ FAULTS: Sequence[Deed | Held | Poison] = (
         action="raise_member",
         models=_QUICK,
         codes=("INTERNAL",),
+        says="told to refuse this request",
         alone=True,
     ),
     Deed(

@@ -17,17 +17,24 @@ from chaos.mutations.workbench import Caught, Detector, notices, set_on, workben
 
 _PYTEST: Final = ("-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider")
 
+# What happens in workers: the rest is seen by the other two, and sooner.
+_FAULTS: Final = (
+    *("model_raise", "member_raise", "slow_twentyfold", "hang_in_python", "poison_request", "garbage_frames"),
+    *("worker_sigkill", "all_workers_sigkill", "worker_segv", "worker_exits", "worker_sigstop_too_long"),
+    *("instance_actor_crash", "scheduler_crash", "client_disconnects", "client_resets"),
+)
+
 DETECTORS: Final = (
     Detector(
         "state machines",
-        (*_PYTEST, "tests/actors", "-k", "machine or TestCase or runTest"),
+        (*_PYTEST, "tests/actors", "-k", "machine or TestCase or runTest or final_answer"),
         300.0,
         r"(?m)^FAILED (\S+)",
     ),
     Detector("simulation", ("-m", "chaos.simulation", "--seeds=100"), 300.0, r"(--seed[ =]\d+)"),
     Detector(
         "chaos",
-        ("-m", "chaos", "--minutes=2", "--seed=1", "--judge=answers", "--quiet"),
+        ("-m", "chaos", "--minutes=2", "--seed=1", "--judge=answers", "--quiet", "--only", *_FAULTS),
         420.0,
         r"(?m)^MISSED\s+(\S.*?)\s{2,}",
     ),

@@ -25,6 +25,7 @@ from chaos.simulation.control import Control, Standing
 from chaos.simulation.disk import ARTIFACT, URI, Disk, Folder, folder_of
 from chaos.simulation.faults import Faults
 from chaos.simulation.health import disagreement, miscounts, trouble
+from chaos.simulation.invariants import Invariants
 from chaos.simulation.judge import Judge
 from chaos.simulation.models import MODELS
 from chaos.simulation.observers import Looked, Observer
@@ -273,6 +274,8 @@ class _Simulation:
         if patience.cancelled_caught or self._running.catalog.start_failed:
             self._verdict.complain("the models did not load")
             return
+        invariants = Invariants(self._states.keys(), self._verdict.complain)
+        self._machine.start(invariants.watch, "invariants")
         await self._disturb()
         self._faults.end()
         if self._scenario.startup is not None:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from actors.model import Status
 from actors.scheduling.retries import Exit, Oom, Signal, after_death
 from actors.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy, Retry, TimeoutAction
+from chaos.simulation.invariants import wrong
 from tests.support.model_doubles import Stage
 
-EXAMPLES = int(os.environ.get("TRITIUM_STORIES", "60"))
+EXAMPLES = int(os.environ.get("TRITIUM_STORIES", "300"))
 
 sends = st.tuples(
     st.just("send"),
@@ -23,7 +24,7 @@ sends = st.tuples(
 )
 finishes = st.tuples(st.just("finish"), st.integers(0, 1))
 kills = st.tuples(
-    st.just("kill"), st.integers(0, 1), st.sampled_from([Signal(11), Signal(9), Oom(), Exit(0)])
+    st.just("kill"), st.integers(0, 1), st.sampled_from([Signal(11), Signal(11), Signal(9), Oom(), Exit(0)])
 )
 revivals = st.tuples(st.just("revive"), st.integers(0, 1))
 exhaustions = st.tuples(st.just("exhaust"), st.integers(0, 1))
@@ -32,6 +33,7 @@ pauses = st.tuples(st.just("pause"), st.sampled_from([0.1, 1.0, 3.0]))
 failures = st.tuples(st.just("no memory"), st.integers(0, 1))
 stories = st.lists(
     sends | sends | finishes | finishes | kills | revivals | exhaustions | cancellations | pauses | failures,
+    min_size=20,
     max_size=50,
 )
 schedulings = st.builds(
@@ -58,8 +60,11 @@ class Story:
         for name, *details in events:
             getattr(self, name.replace(" ", "_"))(*details)
             await trio.testing.wait_all_tasks_blocked()
+            self.check_now()
             if name == "pause":
                 await trio.sleep(details[0])
+                await trio.testing.wait_all_tasks_blocked()
+                self.check_now()
 
     def send(self, rows, within, priority):
         options = {} if within is None else {"deadline": trio.current_time() + within}
@@ -128,6 +133,10 @@ class Story:
             await trio.testing.wait_all_tasks_blocked()
             await trio.sleep(0.1)
         raise AssertionError(f"{state.in_flight} were never answered")
+
+    def check_now(self):
+        """Nothing waits that could go on, and nobody keeps a suspect company."""
+        assert [what for what, _ in wrong(self.stage.state, trio.current_time(), grace=0.0)] == []
 
     @staticmethod
     def settled(request):
