@@ -58,8 +58,8 @@ def main() -> int:
         for number, each in enumerate(chosen, 1):
             print(f"[{number}/{len(chosen)}] {each.name}: {each.breaks}", flush=True)
             results.append(_tried(each, detectors, Path(folder)))
-    if options.report is not None:
-        options.report.write_text(table(results))
+            if options.report is not None:
+                options.report.write_text(table(results))
     missed = [each.mutation.name for each in results if not each.by]
     print(
         f"{len(results) - len(missed)} of {len(results)} caught"
@@ -114,7 +114,7 @@ def _options() -> argparse.Namespace:
         help="these detectors, in their usual order: " + ", ".join(repr(each.name) for each in DETECTORS),
     )
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="write the table of results there, as Markdown"
+        "--report", type=Path, metavar="FILE", help="write the table of results there, as Markdown, anew after each bug"
     )
     return parser.parse_args()
 

@@ -16,7 +16,7 @@ def table(results: Sequence[Caught]) -> str:
         "# Bugs put in on purpose",
         "",
         "Each is put into a copy of the project by itself; then the state machines, a hundred seeds of the simulation and a chaos run",
-        "of two minutes are set on it, in this order, until one notices. `python -m chaos.mutations --report FILE` made this page.",
+        "of two minutes, of what befalls workers, are set on it, in this order, until one notices. `python -m chaos.mutations --report FILE` made this page.",
         "",
         f"{sum(by.values())} of {len(results)} are noticed: {caught or 'none'}.",
         "",
