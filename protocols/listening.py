@@ -12,11 +12,14 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
 from protocols.accepting import Door, OnceAMinute, OnExhausted
+
+LAST_CALL: Final = 5.0
+"""Seconds, while the server ends, for which what a client is sending may pause before its request is whole."""
 
 Spawn = Callable[[str, Callable[[], Awaitable[None]]], None]
 

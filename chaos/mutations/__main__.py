@@ -114,7 +114,10 @@ def _options() -> argparse.Namespace:
         help="these detectors, in their usual order: " + ", ".join(repr(each.name) for each in DETECTORS),
     )
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="write the table of results there, as Markdown, anew after each bug"
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write the table of results there, as Markdown, anew after each bug",
     )
     return parser.parse_args()
 

@@ -198,7 +198,7 @@ class Control:
         """Whether something that it needs was made to crash meanwhile."""
         names = _family(done.order.model)
         # What stands before the lanes takes them along.
-        roots = ("models", "repository", "repository/janitor", "repository/lanes")
+        roots = ("models", "repository", "repository/lanes")
         lanes = [f"repository/lanes/{name}" for name in names]
         return any(
             done.began <= blow.at <= done.ended

@@ -25,12 +25,8 @@ def trouble(
     models: Sequence[str],
     disk: Disk,
     states: Iterable[ModelState],
-    crashed: Sequence[str],
 ) -> Iterator[str]:
-    """Yield what is wrong with a server that should serve all `models`. `states` are all versions that there ever were.
-
-    `crashed` are the fault points at which something crashed.
-    """
+    """Yield what is wrong with a server that should serve all `models`. `states` are all versions that there ever were."""
     if not running.root.is_running:
         yield f"the tree has ended: {running.failures}"
         return
@@ -54,8 +50,7 @@ def trouble(
         for state in ready.values():
             yield from _trouble_of(state)
     # One for the configuration as it is, and one for what serves, which may be older.
-    lost = crashed.count("janitor.remove")  # see `engine.repository.copies.Janitor`
-    if not held <= disk.fetched - disk.released <= 2 * len(models) + lost:
+    if not held <= disk.fetched - disk.released <= 2 * len(models):
         yield f"{disk.fetched - disk.released} directories are held by {held} models that serve"
     limiter = next((state.limiter for state in states if state.limiter is not None), None)
     if limiter is not None:

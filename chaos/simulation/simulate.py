@@ -388,15 +388,7 @@ class _Simulation:
             self._verdict.complain(f"{what} {HEALTHY_WITHIN:g} s after the last fault: {each}")
 
     async def _trouble(self) -> Sequence[str]:
-        return list(
-            trouble(
-                self._running,
-                self._scenario.models,
-                self._machine.disk,
-                self._states,
-                self._faults.crashed,
-            )
-        )
+        return list(trouble(self._running, self._scenario.models, self._machine.disk, self._states))
 
     async def _come_to_rest(self) -> None:
         """See that the server is as the orders have left it; then load all models, for what comes afterwards."""

@@ -40,6 +40,7 @@ from protocols.grpc.methods import Method, Router
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.streams import Http2Connection, Http2Limits, Stream
 from protocols.grpc.transport import ConnectionLost, Transport
+from protocols.listening import LAST_CALL
 
 if TYPE_CHECKING:
     from actors.messages.requests import InferResponse
@@ -123,6 +124,9 @@ class GrpcConnection:
         self._limit = options.max_receive_message
         self._unproven = _PREFACE  # bytes until the client has shown that it speaks HTTP/2
         self._refusing = False  # the server shuts down
+        self._hurried: dict[
+            Call, tuple[int, float]
+        ] = {}  # then: how many bytes of a call have come, and since when
         self._goodbye_by = math.inf  # when the second GOAWAY is due
         self._leaving = False  # the last GOAWAY is out: ends with the last call
         self._closing = False  # answers have been told to end
@@ -298,6 +302,8 @@ class GrpcConnection:
             return
         if now >= self._goodbye_by:
             self._say_goodbye()
+        if self._refusing:
+            self._hurry(now)
         match self._keepalive.check(now, calls=len(self._h2.streams)):
             case Action.PING:
                 self._h2.ping(_ALIVE)
@@ -308,6 +314,18 @@ class GrpcConnection:
                 self._transport.shut(abort=True)
             case Action.NONE:
                 pass
+
+    def _hurry(self, now: float) -> None:
+        """The server is to end: refuse unary calls whose request is not whole, once nothing has come of it for `LAST_CALL` seconds."""
+        for call in list(self._calls):
+            if call.closed or call.server_stream is not None or not call.stream.remote_open:
+                continue
+            came = call.stream.received
+            before, since = self._hurried.get(call, (-1, now))
+            if came > before:
+                self._hurried[call] = came, now
+            elif now >= since + LAST_CALL:
+                self.refuse(call, Unavailable(SHUTTING_DOWN))
 
     # HTTP/2's handler
 
@@ -462,6 +480,7 @@ class GrpcConnection:
     def over(self, call: Call) -> None:
         """Give back all that `call` took (`protocols.grpc.answers.Owner`)."""
         del self._calls[call]
+        self._hurried.pop(call, None)
         stream = call.stream
         if call.timed:
             call.timed = False

@@ -25,6 +25,7 @@ from actors.fault_points import fault_point
 from protocols.buffers import behind
 from protocols.http.parser import Request, RequestLimits, RequestParser
 from protocols.kserve.metadata import error
+from protocols.listening import LAST_CALL
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
@@ -41,8 +42,6 @@ _MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
 _IN_A_ROW: Final = 8  # pipelined requests answered before other tasks get a turn
 _LINGER: Final = 2.0  # seconds in which a refused client's remaining bytes are swallowed
 _LINGER_SIZE: Final = 4 * 1024 * 1024
-# Seconds, while the server ends, in which a head becomes whole, and for which a body may pause.
-LAST_CALL: Final = 5.0
 
 _TOO_SLOW: Final = 408, "Request Timeout"
 _EXITING: Final = 503, "Server exiting"

@@ -344,6 +344,23 @@ async def test_a_call_on_a_connection_that_nobody_had_accepted_is_refused_and_no
 
 
 @pytest.mark.slow
+async def test_a_request_that_ceased_to_come_does_not_hold_up_the_end(monkeypatch):
+    monkeypatch.setattr("protocols.grpc.connection.LAST_CALL", 0.3)
+    async with serve() as served:
+        with socket.create_connection(served.socket.getsockname()) as client:
+            client.settimeout(10)
+            half = b"\0" + (100).to_bytes(4, "big") + bytes(50)
+            client.sendall(wire.PREFACE + wire.settings() + wire.headers(1) + wire.data(1, half))
+            await served.until(lambda: served.listener.statistics().streams == 1)
+            served.listener.drain()
+            served.socket.close()
+            answer = b"".join(await in_thread(list, iter(partial(client.recv, 65536), b"")))
+            with trio.fail_after(10):
+                await served.listener.wait_drained()
+        assert any(each.kind == wire.HEADERS and each.stream == 1 for each in wire.split(answer))
+
+
+@pytest.mark.slow
 async def test_connections_are_retired_with_age_and_clients_do_not_notice():
     options = GrpcOptions(max_connection_age=0.2, max_connection_age_grace=1)
     async with serve(options=options, uniform=lambda: 0.5) as served:

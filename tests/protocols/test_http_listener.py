@@ -16,9 +16,10 @@ import trio
 import trio.testing
 
 from protocols.http.app import V2App
-from protocols.http.connection import LAST_CALL, ConnectionLimits, Phase
+from protocols.http.connection import ConnectionLimits, Phase
 from protocols.http.listener import HttpListener, ListenerLimits
 from protocols.http.parser import RequestLimits
+from protocols.listening import LAST_CALL
 from tests.protocols.fakes import FakeServer
 from tests.protocols.flaky_sockets import Flaky
 
