@@ -55,6 +55,8 @@ def chosen(mode: Mode, only: Collection[str]) -> Mapping[str, Fault]:
 
 
 _ALONE: Final = ("server_stopped", "disk_full")
+_ENDS_CONNECTIONS: Final = ("frontends_supervisor_crash", "http_connection_crash", "grpc_connection_crash")
+_HOLDS_CONNECTIONS: Final = [each.name for each in (*clients.FAULTS, *crowds.FAULTS)]
 _TAKES_ALL: Final = frozenset(name for name in EVERY_FAULT if name.endswith("supervisor_crash")) | {
     "all_workers_sigkill"
 }
@@ -62,12 +64,13 @@ _TAKES_ALL: Final = frozenset(name for name in EVERY_FAULT if name.endswith("sup
 EXCLUSIONS: Final[Sequence[frozenset[str]]] = (
     _TAKES_ALL,
     *(frozenset({"corrupted_model", name}) for name in _TAKES_ALL),
+    *(frozenset({ends, holds}) for ends in _ENDS_CONNECTIONS for holds in _HOLDS_CONNECTIONS),
     *(frozenset({alone, name}) for alone in _ALONE for name in EVERY_FAULT if name != alone),
 )
 """Of each of these sets no two are injected together.
 
 One supervisor takes along what another has just started again. A model whose file is broken and whose workers are all gone can't
-come back. A server that stands still, or whose log has no room, tells nothing about anything else.
+come back. A client that misbehaves has to see how its own connections fare. A server that stands still, or whose log has no room, tells nothing about anything else.
 """
 
 

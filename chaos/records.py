@@ -126,7 +126,10 @@ class Excuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogExpected:
-    """A log line that has to appear within `within` seconds after the injection, with at least these keys and values."""
+    """A log line that has to appear within `within` seconds after the injection, with at least these keys and values.
+
+    A list of values stands for any of them.
+    """
 
     event: str
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -149,6 +152,7 @@ class Injected(Record):
     measures: str = ""  # which recovery time it counts for: "worker", "hang", "actor", "supervisor", or none
     model: str = ""  # on which that time is measured
     mutes: bool = False  # whether the log may lose lines until this is healed
+    stops: bool = False  # whether the server reads nothing until this is healed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

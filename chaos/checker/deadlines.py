@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from chaos.checker.goals import Findings, Goal
+from chaos.checker.injections import Blow
 from chaos.checker.limits import Limits
 from chaos.checker.story import Story
 from chaos.records import Ok
 
 
 class Deadlines:
-    """Good answers to requests whose deadline had passed."""
+    """Good answers to requests whose deadline had passed.
 
-    def __init__(self, limits: Limits, began: float) -> None:
+    A deadline travels as the time that is left, and the server counts that from when it reads the request: one that could not
+    read owes its client nothing for as long.
+    """
+
+    def __init__(self, hits: Sequence[Blow], limits: Limits, began: float) -> None:
+        self._stops = [(blow.t, blow.healed) for blow in hits if blow.injected.stops]
         self._late = limits.late
         self._began = began
         self._found = Findings()
@@ -25,9 +31,12 @@ class Deadlines:
         if deadline is None or not isinstance(story.end, Ok):
             return
         self._seen += 1
-        over = story.end.t - deadline
+        over = story.end.t - deadline - self._unread(story.invoke.t)
         if over > self._late:
             self._found.add(f"{over * 1e3:.0f} ms late", story.invoke.id, story.told(self._began))
+
+    def _unread(self, sent: float) -> float:
+        return max((end - sent for begin, end in self._stops if begin <= sent <= end), default=0.0)
 
     def goals(self) -> Iterable[Goal]:
         """Judge."""

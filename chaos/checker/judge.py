@@ -140,7 +140,7 @@ def judge(run: Run, expected: Expected, limits: Limits) -> Judgement:
         outcomes,
         Executions(limits, pairing, began),
         Answers(expected, began),
-        Deadlines(limits, began),
+        Deadlines(hits, limits, began),
         recovery,
         Unaffected(Windows(hits), offered, limits, began),
         Goodput(manifest, limits),

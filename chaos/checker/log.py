@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Final, Protocol
 
 from chaos.checker.goals import Evidence, Findings, Goal
@@ -134,7 +135,7 @@ class Log:
             for place, told in enumerate(self.told)
             if blow.t - EARLY <= told.t <= blow.t + expected.within + grace
             and place not in taken
-            and told.line.matches(expected.event, expected.keys)
+            and _tells_of(told.line, expected)
         ]
 
     def _nearest(self, blow: Blow, expected: LogExpected) -> str:
@@ -144,6 +145,14 @@ class Log:
             return "no such event after it"
         first = after[0]
         return f"the next is {first.t - blow.t:.3f} s after it, with {dict(first.line.keys)}"
+
+
+def _tells_of(line: LogLine, expected: LogExpected) -> bool:
+    choices = [value if isinstance(value, list | tuple) else (value,) for value in expected.keys.values()]
+    return any(
+        line.matches(expected.event, dict(zip(expected.keys, chosen, strict=True)))
+        for chosen in product(*choices)
+    )
 
 
 def hang_times(

@@ -168,6 +168,7 @@ class Injection:
     measures: Measure = ""
     model: str = ""
     mutes: bool = False
+    stops: bool = False
     undo: Heal = field(default=nothing_to_heal, repr=False)
 
     async def heal(self) -> None:
@@ -188,6 +189,7 @@ class Injection:
             measures=self.measures,
             model=self.model,
             mutes=self.mutes,
+            stops=self.stops,
         )
 
 

@@ -28,7 +28,8 @@ class Deed:
     """A model does `action` once. Implements `chaos.faults.base.Fault`.
 
     `codes` are those of the errors that follow, for as many requests as one execution may have, or for one if `alone`. With no
-    codes every answer has to be right. The errors' messages contain `says`. `reason` is why the worker dies, if it does.
+    codes every answer has to be right. The errors' messages contain `says`. `reason` is why the worker dies, if it does;
+    `or_reason` what it may be as well, where server and worker both notice and either may be first.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Deed:
     says: str = ""
     alone: bool = False
     reason: str = ""
+    or_reason: str = ""
     within: float = 1.0  # seconds from the deed to the line about the worker's end
     measures: Measure = ""
     log: LogExpected | None = None
@@ -78,7 +80,8 @@ class Deed:
     def _expects(self, model: str) -> list[LogExpected]:
         expects = [] if self.log is None else [self.log]
         if self.reason:
-            keys = {"model": model, "reason": self.reason}
+            reason = [self.reason, self.or_reason] if self.or_reason else self.reason
+            keys = {"model": model, "reason": reason}
             expects.append(LogExpected(event="worker_exited", keys=keys, within=self.within))
         return expects
 
@@ -207,6 +210,7 @@ def _dead(
     reason: str,
     expected: str,
     *,
+    or_reason: str = "",
     models: Sequence[str] = _QUICK,
     within: float = 1.0,
     measures: Measure = "worker",
@@ -219,6 +223,7 @@ def _dead(
         models=models,
         codes=("UNAVAILABLE",),
         reason=reason,
+        or_reason=or_reason,
         within=within,
         measures=measures,
     )
@@ -277,7 +282,8 @@ FAULTS: Sequence[Deed | Held | Poison] = (
         "closed_connection",
         "close_frames",
         "protocol_error",
-        "The worker closes its connection and is killed",
+        "The worker closes its connection, and is killed or ends by itself",
+        or_reason="exit_79",  # of a worker that reads beside the model
     ),
     _dead(
         "garbage_frames", "garbage_frames", "protocol_error", "The worker writes garbage and is killed for it"

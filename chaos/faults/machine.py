@@ -217,6 +217,7 @@ class ServerStopped:
                     after=self.lasts,
                 )
             ],
+            stops=True,
             undo=partial(_go_on, stopped),
         )
 

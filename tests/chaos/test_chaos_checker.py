@@ -805,3 +805,27 @@ def test_a_log_that_has_no_room_may_keep_an_error_to_itself() -> None:
     full = Injected(t=fail.t - 0.5, n=9, fault="disk_full", models=(), detail="no room", mutes=True)
     run.faults += [full, Healed(t=fail.t + 0.5, n=9)]
     assert missed(run.judged()) == []
+
+
+def test_a_server_that_was_stopped_owes_its_clients_that_time() -> None:
+    run = made_run()
+    invoke, ok = run.any_good()
+    stopped = Injected(
+        t=invoke.t - 0.01, n=9, fault="server_stopped", models=(), detail="stopped", stops=True
+    )
+    run.swap(invoke, replace(invoke, deadline=ok.t - 0.051))
+    assert missed(run.judged()) != []
+    run.faults += [stopped, Healed(t=ok.t, n=9)]
+    assert missed(run.judged()) == []
+
+
+def test_an_expectation_of_a_line_may_allow_several_values() -> None:
+    run = made_run()
+    first = run.faults[0]
+    assert isinstance(first, Injected)
+    (line,) = first.expects
+    either = LogExpected(event=line.event, keys={**line.keys, "reason": ["exit_79", line.keys["reason"]]})
+    run.faults[0] = replace(first, expects=(either,))
+    assert missed(run.judged()) == []
+    run.faults[0] = replace(first, expects=(replace(either, keys={"reason": ["exit_79", "exit_80"]}),))
+    assert missed(run.judged()) != []

@@ -8,6 +8,7 @@ import ctypes
 import os
 import random
 import resource
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -125,7 +126,8 @@ def _exit0() -> None:
 
 
 def _close_frames() -> None:
-    os.close(_connection())
+    with socket.socket(fileno=_connection()) as connection:
+        connection.shutdown(socket.SHUT_RDWR)  # closing alone has no effect while another thread reads
     _hang()
 
 
