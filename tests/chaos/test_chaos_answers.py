@@ -35,7 +35,7 @@ def test_onnx_runtime_computes_what_is_expected_of_add_sub(one, other):
 
 def test_add_sub_can_be_made_to_divide_by_zero():
     session = onnxruntime.InferenceSession(add_sub())
-    with pytest.raises(Exception, match="modulo by zero"):
+    with pytest.raises(Exception, match="by zero"):
         computed_by_onnx(session, invoke("add_sub", 1), invoke("add_sub", 2, poison="raise"))
 
 

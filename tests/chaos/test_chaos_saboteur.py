@@ -207,7 +207,10 @@ async def test_all_models_serve_again_after_the_supervisor_of_all_models_has_cra
         await SabotageClient(tmp_path / "socket").crash("models")
 
         async def all_anew():
-            after = {model: set(await server.workers(model)) for model in before}
+            try:
+                after = {model: set(await server.workers(model)) for model in before}
+            except LookupError:  # nothing of a model is back yet
+                return False
             return all(len(after[model] - before[model]) == 2 for model in before)
 
         await until(all_anew)
