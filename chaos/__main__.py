@@ -119,7 +119,7 @@ def _planned_and_done(parser: argparse.ArgumentParser, words: Sequence[str], *, 
         folder=folder,
         catalogue=catalogue,
         flags=mode.flags,
-        command=shlex.join([*parser.prog.split(), *words]),
+        command=shlex.join([*parser.prog.split(), *_without_places(words)]),
         end=not options.no_endings,
     )
     tell = (lambda _: None) if options.quiet else _teller()
@@ -131,6 +131,20 @@ def _planned_and_done(parser: argparse.ArgumentParser, words: Sequence[str], *, 
         sys.stderr.write(f"error: {failure}\nthe record so far: {folder}\n")
         return 2
     return _judged(folder, options, long=long)
+
+
+def _without_places(words: Sequence[str]) -> list[str]:
+    """Leave out where the record and the report go, which is of no use to who repeats the run elsewhere."""
+    kept: list[str] = []
+    skips = False
+    for word in words:
+        if skips:
+            skips = False
+        elif word in ("--folder", "--report"):
+            skips = True
+        elif not word.startswith(("--folder=", "--report=")):
+            kept.append(word)
+    return kept
 
 
 def _teller() -> Callable[[str], None]:

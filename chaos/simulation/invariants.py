@@ -11,6 +11,7 @@ from typing import Final
 
 import trio
 
+from actors.ensemble_request import Step
 from actors.model import ModelState, Status
 
 LOOKS_EVERY: Final = 0.01
@@ -48,6 +49,9 @@ def wrong(state: ModelState, now: float, grace: float = GRACE) -> Iterator[tuple
         outstanding = () if instance.worker is None else instance.worker.outstanding.values()
         if len(outstanding) > 1 and any(batch.alone for batch in outstanding):
             yield f"suspects have company in instance '{instance.spec.name}'", 0.0
+    for request in state.in_flight:
+        if isinstance(request.reply, Step) and request.reply.parent.cancelled and not request.cancelled:
+            yield "a step is not called off, and its ensemble's client has left", 0.0
     if state.sequences is not None or not len(state.queue):
         return
     if state.queue.next_expiry() < now - grace:

@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from chaos.__main__ import EXAMPLES, main
+from chaos.__main__ import EXAMPLES, _without_places, main
 from chaos.flags import EVERY_FAULT
 from chaos.processes import alive
 
@@ -46,3 +46,10 @@ def test_a_run_that_is_told_to_end_leaves_no_server_behind(tmp_path):
     assert run.returncode == 2
     assert "error: ended by SIGTERM\n" in told
     assert not [each for each in server if alive(each)]
+
+
+@pytest.mark.parametrize(
+    "words", [["--folder", "/here", "--seed", "3"], ["--seed", "3", "--folder=/here", "--report=x"]]
+)
+def test_a_report_does_not_name_the_places_of_this_machine(words):
+    assert _without_places(words) == ["--seed", "3"]
