@@ -13,7 +13,7 @@ from actors.supervision.lifecycle import ChildState
 from chaos.simulation.control import Control, Standing
 from chaos.simulation.disk import Disk
 from chaos.simulation.models import MODELS
-from chaos.simulation.outcomes import Outcome
+from chaos.simulation.outcomes import LOST, Outcome
 from chaos.simulation.wires import ask_http
 from engine.tree import RunningServer
 
@@ -107,9 +107,11 @@ def miscounts(
         for state in states
         if not any(state.spec.name in MODELS[name].steps for name in models)
     )
-    # Those may have been counted before their clients, or their deadlines, called them off.
+    # Those may have been counted before their clients, or their deadlines, called them off, or their connection was lost.
     left = sum(
-        not outcome.ok and bool(outcome.request.patience or outcome.request.deadline) for outcome in outcomes
+        not outcome.ok
+        and (outcome.code == LOST or bool(outcome.request.patience or outcome.request.deadline))
+        for outcome in outcomes
     )
     direct = sum(
         outcome.ok and not any(outcome.request.model in MODELS[name].steps for name in models)
