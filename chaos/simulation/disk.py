@@ -142,5 +142,6 @@ class Disk:
             for path, body in folder.files.items():
                 (aside / path).parent.mkdir(parents=True, exist_ok=True)
                 (aside / path).write_bytes(body)
-            aside.parent.rename(directory.parent)
+            directory.parent.mkdir(exist_ok=True)  # another model may hold the same
+            aside.rename(directory)
         return directory

@@ -16,6 +16,7 @@ from actors.model import ModelState
 from actors.slots import Slot
 from actors.supervision.branch import Branch
 from chaos.simulation import virtual
+from chaos.simulation.disk import Disk, folder_of
 from chaos.simulation.outcomes import Outcome
 from chaos.simulation.plan import Request
 from chaos.simulation.scenario import CRASHES, OF_ORDERS, scenario
@@ -238,3 +239,14 @@ def test_an_outcome_says_what_was_asked_and_what_came_of_it():
     request = Request(id="r1", at=0.0, model="echo", values=(4,), wire="http")
     outcome = Outcome(request, began=1000.0, code="UNAVAILABLE", message="nobody is there")
     assert str(outcome) == "r1 to echo by http: UNAVAILABLE: nobody is there"
+
+
+def test_two_models_may_hold_the_same(tmp_path):
+    disk = Disk(tmp_path)
+    for name in ("echo", "once"):
+        disk.put(name, folder_of("echo"))
+    fetched = [
+        disk.fetch(name, progress=lambda _: None, cancelled=lambda: False).path for name in ("echo", "once")
+    ]
+    assert [each.name for each in fetched] == ["echo", "once"]
+    assert all((each / "config.pbtxt").is_file() for each in fetched)
