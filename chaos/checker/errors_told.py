@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from chaos.checker.goals import Evidence, Findings, Goal, worst
+from chaos.checker.goals import Evidence, Findings, Goal, longest
 from chaos.checker.injections import Blow
 from chaos.checker.limits import Limits
 from chaos.checker.story import Story
@@ -61,17 +61,11 @@ class ErrorsTold:
             "error answers of which the log does not tell, by the request's id and with the same code",
             measured=len(self._errors),
         )
-        found, evidence = worst(waits, self._limit)
-        yield Goal(
-            name="errors told",
-            about="the longest time from an error's arrival at the client until the log tells of it",
-            limit=self._limit,
-            figure=max((took for took, _ in waits), default=None),
-            unit="s",
-            timed=True,
-            measured=len(waits),
-            found=found,
-            evidence=evidence,
+        yield longest(
+            "errors told",
+            "the longest time from an error's arrival at the client until the log tells of it",
+            waits,
+            self._limit,
         )
 
     def _is_muted(self, t: float) -> bool:

@@ -86,6 +86,22 @@ def worst(of: Iterable[tuple[float, Evidence]], limit: float) -> tuple[int, Sequ
     return beyond, tuple(evidence for _, evidence in ordered[: min(MOST_EVIDENCE, max(beyond, 1))])
 
 
+def longest(name: str, about: str, times: Sequence[tuple[float, Evidence]], limit: float) -> Goal:
+    """Return the goal that none of these times, in seconds, exceed a limit."""
+    found, evidence = worst(times, limit)
+    return Goal(
+        name=name,
+        about=about,
+        limit=limit,
+        figure=max((took for took, _ in times), default=None),
+        unit="s",
+        timed=True,
+        measured=len(times),
+        found=found,
+        evidence=evidence,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSummary:
     """What all injections of one fault came to."""

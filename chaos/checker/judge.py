@@ -21,6 +21,7 @@ from chaos.checker.goals import (
     Findings,
     Goal,
     Verdict,
+    longest,
     worst,
     write_verdict,
 )
@@ -183,17 +184,11 @@ def _log_times(
         "in-flight error p99", "worker died → error of what it was executing", errors, limits.in_flight_p99
     )
     hangs = hang_times(log.exits, pairing.unended, limits.execution_timeout)
-    found, evidence = worst(hangs, limits.hang)
-    yield Goal(
-        name="hang detected",
-        about="the longest time from the end of a hanging execution's limit until the log tells of its worker's end",
-        limit=limits.hang,
-        figure=max((took for took, _ in hangs), default=None),
-        unit="s",
-        timed=True,
-        measured=len(hangs),
-        found=found,
-        evidence=evidence,
+    yield longest(
+        "hang detected",
+        "the longest time from the end of a hanging execution's limit until the log tells of its worker's end",
+        hangs,
+        limits.hang,
     )
 
 
