@@ -182,9 +182,12 @@ class Catalog:
         await self._do(key, operation)
         return operation.evicted
 
-    def look_at(self, key: ModelKey) -> None:
-        """Have the model read again, and reloaded if its content has changed. Never waits."""
-        self._add(key, LookAt(self._source, self._ensure_parts, self.could_not_look))
+    def look_at(self, key: ModelKey, *, changed: bool) -> None:
+        """Have the model read again, and reloaded if its content has changed, or if it could not be loaded before `changed`.
+
+        Never waits.
+        """
+        self._add(key, LookAt(self._source, self._ensure_parts, self.could_not_look, changed=changed))
 
     def gone(self, key: ModelKey) -> None:
         """The model has left its repository for good. Never waits."""

@@ -17,7 +17,7 @@ import trio
 from actors.fault_points import fault_point
 from actors.found import FoundModel
 from actors.loading import OUTDATED, LoadFailed, Loading, Surroundings, too_slow
-from actors.messages.errors import Internal, InvalidArgument, Unavailable
+from actors.messages.errors import Internal, InvalidArgument, TritiumError, Unavailable
 from actors.messages.events import Event
 from actors.model import ModelState, Status
 from actors.router import UNLOADED
@@ -55,7 +55,8 @@ class Deployment:
         self.key = key
         self.progress: Progress | None = None
         self.tell: Callable[..., object] = lambda **_: None  # the lane's place in the tree
-        self.attempted = ""  # content of the last `found` that was applied, well or badly
+        self.content = ""  # of what was applied last, if it was applied well
+        self.refused = ""  # the same if it was not
         self.explicit = False  # it was asked for by its own name, not as a part of another
         self.overridden = False  # what serves is not what the repository's files say
         self.left = False  # it is in the repository no more
@@ -128,7 +129,15 @@ class Deployment:
 
         Without `awake` a model that is loaded on demand is only made known.
         """
-        self.attempted = found.content
+        self.content = self.refused = ""
+        try:
+            await self._apply(found, forced=forced, awake=awake)
+        except TritiumError:
+            self.refused = found.content
+            raise
+        self.content = found.content
+
+    async def _apply(self, found: FoundModel, *, forced: bool, awake: bool) -> None:
         self.tried = True
         self.left = False
         for warning in found.warnings:
@@ -303,7 +312,7 @@ class Deployment:
             self._on_changed()  # it may have been dormant
         self._around.router.unloaded(self.key)
         self._disown()
-        self.attempted = ""
+        self.content = self.refused = ""
         self.explicit = False
 
     def leave(self) -> None:

@@ -48,9 +48,12 @@ class Lane:
         """Put an operation behind the others. Never waits."""
         if isinstance(operation, Unload | Gone):
             self._supersede()
-        if isinstance(operation, LookAt) and any(type(each) is LookAt for each in self._waiting):
-            operation.finish()  # one look sees what another would
-            return
+        if isinstance(operation, LookAt):
+            for waiting in self._waiting:
+                if isinstance(waiting, LookAt):  # which sees what this one would
+                    waiting.changed |= operation.changed
+                    operation.finish()
+                    return
         self._waiting.append(operation)
         self._arrived.set()
 
@@ -102,7 +105,6 @@ class Lane:
             return
         operation.lives -= 1
         if operation.lives:
-            self.deployment.attempted = ""  # it may have got as far as that, and no further
             self._waiting.appendleft(operation)
         else:
             name = self.deployment.key.name

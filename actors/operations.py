@@ -200,7 +200,7 @@ class Recompose(Operation):
 
 
 class LookAt(_FromRepository):
-    """Of the watcher: something about the model's directory is new, and it has come to rest."""
+    """Of the watcher: the model's directory has come to rest, and something about it is or may be new."""
 
     lives = UNATTENDED_LIVES
 
@@ -209,12 +209,21 @@ class LookAt(_FromRepository):
         source: ModelSource,
         ensure: Ensure,
         could_not: Callable[[ModelKey], object],
+        *,
+        changed: bool,
     ) -> None:
+        """With `changed`, something was written since the last look, if only what had been there before."""
         super().__init__(source, ensure)
         self._could_not = could_not
+        self.changed = changed
 
     async def carry_out(self, deployment: Deployment) -> None:
-        """Reload what has changed; a model whose content is what it was is left alone, failed or not."""
+        """Reload what has changed. What serves is left alone if its content is what it was.
+
+        So is what could not be loaded, unless it was written to: its files may have been away while it was tried.
+        """
+        if self.changed:
+            deployment.refused = ""
         try:
             found = await self._read(deployment)
         except Unreadable:  # which says nothing about the model
@@ -225,7 +234,7 @@ class LookAt(_FromRepository):
             self._could_not(deployment.key)  # it may be back before anybody saw it gone
             return
         try:
-            if not found.content or found.content != deployment.attempted:
+            if not found.content or found.content not in (deployment.content, deployment.refused):
                 found = await self._ensure(deployment.key, found)
                 await deployment.apply(found, awake=False)
         finally:

@@ -38,8 +38,11 @@ MOST_SHOWN: Final = 50  # models that are waited for, in the tree
 class Watched(Protocol):
     """The catalog, as the watcher knows it. Neither waits."""
 
-    def look_at(self, key: ModelKey) -> None:
-        """Read the model again, compare its content, and act; it may be new, or be in more or fewer repositories."""
+    def look_at(self, key: ModelKey, *, changed: bool) -> None:
+        """Read the model again, compare its content, and act; it may be new, or be in more or fewer repositories.
+
+        Without `changed` nobody knows whether anything about it is new.
+        """
 
     def gone(self, key: ModelKey) -> None:
         """The model has left every repository for good."""
@@ -123,9 +126,10 @@ class Watcher:
             decision = self._decided.popleft()
             match decision:
                 case LookAt(key, change):
-                    if change is not Change.FIRST_SEEN:  # at the start, all models would be news
+                    changed = change is not Change.FIRST_SEEN  # at the start, all models would be news
+                    if changed:
                         self._log(Event.REPOSITORY_CHANGED, model=str(key), change=change.value)
-                    self._catalog.look_at(key)
+                    self._catalog.look_at(key, changed=changed)
                 case Gone(key):
                     self._log(Event.REPOSITORY_CHANGED, model=str(key), change="removed")
                     self._catalog.gone(key)

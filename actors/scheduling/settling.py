@@ -154,27 +154,38 @@ class _Place:
     previous: Hashable = _Mark.BROKEN  # what the look before saw
     since: float | None = None  # when a change was first seen that is not decided
     reasons: tuple[str, ...] = ()
+    moved: bool = False  # two looks running saw different things, and that is not decided
 
-    def see(self, seen: Seen | None, now: float) -> bool:
-        """Take note of a look, and return whether to decide on what it saw."""
+    def see(self, seen: Seen | None, now: float) -> Change | None:
+        """Take note of a look, and return what is new if it is time to decide on it."""
         current: Hashable = _Mark.ABSENT if seen is None else seen.stamp
         before, self.previous = self.previous, current
         if current == self.decided:
-            self.since, self.reasons = None, ()
-            return False
+            self.since, self.reasons, self.moved = None, (), False
+            return None
+        self.moved |= before is not _Mark.BROKEN and current != before
         first = self.since is None
         if self.since is None:
             self.since = now
         match Unknown() if seen is None else seen.completeness:
             case Incomplete(reasons):
                 self.reasons = reasons
-                return False
+                return None
             case Unknown() if current != before:
                 growing = not first and _Mark.BROKEN is not before and seen is not None
                 self.reasons = (STILL_CHANGING,) if growing else ()
-                return False
-        self.decided, self.since, self.reasons = current, None, ()
-        return True
+                return None
+        change = self._change
+        self.decided, self.since, self.reasons, self.moved = current, None, (), False
+        return change
+
+    @property
+    def _change(self) -> Change:
+        if self.decided is _Mark.ABSENT:
+            return Change.ADDED
+        if self.decided is _Mark.NEVER and not self.moved:
+            return Change.FIRST_SEEN
+        return Change.MODIFIED
 
     @property
     def held(self) -> bool:
@@ -238,10 +249,11 @@ class Settling:
                 shelf.lost = None
             for name in sorted({*shelf.places, *view}):
                 place = shelf.place(name)
-                decided, reasons = place.decided, place.reasons
-                if place.see(view.get(name), now):
+                reasons = place.reasons
+                change = place.see(view.get(name), now)
+                if change is not None:
                     key = self._key(name, source)
-                    changes[key] = Change.MODIFIED if key in changes else _change(decided)
+                    changes[key] = Change.MODIFIED if key in changes else change
                 elif place.since is not None and place.reasons and place.reasons != reasons:
                     notices.append(
                         Waiting(source=source, name=name, since=place.since, reasons=place.reasons)
@@ -294,12 +306,3 @@ class Settling:
     def _tidy(self) -> None:
         for shelf in self._shelves.values():
             shelf.places = {name: place for name, place in shelf.places.items() if not place.forgettable}
-
-
-def _change(decided: Hashable) -> Change:
-    match decided:
-        case _Mark.NEVER:
-            return Change.FIRST_SEEN
-        case _Mark.ABSENT:
-            return Change.ADDED
-    return Change.MODIFIED

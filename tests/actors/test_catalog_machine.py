@@ -26,8 +26,9 @@ names = st.sampled_from(NAMES)
 class Asked:
     """An operation as the model knows it: how it ends, once it has."""
 
-    def __init__(self, kind, task=None):
+    def __init__(self, kind, task=None, *, changed=False):
         self.kind = kind
+        self.changed = changed
         self.task = task
         self.over = False
         self.error = None
@@ -41,7 +42,8 @@ class Lane:
         self.name = name
         self.serving = {}  # version: content, and the copy that it was loaded from
         self.kept = None  # the copy of what was last taken for good
-        self.attempted = ""
+        self.content = ""  # of what was applied, if it was applied well
+        self.refused = ""  # the same if it was not
         self.overridden = False
         self.waiting = []
         self.current = None
@@ -116,7 +118,13 @@ class CatalogAlone(RuleBasedStateMachine):
         """What serves is to be replaced, or can't be."""
         self.change(name, (1, 2), reason)
         self.will_fail(name, 2, fails)
-        (self.look if look else self.load)(name)
+        self.look_or_load(look, name)
+
+    def look_or_load(self, look, name):
+        if look:
+            self.look(name, changed=True)
+        else:
+            self.load(name)
 
     def put(self, found):
         self.found[found.key.name] = self.world.source.models[found.key.name] = found
@@ -139,12 +147,12 @@ class CatalogAlone(RuleBasedStateMachine):
     def vanish(self, name, look):
         del self.found[name], self.world.source.models[name]
         if look:
-            self.look(name)
+            self.look(name, changed=True)
 
     @rule(name=names, look=st.booleans())
     def ask_while_repositories_cannot_be_read(self, name, look):
         self.world.source.unreadable = "no network"
-        (self.look if look else self.load)(name)
+        self.look_or_load(look, name)
         self.world.source.unreadable = ""
 
     @rule(name=names, version=st.integers(1, 3), times=st.integers(0, 3))
@@ -185,12 +193,15 @@ class CatalogAlone(RuleBasedStateMachine):
             asked.over = True
         self.go_on()
 
-    @rule(name=names)
-    def look(self, name):
-        self.trio.do(self.world.catalog.look_at, ModelKey(name))
+    @rule(name=names, changed=st.booleans())
+    def look(self, name, changed):
+        self.trio.do(partial(self.world.catalog.look_at, ModelKey(name), changed=changed))
         lane = self.lanes[name]
-        if not any(each.kind == "look" for each in lane.waiting):
-            lane.waiting.append(Asked("look"))
+        waiting = [each for each in lane.waiting if each.kind == "look"]
+        if waiting:
+            waiting[0].changed |= changed
+        else:
+            lane.waiting.append(Asked("look", changed=changed))
         self.there.add(name)
         self.go_on()
 
@@ -227,7 +238,7 @@ class CatalogAlone(RuleBasedStateMachine):
             lane.current.lives -= 1
             if lane.current.lives:
                 lane.waiting.insert(0, lane.current)
-                lane.current, lane.loads, lane.attempted = None, {}, ""
+                lane.current, lane.loads = None, {}
             else:
                 self.finish(lane, Internal)
         self.go_on()
@@ -280,6 +291,7 @@ class CatalogAlone(RuleBasedStateMachine):
             self.freed_at[lane.name] = max(ends for ends, _ in due.values())
         if lane.loads and not any(isinstance(each, tuple) for each in lane.loads.values()):
             if "failed" in lane.loads.values():
+                lane.refused = self.read_content(lane)
                 self.finish(lane, LoadFailed)
             else:
                 self.swap(lane)
@@ -289,32 +301,35 @@ class CatalogAlone(RuleBasedStateMachine):
     def start(self, lane, now):
         kind = lane.current.kind
         if kind in ("unload", "gone"):
-            lane.serving, lane.kept, lane.attempted = {}, None, ""
+            self.unloaded(lane)
             if kind == "gone":
                 self.leave(lane)
             self.finish(lane)
             return
+        if lane.current.changed:
+            lane.refused = ""
         found = None if self.world.source.unreadable else self.found.get(lane.name)
         if found is None:
             if kind == "look":
                 self.expected_could_not.append(lane.name)
                 if not self.world.source.unreadable:
-                    lane.serving, lane.kept, lane.attempted = {}, None, ""
+                    self.unloaded(lane)
                     self.leave(lane)
             self.finish(lane, None if kind == "look" else Internal)
             return
         lane.found = found
         lane.reads += 1
         lane.copy = lane.reads
-        content = "override" if kind == "override" else found.content
-        if kind == "look" and content == lane.attempted:
+        content = self.read_content(lane)
+        if kind == "look" and content in (lane.content, lane.refused):
             self.finish(lane)
             return
-        lane.attempted = content
+        lane.content = lane.refused = ""
         self.left.discard(lane.name)
         if found.reason:
             if not lane.serving:
                 lane.kept = None
+            lane.refused = content
             self.finish(lane, LoadFailed)
             return
         forced = kind == "override" or (kind == "load" and lane.overridden)
@@ -325,6 +340,14 @@ class CatalogAlone(RuleBasedStateMachine):
         }
         if not lane.loads:
             self.swap(lane)
+
+    @staticmethod
+    def unloaded(lane):
+        lane.serving, lane.kept, lane.content, lane.refused = {}, None, "", ""
+
+    @staticmethod
+    def read_content(lane):
+        return "override" if lane.current.kind == "override" else lane.found.content
 
     @staticmethod
     def content(spec, kind):
@@ -339,6 +362,7 @@ class CatalogAlone(RuleBasedStateMachine):
             for spec in lane.found.specs
         }
         lane.kept = lane.copy
+        lane.content = self.read_content(lane)
         if kind != "look":
             lane.overridden = kind == "override"
         self.finish(lane)

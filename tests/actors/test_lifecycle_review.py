@@ -288,7 +288,7 @@ async def test_a_model_that_is_on_demand_no_more_has_no_version_that_sleeps(begi
 async def test_a_model_on_demand_that_became_a_duplicate_is_not_woken(begin, autojump_clock):
     world = await begin(model("m", residency=Residency.ON_DEMAND), dormant=dormant, mode=ControlMode.POLL)
     world.source.models["m"] = duplicate()
-    world.catalog.look_at(M)
+    world.catalog.look_at(M, changed=True)
     await trio.sleep(5)
     error = await failure(world.catalog.wake(M))
     assert "not known any more" in error.message
@@ -416,7 +416,7 @@ async def test_a_model_that_came_back_while_it_retired_is_told_of(begin, autojum
     await trio.sleep(1)
     world.source.models["m"] = replace(found, content="again")
     world.tree.fails = {"m": 1}
-    world.catalog.look_at(M)
+    world.catalog.look_at(M, changed=True)
     await trio.sleep(5)
     answer()
     await old.ended.wait()
@@ -428,7 +428,7 @@ async def test_nothing_is_kept_of_models_that_have_left(begin, autojump_clock):
     for number in range(3):
         name = f"passing-{number}"
         world.source.models[name] = model(name)
-        world.catalog.look_at(ModelKey(name))
+        world.catalog.look_at(ModelKey(name), changed=True)
         await trio.sleep(5)
         assert world.states(name) == {1: "READY"}
         del world.source.models[name]
@@ -437,7 +437,7 @@ async def test_nothing_is_kept_of_models_that_have_left(begin, autojump_clock):
     assert [child.name for child in world.lanes.which_children()] == ["stays"]
     assert world.router.keys() == [ModelKey("stays")]
     world.source.models["passing-0"] = model("passing-0")
-    world.catalog.look_at(ModelKey("passing-0"))
+    world.catalog.look_at(ModelKey("passing-0"), changed=True)
     await trio.sleep(5)
     assert world.states("passing-0") == {1: "READY"}
 

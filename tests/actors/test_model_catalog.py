@@ -392,25 +392,51 @@ async def test_local_copies_live_as_long_as_a_version_that_reads_them(begin, aut
 async def test_a_changed_directory_is_reloaded_and_an_unchanged_one_left_alone(begin, autojump_clock):
     world = await begin(model("m", content="a"), mode=ControlMode.POLL)
     before = world.serving("m")
-    world.catalog.look_at(ModelKey("m"))
+    world.catalog.look_at(ModelKey("m"), changed=True)
     await trio.sleep(5)
     assert world.serving("m") == before
     world.source.models["m"] = model("m", content="b")
-    world.catalog.look_at(ModelKey("m"))
+    world.catalog.look_at(ModelKey("m"), changed=True)
     await trio.sleep(5)
     assert world.serving("m") != before
 
 
-async def test_a_model_that_failed_is_tried_again_once_its_content_changes(begin, autojump_clock):
+@pytest.mark.parametrize(("content", "changed"), [("b", False), ("b", True), ("a", True)])
+async def test_a_model_that_failed_is_tried_again_once_something_was_written(
+    begin, autojump_clock, content, changed
+):
     world = await begin(model("m", content="a"), mode=ControlMode.POLL, wait=False)
     world.tree.fails = {"m": 1}
     await world.catalog.finished.wait()
-    world.catalog.look_at(ModelKey("m"))
+    world.catalog.look_at(ModelKey("m"), changed=False)
     await trio.sleep(5)
     assert world.states("m") == {1: "UNAVAILABLE"}
     assert len(world.tree.started) == 1
-    world.source.models["m"] = model("m", content="b")
-    world.catalog.look_at(ModelKey("m"))
+    world.source.models["m"] = model("m", content=content)
+    world.catalog.look_at(ModelKey("m"), changed=changed)
+    await trio.sleep(5)
+    assert world.states("m") == {1: "READY"}
+
+
+async def test_news_of_a_model_that_failed_outlast_a_repository_that_cannot_be_read(begin, autojump_clock):
+    world = await begin(model("m"), mode=ControlMode.POLL, wait=False)
+    world.tree.fails = {"m": 1}
+    await world.catalog.finished.wait()
+    world.source.unreadable = "no network"
+    world.catalog.look_at(ModelKey("m"), changed=True)
+    await trio.sleep(5)
+    world.source.unreadable = ""
+    world.catalog.look_at(ModelKey("m"), changed=False)
+    await trio.sleep(5)
+    assert world.states("m") == {1: "READY"}
+
+
+async def test_of_two_looks_that_wait_the_one_that_is_done_knows_what_both_did(begin, autojump_clock):
+    world = await begin(model("m"), mode=ControlMode.POLL, wait=False)
+    world.tree.fails = {"m": 1}
+    await world.catalog.finished.wait()
+    world.catalog.look_at(ModelKey("m"), changed=False)
+    world.catalog.look_at(ModelKey("m"), changed=True)
     await trio.sleep(5)
     assert world.states("m") == {1: "READY"}
 
@@ -429,7 +455,7 @@ async def test_a_model_that_vanished_is_unloaded_and_forgotten(begin, autojump_c
 async def test_a_repository_that_cannot_be_read_is_no_order_to_unload(begin, autojump_clock):
     world = await begin(model("m"), mode=ControlMode.POLL)
     world.source.unreadable = "the mount has vanished"
-    world.catalog.look_at(ModelKey("m"))
+    world.catalog.look_at(ModelKey("m"), changed=True)
     await trio.sleep(5)
     assert world.states("m") == {1: "READY"}
 
@@ -440,7 +466,7 @@ async def test_a_second_model_of_the_same_name_makes_both_unavailable(begin, aut
     world.source.models["m"] = type(world.source.models["m"])(
         key=ModelKey("m"), reason=reason, duplicate=True, content="both"
     )
-    world.catalog.look_at(ModelKey("m"))
+    world.catalog.look_at(ModelKey("m"), changed=True)
     await trio.sleep(5)
     assert ("m", 0, "UNAVAILABLE", reason) in world.index("m")
     with pytest.raises(TritiumError):
@@ -630,11 +656,11 @@ async def test_a_version_that_failed_counts_no_more_once_the_model_serves_withou
     world = await begin(model("m", 1, content="a"), mode=ControlMode.POLL)
     world.source.models["m"] = replace(model("m", 1, 2, content="a"), content="with another")
     world.tree.fails = {("m", 2): 1}
-    world.catalog.look_at(ModelKey("m"))
+    world.catalog.look_at(ModelKey("m"), changed=True)
     await trio.sleep(5)
     assert world.states("m") == {1: "READY", 2: "UNAVAILABLE"}
     world.source.models["m"] = replace(model("m", 1, content="a"), content="without it")
-    world.catalog.look_at(ModelKey("m"))
+    world.catalog.look_at(ModelKey("m"), changed=True)
     await trio.sleep(5)
     assert world.states("m") == {1: "READY"}
 

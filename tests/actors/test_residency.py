@@ -104,7 +104,7 @@ async def test_new_files_are_tried_at_once(begin, autojump_clock):
     with pytest.raises(Unavailable):
         await den.ask("a")
     den.source.models["a"] = on_demand("a", content="mended")
-    den.catalog.look_at(ModelKey("a"))
+    den.catalog.look_at(ModelKey("a"), changed=True)
     await settled()
     assert (await den.ask("a")).model_name == "a"
 
@@ -188,7 +188,7 @@ async def test_nobody_is_refused_for_what_others_were_measured_to_take(begin, au
     await trio.sleep(MEASURE_SECONDS)
     den.farm.nbytes["always"] = 2 * UNIT
     den.source.models["always"] = on_demand("always", residency=Residency.ALWAYS)
-    den.catalog.look_at(ModelKey("always"))
+    den.catalog.look_at(ModelKey("always"), changed=True)
     await trio.sleep(MEASURE_SECONDS)
     assert (await den.ask("a")).model_name == "a"  # thought to take three units, where two can be had
     await trio.sleep(MEASURE_SECONDS)
@@ -234,13 +234,13 @@ async def test_new_files_are_estimated_anew(begin, autojump_clock):
     den = await begin("a", mode=ControlMode.EXPLICIT, budget=1)
     await den.catalog.load("a", {})
     den.memory.files["a"] = 5 * UNIT
-    den.catalog.look_at(ModelKey("a"))
+    den.catalog.look_at(ModelKey("a"), changed=True)
     await den.catalog.evict(ModelKey("a"))
     with pytest.raises(Unavailable, match="does not fit"):
         await den.ask("a")
     den.memory.files["a"] = 0
     den.source.models["a"] = on_demand("a", content="small")
-    den.catalog.look_at(ModelKey("a"))
+    den.catalog.look_at(ModelKey("a"), changed=True)
     await settled()
     assert (await den.ask("a")).model_name == "a"
 
@@ -253,7 +253,7 @@ async def test_files_that_change_while_they_are_looked_at_are_looked_at_again(be
     await trio.sleep(1)
     den.memory.files["a"] = 0
     den.source.models["a"] = on_demand("a", content="small")
-    den.catalog.look_at(ModelKey("a"))
+    den.catalog.look_at(ModelKey("a"), changed=True)
     await trio.sleep(6)
     assert outcome == ["a"]
 

@@ -27,8 +27,8 @@ class FakeCatalog:
             self.crashes_at = None
             raise RuntimeError("the catalog is broken")
 
-    def look_at(self, key):
-        self._tell("look_at", key)
+    def look_at(self, key, *, changed):
+        self._tell("changed" if changed else "look_at", key)
 
     def gone(self, key):
         self._tell("gone", key)
@@ -116,7 +116,7 @@ async def test_a_change_is_told_and_logged_once_when_it_has_come_to_rest(world, 
         await world.polls(1)
         assert len(world.told) == 1
         await world.polls(3)
-        assert world.told[1:] == [("look_at", "m")]
+        assert world.told[1:] == [("changed", "m")]
         assert world.logged() == [("repository_changed", "info", {"model": "m", "change": "modified"})]
 
 
@@ -125,7 +125,7 @@ async def test_a_complete_change_is_told_at_the_first_look(world, autojump_clock
         await world.polls(2)
         world.models = {"m": Seen(1), "n": Seen(1, Complete())}
         await world.polls(1)
-        assert world.told[1:] == [("look_at", "n")]
+        assert world.told[1:] == [("changed", "n")]
         assert world.logged() == [("repository_changed", "info", {"model": "n", "change": "added"})]
 
 
@@ -253,7 +253,7 @@ async def test_a_look_that_raises_is_tried_again_for_ever_and_stops_nobody(world
         world.models = {"m": Seen(2)}
         await world.polls(10)
         tree.check({"watcher": "running"})
-        assert world.told[1:] == [("look_at", "m")]
+        assert world.told[1:] == [("changed", "m")]
 
 
 async def test_what_it_knows_outlives_a_crash(world, autojump_clock):
@@ -263,7 +263,7 @@ async def test_what_it_knows_outlives_a_crash(world, autojump_clock):
         await world.polls(1)
         world.root.kill_child("watcher")
         await world.polls(5)
-        assert world.told == [("look_at", "m"), ("look_at", "m")]
+        assert world.told == [("look_at", "m"), ("changed", "m")]
 
 
 async def test_a_crash_while_telling_loses_nothing_of_the_rest(world, autojump_clock):

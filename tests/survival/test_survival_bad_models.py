@@ -110,6 +110,19 @@ async def test_models_that_fail_or_take_long_or_vanish_disturb_nobody(tritium_se
         assert len(attempts) >= 3
 
 
+async def test_a_model_that_failed_for_want_of_something_is_tried_again_at_a_touch(
+    tritium_server, workshop, tmp_path
+):
+    weights = tmp_path / "weights"
+    directory = workshop.model("failing", initialize=f"open({str(weights)!r}).read()")
+    async with tritium_server(*POLLING, "--exit-on-error=false") as server:
+        await until_states(server, "failing", {1: "UNAVAILABLE"})
+        weights.write_text("1.0")
+        (directory / "1" / "model.py").touch()
+        await until_states(server, "failing", {1: "READY"})
+        assert len(server.logged("model_load_failed")) == 1
+
+
 async def told(server, model, reason):
     """Whether the index calls the model's only version unavailable, for that reason."""
     shown = await entries(server, model)

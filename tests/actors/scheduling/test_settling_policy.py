@@ -78,6 +78,13 @@ def test_everything_is_looked_at_once_after_the_start():
     assert polls.see({"a": "1", "b": "1"}) == []
 
 
+def test_what_changes_between_the_first_looks_was_modified():
+    polls = Polls({"m": "1"})
+    assert polls.see({"m": "2"}) == []
+    assert polls.see({"m": "2"}) == [LookAt(key("m"), Change.MODIFIED)]
+    assert polls.see({"m": "2"}) == []
+
+
 def test_a_new_model_is_looked_at_when_it_was_seen_twice_the_same():
     polls = watching()
     assert polls.see({"m": "1", "n": "half"}) == []
@@ -297,7 +304,7 @@ class TestSeveralSources:
         # Whoever looks now finds the model in both.
         assert polls.see(one={"m": "2"}, two={"m": "half"}) == [LookAt(key("m"), Change.MODIFIED)]
         assert polls.see(one={"m": "2"}, two={}) == []
-        assert polls.see(one={"m": "2"}, two={}) == [LookAt(key("m"), Change.FIRST_SEEN)]
+        assert polls.see(one={"m": "2"}, two={}) == [LookAt(key("m"), Change.MODIFIED)]
 
     def test_namespaces_tell_equal_names_apart(self):
         polls = Polls(namespacing=True)
