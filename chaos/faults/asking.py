@@ -135,14 +135,16 @@ Act = Callable[[], Awaitable[str]]
 """Something that a client does; it says what went wrong, "" for nothing, and may raise Broken."""
 
 
-async def together(acts: Iterable[Act], *, patience: float = PATIENCE) -> list[str]:
-    """Carry out acts at the same time; return what went wrong, without those that found nothing.
+async def together(acts: Iterable[Act], *, within: float = 0.0, patience: float = PATIENCE) -> list[str]:
+    """Carry out acts that begin one after the other, evenly `within` so many seconds, and do not wait for each other.
 
-    A connection that breaks, one that is refused, and an act that is not over after `patience` seconds are trouble.
+    Returns what went wrong, without those that found nothing. A connection that breaks, one that is refused, and an act that
+    is not over after `patience` seconds are trouble.
     """
     troubles: list[str] = []
 
-    async def one(act: Act) -> None:
+    async def one(act: Act, after: float) -> None:
+        await trio.sleep(after)
         try:
             with trio.move_on_after(patience) as scope:
                 troubles.append(await act())
@@ -151,7 +153,8 @@ async def together(acts: Iterable[Act], *, patience: float = PATIENCE) -> list[s
         except* (Broken, OSError) as group:
             troubles.extend(map(str, group.exceptions))
 
+    planned = list(acts)
     async with trio.open_nursery() as nursery:
-        for each in acts:
-            nursery.start_soon(one, each)
+        for place, act in enumerate(planned):
+            nursery.start_soon(one, act, within * place / len(planned))
     return [each for each in troubles if each]

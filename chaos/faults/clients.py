@@ -18,6 +18,8 @@ from chaos.faults.wire import Broken, Connection, chunked, request
 UNARY: Final = "ModelInfer"
 _ASKED: Final[Sequence[str]] = ("echo", "add_sub", "batching", "slow", "pipeline")
 _EACH: Final = 6  # clients of a kind at a time
+_COMING: Final = 1.0
+"""Seconds in which they come: it is their manners that are tried here, and what a crowd does to the cores is tried by `crowds`."""
 
 # Each client of an attack is a coroutine function that says what went wrong.
 Client = Callable[[], Awaitable[str]]
@@ -93,12 +95,13 @@ MOMENTS: Final[Sequence[str]] = (
 
 
 async def _leave(stage: Stage, target: random.Random, *, reset: bool) -> list[str]:
-    return await together(
+    clients = (
         partial(leave, stage, target, moment, reset=reset)
         for moment in MOMENTS
         for leave in (_leave_http, _leave_grpc)
         for _ in range(_EACH)
     )
+    return await together(clients, within=_COMING)
 
 
 # -- slowness
@@ -171,7 +174,7 @@ async def _read_grpc_slowly(stage: Stage, question: Question) -> str:
 
 
 async def _slow(stage: Stage, target: random.Random, *clients: Callable[..., Awaitable[str]]) -> list[str]:
-    return await together(_slow_clients(stage, target, clients))
+    return await together(_slow_clients(stage, target, clients), within=_COMING)
 
 
 # -- byte by byte
@@ -232,11 +235,12 @@ async def _talk_nonsense(port: int, words: bytes) -> str:
 
 async def _garbage(stage: Stage, target: random.Random) -> list[str]:
     ports = (stage.server.http_port, stage.server.grpc_port, stage.server.metrics_port)
-    return await together(
+    clients = (
         partial(_talk_nonsense, port, words)
         for port in ports
         for words in (each for _ in range(3) for each in _nonsense(target))
     )
+    return await together(clients, within=_COMING)
 
 
 _NOT_FELT: Final = "; nobody else notices, and whoever comes next is answered."
