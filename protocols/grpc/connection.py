@@ -170,6 +170,7 @@ class GrpcConnection:
     def close(self) -> None:
         """Close the socket."""
         self._transport.close()
+        self._nursery = None  # or the task that has it would wait for the garbage collector, with its frames
 
     async def _shake_hands(self) -> None:
         try:

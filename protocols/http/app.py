@@ -428,7 +428,8 @@ class V2App:
             else:
                 outcome = await watched(receive, partial(_exchange, model, request, port))
         except TritiumError as error:
-            outcome = error
+            # Its traceback holds this frame, which holds it: floods of refusals would wait for the garbage collector.
+            outcome = error.with_traceback(None)
         if self._options.on_finished is not None:
             self._options.on_finished(request, outcome or Cancelled("the client left"), peer_of(scope))
         if outcome is None:

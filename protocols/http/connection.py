@@ -229,8 +229,10 @@ class Connection:
             self.deadline = math.inf
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket. Nothing of the connection is left to the garbage collector."""
         self._socket.close()
+        self._parser.close()
+        self._extensions = {}
 
     async def _next(self) -> Request | None:
         """Return the next request; None where there will be none."""

@@ -36,7 +36,10 @@ async def watched(receive: Receive, work: Callable[[DisconnectHook], Awaitable[T
             failure = error  # raised outside, so that the nursery does not wrap it in a group
         nursery.cancel_scope.cancel()
     if failure is not None:
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback holds this frame
     return results[0]
 
 

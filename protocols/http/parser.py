@@ -94,6 +94,10 @@ class RequestParser:
         self._chunk_begins = False
         self._framing = 0  # bytes fed within a chunked body that are not the body
 
+    def close(self) -> None:
+        """Nothing more is fed. The inner parser and this one let go of each other."""
+        self._llhttp = None
+
     def feed(self, data: Buffer) -> None:
         """Parse the bytes that came next. `data` may be overwritten once this returns."""
         in_head = self.begun and not self.in_body

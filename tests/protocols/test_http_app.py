@@ -17,6 +17,7 @@ from actors.messages.requests import InferResponse
 from protocols.http.app import V2App, V2Options
 from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeServer
+from tests.support.garbage import uncollected
 
 
 class Hook:
@@ -612,3 +613,10 @@ async def test_a_body_in_parts_is_bounded(backend):
 async def test_only_http_is_spoken(client):
     with pytest.raises(RuntimeError, match="speaks HTTP only"):
         await client.app({"type": "websocket"}, None, None)
+
+
+async def test_a_refused_inference_leaves_nothing_to_the_garbage_collector(client):
+    body = json.dumps({"inputs": [{"name": "nope", "datatype": "FP32", "shape": [1], "data": [1]}]}).encode()
+    with uncollected() as left:
+        assert (await client.ask("POST", "/v2/models/add/infer", body))[0] == 400
+    assert left == []

@@ -22,6 +22,7 @@ from protocols.http.parser import RequestLimits
 from protocols.listening import LAST_CALL
 from tests.protocols.fakes import FakeServer
 from tests.protocols.flaky_sockets import Flaky
+from tests.support.garbage import uncollected
 
 HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
 HALF_A_REQUEST = b"POST /v2/models/add/infer HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n"
@@ -156,6 +157,17 @@ async def test_a_connection_answers_one_request_after_the_other(serve):
         for _ in range(3):
             await client.send(HEALTH)
             assert await client.receive(len(LIVE)) == LIVE
+
+
+async def test_a_connection_that_ended_leaves_nothing_to_the_garbage_collector(serve):
+    async with serve() as served:
+        with uncollected() as left:
+            async with served.connect() as client:
+                await client.send(infer("add") + HEALTH)
+                await client.receive(len(LIVE))
+            await served.until(lambda now: not any(now.phases.values()))
+            await trio.testing.wait_all_tasks_blocked()
+        assert left == []
 
 
 async def test_pipelined_requests_are_answered_in_order(serve):
