@@ -23,6 +23,7 @@ from actors.comeback import Comeback
 from actors.fault_points import fault_point
 from actors.frames import FrameError, Result
 from actors.gathering import Cut
+from actors.load_turns import LoadTurns
 from actors.messages.errors import ErrorCode, TritiumError
 from actors.messages.events import Event, Log
 from actors.messages.requests import InferRequest, InferResponse
@@ -126,17 +127,19 @@ async def run(
     log: Log,
     host: CallHost | None = None,
     comeback: Comeback | None = None,
+    turns: LoadTurns | None = None,
 ) -> None:
     """Live one life of an instance. Raises WorkerDied, unless asked to stop. Without a `host`, its model can't make calls.
 
-    With a `comeback` it waits for its turn.
+    With a `comeback`, and with `turns`, it waits for its own.
     """
-    actor = InstanceActor(ctx, state, instance, launcher=launcher, log=log, host=host, comeback=comeback)
+    actor = InstanceActor(
+        ctx, state, instance, launcher=launcher, log=log, host=host, comeback=comeback, turns=turns
+    )
     try:
         await actor.run()
     finally:
-        if comeback is not None:
-            comeback.over(instance)
+        actor.let_others_start()
 
 
 class InstanceActor:
@@ -152,10 +155,12 @@ class InstanceActor:
         log: Log,
         host: CallHost | None = None,
         comeback: Comeback | None = None,
+        turns: LoadTurns | None = None,
     ) -> None:
         self._ctx = ctx
         self._host = host
         self._comeback = comeback or Comeback()
+        self._turns = turns or LoadTurns(0)
         self._state = state
         self._instance = instance
         self._launcher = launcher
@@ -181,6 +186,7 @@ class InstanceActor:
         self._enter("starting")
         self._ctx.started()  # the actor stands; the model's readiness is the model's affair
         await self._comeback.wait_turn(self._instance, self._ctx.stopping)
+        await self._turns.take(self._instance, self._ctx.stopping)
         if self._ctx.stopping.is_set():
             return
         try:
@@ -194,6 +200,11 @@ class InstanceActor:
             await self._ctx.stopping.wait()  # it is given up: trying again is the catalog's decision
         if not self._ctx.stopping.is_set():
             raise WorkerDied(self._name, self._verdict or self._reason or ProtocolError("ended"))
+
+    def let_others_start(self) -> None:
+        """Whoever waits for this instance need wait no more."""
+        self._comeback.over(self._instance)
+        self._turns.over(self._instance)
 
     def _enter(self, phase: str) -> None:
         """Tell the tree, and the version where it is loading, what this instance is busy with."""
@@ -260,6 +271,7 @@ class InstanceActor:
                 nursery.start_soon(self._watch_return, launched)
             if self._state.spec.confinement.watched:
                 nursery.start_soon(self._watch_usage, launched)
+            nursery.start_soon(self._turns.expire, self._instance)
             nursery.start_soon(self._join, launched, worker)
             theirs = self._open_calls(launched, worker, nursery)
             worker.load(
@@ -409,7 +421,7 @@ class InstanceActor:
             seconds = round(worker.serving_since - self._started_at, 3)
             self._log(Event.WORKER_READY, level="info", **self._who(), pid=launched.pid, seconds=seconds)
             self._state.instance_ready(self._instance, worker)
-            self._comeback.over(self._instance)
+            self.let_others_start()
 
     async def _warm(self, worker: LiveWorker, sample: WarmupSample) -> bool:
         finished = trio.Event()

@@ -21,6 +21,7 @@ from actors.comeback import Comeback
 from actors.ensemble import Ensembler
 from actors.instance import Launcher
 from actors.interfaces import ServedModel
+from actors.load_turns import LoadTurns
 from actors.messages.errors import Internal, InvalidArgument, Unavailable
 from actors.messages.events import Event, Log
 from actors.model import STOPPING, InstanceState, ModelState, Status
@@ -78,13 +79,15 @@ class ModelSubtrees:
         wall_clock: Callable[[], int] | None = None,
         recorder: Recorder | None = None,
         cores: int = 0,
+        serving: Callable[[], bool] = lambda: True,
     ) -> None:
         """`supervisor` is the dynamic one that versions become children of; `stop_within` seconds an instance may take.
 
         Without a `limiter` executions are not rate-limited, without a `cache` no answers are kept, and without
         `start_after` no first batch is held back. `measure` is asked for what may be recycled. `subjects` is what workers may ask and tell the server.
         `wall_clock` gives milliseconds since the epoch; the machine's own does unless told otherwise.
-        With a `recorder` a record is kept of each request. `cores` workers may load at once without delaying one another.
+        With a `recorder` a record is kept of each request. `cores` workers may load at once without delaying one another,
+        and half as many without delaying those that serve; `serving` says whether there are any to think of.
         """
         self._supervisor = supervisor
         self._router = router
@@ -100,6 +103,7 @@ class ModelSubtrees:
         self._recorder = recorder
         self._cores = cores
         self._comeback = Comeback()
+        self._turns = LoadTurns(cores, needed=serving)
         self._callees = Callees(router)
         self._host = CallHost(self._callees, subjects or Subjects(), CallWaits(self._resolve_step))
         self._standing: dict[str, ModelState] = {}  # by the subtree's name
@@ -241,6 +245,7 @@ class ModelSubtrees:
             log=self._log,
             host=self._host,
             comeback=self._comeback,
+            turns=self._turns,
         )
 
     async def end(self, state: ModelState) -> None:

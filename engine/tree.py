@@ -241,6 +241,7 @@ class _Composition:
             wall_clock=self._machine.wall_clock,
             recorder=self._recorder(),
             cores=self._machine.cores(),
+            serving=lambda: self.catalog.finished.is_set(),
         )
         self.traffic = TrafficControl(
             self.router,

@@ -118,6 +118,7 @@ async def test_all_versions_come_back_with_one_instance_of_each_first(nursery, a
         metrics=MetricsSettings(),
         stop_within=10.0,
         cores=2,
+        serving=lambda: False,
     )
     root = Supervisor([models.spec("models")])
     await nursery.start(root.serve)
