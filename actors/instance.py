@@ -195,6 +195,7 @@ class InstanceActor:
             self._never_lived(f"no worker could be started: {error}")
         else:
             await self._live_and_be_buried(launched)
+        self.let_others_start()
         if self._instance.settled.is_set() and not self._instance.started_once:
             self._ctx.publish(phase="failed to load")
             await self._ctx.stopping.wait()  # it is given up: trying again is the catalog's decision

@@ -17,3 +17,8 @@ def open_descriptors() -> set[tuple[str, str]]:
         with suppress(FileNotFoundError):  # the one that lists them
             found.add((number, os.readlink(f"/proc/self/fd/{number}")))
     return found
+
+
+def left_open(before: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """What is open now and was not before. It is looked for twice: another thread may have something open for a moment."""
+    return (open_descriptors() - before) & open_descriptors()

@@ -18,7 +18,7 @@ from actors.messages.events import Log
 from actors.model import ModelState
 from actors.residency import Memory
 from actors.specs import ModelKey
-from chaos.descriptors import open_descriptors
+from chaos.descriptors import left_open, open_descriptors
 from chaos.simulation import virtual
 from chaos.simulation.clients import Conversation, call
 from chaos.simulation.control import Control, Standing
@@ -154,7 +154,7 @@ def simulate(scenario: Scenario, scratch: Path) -> Verdict:
             virtual.run(partial(_simulate, verdict, scratch), seed=scenario.seed)
         except trio.TrioInternalError as error:
             verdict.complaints.append(f"it came to no end: {error.__cause__}")
-    left = sorted(open_descriptors() - before)
+    left = sorted(left_open(before))
     if left:
         verdict.complaints.append(
             f"{len(left)} descriptors are left open: {', '.join(target for _, target in left)}"

@@ -3,7 +3,7 @@
 import trio
 
 from actors.alarm import Alarm
-from chaos.descriptors import open_descriptors
+from chaos.descriptors import left_open, open_descriptors
 
 
 async def test_an_alarm_rings_when_it_is_due():
@@ -36,4 +36,4 @@ async def test_setting_an_alarm_again_moves_it():
 async def test_a_closed_alarm_gives_its_descriptor_back():
     before = open_descriptors()
     Alarm(lambda: None).close()
-    assert not open_descriptors() - before
+    assert not left_open(before)

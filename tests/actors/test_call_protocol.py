@@ -30,7 +30,7 @@ from actors.messages.errors import ErrorCode, NotFound, Unavailable
 from actors.messages.requests import InferResponse
 from actors.messages.tensors import Tensor
 from actors.subjects import Caller, Subjects
-from chaos.descriptors import open_descriptors
+from chaos.descriptors import left_open, open_descriptors
 from tests.support.model_doubles import make_spec
 
 FP32 = DataType.FP32
@@ -483,7 +483,7 @@ async def test_a_bad_frame_with_a_descriptor_leaves_none_behind():
             connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, 8) + b"more")
             os.close(descriptor)
         assert len(await connection.condemned()) == 1
-    assert not open_descriptors() - before
+    assert not left_open(before)
 
 
 async def test_many_segments_hold_few_descriptors_of_the_server():
@@ -501,10 +501,10 @@ async def test_many_segments_hold_few_descriptors_of_the_server():
         await connection.settle()
         requests, connection.callee.requests = connection.callee.requests, []
         assert [request.inputs[0].data[7] for request in requests] == list(range(1, 3 * MAX_SEGMENTS))
-        assert len(open_descriptors() - before) <= MAX_SEGMENTS
+        assert len(left_open(before)) <= MAX_SEGMENTS
         while requests:
             connection.callee.respond(requests.pop(0), 200_000)
-        assert len(open_descriptors() - before) <= MAX_SEGMENTS
+        assert len(left_open(before)) <= MAX_SEGMENTS
 
 
 async def test_a_worker_that_reads_no_refusals_is_ended():

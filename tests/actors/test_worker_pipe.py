@@ -9,7 +9,7 @@ import trio
 
 from actors.frames import MAX_FRAME, FrameError
 from actors.pipe import Pipe
-from chaos.descriptors import open_descriptors
+from chaos.descriptors import left_open, open_descriptors
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ async def test_descriptors_survive_the_wait_and_none_are_left_open(pipe, pair, n
     assert os.read(read_end, 10) == b"hello"
     os.close(got)
     os.close(read_end)
-    assert not open_descriptors() - before
+    assert not left_open(before)
     nursery.cancel_scope.cancel()
 
 
@@ -98,7 +98,7 @@ async def test_closing_drops_what_waits_and_its_descriptors(pair):
     pipe.close()
     pipe.send_nowait(b"into the void")
     assert pair[0].fileno() == -1
-    assert not open_descriptors() - before
+    assert not left_open(before)
 
 
 async def test_results_behind_a_reset_are_still_read(pipe, pair):
@@ -132,7 +132,7 @@ async def test_a_descriptor_is_refused_and_not_kept(pipe, pair):
     socket.send_fds(pair[1], [b"a gift"], [0])
     with pytest.raises(FrameError, match="descriptor"):
         pipe.receive_nowait()
-    assert not open_descriptors() - before
+    assert not left_open(before)
 
 
 async def test_sending_to_the_dead_is_left_to_the_receiving_side(pipe, pair, nursery):

@@ -25,7 +25,7 @@ from actors.calls import CallHost, WorkerCalls
 from actors.frames import FrameError
 from actors.subjects import Caller
 from actors.worker import LiveWorker
-from chaos.descriptors import open_descriptors
+from chaos.descriptors import left_open, open_descriptors
 from tests.fuzz import call_packets
 from tests.fuzz.call_packets import MOVES, OVERSIZED, Script
 from tests.fuzz.campaign import chance_of
@@ -69,7 +69,8 @@ class WorkerCallsTarget:
         before = open_descriptors()
         with patch.multiple("actors.calls", **_LIMITS):
             outcome = trio.run(_play, octets)
-        assert not open_descriptors() - before
+        left = left_open(before)
+        assert not left, left
         return outcome
 
 

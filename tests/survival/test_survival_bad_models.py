@@ -115,12 +115,13 @@ async def test_a_model_that_failed_for_want_of_something_is_tried_again_at_a_tou
 ):
     weights = tmp_path / "weights"
     directory = workshop.model("failing", initialize=f"open({str(weights)!r}).read()")
-    async with tritium_server(*POLLING, "--exit-on-error=false") as server:
-        await until_states(server, "failing", {1: "UNAVAILABLE"})
+    async with tritium_server(*POLLING, "--exit-on-error=false", ready=False) as server:
+        await server.wait_loaded()
+        assert await told(server, "failing", str(weights))
         weights.write_text("1.0")
         (directory / "1" / "model.py").touch()
         await until_states(server, "failing", {1: "READY"})
-        assert len(server.logged("model_load_failed")) == 1
+        assert len(server.logged("model_unavailable")) == 1
 
 
 async def told(server, model, reason):

@@ -195,6 +195,10 @@ async def test_a_version_that_is_being_copied_is_left_alone_until_it_has_come_to
     step = POLL_SECONDS / 10
     worst = 0.0
     async with tritium_server(*flags) as server:
+        workshop.model("first")
+        await until_states(
+            server, "first", {1: "READY"}
+        )  # so the looks at everything after the start are over
         async with witnessed(server, "telling") as witness:
             for version in range(2, polls // each + 2):
                 witness.version_of[version] = version
