@@ -9,6 +9,7 @@ import pytest
 from chaos.processes import alive
 from chaos.server import LogLines, Server, ServerFailed, find, served
 from chaos.workload.repository import write_repository
+from tests.survival.server import until
 
 TREE = {"path": "", "name": "", "children": [{"path": "models", "name": "models", "children": []}]}
 
@@ -68,7 +69,7 @@ async def test_a_server_that_is_killed_is_told_by_its_status_and_its_workers_are
         assert not await server.is_ready()
         with pytest.raises(psutil.NoSuchProcess):
             await server.sample("ending")
-    assert not any(alive(each) for each in started)
+    await until(lambda: not any(alive(each) for each in started))  # what is killed takes its time to be gone
     assert server.survivors() == []
 
 
