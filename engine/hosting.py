@@ -19,11 +19,12 @@ from typing import IO, Any
 import outcome
 import trio
 
+from actors.messages.events import Event
 from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.process import allow_many_files, leaves, settle_garbage_collection
 from engine.settings import Settings, SettingsError
 from engine.sockets import AddressInUse
-from engine.tree import RunningServer, ServerFailed, open_server
+from engine.tree import Log, RunningServer, ServerFailed, open_server
 
 Message = dict[str, Any]
 
@@ -65,6 +66,8 @@ class HostedTree:
         try:
             async with open_server(settings, http=False, environ=self._environ) as running:
                 self.running = running
+                for warning in settings.warnings:
+                    Log()(Event.SERVER_STARTING, level="warning", warning=warning)
                 started()
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._watch_loading, running)

@@ -17,7 +17,15 @@ from typing import Final, Literal, cast
 from actors.scheduling.holding import StartAfter
 from engine.cache.settings import CacheSettings, read_cache
 from engine.cli.flags import BY_NAME
-from engine.cli.words import Given, read_memory_limit, read_size, scan_argv, scan_environ, to_int
+from engine.cli.words import (
+    Given,
+    read_memory_limit,
+    read_size,
+    scan_argv,
+    scan_environ,
+    to_int,
+    warn_of_environ,
+)
 from engine.cli.words import SettingsError as SettingsError
 from engine.hooks import read_start_after, warnings_of
 from engine.listening import (
@@ -135,13 +143,14 @@ class Settings:
     @classmethod
     def from_argv(cls, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
         """Read tritonserver's flags; `environ` supplies what they leave out. Raises SettingsError."""
-        given = {} if environ is None else scan_environ(environ)
+        environ = {} if environ is None else environ
+        given = scan_environ(environ)
         given.update(scan_argv(argv))
-        return _settings(Given(given), {} if environ is None else environ)
+        return _settings(Given(given), environ)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
-        """Read `TRITIUM_*` variables, one for each flag. Raises SettingsError, for an unknown one too."""
+        """Read `TRITIUM_*` variables, one for each flag. An unknown one is a warning. Raises SettingsError."""
         return _settings(Given(scan_environ(environ)), environ)
 
     def settings_for(self, backend: str) -> dict[str, str]:
@@ -231,7 +240,7 @@ def _settings(given: Given, environ: Mapping[str, str]) -> Settings:
         metrics_port=given.integer("metrics-port", 8002, most=65535),
         metrics=_metrics(given),
         log=_log(given),
-        warnings=tuple(given.warnings),
+        warnings=(*warn_of_environ(environ), *given.warnings),
     )
     refuse_clashes(_listeners(settings))
     return settings

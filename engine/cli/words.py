@@ -12,6 +12,7 @@ from typing import Final
 
 from engine.cli.flag import Flag, Kind, OneOf
 from engine.cli.flags import BY_NAME, BY_VARIABLE
+from engine.cli.variables import settings_among, unknown_variable
 
 REMOTE: Final = re.compile(r"(?:s3|gs|as)://")
 """How the name of a repository in cloud storage begins."""
@@ -63,22 +64,23 @@ def scan_argv(argv: Sequence[str]) -> dict[str, list[str]]:
 
 
 def scan_environ(environ: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the values given for each flag; a variable set to nothing counts as unset."""
+    """Return the values given for each flag; a variable set to nothing counts as unset, one that is not known too."""
     given: dict[str, list[str]] = {}
-    for variable, value in environ.items():
-        if not variable.startswith("TRITIUM_"):
-            continue
+    for variable, value in settings_among(environ).items():
         flag = BY_VARIABLE.get(variable)
-        if flag is None:
-            raise SettingsError(
-                f"unknown environment variable {variable}", hint=_nearest(variable, BY_VARIABLE, "")
-            )
-        if not value:
+        if flag is None or not value:
             continue
         if flag.kind is Kind.SWITCH and not _to_bool(value, flag):
             continue
         given[flag.name] = _split(flag, value)
     return given
+
+
+def warn_of_environ(environ: Mapping[str, str]) -> list[str]:
+    """Return a warning for each variable that looks like a setting and is none."""
+    return [
+        unknown_variable(name, BY_VARIABLE) for name in settings_among(environ) if name not in BY_VARIABLE
+    ]
 
 
 def _split(flag: Flag, value: str) -> list[str]:

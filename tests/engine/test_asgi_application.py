@@ -199,6 +199,30 @@ async def test_a_server_without_a_lifespan_is_told_so(environ):
         await get(Application(environ), "/v2")
 
 
+@pytest.mark.slow
+def test_a_kubernetes_service_called_tritium_does_not_keep_hypercorn_from_serving(environ):
+    kubernetes = {"TRITIUM_SERVICE_HOST": "10.0.0.7", "TRITIUM_PORT": "tcp://10.0.0.7:8000"}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("TRITIUM_")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "hypercorn", "-b", "127.0.0.1:0", "engine.asgi"],
+        cwd=ROOT,
+        env=inherited | environ | kubernetes | {"TRITIUM_HTTP_PROT": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "Running on" in line:
+                break
+        process.terminate()
+        said += process.stderr
+    assert "Running on" in "".join(said)
+    assert [line for line in said if "no setting" in line and "TRITIUM_HTTP_PORT?" in line]
+    assert "TRITIUM_SERVICE_HOST" not in "".join(said)
+    assert process.returncode == 0
+
+
 async def test_websockets_are_turned_away(environ):
     sent = []
 

@@ -84,9 +84,9 @@ def test_an_unknown_flag_ends_with_status_one_and_the_usage_on_stderr():
 
 
 def test_serve_reads_the_environment(capsys, monkeypatch):
-    monkeypatch.setenv("TRITIUM_HTTP_PORTT", "1")
+    monkeypatch.setenv("TRITIUM_HTTP_PORT", "many")
     assert main(["serve", "--model-repository=/models"]) == 1
-    assert "did you mean TRITIUM_HTTP_PORT?" in capsys.readouterr().err
+    assert "--http-port takes a whole number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -449,11 +449,47 @@ def test_a_flag_wins_over_its_variable():
     assert (settings.http_port, settings.id, settings.model_repositories) == (9001, "there", ("/a",))
 
 
-def test_an_unknown_variable_names_the_nearest_one():
-    with pytest.raises(SettingsError) as caught:
-        Settings.from_environ({"TRITIUM_MODEL_REPOSITORY": "/a", "TRITIUM_HTTP_PROT": "1"})
-    assert caught.value.message == "unknown environment variable TRITIUM_HTTP_PROT"
-    assert caught.value.hint == "did you mean TRITIUM_HTTP_PORT?"
+def test_an_unknown_variable_is_a_warning_that_names_the_nearest_one():
+    settings = Settings.from_environ({"TRITIUM_MODEL_REPOSITORY": "/a", "TRITIUM_HTTP_PROT": "1"})
+    assert settings.warnings == (
+        "the environment variable TRITIUM_HTTP_PROT is no setting of Tritium and has no effect: did you mean"
+        " TRITIUM_HTTP_PORT?",
+    )
+
+
+KUBERNETES = {
+    # What a Service `tritium` with two named ports brings into every container of its namespace.
+    "TRITIUM_SERVICE_HOST": "10.0.0.7",
+    "TRITIUM_SERVICE_PORT": "8000",
+    "TRITIUM_SERVICE_PORT_HTTP": "8000",
+    "TRITIUM_SERVICE_PORT_GRPC_WEB": "8001",
+    "TRITIUM_PORT": "tcp://10.0.0.7:8000",
+    "TRITIUM_PORT_8000_TCP": "tcp://10.0.0.7:8000",
+    "TRITIUM_PORT_8000_TCP_PROTO": "tcp",
+    "TRITIUM_PORT_8000_TCP_PORT": "8000",
+    "TRITIUM_PORT_8000_TCP_ADDR": "10.0.0.7",
+    "TRITIUM_PORT_53_UDP": "udp://10.0.0.7:53",
+    # And Services `tritium-metrics`, `tritium-http` and `tritium-grpc`, whose ports are called as flags' variables are.
+    "TRITIUM_METRICS_SERVICE_HOST": "10.0.0.8",
+    "TRITIUM_METRICS_SERVICE_PORT": "8002",
+    "TRITIUM_METRICS_PORT": "tcp://10.0.0.8:8002",
+    "TRITIUM_METRICS_PORT_8002_TCP_ADDR": "10.0.0.8",
+    "TRITIUM_HTTP_PORT": "tcp://[fd00::7]:8000",
+    "TRITIUM_GRPC_PORT": "tcp://10.0.0.9:8001",
+}
+
+
+@pytest.mark.parametrize("read_all", [Settings.from_environ, lambda environ: Settings.from_argv([], environ)])
+def test_what_kubernetes_says_of_a_service_called_tritium_is_no_setting(read_all):
+    settings = read_all({"TRITIUM_MODEL_REPOSITORY": "/a", **KUBERNETES})
+    assert settings == read_all({"TRITIUM_MODEL_REPOSITORY": "/a"})
+
+
+def test_a_port_that_is_a_number_is_a_setting_beside_what_kubernetes_says():
+    environ = {"TRITIUM_MODEL_REPOSITORY": "/a", **KUBERNETES, "TRITIUM_HTTP_PORT": "9000"}
+    assert Settings.from_environ(environ).http_port == 9000
+    with pytest.raises(SettingsError, match=r"Invalid option value\. Got 80a"):
+        Settings.from_environ({"TRITIUM_MODEL_REPOSITORY": "/a", "TRITIUM_HTTP_PORT": "80a"})
 
 
 @pytest.mark.parametrize(
