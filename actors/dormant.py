@@ -20,6 +20,7 @@ from actors.messages.errors import Cancelled, DeadlineExceeded, TritiumError, Un
 from actors.messages.requests import InferRequest
 from actors.model import STOPPING, ModelState
 from actors.scheduling.marks import marks_for
+from actors.slices import in_slices
 from actors.specs import ModelKey, ModelSpec, QueueBounds
 from actors.supervision.spec import Backoff
 from actors.validation import Validator
@@ -176,6 +177,8 @@ class Dormant:
 
     async def submit(self, request: InferRequest) -> None:
         """Validate `request`, have the model loaded, and submit it there. See `actors.interfaces.ServedModel.submit`."""
+        if self._validate.must_walk(request):
+            await in_slices(self._validate.walk_strings(request))
         self._validate(request)  # nobody has a model loaded by a request that it can't take
         self._room.enter(request, self.spec.queue_bounds)
         try:

@@ -172,6 +172,7 @@ class Exchange:
     def send(self, mirror: ModelState) -> None:
         """Queue the copy at `mirror` if that is possible at once. The client's request has been queued."""
         queued = False
+        self._copy.strings = self._request.strings
         try:
             mirror.submit_nowait(self._copy)
             queued = True

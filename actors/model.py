@@ -36,6 +36,7 @@ from actors.scheduling.rate_limits import RateLimiter
 from actors.scheduling.retries import Aftermath, Quarantine, SuspectQueue
 from actors.scheduling.sequences import SequenceQueue
 from actors.scheduling.slo import Admission
+from actors.slices import in_slices
 from actors.specs import DynamicBatching, InstanceSpec, ModelSpec, SequenceBatching
 from actors.statistics import FailureReason, ModelStatistics
 from actors.validation import Validator
@@ -293,6 +294,10 @@ class ModelState:
 
     async def submit(self, request: InferRequest, *, pinned: bool = False) -> None:
         """Validate and queue `request`. See `actors.interfaces.ServedModel.submit`, and `pin`."""
+        if self._validate.must_walk(request):
+            await in_slices(self._validate.walk_strings(request))
+            if request.cancelled:
+                raise Cancelled("")
         try:
             self.submit_nowait(request, pinned=pinned)
         except trio.WouldBlock:
@@ -308,6 +313,8 @@ class ModelState:
         """
         if not (pinned and self.status is Status.UNLOADING):
             self._check_accepting(request)
+        if self._validate.must_walk(request):
+            raise trio.WouldBlock
         self._validate(request)
         if request.synthetic:
             request.batch_key = object()  # in a batch of its own: its failure must not be a client's

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from actors.interfaces import ServedModel
     from actors.messages.errors import TritiumError
+    from actors.messages.strings import Strings
     from actors.messages.tensors import Tensor
 
 Parameter = Union[bool, int, float, str]
@@ -64,6 +65,7 @@ class InferRequest:
         "requested_version",
         "routed_to",
         "rows",
+        "strings",
         "synthetic",
         "tenant",
         "timeout",
@@ -104,6 +106,8 @@ class InferRequest:
         self.reply = reply
         self.accepted_at = accepted_at
 
+        # What walks of packed inputs have found, None for short ones; None where nothing was walked.
+        self.strings: Sequence[Strings | None] | None = None
         self.rows = 1
         self.nbytes = 0
         self.batch_key: object = None  # requests batch together where this is equal

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
+# Numpy's arrays had no more before 2.0, and no framework's have.
+MAX_DIMS = 32
+
+
 class Tensor:
     """A named tensor over a borrowed buffer.
 

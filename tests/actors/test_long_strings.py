@@ -1,0 +1,202 @@
+"""Packed BYTES tensors of any length are walked in slices, and found to be what they are."""
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.messages.datatypes import DataType
+from actors.messages.errors import Cancelled, InvalidArgument
+from actors.messages.requests import InferRequest
+from actors.messages.strings import Strings, walk, walk_at_once
+from actors.messages.tensors import Tensor, pack_bytes
+from actors.model import ModelState, Status
+from actors.slices import at_once, in_slices
+from actors.specs import InputSpec
+from actors.statistics import ModelStatistics
+from tests.support.model_doubles import Port, make_spec
+
+
+def plainly(data, most):
+    """The same, element by element."""
+    at = seen = 0
+    while at < len(data) and seen < most:
+        if len(data) - at < 4:
+            return Strings(seen, at, len(data), -1)
+        length = int.from_bytes(data[at : at + 4], "little")
+        if at + 4 + length > len(data):
+            return Strings(seen, at, len(data), length)
+        at += 4 + length
+        seen += 1
+    rest = data[at : at + 4]
+    length = 0 if not rest else int.from_bytes(rest, "little") if len(rest) == 4 else -1
+    return Strings(seen, at, len(data), length)
+
+
+LENGTHS = st.one_of(
+    st.lists(st.integers(0, 30), max_size=40),
+    st.tuples(st.integers(0, 5), st.integers(0, 80), st.lists(st.integers(0, 5), max_size=3)).map(
+        lambda drawn: [drawn[0]] * drawn[1] + drawn[2]
+    ),
+)
+
+
+@given(lengths=LENGTHS, cut=st.integers(0, 12), most=st.integers(0, 100))
+def test_a_walk_finds_what_reading_element_by_element_finds(lengths, cut, most):
+    data = pack_bytes([b"x" * length for length in lengths])
+    data = data[: max(0, len(data) - cut)]
+    assert walk_at_once(data, most) == plainly(data, most)
+
+
+@pytest.mark.parametrize(
+    "elements",
+    [[b""] * 200_000, [b"", b"a"] * 100_000],
+    ids=["all alike", "no two neighbours alike"],
+)
+def test_a_walk_of_many_elements_stops_often(elements):
+    stops = sum(1 for _ in walk(pack_bytes(elements), len(elements)))
+    assert stops >= len(pack_bytes(elements)) // (64 * 1024)
+
+
+async def test_a_task_gets_its_turns_beside_long_work():
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    data = pack_bytes([b"", b"a"] * 100_000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        found = await in_slices(walk(data, 200_000))
+        nursery.cancel_scope.cancel()
+    assert found == Strings(200_000, len(data), len(data), 0)
+    assert turns >= 10
+
+
+async def test_long_work_of_many_clients_takes_one_slice_a_turn_together():
+    """Ten works of twenty steps, each step a slice by itself. The tasks of a turn run in any order."""
+    slices = [0]
+
+    def work():
+        for _ in range(20):
+            slices[-1] += 1
+            yield lambda: None  # a slice ends where something is wanted of a thread
+
+    async def count():
+        while True:
+            await trio.lowlevel.checkpoint()
+            slices.append(0)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        async with trio.open_nursery() as works:
+            for _ in range(10):
+                works.start_soon(in_slices, work())
+        nursery.cancel_scope.cancel()
+    assert sum(slices) == 200
+    assert max(slices) <= 2
+
+
+async def test_a_function_that_work_yields_runs_in_a_thread_and_its_result_comes_back():
+    def work():
+        mine = trio.lowlevel.current_task()
+        theirs = yield trio.lowlevel.in_trio_run
+        return mine is not None, theirs
+
+    assert await in_slices(work()) == (True, False)
+    assert at_once(work())[0]
+
+
+STRINGS = make_spec(inputs=(InputSpec(name="INPUT", datatype=DataType.BYTES, dims=(-1,)),))
+
+
+def strings_request(elements, count):
+    data = pack_bytes(elements)
+    return InferRequest(
+        model_name="model",
+        inputs=[Tensor("INPUT", DataType.BYTES, (1, count), data)],
+        reply=Port(),
+        accepted_at=0.0,
+    )
+
+
+@pytest.fixture
+async def ready_model():
+    state = ModelState(STRINGS, statistics=ModelStatistics(), on_status=lambda _: None, wall_clock=lambda: 0)
+    state.become(Status.READY)
+    return state
+
+
+async def test_a_request_of_many_strings_does_not_hold_the_loop_while_it_is_checked(ready_model):
+    """Whoever can't wait is told so, and `submit` gives others their turns."""
+    request = strings_request([b"", b"a"] * 50_000, 100_000)
+    with pytest.raises(trio.WouldBlock):
+        ready_model.submit_nowait(request)
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        await ready_model.submit(request)
+        nursery.cancel_scope.cancel()
+    assert turns >= 5
+    assert request in ready_model.in_flight
+
+
+@pytest.mark.parametrize(
+    ("count", "cut", "message"),
+    [
+        (
+            99_999,
+            0,
+            "unexpected number of string elements 100000 for inference input 'INPUT' for model 'model', ",
+        ),
+        (
+            100_001,
+            0,
+            "expected 100001 string elements for inference input 'INPUT' for model 'model', got 100000",
+        ),
+        (
+            100_000,
+            1,
+            "string element 99999 of inference input 'INPUT' for model 'model' is cut short: its length",
+        ),
+        (
+            100_000,
+            2,
+            "incomplete string length indicator for inference input 'INPUT' for model 'model', expecting",
+        ),
+    ],
+)
+async def test_what_is_wrong_with_many_strings_is_told_as_of_few(ready_model, count, cut, message):
+    request = strings_request([b"", b"a"] * 50_000, count)
+    tensor = request.inputs[0]
+    tensor.data = tensor.data[: len(tensor.data) - cut]
+    with pytest.raises(InvalidArgument) as refused:
+        await ready_model.submit(request)
+    assert refused.value.message.startswith(message)
+
+
+async def test_a_request_whose_client_leaves_while_it_is_checked_is_not_queued(ready_model):
+    request = strings_request([b"", b"a"] * 50_000, 100_000)
+    refused = []
+
+    async def submit():
+        with pytest.raises(Cancelled):
+            await ready_model.submit(request)
+        refused.append(True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(submit)
+        await trio.lowlevel.checkpoint()
+        ready_model.cancel(request)
+    assert refused
+    assert request not in ready_model.in_flight
