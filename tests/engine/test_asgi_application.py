@@ -170,7 +170,7 @@ def test_grpc_has_a_port_of_its_own(environ, loop):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"TRITIUM_MODEL_REPOSITRY": "x"}, "unknown environment variable TRITIUM_MODEL_REPOSITRY"),
+        ({"TRITIUM_HTTP_PORT": "many"}, "Invalid option value. Got many"),
         ({"TRITIUM_MODEL_REPOSITORY": "/nowhere/at/all"}, "repository path is not a valid directory"),
         (
             {
