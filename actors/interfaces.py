@@ -94,11 +94,21 @@ class ServerIdentity:
 
 
 class Health(Protocol):
-    """Probes. While the server drains, `exiting` is true and both probes are refused by the frontend."""
+    """Probes. While the server drains, `exiting` is true and both probes are refused by the frontend.
+
+    Where that begins with a delay, `withdrawn` is true from its start: the server is not ready, and serves everything.
+    """
 
     @property
     def exiting(self) -> bool:
         """Whether shutdown has begun."""
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether shutdown is about to begin, and clients are to go elsewhere."""
+
+    async def wait_turned(self, ready: bool) -> None:
+        """Wait until `ready()` says something else than `ready`, or `exiting` is true."""
 
     def live(self) -> bool:
         """Whether the server initialised."""

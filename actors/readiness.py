@@ -195,6 +195,8 @@ class Readiness:
         self._wall_clock = wall_clock
         self._epoch = 0.0  # what to add to trio's clock for the wall's
         self.exiting = False
+        self.withdrawn = False
+        self._turned = trio.Event()  # anew each time that what `ready` says changes
         self._verdict = Verdict(since=trio.current_time())
         self._stale = True
         self._woken = trio.Event()
@@ -211,7 +213,12 @@ class Readiness:
 
     async def ready(self) -> bool:
         """Whether the server is ready, by the newest verdict. Never waits."""
-        return self.verdict.ready
+        return self.is_ready
+
+    async def wait_turned(self, ready: bool) -> None:
+        """Wait until the server is ready where it was not, or the other way round, or exits."""
+        while self.is_ready is ready and not self.exiting:
+            await self._turned.wait()
 
     async def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a version serves and says so itself when it is asked now; raises like `Models.resolve`.
@@ -249,12 +256,26 @@ class Readiness:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server is ready, for metrics."""
-        return self.verdict.ready
+        """Whether the server is ready: what its parts say, unless it is about to end."""
+        return self.verdict.ready and not self.withdrawn
 
     def probes(self) -> Iterable[ProbeCounts]:
         """Return what is counted of each version that was ever probed, for metrics."""
         return self._counts.values()
+
+    def withdraw(self) -> None:
+        """The server is about to end: it is not ready from now on, and serves on."""
+        self.withdrawn = True
+        self._turn()
+
+    def exit(self) -> None:
+        """The server ends."""
+        self.withdrawn = self.exiting = True
+        self._turn()
+
+    def _turn(self) -> None:
+        self._turned.set()
+        self._turned = trio.Event()
 
     def changed(self) -> None:
         """Something about a model version is new: have the verdict made anew. Cheap; from anywhere on the loop's thread."""
@@ -275,6 +296,8 @@ class Readiness:
             standings, finished=self._finished.is_set(), strict=self._strict, before=before, now=now
         )
         self._tell(before, self._verdict)
+        if before.ready is not self._verdict.ready:
+            self._turn()
 
     def _keep_watch(self, now: float) -> None:
         watches = {}
@@ -458,6 +481,8 @@ class Readiness:
         heard = {watch.named: watch for state, watch in probed.items() if self._watches.get(state) is watch}
         if not verdict.finished:
             why_not = "the models found at start are still being loaded"
+        elif self.withdrawn:
+            why_not = "the server is about to end"
         ready = verdict.ready and not why_not
         parts = []
         for part in verdict.parts:

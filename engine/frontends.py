@@ -145,6 +145,10 @@ class Frontend:
             ChildSpec(name, functools.partial(_run_connection, run), restart=Restart.TEMPORARY)
         )
 
+    def withdraw(self) -> None:
+        """Have the clients of connections go elsewhere, and serve on."""
+        self._listener.withdraw()
+
     async def drain(self) -> None:
         """Stop accepting and wait until the requests in hand are answered."""
         self._listener.drain()

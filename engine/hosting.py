@@ -66,7 +66,7 @@ class HostedTree:
         try:
             async with open_server(settings, http=False, environ=self._environ) as running:
                 self.running = running
-                for warning in settings.warnings:
+                for warning in _warnings(settings):
                     Log()(Event.SERVER_STARTING, level="warning", warning=warning)
                 started()
                 async with trio.open_nursery() as nursery:
@@ -74,6 +74,7 @@ class HostedTree:
                     nursery.start_soon(self._watch_tree, running)
                     await self._stop.wait()
                     nursery.cancel_scope.cancel()
+                await self._serve_on(running)
                 if not await running.drain():
                     self.failure = self.failure or "Exit timeout expired. Exiting immediately."
         except* (AddressInUse, ServerFailed) as group:
@@ -82,6 +83,14 @@ class HostedTree:
             self._close()
         if self.running is None:
             raise StartupFailed(self.failure)
+
+    async def _serve_on(self, running: RunningServer) -> None:
+        """Have gRPC serve for the drain delay. HTTP's sockets are the foreign server's, and closed by now."""
+        delay = running.settings.drain_delay
+        if delay and running.grpc is not None and not self.failure and running.catalog.finished.is_set():
+            running.withdraw()
+            with trio.move_on_after(delay):
+                await running.wait_stopped()
 
     def _close(self) -> None:
         if self._sink is not None:
@@ -118,6 +127,16 @@ class HostedTree:
         if self.failure:
             sys.stderr.flush()
             os._exit(1)
+
+
+def _warnings(settings: Settings) -> tuple[str, ...]:
+    if not settings.drain_delay:
+        return settings.warnings
+    http = (
+        "--drain-delay-secs has no effect on HTTP under another server, which closes its listening sockets at SIGTERM: have"
+        " a preStop hook wait before that"
+    )
+    return (*settings.warnings, http)
 
 
 def _only_process() -> IO[bytes] | None:

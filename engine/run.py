@@ -70,6 +70,7 @@ async def _serve(settings: Settings, sink: LogSink, beside: Beside) -> int:
                 nursery.start_soon(beside, running, log)
                 await told.wait()
                 nursery.cancel_scope.cancel()
+            await _serve_on(running, signals, log)
             status = await _drain(running, signals, sink)
     log(Event.SERVER_STOPPED)
     return status
@@ -92,6 +93,29 @@ async def _listen_for_signals(signals: AsyncIterator[int], told: trio.Event, log
     async for number in signals:
         log(Event.SERVER_DRAINING, signal=signal.Signals(number).name)
         told.set()
+
+
+async def _serve_on(running: RunningServer, signals: AsyncIterator[int], log: Log) -> None:
+    """Be not ready, and serve for the drain delay; another signal, or the tree's end, cuts it short.
+
+    Where the end is a failure, or models still load, no load balancer sends anything.
+    """
+    delay = running.settings.drain_delay
+    if not delay or running.failures or running.stopped.is_set() or not running.catalog.finished.is_set():
+        return
+    running.withdraw()
+    log(Event.SERVER_DRAINING, delay_seconds=delay, ready=False)
+    with trio.move_on_after(delay):
+        async with trio.open_nursery() as nursery:
+
+            async def cut_short() -> None:
+                async for number in signals:
+                    log(Event.SERVER_DRAINING, signal=signal.Signals(number).name, delay="cut short")
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(cut_short)
+            await running.wait_stopped()
+            nursery.cancel_scope.cancel()
 
 
 async def _end_with_tree(running: RunningServer, told: trio.Event) -> None:

@@ -121,6 +121,7 @@ class Settings:
     exit_on_error: bool = True
     strict_readiness: bool = True
     exit_timeout: float = 30.0
+    drain_delay: float = 0.0  # from the signal to the end of accepting
 
     allow_http: bool = True
     http_address: str = "0.0.0.0"  # Triton's default: a server in a container is meant to be reached
@@ -169,6 +170,7 @@ class Settings:
             ("strict_readiness", str(int(self.strict_readiness))),
             ("exit_on_error", str(int(self.exit_on_error))),
             ("exit_timeout", f"{self.exit_timeout:g}"),
+            *([("drain_delay", f"{self.drain_delay:g}")] if self.drain_delay else []),
             ("http", host_port(self.http_address, self.http_port) if self.allow_http else "off"),
             *(self.grpc.options() if self.allow_grpc else [("grpc", "off")]),
             ("metrics", host_port(self.metrics_address, self.metrics_port) if self.allow_metrics else "off"),
@@ -227,6 +229,7 @@ def _settings(given: Given, environ: Mapping[str, str]) -> Settings:
         exit_on_error=given.boolean("exit-on-error", True),
         strict_readiness=given.boolean("strict-readiness", True),
         exit_timeout=float(given.integer("exit-timeout-secs", 30)),
+        drain_delay=given.number("drain-delay-secs", 0.0),
         allow_http=allow_http,
         http_address=http_address,
         http_port=given.integer("http-port", 8000, most=65535),

@@ -146,9 +146,16 @@ class RunningServer:
         """Wait until the tree has ended, whoever ended it."""
         await self.stopped.wait()
 
+    def withdraw(self) -> None:
+        """Say that the server is not ready and have clients go elsewhere, but serve on: `drain` comes later."""
+        self.readiness.withdraw()
+        for frontend in (self.http, self.grpc, self.grpc_unix):
+            if frontend is not None:
+                frontend.withdraw()
+
     async def drain(self) -> bool:
         """Stop accepting, answer everything that was accepted, within the exit timeout. False if that was too short."""
-        self.readiness.exiting = True
+        self.readiness.exit()
         self.residents.close()
         deadline = trio.current_time() + self.settings.exit_timeout
         with trio.move_on_at(deadline):

@@ -30,6 +30,9 @@ class AcceptedConnection(Protocol):
     async def serve(self) -> None:
         """Run until the connection is over."""
 
+    def withdraw(self) -> None:
+        """Have the client make its next connection elsewhere. What it sends on this one is answered. Never waits."""
+
     def drain(self) -> None:
         """Finish what is open, begin nothing new, and come to an end. Never waits."""
 
@@ -74,6 +77,11 @@ class Listener(ABC, Generic[C]):
             await self._door.stand_at(sock, partial(self._admit, spawn), OnceAMinute(on_exhausted))
             await self.wait_drained()
             nursery.cancel_scope.cancel()
+
+    def withdraw(self) -> None:
+        """Have the clients of all connections go elsewhere, and serve on: `drain` comes later."""
+        for connection in list(self._connections):
+            connection.withdraw()
 
     def drain(self) -> None:
         """Stop accepting, and have each connection finish what is open and close.

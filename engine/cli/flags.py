@@ -87,6 +87,15 @@ _HONOURED: Final = (
         metavar="SECONDS",
         help="On SIGTERM or SIGINT, how long requests in flight may take to finish.",
     ),
+    Flag(
+        name="drain-delay-secs",
+        kind=Kind.NUMBER,
+        group=Group.SERVER,
+        default="0",
+        metavar="SECONDS",
+        help="Tritium's own: on SIGTERM or SIGINT, how long the server serves on before --exit-timeout-secs begins. It says at"
+        " once that it is not ready, so that load balancers have so long to send requests elsewhere. A second signal cuts it short.",
+    ),
     # -- model repository
     Flag(
         name="model-repository",

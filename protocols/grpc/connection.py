@@ -260,6 +260,14 @@ class GrpcConnection:
 
     # Told by the listener
 
+    def withdraw(self) -> None:
+        """Take no new streams once the client knows, and finish those that are open, however long they take.
+
+        One that has yet to begin is left alone: it came when clients had been told, and only its address led here.
+        """
+        if self._nursery is not None:
+            self._retire(b"")
+
     def drain(self) -> None:
         """Take no new streams, finish those that are open, and close."""
         self._refusing = True

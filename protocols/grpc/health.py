@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.interfaces import Health
-from actors.messages.errors import Unavailable, Unsupported
+from actors.messages.errors import Unavailable
 from protocols.grpc.call import ServerStream
 from protocols.grpc.generated.health_base import HealthBase
 from protocols.kserve.proto.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -28,5 +28,17 @@ class HealthService(HealthBase):
         await stream.send_message(HealthCheckResponse(status=status))
 
     async def Watch(self, stream: ServerStream[HealthCheckRequest, HealthCheckResponse]) -> None:
-        """Raise Unsupported, as Triton does (contract, grpc.md section 1)."""
-        raise Unsupported("grpc.health.v1.Health/Watch is not offered: poll grpc.health.v1.Health/Check")
+        """Say SERVING or NOT_SERVING, and again each time that this changes.
+
+        Triton has no such method. Here it tells clients that watch to go elsewhere at the moment at which the server begins to
+        end. Raises Unavailable `Server exiting` once shutdown has begun.
+        """
+        await stream.recv_message()
+        health = self._health
+        while not health.exiting:
+            ready = await health.ready()
+            status = HealthCheckResponse.SERVING if ready else HealthCheckResponse.NOT_SERVING
+            await stream.send_message(HealthCheckResponse(status=status))
+            await health.wait_turned(ready)
+        await stream.send_message(HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING))
+        raise Unavailable("Server exiting")

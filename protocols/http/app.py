@@ -263,7 +263,7 @@ class V2App:
 
     async def _ready(self, _route: Route, scope: Scope, _receive: Receive) -> _Answer:
         health = self._server.health
-        if health.exiting:
+        if health.exiting or health.withdrawn:
             return _EXITING
         if _asks_deep(scope.get("query_string", b"")):
             report = await health.deep()

@@ -113,6 +113,7 @@ class Connection:
         "_socket",
         "_started",
         "_streaming",
+        "_withdrawn",
         "buffered",
         "deadline",
         "disconnected",
@@ -139,6 +140,7 @@ class Connection:
         self._server = _address(sock.getsockname)
         self._extensions = {"tritium.response": {}, "tritium.disconnect": self}
         self._draining = False
+        self._withdrawn = False  # the server is about to drain
         # While the server ends: when the body would have been due, had nothing of it come.
         self._hurried: float | None = None
         self._request = Request()
@@ -175,6 +177,10 @@ class Connection:
             self._shutdown(socket.SHUT_RDWR)
         else:
             self._shutdown(socket.SHUT_RD)
+
+    def withdraw(self) -> None:
+        """End with the next answer, so that the client's next connection may be to another server."""
+        self._withdrawn = True
 
     def drain(self) -> None:
         """Finish what the client has sent already, and close; close at once where there is nothing.
@@ -421,7 +427,8 @@ class Connection:
         if size is not None and status not in _BODILESS:
             parts.append(b"Content-Length: %d\r\n" % size)
         # What was sent ahead is answered before the end.
-        self._keep_alive = self._keep_alive and not (self._draining and not self._parser.ready)
+        if (self._draining or self._withdrawn) and not self._parser.ready:
+            self._keep_alive = False
         if not self._keep_alive:
             parts.append(b"Connection: close\r\n")
         elif self._request.http_version == "1.0":

@@ -52,6 +52,7 @@ class HttpListener(Listener[Connection]):
         self._by_descriptor: dict[int, Connection] = {}
         self._epoll = select.epoll()
         self._scratch = memoryview(bytearray(_SCRATCH))
+        self._withdrawn = False
 
     def statistics(self) -> ListenerStatistics:
         """Return a snapshot."""
@@ -61,6 +62,11 @@ class HttpListener(Listener[Connection]):
             buffered=sum(connection.buffered for connection in self._connections),
             draining=self._drain.is_set(),
         )
+
+    def withdraw(self) -> None:
+        """Have each connection end with its next answer, those that are yet to come too."""
+        self._withdrawn = True
+        super().withdraw()
 
     def close(self) -> None:
         """Let go of the watcher's descriptor. For when `serve` will not be called again."""
@@ -75,6 +81,8 @@ class HttpListener(Listener[Connection]):
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(accepted, self._app, self._limits.connection, self._scratch)
+        if self._withdrawn:
+            connection.withdraw()
         self._epoll.register(accepted, watched_events())
         self._by_descriptor[accepted.fileno()] = connection
         return connection

@@ -471,6 +471,56 @@ async def test_nothing_is_probed_while_it_loads_or_while_the_server_exits(servin
     assert not worker.sent
 
 
+async def test_a_server_that_is_about_to_end_is_not_ready_and_wakes_those_who_watch(serving, nursery):
+    server = serving()
+    server.serve()
+    await wait_all_tasks_blocked()
+    turned = []
+
+    async def watch(ready):
+        await server.readiness.wait_turned(ready)
+        turned.append(ready)
+
+    nursery.start_soon(watch, True)
+    await wait_all_tasks_blocked()
+    assert (await server.is_ready(), turned) == (True, [])
+    server.readiness.withdraw()
+    await wait_all_tasks_blocked()
+    assert (await server.is_ready(), server.readiness.is_ready, turned) == (False, False, [True])
+    assert not server.readiness.exiting
+    nursery.start_soon(watch, False)
+    await wait_all_tasks_blocked()
+    server.readiness.exit()
+    await wait_all_tasks_blocked()
+    assert (server.readiness.exiting, turned) == (True, [True, False])
+
+
+async def test_who_watches_is_woken_when_a_model_takes_readiness_away_and_brings_it_back(
+    serving, nursery, autojump_clock
+):
+    server = serving()
+    worker = server.serve()
+    await wait_all_tasks_blocked()
+    turned = []
+
+    async def watch():
+        ready = True
+        while True:
+            await server.readiness.wait_turned(ready)
+            ready = not ready
+            turned.append(ready)
+
+    nursery.start_soon(watch)
+    await trio.sleep(3)
+    assert turned == []
+    worker.says = False
+    await trio.sleep(3)
+    assert turned == [False]
+    worker.says = True
+    await trio.sleep(3)
+    assert turned == [False, True]
+
+
 async def test_a_version_that_is_retired_under_its_probe_is_no_failure(serving, autojump_clock):
     server = serving()
     old = server.serve(probe_interval=4.0)

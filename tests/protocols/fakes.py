@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import trio
 
 from actors.interfaces import DeepReport, IndexEntry, Server, ServerIdentity
 from actors.messages.datatypes import DataType
@@ -185,17 +186,29 @@ class FakeRepository:
 
 class FakeHealth:
     def __init__(self) -> None:
-        self.exiting = False
+        self.exiting = self.withdrawn = False
         self.is_live = self.is_ready = self.is_model_ready = True
         self.models: FakeModels | None = None
         self.parts: list[Mapping[str, object]] = []
         self.deep_probes = 0
+        self.turned = trio.Event()
 
     def live(self) -> bool:
         return self.is_live
 
     async def ready(self) -> bool:
         return self.is_ready
+
+    async def wait_turned(self, ready: bool) -> None:
+        while self.is_ready is ready and not self.exiting:
+            await self.turned.wait()
+
+    def turn(self, **changes: bool) -> None:
+        """Change what is said, and wake up whoever watches."""
+        for name, value in changes.items():
+            setattr(self, name, value)
+        self.turned.set()
+        self.turned = trio.Event()
 
     async def deep(self) -> DeepReport:
         self.deep_probes += 1

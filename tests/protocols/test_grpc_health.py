@@ -1,20 +1,19 @@
 """grpc.health.v1 over the server's readiness."""
 
 import pytest
+from trio.testing import wait_all_tasks_blocked
 
 from actors.messages.errors import ErrorCode, TritiumError
 from protocols.grpc.health import HealthService
 from protocols.kserve.proto.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from tests.protocols.fakes import FakeHealth
 from tests.protocols.scripted_stream import ScriptedStream
 
 
-class Probed:
-    def __init__(self, *, ready=True, exiting=False):
-        self.exiting = exiting
-        self._ready = ready
-
-    async def ready(self):
-        return self._ready
+def Probed(*, ready=True, exiting=False):
+    health = FakeHealth()
+    health.is_ready, health.exiting = ready, exiting
+    return health
 
 
 @pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService", "nobody.knows.It"])
@@ -38,12 +37,32 @@ async def test_while_the_server_exits_the_call_itself_fails():
     assert stream.sent == []
 
 
-async def test_watch_is_not_offered_and_the_refusal_says_what_is():
+async def test_who_watches_is_told_at_once_and_again_at_each_change_until_the_server_exits(nursery):
+    health = Probed()
     stream = ScriptedStream(HealthCheckRequest())
-    with pytest.raises(TritiumError, match="Health/Check") as refusal:
-        await HealthService(Probed()).Watch(stream)
-    assert refusal.value.code is ErrorCode.UNSUPPORTED
-    assert stream.sent == []
+    refusals = []
+
+    async def watch():
+        with pytest.raises(TritiumError) as refusal:
+            await HealthService(health).Watch(stream)
+        refusals.append((refusal.value.code, refusal.value.message))
+
+    nursery.start_soon(watch)
+    await wait_all_tasks_blocked()
+    assert [answer.status for answer in stream.sent] == [HealthCheckResponse.SERVING]
+    health.turn(is_ready=True)  # nothing new
+    await wait_all_tasks_blocked()
+    health.turn(is_ready=False)
+    await wait_all_tasks_blocked()
+    health.turn(is_ready=True)
+    await wait_all_tasks_blocked()
+    serving, not_serving = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+    assert [answer.status for answer in stream.sent] == [serving, not_serving, serving]
+    assert refusals == []
+    health.turn(exiting=True)
+    await wait_all_tasks_blocked()
+    assert [answer.status for answer in stream.sent[3:]] == [not_serving]
+    assert refusals == [(ErrorCode.UNAVAILABLE, "Server exiting")]
 
 
 def test_the_paths_are_the_standard_ones():

@@ -140,6 +140,13 @@ async def test_probes_say_that_the_server_is_exiting(client, backend, path):
     assert refusal(await client.ask("GET", path)) == (503, "Server exiting")
 
 
+async def test_a_server_that_is_about_to_end_is_not_ready_and_lives_and_serves(client, backend):
+    backend.health.withdrawn = True
+    assert refusal(await client.ask("GET", "/v2/health/ready")) == (503, "Server exiting")
+    assert await client.ask("GET", "/v2/health/live") == (200, {}, b"")
+    assert (await client.ask("GET", "/v2/models/add/ready"))[0] == 200
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [
