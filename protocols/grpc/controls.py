@@ -46,6 +46,7 @@ class ControlSide(SendingSide):
         # Streams.
         self._last_id = -1  # the greatest that the peer used
         self._skipped = 0  # how many identifiers it left out
+        self._data_received = 0  # DATA frames that were not empty
         self._last_accepted = LARGEST_STREAM  # as our GOAWAY has it
         self._room = limits.max_streams  # 0 once we go away
         self._allowed = max(limits.stream_window, DEFAULT_WINDOW)  # until the peer has our SETTINGS
@@ -93,6 +94,7 @@ class ControlSide(SendingSide):
 
     def ping(self, payload: bytes) -> None:
         """Send a PING with eight bytes; the handler's `pong` gets them back."""
+        self._answerable += 1
         self._control.append(frames.ping_frame(payload))
 
     def go_away(self, code: int, debug: bytes = b"", *, last: int | None = None) -> None:
@@ -131,8 +133,10 @@ class ControlSide(SendingSide):
             self._control.append(frames.window_update_frame(0, increment))
 
     def _charge_chatter(self) -> None:
-        work = (self._last_id + 1) // 2 - self._skipped + self._data_frames
-        self._floods.chatter(self._now, work)
+        limits = self.limits
+        streams = (self._last_id + 1) // 2 - self._skipped
+        excused = (streams + self._answerable) * limits.chatter_per_frame
+        self._floods.chatter(self._now, excused + self._data_received * limits.chatter_per_received)
 
     def _on_reset(self, payload: memoryview, _flags: int, stream_id: int) -> None:
         self._check_not_idle(stream_id, "RST_STREAM")

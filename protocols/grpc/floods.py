@@ -37,21 +37,20 @@ class Budget:
 class Floods:
     """The budgets of one connection. Each method raises ConnectionViolation (ENHANCE_YOUR_CALM) once its is spent."""
 
-    __slots__ = ("_chatter", "_max_queued", "_per_frame", "_queued", "_resets", "_settings", "_work")
+    __slots__ = ("_chatter", "_excused", "_max_queued", "_queued", "_resets", "_settings")
 
     def __init__(self, limits: Http2Limits) -> None:
         self._chatter = Budget(limits.chatter_burst, limits.chatter_rate)
-        self._per_frame = limits.chatter_per_frame
         self._resets = Budget(limits.reset_burst, limits.reset_rate)
         self._settings = Budget(limits.settings_burst, limits.settings_rate)
         self._max_queued = limits.max_queued
         self._queued = 0
-        self._work = 0
+        self._excused = 0
 
-    def chatter(self, now: float, work: int) -> None:
-        """A frame that carries nothing came, after `work` streams and DATA frames in all, which excuse some of it."""
-        earned = (work - self._work) * self._per_frame
-        self._work = work
+    def chatter(self, now: float, excused: int) -> None:
+        """A frame that carries nothing came. What the connection has carried so far excuses `excused` such frames in all."""
+        earned = excused - self._excused
+        self._excused = excused
         if not self._chatter.spend(now, earned=earned):
             raise _calm("too many frames that carry nothing")
 

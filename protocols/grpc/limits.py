@@ -41,11 +41,15 @@ class Http2Limits:
     reset_rate: float = 1024.0
 
     # PING, WINDOW_UPDATE, PRIORITY, frames of unknown types, empty DATA, frames for closed streams. A peer may send
-    # ten for each stream it opened and each DATA frame it was sent, which is Envoy's ratio for WINDOW_UPDATE, and
-    # these besides: as many as nghttp2 queues acknowledgements.
+    # ten for each stream it opened, each message, PING and longer DATA frame it was sent, which is Envoy's ratio for
+    # WINDOW_UPDATE, and these besides: as many as nghttp2 queues acknowledgements. gRPC's own clients answer each
+    # message, however small, by an update of each of the two windows, and often by a PING that measures the way.
+    # Together with a message of their own they send as much before its answer is there: they open the stream's
+    # window when they begin to wait. A DATA frame of one byte, which is never refused, costs us what three of these do.
     chatter_burst: int = 1000
     chatter_rate: float = 100.0
     chatter_per_frame: int = 10
+    chatter_per_received: int = 3
 
     # SETTINGS walks through all open streams. gRPC's clients adjust their windows at most every 100 ms.
     settings_burst: int = 50

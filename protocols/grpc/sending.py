@@ -116,7 +116,8 @@ class SendingSide:
         self._strays = 0  # markers of streams that are gone
         self._turns: deque[Stream] = deque()
         self._joined = 0  # the largest answer to join: none before the first header block
-        self._data_frames = 0  # sent by turns, and not too small
+        # What a healthy peer answers: messages, and DATA frames that are not too small.
+        self._answerable = 0
 
     @property
     def output(self) -> bool:
@@ -186,6 +187,7 @@ class SendingSide:
         """
         if not stream.open or size == 0:
             return
+        self._answerable += 1
         if (
             size <= _JOINED
             and size <= self._outward
@@ -327,7 +329,7 @@ class SendingSide:
         self.pending -= size
         self._outward -= size
         if size >= _WORTH_A_REPLY:
-            self._data_frames += 1
+            self._answerable += 1
         taken.append(_pack(size << 8 | DATA, 0, stream.id))
         _move(queue.buffers, size, taken)
         if not queue.buffers:

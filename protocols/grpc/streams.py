@@ -152,6 +152,7 @@ class Http2Connection(ControlSide, Generic[T]):
                     ):
                         stream.received += length
                         self._inward -= length
+                        self._data_received += 1
                         position = stop
                         received(stream, data[start:stop])
                         if flags & END_STREAM and stream.remote_open:
@@ -319,7 +320,9 @@ class Http2Connection(ControlSide, Generic[T]):
             raise ConnectionViolation(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the connection's window")
         self._inward -= length
         ends = bool(flags & END_STREAM)
-        if not body and not ends:
+        if body:
+            self._data_received += 1
+        elif not ends:
             self._charge_chatter()
         self._into = self._receiver(stream_id, length, body, ends=ends)
         self._left, self._padding, self._ends = body + padding, padding, ends

@@ -965,6 +965,46 @@ def test_window_updates_are_excused_by_the_data_they_follow():
     assert not rig.connection.streams
 
 
+ANSWERED = wire.window_update(0, 100) + wire.window_update(1, 100) + wire.frame(wire.PING, 0, 0, bytes(8))
+"""What gRPC's own clients send when a message has come."""
+
+
+@pytest.mark.parametrize("size", [1, 100, 3000, 40_000])
+def test_windows_and_pings_are_excused_by_the_messages_they_follow(size):
+    rig = connected(FEW)
+    stream = speaking(rig)
+    for _ in range(300):
+        rig.connection.send_message(stream, [bytes(size)], size)
+        rig.drain()
+        rig.now -= 0.01
+        rig.send(wire.window_update(0, size) + wire.window_update(1, size) + ANSWERED)
+
+
+def test_windows_and_pings_are_excused_by_the_messages_they_go_with():
+    """Such as those of a stream of requests that has no answer yet."""
+    rig = connected(FEW)
+    speaking(rig)
+    for _ in range(300):
+        rig.now -= 0.01
+        rig.send(wire.data(1, b"x") + ANSWERED)
+
+
+def test_a_message_of_the_peer_excuses_no_more_than_goes_with_one():
+    rig = connected(FEW)
+    speaking(rig)
+    rig.now -= 0.01
+    calm(rig, (wire.data(1, b"x") + ANSWERED * 2) * 100)
+
+
+def test_answers_to_pings_are_excused_by_the_pings():
+    rig = connected(FEW)
+    for _ in range(300):
+        rig.connection.ping(bytes(8))
+        rig.drain()
+        rig.now -= 0.01
+        rig.send(wire.frame(wire.PING, wire.ACK, 0, bytes(8)))
+
+
 def test_windows_that_are_opened_by_crumbs_excuse_nothing():
     """CVE-2019-9511: each update would have us send a frame of one byte."""
     rig = connected(FEW, (wire.INITIAL_WINDOW_SIZE, 0))
