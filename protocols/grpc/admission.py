@@ -82,39 +82,59 @@ class Grants(Generic[T]):
         return admitted
 
 
-class AnswerRoom:
-    """Begins no request whose answer might find no room.
+class LargestLately:
+    """The size of the largest answer lately seen, which is remembered for 256 answers at least, and 512 at most.
 
-    Nobody knows how large an answer will be: each in flight is expected to be as large as the largest lately seen, which
-    is remembered for 256 answers at least, and 512 at most. One that is alone may begin whatever its answer may be,
-    unless what waits is more than the limit already.
+    `expected` is that size in bytes, and `first` as long as there was no answer.
     """
 
-    __slots__ = ("_count", "_largest", "_limit", "_older", "expected", "in_flight", "pending")
+    __slots__ = ("_count", "_largest", "_older", "expected")
 
-    def __init__(self, limit: int) -> None:
-        self.in_flight = 0
-        self.pending = 0  # bytes of answers that wait for the client; the connection keeps it
-        self.expected = 0
-        self._limit = limit
-        self._largest = 0
+    def __init__(self, first: int = 0) -> None:
+        self.expected = first
+        self._largest = -1
         self._older = 0
         self._count = 0
 
-    @property
-    def open(self) -> bool:
-        """Whether one more request may begin."""
-        in_flight = self.in_flight
-        expected = (in_flight + 1) * self.expected if in_flight else 0
-        return self.pending + expected <= self._limit
-
-    def answered(self, size: int) -> None:
-        """Learn that a request in flight got an answer of `size` bytes, or 0 for none."""
-        self.in_flight -= 1
+    def saw(self, size: int) -> None:
+        """Learn of an answer of `size` bytes."""
         self._count += 1
         if size > self._largest:
             self._largest = size
             self.expected = max(size, self._older)
         if self._count == _GENERATION:
-            self._older, self._largest, self._count = self._largest, 0, 0
+            self._older, self._largest, self._count = self._largest, -1, 0
             self.expected = self._older
+
+
+class AnswerRoom:
+    """Begins no request whose answer might find no room.
+
+    Nobody knows how large an answer will be: each in flight is expected to be as large as the largest lately seen. One
+    that is alone may begin whatever its answer may be, unless what waits is more than the limit already.
+    """
+
+    __slots__ = ("_limit", "_sizes", "in_flight", "pending")
+
+    def __init__(self, limit: int) -> None:
+        self.in_flight = 0
+        self.pending = 0  # bytes of answers that wait for the client; the connection keeps it
+        self._limit = limit
+        self._sizes = LargestLately()
+
+    @property
+    def expected(self) -> int:
+        """How many bytes an answer in flight is expected to have."""
+        return self._sizes.expected
+
+    @property
+    def open(self) -> bool:
+        """Whether one more request may begin."""
+        in_flight = self.in_flight
+        expected = (in_flight + 1) * self._sizes.expected if in_flight else 0
+        return self.pending + expected <= self._limit
+
+    def answered(self, size: int) -> None:
+        """Learn that a request in flight got an answer of `size` bytes, or 0 for none."""
+        self.in_flight -= 1
+        self._sizes.saw(size)

@@ -251,17 +251,18 @@ class Answers:
                 raise self._failure
             if self._rest:
                 rest, self._rest = self._rest, []
-                await self._write_slowly(rest)
+                await self._write_slowly(rest, carries=True)
             if self._outbox:
                 self._encode()
             if h2.output:
                 pending = h2.pending
                 buffers = h2.take(_AT_ONCE)
-                if h2.pending < pending:  # an answer that takes long: clients measure its way by pings
+                carries = h2.pending < pending
+                if carries:  # an answer that takes long: clients measure its way by pings
                     self._owner.data_sent()
                 rest = transport.send(buffers)
                 if rest:
-                    await self._write_slowly(rest)
+                    await self._write_slowly(rest, carries=carries)
                 elif h2.output:
                     in_a_row += _AT_ONCE
                     if in_a_row < _IN_A_ROW:
@@ -284,8 +285,11 @@ class Answers:
         self._parked = None
         return trio.lowlevel.Abort.SUCCEEDED
 
-    async def _write_slowly(self, rest: list[Buffer]) -> None:
-        """Give the client one turn of the loop to read; then copy what is left, and wait for it."""
+    async def _write_slowly(self, rest: list[Buffer], *, carries: bool) -> None:
+        """Give the client one turn of the loop to read; then copy what is left, and wait for it.
+
+        `carries`: data of calls is among it, and pings are excused as it goes.
+        """
         await trio.lowlevel.checkpoint()
         rest = self._transport.send(rest)
         if not rest:
@@ -307,6 +311,8 @@ class Answers:
                 left = self._transport.send(left)
                 if not left or len(left[0]) < self.stalled_bytes:
                     self.stalled_since = trio.current_time()
+                    if carries:
+                        self._owner.data_sent()
         finally:
             self._stall = None
             self.stalled_bytes = 0

@@ -17,6 +17,7 @@ from grpclib.const import Status
 
 from actors.messages.errors import Internal, TritiumError, Unavailable
 from actors.messages.requests import InferResponse
+from protocols.grpc.admission import LargestLately
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
@@ -32,6 +33,8 @@ Metadata = Mapping[str, "str | bytes"]
 STREAM_LIMIT: Final = 512 * 1024
 """How many bytes of answers one streaming call may have waiting before it is to be asked for no more."""
 
+FIRST_ANSWER: Final = 64 * 1024
+"""How many bytes an answer of a streaming call is expected to have before one has come."""
 
 SHUTTING_DOWN: Final = "GRPC server is shutting down and has stopped accepting new requests."
 
@@ -214,7 +217,7 @@ class ServerStream(Generic[Request, Reply]):
         self._messages: deque[Message] = deque()
         self._ended = False
         self._leaving = False
-        self._largest = 0
+        self._sizes = LargestLately(FIRST_ANSWER)
         self._sent = 0
         self._arrivals = trio.lowlevel.ParkingLot()
         self._departures = trio.lowlevel.ParkingLot()
@@ -304,20 +307,17 @@ class ServerStream(Generic[Request, Reply]):
         return message
 
     async def wait_admissible(self) -> None:
-        """Wait until the next request may be begun: its answer, as large as the largest so far, would find room.
+        """Wait until the next request may be begun: its answer, as large as the largest lately, would find room.
 
         Counts `in_flight`, which the method keeps: add one for a request begun, and call `answered` at its end.
         """
-        while self._busy and self.pending + (self.in_flight + 1) * self._expected() > STREAM_LIMIT:
+        while self._busy and self.pending + (self.in_flight + 1) * self._sizes.expected > STREAM_LIMIT:
             await self._departures.park()
 
     @property
     def _busy(self) -> bool:
         """Whether something is to come or to leave: an answer that is alone may be as large as it likes."""
         return self.in_flight > 0 or self.pending > 0
-
-    def _expected(self) -> int:
-        return self._largest if self._sent else STREAM_LIMIT
 
     def answered(self) -> None:
         """One request in flight has got its last answer."""
@@ -345,9 +345,10 @@ class ServerStream(Generic[Request, Reply]):
         where the answer is too large.
         """
         self._sent += 1
-        self._largest = max(self._largest, size)
-        if self._sent == 1:
-            self._departures.unpark_all()  # much less room is expected to be needed from now on
+        expected = self._sizes.expected
+        self._sizes.saw(size)
+        if self._sizes.expected < expected:
+            self._departures.unpark_all()  # less room is expected to be needed from now on
         self.call.wire.send_part(self.call, buffers, size, lease)
 
     async def wait_sendable(self) -> None:

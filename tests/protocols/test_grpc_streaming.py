@@ -17,7 +17,7 @@ from actors.messages.errors import Cancelled, DeadlineExceeded, ErrorCode, Inter
 from actors.messages.requests import InferResponse
 from actors.messages.tensors import Tensor
 from actors.scheduling.marks import ClientMarks
-from protocols.grpc.call import STREAM_LIMIT
+from protocols.grpc.call import FIRST_ANSWER, STREAM_LIMIT
 from protocols.grpc.messages import Message
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.service import InferenceService
@@ -593,21 +593,44 @@ async def test_a_stream_that_can_not_be_read_on_ends_with_its_error(server):
 # Bounds
 
 
-async def test_before_the_first_answer_one_request_is_in_flight(server):
+async def test_requests_that_are_batched_are_read_together_before_the_first_answer(server):
+    """A batch delay of 3 s would answer three requests after 3, 6 and 6 s if the first were read alone."""
     held = server.model("held")
     async with serving(server) as call:
-        call.send(infer_request("held", X, id="1"), infer_request("held", X, id="2"))
+        call.send(*(infer_request("held", X, id=str(index)) for index in range(3)))
         await settle()
-        assert len(held.submitted) == 1
+        assert len(held.submitted) == 3
+
+
+async def test_before_the_first_answer_moderate_answers_are_expected(server):
+    held = server.model("held")
+    at_first = STREAM_LIMIT // FIRST_ANSWER
+    async with serving(server) as call:
+        call.send(*(infer_request("held", X, id=str(index)) for index in range(20)))
+        await settle()
+        assert len(held.submitted) == at_first
         answer(held, held.submitted[0])
         await settle()
-        assert len(held.submitted) == 2
+        assert len(held.submitted) == 20
+
+
+async def test_a_large_answer_is_not_remembered_for_ever(server):
+    held = server.model("held")
+    async with serving(server) as call:
+        call.send(infer_request("zeros", [("X", "INT64", np.array([STREAM_LIMIT // 4]))], id="large"))
+        for _ in range(600):
+            call.send(infer_request("strings", [("X", "BYTES", np.array([[]], np.uint8))]))
+            await settle()
+        call.send(*(infer_request("held", X, id=str(index)) for index in range(20)))
+        await settle()
+        assert len(held.submitted) == 20
 
 
 async def test_no_more_is_begun_than_answers_find_room(server):
     held = server.model("held")
     async with serving(server) as call:
         call.send(infer_request("zeros", [("X", "INT64", np.array([STREAM_LIMIT // 4]))], id="large"))
+        await settle()
         call.send(*(infer_request("held", X, id=str(index)) for index in range(9)))
         await settle()
         assert len(held.submitted) == 3
