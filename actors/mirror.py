@@ -163,7 +163,7 @@ class Exchange:
         """Keep what will be compared, and pass the part on. See `actors.messages.requests.ReplyPort`."""
         if not self._over and self._client is None:
             # Before it is passed on, for a client that has left gives the memory back at once.
-            self._client = _kept(part) if final and not self._request.cancelled else _NOT_COMPARABLE
+            self._client = _kept(part) if final and not self._request.cancelled else _NotComparable("")
             self._finish_if_complete()
         self._port.put(part, final=final)
 
@@ -191,7 +191,7 @@ class Exchange:
     def copy_answered(self, part: InferResponse | TritiumError, *, final: bool = True) -> None:
         """Take the mirror's answer."""
         if not self._over and self._copied is None:
-            self._copied = _kept(part) if final else _NOT_COMPARABLE
+            self._copied = _kept(part) if final else _NotComparable("")
             self._finish_if_complete()
 
     # -- the end
@@ -219,7 +219,12 @@ class Exchange:
         found: Difference | None = None
         compared = False
         try:
-            if not (client is None or copied is None or copied is _NOT_COMPARABLE or _tells_nothing(client)):
+            if not (
+                client is None
+                or copied is None
+                or isinstance(copied, _NotComparable)
+                or _tells_nothing(client)
+            ):
                 found = await self._compare(client, copied, limiter)
                 compared = True
         finally:
@@ -278,7 +283,8 @@ class _CopyPort:
             part.release()
 
 
-_NOT_COMPARABLE: Final = Unavailable("")
+class _NotComparable(Unavailable):
+    """In place of an answer that can't be kept, or is none."""
 
 
 def _kept(part: InferResponse | TritiumError) -> _Answer:
@@ -287,7 +293,7 @@ def _kept(part: InferResponse | TritiumError) -> _Answer:
     try:
         return keep(part.outputs, borrowed=part.leased)
     except MemoryError:
-        return _NOT_COMPARABLE
+        return _NotComparable("")
 
 
 def _tells_nothing(answer: _Answer) -> bool:

@@ -34,10 +34,6 @@ _UNFOLDED_A_TURN: Final = (
 )  # ... and so are all of them, once this much was unfolded since the last read
 _RATIO: Final = 1032  # no byte of a deflate stream unfolds to more
 
-# gRPC's table of status codes (statuscodes.md) has UNIMPLEMENTED for a wrong number of requests.
-NO_MESSAGE: Final = Unsupported("the call ended before its request message")
-TOO_MANY: Final = Unsupported("the call takes one request message, and got more")
-
 
 class Owner(Protocol):
     """What arrivals need of the connection."""
@@ -95,12 +91,12 @@ class Arrivals:
     def _keep(self, call: Call, message: Message) -> None:
         if call.server_stream is not None:
             if call.server_stream.unary_request and call.server_stream.fed:
-                raise TOO_MANY
+                raise more_than_one()
             call.server_stream.feed(message)
         elif call.message is None:
             call.message, call.folded = message.data, message.compressed
         else:
-            raise TOO_MANY
+            raise more_than_one()
 
     def ended(self, call: Call) -> None:
         """The client has sent all of a call."""
@@ -109,7 +105,7 @@ class Arrivals:
         elif call.server_stream is not None:
             call.server_stream.end()
         elif call.message is None:
-            self._owner.refuse(call, NO_MESSAGE)
+            self._owner.refuse(call, Unsupported("the call ended before its request message"))
         elif call.folded:
             self._unfold(call, call.message)
         else:
@@ -226,6 +222,14 @@ class Arrivals:
     def _open_tickets(self, tickets: Sequence[trio.Event]) -> None:
         for ticket in tickets:
             ticket.set()
+
+
+def more_than_one() -> Unsupported:
+    """Return what a client is told that sends more than one request on a unary call.
+
+    gRPC's table of status codes (statuscodes.md) has UNIMPLEMENTED for a wrong number of requests.
+    """
+    return Unsupported("the call takes one request message, and got more")
 
 
 def _is_over(call: Call) -> bool:

@@ -31,7 +31,7 @@ from actors.messages.errors import (
 from protocols.grpc import messages
 from protocols.grpc.admission import AnswerRoom
 from protocols.grpc.answers import BUG, Answers, status_of, trailing_metadata
-from protocols.grpc.arrivals import TOO_MANY, Arrivals
+from protocols.grpc.arrivals import Arrivals, more_than_one
 from protocols.grpc.call import SHUTTING_DOWN, Call, Metadata, ServerStream
 from protocols.grpc.frames import LARGEST_STREAM, ConnectionViolation, ErrorCode
 from protocols.grpc.head import CallHead
@@ -369,7 +369,7 @@ class GrpcConnection:
             return
         if call.incoming is None:
             if call.message is not None:
-                self.refuse(call, TOO_MANY)
+                self.refuse(call, more_than_one())
                 return
             call.message = messages.whole(data, self._limit)
             if call.message is not None:
