@@ -89,6 +89,8 @@ class Catalog:
         # Whose loads that of a model waits for because the model itself, being loaded, has asked for them.
         self.awaited_by: Callable[[str], AbstractSet[str]] = lambda _: frozenset()
         self.start_failed = False  # something that should have been loaded at start was not
+        self._unlisted: Sequence[str] = ()  # repositories that the start went without, and why
+        self._catching_up: list[Lane] = []  # what was found in them since is loaded by these
 
     # -- the actor ---------------------------------------------------------------------------------------------------
 
@@ -135,6 +137,7 @@ class Catalog:
         listing = await self._list()
         keys = listing.keys
         self.start_failed = bool(listing.failures)
+        self._unlisted = listing.failures
         wanted = keys if "*" in self._startup else [key for key in keys if key.name in self._startup]
         for name in self._startup:
             if name != "*" and all(key.name != name for key in wanted):
@@ -194,6 +197,24 @@ class Catalog:
         if key in self._lanes:
             self._add(key, Gone())
 
+    def listed(self) -> None:
+        """Every repository has been looked into since the start; what there is in them has been told by `look_at`."""
+        if self._unlisted:
+            self._unlisted = ()
+            self._catching_up = [lane for lane in self._lanes.values() if lane.has_work]
+
+    @property
+    def missing(self) -> str:
+        """Which repository the start went without, and why, until its models are loaded; empty where there is none."""
+        if self._unlisted:
+            return "; ".join(self._unlisted)
+        self._catching_up = [lane for lane in self._catching_up if lane.has_work]
+        return (
+            "models of a repository that was not there at the start are being loaded"
+            if self._catching_up
+            else ""
+        )
+
     @property
     def busy(self) -> list[ModelKey]:
         """The models with which something is being done."""
@@ -224,6 +245,8 @@ class Catalog:
         listing = await self._source.listing()
         for failure in listing.failures:
             self._around.log(Event.REPOSITORY_UNAVAILABLE, level="error", reason=failure)
+        if not listing.failures and self._mode is ControlMode.EXPLICIT and self.finished.is_set():
+            self.listed()
         return listing
 
     async def _find(self, name: str, *, made_up: bool, namespace: str = "") -> ModelKey:

@@ -58,9 +58,14 @@ class Lane:
         self._arrived.set()
 
     @property
+    def has_work(self) -> bool:
+        """Whether something is being done, or is still to be done."""
+        return self._current is not None or bool(self._waiting)
+
+    @property
     def over(self) -> bool:
         """Whether its model has left, and nothing is to be done with it."""
-        return self.deployment.at_rest and self._current is None and not self._waiting
+        return self.deployment.at_rest and not self.has_work
 
     def _look_up(self) -> None:
         self._arrived.set()

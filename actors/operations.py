@@ -289,7 +289,7 @@ class Evict(Operation):
 
 def check_name(name: str) -> None:
     """Raise InvalidArgument for a name that no model can have (contract, repository.md section 5)."""
-    if not name:
+    if not name.strip():
         raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
     if name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise InvalidArgument(

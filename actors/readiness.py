@@ -186,8 +186,13 @@ class Readiness:
         finished: trio.Event,
         log: Log,
         wall_clock: Callable[[], int],
+        missing: Callable[[], str] = str,
     ) -> None:
-        """`finished` is set when the loads at start have ended; `wall_clock` gives milliseconds since the epoch."""
+        """`finished` is set when the loads at start have ended; `wall_clock` gives milliseconds since the epoch.
+
+        `missing` tells which repository the start went without, if one, and why.
+        """
+        self._missing = missing
         self._router = router
         self._strict = strict
         self._finished = finished
@@ -293,7 +298,12 @@ class Readiness:
         standings = list(self._standings())
         self._forget_counts({(each.key, each.version) for each in standings})
         self._verdict = judge(
-            standings, finished=self._finished.is_set(), strict=self._strict, before=before, now=now
+            standings,
+            finished=self._finished.is_set(),
+            strict=self._strict,
+            before=before,
+            now=now,
+            missing=self._missing(),
         )
         self._tell(before, self._verdict)
         if before.ready is not self._verdict.ready:
@@ -338,7 +348,7 @@ class Readiness:
         same = {part.named for part in failed} == {part.named for part in before.failed if not part.awaited}
         if not verdict.finished or (same and before.finished and verdict.ready is before.ready):
             return
-        if not (verdict.ready or failed or verdict.opened):
+        if not (verdict.ready or failed or verdict.missing or verdict.opened):
             return  # it is about to be: somebody has yet to say so
         self._log(
             Event.READINESS_CHANGED,
@@ -346,6 +356,7 @@ class Readiness:
             ready=verdict.ready,
             failed=[f"{part}: {_shown(part.reason)}" for part in failed[:_LISTED]],
             parts_failed=len(failed),
+            **({"reason": _shown(verdict.missing)} if verdict.missing else {}),
         )
 
     # -- the actor -------------------------------------------------------------------------------------------------
@@ -483,6 +494,8 @@ class Readiness:
             why_not = "the models found at start are still being loaded"
         elif self.withdrawn:
             why_not = "the server is about to end"
+        elif verdict.missing:
+            why_not = why_not or _shown(verdict.missing)
         ready = verdict.ready and not why_not
         parts = []
         for part in verdict.parts:

@@ -14,13 +14,12 @@ from actors.interfaces import IndexEntry, ServedModel
 from actors.messages.errors import InvalidArgument, NotFound, Unavailable
 from actors.model import ModelState, Status
 from actors.specs import ModelKey
+from actors.verdicts import DUPLICATE_REASON as DUPLICATE_REASON
+from actors.verdicts import UNLOADED as UNLOADED
 
 _VERSION_LIMIT = 2**63
 # `int` reads more than this: other scripts' digits, blanks, underscores. 4,000 digits are fewer than it refuses to read.
 _NUMBER = re.compile(r"[+-]?[0-9]{1,4000}")
-
-UNLOADED = "unloaded"
-DUPLICATE_REASON = "model appears in two or more repositories"
 
 Fronting = Callable[[Mapping[int, ModelState]], ServedModel | None]
 """Chooses who answers requests that name no version, from the READY ones; None: the highest version."""

@@ -1,6 +1,7 @@
 """Is the server ready, and if not, which part of it is at fault, and since when. Pure.
 
-Contract, repository.md section 8. Two departures, both so that a change to one model never takes a server that serves out
+Contract, repository.md section 8. A model that two repositories have is in neither's lifecycle: it is told of and does not
+count. Two departures, both so that a change to one model never takes a server that serves out
 of its load balancer: what is on its way (loading, unloading) does not count, and neither does what is not essential.
 """
 
@@ -12,7 +13,10 @@ from typing import Final
 
 from actors.specs import ModelKey
 
-_UNLOADED: Final = "unloaded"  # the reason of a version that was unloaded on purpose
+UNLOADED: Final = "unloaded"
+"""The reason of a version that was unloaded on purpose."""
+
+DUPLICATE_REASON: Final = "model appears in two or more repositories"
 
 Named = tuple[ModelKey, int]
 """A model version's name."""
@@ -64,6 +68,7 @@ class Verdict:
     finished: bool = False  # what was to be loaded at start has been, or has failed
     opened: bool = False
     since: float = 0.0  # when `ready` was last new
+    missing: str = ""  # which repository the start went without, and why
     parts: tuple[Part, ...] = ()
 
     @property
@@ -73,11 +78,18 @@ class Verdict:
 
 
 def judge(
-    standings: Iterable[Standing], *, finished: bool, strict: bool, before: Verdict, now: float
+    standings: Iterable[Standing],
+    *,
+    finished: bool,
+    strict: bool,
+    before: Verdict,
+    now: float,
+    missing: str = "",
 ) -> Verdict:
     """Return the verdict that follows `before`.
 
-    Lenient: ready once `finished`. Strict: and as long as nothing is wrong with any essential part.
+    Lenient: ready once `finished`, unless a repository is `missing` since the start. Strict: and as long as nothing is
+    wrong with any essential part.
     """
     known = {part.named: part for part in before.parts}
     judged = (
@@ -85,12 +97,15 @@ def judge(
         for standing in standings
     )
     parts = tuple(part for part in judged if part is not None)
-    ready = finished and not (strict and any(part.essential and not part.ok for part in parts))
+    ready = (
+        finished and not missing and not (strict and any(part.essential and not part.ok for part in parts))
+    )
     return Verdict(
         ready=ready,
         finished=finished,
         opened=before.opened or ready,
         since=before.since if ready is before.ready else now,
+        missing=missing,
         parts=parts,
     )
 
@@ -104,7 +119,7 @@ def _part(standing: Standing, before: Part | None, *, opened: bool, now: float) 
     match standing.status:
         case "READY":
             reason = standing.trouble or ("" if opened else standing.awaited)
-        case "UNAVAILABLE" if standing.reason != _UNLOADED:
+        case "UNAVAILABLE" if standing.reason != UNLOADED:
             reason = standing.reason or "it is unavailable"
         case "LOADING" | "UNLOADING" if before is not None and not before.ok:
             reason = before.reason
@@ -115,6 +130,6 @@ def _part(standing: Standing, before: Part | None, *, opened: bool, now: float) 
         version=standing.version,
         reason=reason,
         since=before.since if before is not None and before.ok is not bool(reason) else now,
-        essential=standing.essential,
+        essential=standing.essential and standing.reason != DUPLICATE_REASON,
         awaited=bool(reason) and not standing.trouble and standing.status == "READY",
     )

@@ -75,6 +75,8 @@ class Watcher:
         self._wall_clock = wall_clock
         self._settling = Settling(namespacing=namespacing)
         self._decided: deque[Decision] = deque()
+        # Called after a poll that has found every repository, once what it has found is told.
+        self.found_all: Callable[[], object] = lambda: None
 
     def spec(self, name: str = "watcher") -> ChildSpec:
         """Return the actor as a child: tried again for as long as it takes, without its siblings noticing."""
@@ -112,6 +114,8 @@ class Watcher:
                 },
             )
             self._carry_out()
+            if self._settling.found_all:
+                self.found_all()
             ctx.progressed()
             await trio.sleep(self._interval)
 

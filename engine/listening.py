@@ -101,7 +101,7 @@ def read_grpc(given: Given) -> GrpcSettings:
         _warn_of_idle(
             given, ("grpc-unix-socket",), "--allow-grpc=false switches off the socket with the port"
         )
-    level = given.text("grpc-infer-response-compression-level", "none").lower()
+    level = given.text("grpc-infer-response-compression-level", "none")
     return GrpcSettings(
         address=given.text("grpc-address", "0.0.0.0"),
         port=given.integer("grpc-port", 8001, most=65535),

@@ -167,7 +167,12 @@ class RunningServer:
 
 
 def check_repositories(settings: Settings) -> None:
-    """Raise ServerFailed where a repository is no directory (contract, repository.md section 2)."""
+    """Raise ServerFailed where a repository is no directory (contract, repository.md section 2).
+
+    With `--exit-on-error=false` the server goes on without it: it is not ready, and the log says why.
+    """
+    if not settings.exit_on_error:
+        return
     for path in settings.model_repositories:
         if not is_remote(path) and not Path(path).is_dir():
             raise ServerFailed(
@@ -306,6 +311,7 @@ class _Composition:
             finished=self.catalog.finished,
             log=self._log,
             wall_clock=self._machine.wall_clock,
+            missing=lambda: self.catalog.missing,
         )
         self.router.on_change(lambda _: self.readiness.changed())
         self._repository_view = RepositoryView(self.router, self.catalog, reader)
@@ -329,6 +335,7 @@ class _Composition:
                 namespacing=settings.namespacing,
             )
             self.catalog.could_not_look = self._watcher.look_again
+            self._watcher.found_all = self.catalog.listed
 
     def _hook(self, protocol: str) -> RequestHook | None:
         settings = self._settings.log

@@ -281,6 +281,16 @@ class Settling:
         """Return every source that does not answer."""
         return tuple(shelf.lost for shelf in self._shelves.values() if shelf.lost is not None)
 
+    @property
+    def found_all(self) -> bool:
+        """Whether every source answers, and all that is in them is decided on but for what is known to be unfinished."""
+        return all(
+            shelf.looked
+            and shelf.lost is None
+            and all(place.since is None or place.reasons for place in shelf.places.values())
+            for shelf in self._shelves.values()
+        )
+
     def _key(self, name: str, source: str) -> ModelKey:
         return ModelKey(name, source if self._namespacing else "")
 

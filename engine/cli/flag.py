@@ -59,7 +59,7 @@ class Flag:
 
 
 class OneOf:
-    """A check that complains of what is none of the choices."""
+    """A check that complains of what is none of the choices, in any letter case."""
 
     def __init__(self, complaint: str, *choices: str) -> None:
         self._complaint = complaint
@@ -67,12 +67,11 @@ class OneOf:
 
     def __call__(self, value: str) -> str:
         """Return what is wrong with `value`, or nothing."""
-        return "" if value in self.choices else self._complaint
+        return "" if self.choice(value) is not None else self._complaint
 
-
-def one_of_in_any_case(complaint: str, *choices: str) -> Callable[[str], str]:
-    """The same for words that may be in capitals."""
-    return lambda value: "" if value.lower() in choices else complaint
+    def choice(self, value: str) -> str | None:
+        """Return the choice that `value` is, in its own letter case; None for a value that is none of them."""
+        return next((each for each in self.choices if each.lower() == value.lower()), None)
 
 
 def trace_config(value: str) -> str:

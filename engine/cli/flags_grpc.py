@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.cli.flag import Flag, Group, Kind, one_of_in_any_case
+from engine.cli.flag import Flag, Group, Kind, OneOf
 
 GRPC_FLAGS: Final = (
     Flag(
@@ -85,7 +85,7 @@ GRPC_FLAGS: Final = (
         group=Group.GRPC,
         default="none",
         metavar="LEVEL",
-        check=one_of_in_any_case(
+        check=OneOf(
             "invalid argument for --grpc_infer_response_compression_level", "none", "low", "medium", "high"
         ),
         help="Compress answers of the inference calls for clients that accept it: none, low, medium, high.",

@@ -152,8 +152,11 @@ class Given:
         return name in self._given
 
     def text(self, name: str, default: str) -> str:
-        """Return its last value."""
-        return self._given[name][-1] if name in self._given else default
+        """Return its last value; of a flag with a choice of words, the word in its own letter case."""
+        if name not in self._given:
+            return default
+        value, check = self._given[name][-1], BY_NAME[name].check
+        return (check.choice(value) or value) if isinstance(check, OneOf) else value
 
     def all(self, name: str) -> Sequence[str]:
         """Return all its values, in order."""

@@ -75,7 +75,8 @@ def complete(
     source: Source | None = None,
     fill: Fill | None = None,
 ) -> Completed:
-    """Return a completed copy of `written`, which is from `source`. Without `auto_complete` only the normalisation is applied.
+    """Return a completed copy of `written`, which is from `source`. Without `auto_complete` only the normalisation
+    is applied, and a known platform gives the backend.
 
     `name` is the model's where its directory is called otherwise. Where the backend can't be found, `fill` is not asked.
     """
@@ -91,12 +92,28 @@ def complete(
         provenance.note(config, origin)
         if fill is not None and not problems:
             problems = fill(config, provenance)
+    elif not config.backend:
+        config.backend = backend_of(config.platform, backends)
+        provenance.note(config, "follows from 'platform'")
     uncounted = frozenset(at for at, group in enumerate(config.instance_group) if group.count < 1)
     if not config.instance_group:
         uncounted = frozenset((0,))
     normalise(config, gpus=gpus)
     provenance.note(config, DEFAULT)
     return Completed(config=config, uncounted=uncounted, provenance=provenance, problems=tuple(problems))
+
+
+def backend_of(platform: str, backends: Mapping[str, BackendTraits]) -> str:
+    """Return the backend that a platform stands for without any completion, or nothing (contract, section 7.1).
+
+    `libtorch` is not among them: only completion takes it for `pytorch_libtorch`.
+    """
+    if not platform:
+        return ""
+    for rule in _RULES:
+        if platform == rule.platform:
+            return rule.backend
+    return next((traits.name for traits in backends.values() if platform in traits.platforms), "")
 
 
 def infer_backend(

@@ -129,9 +129,14 @@ def depends_on(config: ModelConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
+# Of platforms whose file has another name than the backend's usual one.
+_ARTIFACT_OF: Final[Mapping[str, str]] = {"torch_aoti": "model.pt2"}
+
+
 def artifact(config: ModelConfig, traits: BackendTraits) -> str:
     """Return the model's file name inside its version directory; of a backend written in Python, that backend's path."""
-    return traits.implementation or config.default_model_filename or traits.default_artifact
+    usual = _ARTIFACT_OF.get(config.platform, traits.default_artifact)
+    return traits.implementation or config.default_model_filename or usual
 
 
 def instances(

@@ -13,8 +13,9 @@ def normalised(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the files by normalised path. Raises InvalidArgument for a path that leads out, or through a file."""
     found: dict[str, bytes] = {}
     for given, content in files.items():
-        path = posixpath.normpath(given)
-        if not given or path.startswith(("/", "../")) or path in (".", "..") or "\0" in path:
+        # Triton puts the model's directory in front of what is given, so that one or more slashes there mean nothing.
+        path = posixpath.normpath(given.lstrip("/"))
+        if not given or path.startswith("../") or path in (".", "..") or "\0" in path:
             raise InvalidArgument(
                 f"Invalid file parameter 'file:{given}' with normalized path '{path}' must stay within model directory."
             )

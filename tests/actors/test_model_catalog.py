@@ -632,7 +632,10 @@ def test_names_that_no_model_can_have_are_refused():
         InvalidArgument, match=r"Model name cannot be empty\. Please enter a valid name to deploy\."
     ):
         check_name("")
-    for name in ("..", "a/b", "a\\b", "a\0"):
+    for blank in (" ", "\t\n  "):
+        with pytest.raises(InvalidArgument, match=r"Model name cannot be empty\."):
+            check_name(blank)
+    for name in ("..", "../x", "a/b", "a\\b", "a\0"):
         with pytest.raises(InvalidArgument, match="must not contain path traversal characters"):
             check_name(name)
 

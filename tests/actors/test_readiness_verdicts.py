@@ -43,7 +43,6 @@ def test_an_empty_repository_is_ready():
         ("UNLOADING", "", True),
         ("UNAVAILABLE", "unloaded", True),
         ("UNAVAILABLE", "Internal: no such file", False),
-        ("UNAVAILABLE", "model appears in two or more repositories", False),
         ("UNAVAILABLE", "", False),
         ("", "", True),
     ],
@@ -53,6 +52,25 @@ def test_strict_readiness_asks_after_every_version(status, reason, ready):
     assert verdict.ready is ready
     assert after(standing(), standing(status, reason, version=2), strict=False).ready
     assert [part.version for part in verdict.failed] == ([] if ready else [2])
+
+
+def test_a_model_of_two_repositories_is_told_and_does_not_count():
+    """Triton's lifecycle never hears of it (contract, repository.md sections 2 and 8)."""
+    reason = "model appears in two or more repositories"
+    verdict = after(standing(), standing("UNAVAILABLE", reason, version=0, key=ModelKey("twice")))
+    assert verdict.ready
+    assert [(str(part), part.reason) for part in verdict.parts if not part.ok] == [("model twice", reason)]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_repository_that_the_start_went_without_keeps_the_server_from_being_ready(strict):
+    gone = "/models can't be read: No such file or directory"
+    verdict = judge(
+        [standing()], finished=True, strict=strict, before=opened(standing()), now=2.0, missing=gone
+    )
+    assert not verdict.ready
+    assert (verdict.missing, verdict.since) == (gone, 2.0)
+    assert not verdict.failed
 
 
 def test_a_model_without_a_version_to_show_counts():

@@ -193,6 +193,15 @@ async def test_files_in_the_request_are_the_whole_model_until_the_next_plain_loa
         await until_states(server, "a", {1: "UNAVAILABLE", 3: "READY"})
 
 
+async def test_a_file_may_be_named_with_a_slash_in_front(tritium_server, workshop):
+    workshop.model("a")
+    async with tritium_server(EXPLICIT) as server:
+        files = {"file:/1/model.py": code(78).encode(), "file:///2/model.py": code(79).encode()}
+        await triton(server, "load_model", "a", config=as_json(version_policy={"all": {}}), files=files)
+        assert await identity(server, "a", version=1) == (1, 78)
+        assert await identity(server, "a", version=2) == (2, 79)
+
+
 async def test_a_model_can_be_made_of_nothing_but_a_request(tritium_server, workshop):
     workshop.model("other")
     async with tritium_server(EXPLICIT) as server:
@@ -212,7 +221,8 @@ BAD_OVERRIDES = [
         "Load parameter 'config' must be specified for model file override",
     ),
     ({"config": as_json(), "file:../../escaped": "aGVsbG8="}, 400, "must stay within model directory."),
-    ({"config": as_json(), "file:/tmp/escaped": "aGVsbG8="}, 400, "Invalid file parameter"),
+    ({"config": as_json(), "file:/../escaped": "aGVsbG8="}, 400, "must stay within model directory."),
+    ({"config": as_json(), "file:/": "aGVsbG8="}, 400, "must stay within model directory."),
     (
         {"config": as_json(), "file:1": "aGVsbG8=", "file:1/model.py": "aGVsbG8="},
         400,
@@ -259,6 +269,13 @@ async def test_an_override_that_makes_no_sense_is_refused_and_changes_nothing(
             None,
             400,
             "invalid model name '..', model name must not contain path traversal characters",
+        ),
+        ("models/%20/load", None, 400, "Model name cannot be empty. Please enter a valid name to deploy."),
+        (
+            "models/%2e%2e%2fx/load",
+            None,
+            400,
+            "invalid model name '../x', model name must not contain path traversal characters",
         ),
         (
             "models/a%2f1/load",
@@ -488,6 +505,7 @@ async def test_a_model_of_two_repositories_is_served_from_neither(tritium_server
     flags = ("--exit-on-error=false", also(second))
     async with tritium_server(*flags, ready=False) as server:
         await server.wait_loaded()
+        assert await ready(server)  # neither is in the lifecycle of models
         duplicate = {
             "name": "twice",
             "state": "UNAVAILABLE",

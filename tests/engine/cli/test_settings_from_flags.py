@@ -79,6 +79,11 @@ def test_without_flags_the_defaults_are_tritons():
         (["--model-control-mode=poll", "--repository-poll-secs=.5"], "poll_interval", 0.5),
         (["--repository-poll-secs=0"], "poll_interval", 0.0),
         (["--model-control-mode", "explicit"], "control_mode", "explicit"),
+        (["--model-control-mode=EXPLICIT"], "control_mode", "explicit"),
+        (["--model-control-mode=Poll"], "poll_interval", 15.0),
+        (["--model-control-mode=Explicit", "--load-model=a"], "load_models", ("a",)),
+        (["--rate-limit=EXECUTION_COUNT"], "rate_limit", True),
+        (["--rate-limit=Off"], "rate_limit", False),
         (["--model-control-mode=explicit"], "load_models", ()),
         (
             ["--model-control-mode=explicit", *(f"--load-model={name}" for name in "aba")],

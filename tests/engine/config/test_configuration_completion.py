@@ -79,6 +79,28 @@ def test_nothing_is_inferred_where_completion_is_off(completed):
     assert config.version_policy.latest.num_versions == 1
 
 
+@pytest.mark.parametrize(
+    ("platform", "backend"),
+    [
+        ("onnxruntime_onnx", "onnxruntime"),
+        ("pytorch_libtorch", "pytorch"),
+        ("torch_aoti", "pytorch"),
+        ("tensorrt_plan", "tensorrt"),
+        ("tensorflow_savedmodel", "tensorflow"),
+        ("tensorflow_graphdef", "tensorflow"),
+        ("my_platform", "mine"),
+        ("libtorch", ""),  # which completion alone takes for another
+        ("ensemble", ""),
+    ],
+)
+def test_a_platform_gives_the_backend_where_completion_is_off(completed, platform, backend):
+    draft = completed(f'name: "m" platform: "{platform}"', auto_complete=False)
+    assert (draft.config.backend, draft.config.platform) == (backend, platform)
+    assert draft.config.default_model_filename == ""
+    if backend:
+        assert draft.provenance.origins()["backend"] == "follows from 'platform'"
+
+
 def test_an_empty_name_is_the_directory_s(completed):
     assert completed("", entries=["model.py"]).config.name == "m"
 
