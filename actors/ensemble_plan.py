@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from actors.gathering import client_shape, reshaped
 from actors.interfaces import ServedModel
 from actors.messages.tensors import Tensor
 from actors.model import ModelState
@@ -12,14 +13,15 @@ from actors.specs import InputSpec, ModelSpec, OutputSpec
 
 
 class Fit:
-    """How tensors are called and shaped on one side of a model, whatever they were called and shaped before."""
+    """How tensors are called and shaped where they go to a model of a step, whatever they were called and shaped before."""
 
     __slots__ = ("_batches", "_dims", "_full")
 
-    def __init__(self, declared: Iterable[InputSpec | OutputSpec], *, batches: bool) -> None:
+    def __init__(self, ranks: Mapping[str, int], *, batches: bool) -> None:
+        """`ranks` are the numbers of dimensions by name, without the batch dimension."""
         self._batches = batches
-        self._dims = {each.name: len(each.dims) for each in declared}
-        self._full = {name: dims + batches for name, dims in self._dims.items()}
+        self._dims = ranks
+        self._full = {name: dims + batches for name, dims in ranks.items()}
 
     def of(self, tensor: Tensor, name: str) -> Tensor:
         """Return `tensor` under the name, and with the shape, that it has here. The data is the same."""
@@ -28,6 +30,48 @@ class Fit:
         if full is not None and len(shape) != full:  # what is not declared its model refuses
             shape = fitted(shape, self._dims[name], batches=self._batches)
         return Tensor(name, tensor.datatype, shape, tensor.data)
+
+
+class Answers(Fit):
+    """How an ensemble's outputs are shaped for its clients: a `reshape` of its own is their shape inside the ensemble."""
+
+    __slots__ = ("_reshapes",)
+
+    def __init__(self, declared: Iterable[OutputSpec], *, batches: bool) -> None:
+        self._reshapes = {each.name: each for each in declared if each.reshape is not None}
+        super().__init__(
+            {each.name: len(each.dims if each.reshape is None else each.reshape) for each in declared},
+            batches=batches,
+        )
+
+    def of(self, tensor: Tensor, name: str) -> Tensor:
+        """Return `tensor` as the output `name` of an answer. The data is the same."""
+        fitted_tensor = super().of(tensor, name)
+        declared = self._reshapes.get(name)
+        if declared is not None:
+            fitted_tensor.shape = client_shape(fitted_tensor.shape, declared, batches=self._batches)
+        return fitted_tensor
+
+
+class Entry:
+    """How an ensemble's inputs are shaped inside it: as their own `reshape` says, where they have one."""
+
+    __slots__ = ("_batches", "_reshapes")
+
+    def __init__(self, declared: Iterable[InputSpec], *, batches: bool) -> None:
+        self._batches = batches
+        self._reshapes = {
+            each.name: (each.dims, each.reshape) for each in declared if each.reshape is not None
+        }
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return `tensor`, a valid input, as the steps see it. The data is the same."""
+        found = self._reshapes.get(tensor.name)
+        if found is None:
+            return tensor
+        dims, target = found
+        shape = reshaped(tensor.shape, dims, target, batches=self._batches)
+        return Tensor(tensor.name, tensor.datatype, shape, tensor.data)
 
 
 class StepPlan:
@@ -45,7 +89,7 @@ class StepPlan:
         self.by_reference = (
             self.state is not None and self.state.composite is None and self.state.cache is None
         )
-        self.fit = Fit(spec.inputs, batches=spec.batches)
+        self.fit = Fit({each.name: len(each.dims) for each in spec.inputs}, batches=spec.batches)
         wanted = tuple(step.outputs)
         self.outputs = spec.output_names if set(wanted) == set(spec.output_names) else wanted
 
@@ -57,7 +101,7 @@ class StepPlan:
 class Plan:
     """The course to some outputs of an ensemble, and who runs its steps."""
 
-    __slots__ = ("course", "fit", "pinned", "steps")
+    __slots__ = ("answers", "course", "entry", "pinned", "steps")
 
     def __init__(
         self, spec: ModelSpec, wiring: Wiring, wanted: tuple[str, ...], models: Mapping[int, ServedModel]
@@ -73,7 +117,8 @@ class Plan:
         states = (each.state for each in self.steps.values())
         self.pinned = tuple(dict.fromkeys(state for state in states if state is not None))
         """Versions that must stay until a request has ended."""
-        self.fit = Fit(spec.outputs, batches=spec.batches)
+        self.entry = Entry(spec.inputs, batches=spec.batches)
+        self.answers = Answers(spec.outputs, batches=spec.batches)
 
     def stands(self, models: Mapping[int, ServedModel]) -> bool:
         """Whether it holds, where `models` run its steps."""

@@ -36,6 +36,9 @@ from actors.specs import Ensemble, ModelSpec
 from actors.statistics import FailureReason
 
 _NO_TIME: Final = (0, 0, 0, 0)
+_SEQUENCE_KEYS: Final = ("sequence_id", "sequence_start", "sequence_end")
+_MAX_INT64: Final = 2**63 - 1
+_TO_UNSIGNED: Final = 2**64  # correlation ids are unsigned, integer parameters of a response are not
 _LOANS_KEPT: Final = 32  # before those that have ended are swept out
 
 UNREAD_PARTS: Final = WINDOW_PARTS
@@ -121,7 +124,7 @@ class Loan:
 
 
 class Piece:
-    """A value of an ensemble tensor. `sequence` overrides the request's for the steps that consume it."""
+    """A value of an ensemble tensor. `sequence` stands in place of the request's for whoever consumes it."""
 
     __slots__ = ("loan", "sequence", "tensor")
 
@@ -134,7 +137,7 @@ class Piece:
 class Step:
     """A run of a step: its request, and the reply port of that."""
 
-    __slots__ = ("_owner", "ended", "loans", "passed", "plan", "request", "run", "submitting")
+    __slots__ = ("_owner", "ended", "loans", "passed", "plan", "request", "run", "sequence", "submitting")
     relation = "step"  # of its request to the ensemble's, in the log
 
     def __init__(self, owner: ComposedRequest, run: Run[Piece], plan: StepPlan) -> None:
@@ -145,6 +148,7 @@ class Step:
         self.passed = False  # its gate
         self.submitting = False  # somebody waits for room in its model's queue for it
         self.ended = False
+        self.sequence: Sequence_ | None = None  # its place in a sequence, where that is not the request's
         self.request: InferRequest
 
     @property
@@ -295,7 +299,8 @@ class ComposedRequest:
 
     def begin(self) -> None:
         """Run what can run from the request's inputs."""
-        given = {tensor.name: Piece(tensor) for tensor in self.request.inputs}
+        entry = self._plan.entry.of
+        given = {tensor.name: Piece(entry(tensor)) for tensor in self.request.inputs}
         self._work(lambda: self._launch(self._flow.begin(given)))
 
     def arrived(self, step: Step, part: InferResponse | TritiumError, *, final: bool) -> None:
@@ -404,7 +409,7 @@ class ComposedRequest:
             if piece.loan is not None:
                 piece.loan.view(tensor, piece.tensor)
             if piece.sequence is not None:
-                correlation_id, flags = piece.sequence
+                correlation_id, flags = step.sequence = piece.sequence
         if lent:
             step.loans = _claimed(run.inputs.values(), step)
         request = step.request = InferRequest(
@@ -469,7 +474,9 @@ class ComposedRequest:
                 loan.copy()
             elif not loan.streamed:
                 self._owner.lend(loan)
-        sequence = _sequence(part.parameters, self.request) if part.parameters else None
+        sequence = step.sequence
+        if part.parameters:
+            sequence = _sequence(part.parameters, sequence, self.request)
         return {tensor.name: Piece(tensor, loan, sequence) for tensor in outputs}
 
     def _end(self, step: Step) -> None:
@@ -524,16 +531,20 @@ class ComposedRequest:
         self._finish()
 
     def _respond(self, answer: Mapping[str, Piece], *, final: bool) -> None:
-        spec, fit = self._state.spec, self._plan.fit.of
+        spec, fit = self._state.spec, self._plan.answers.of
         outputs: list[Tensor] = []
         lent = False
+        sequence: Sequence_ | None = None
         for name, piece in answer.items():
             tensor = fit(piece.tensor, name)
             outputs.append(tensor)
+            sequence = sequence or piece.sequence
             if piece.loan is not None:
                 lent = True
                 piece.loan.view(tensor, piece.tensor)
         response = self._response(outputs)
+        if outputs:
+            response.parameters = _told(sequence or (self.request.correlation_id, self.request.flags))
         held = [loan for loan in _claimed(answer.values(), response) if loan.open] if lent else []
         if self._plan.course.decoupled:
             self._unread += 1
@@ -631,19 +642,30 @@ def _drop_all(loans: Iterable[Loan], user: object) -> None:
         loan.drop(user)
 
 
-def _sequence(parameters: Mapping[str, Parameter], request: InferRequest) -> Sequence_ | None:
-    """Return what a response's parameters say of the sequence that comes after it (contract, section 7)."""
-    told = [parameters.get(key) for key in ("sequence_id", "sequence_start", "sequence_end")]
+def _sequence(
+    parameters: Mapping[str, Parameter], before: Sequence_ | None, request: InferRequest
+) -> Sequence_ | None:
+    """Return the place in a sequence of what a response gives, whose step had `before` (contract, section 7).
+
+    Where one of the three parameters is there, a flag that is not is off.
+    """
+    told = [parameters.get(key) for key in _SEQUENCE_KEYS]
     if all(each is None for each in told):
-        return None
+        return before
     identity, start, end = told
-    flags = request.flags
-    for value, flag in ((start, FLAG_SEQUENCE_START), (end, FLAG_SEQUENCE_END)):
-        if value is not None:
-            flags = flags | flag if value else flags & ~flag
+    flags = (FLAG_SEQUENCE_START if start else 0) | (FLAG_SEQUENCE_END if end else 0)
     if isinstance(identity, int | str) and not isinstance(identity, bool):
-        return identity, flags
-    return request.correlation_id, flags
+        return (identity + _TO_UNSIGNED if isinstance(identity, int) and identity < 0 else identity), flags
+    return (request.correlation_id if before is None else before[0]), flags
+
+
+def _told(sequence: Sequence_) -> Mapping[str, Parameter]:
+    """Return the parameters of an answer that say which place in a sequence it has. Integers are signed there."""
+    identity, flags = sequence
+    if isinstance(identity, int) and identity > _MAX_INT64:
+        identity -= _TO_UNSIGNED
+    values = (identity, bool(flags & FLAG_SEQUENCE_START), bool(flags & FLAG_SEQUENCE_END))
+    return dict(zip(_SEQUENCE_KEYS, values, strict=True))
 
 
 def in_ensemble(spec: ModelSpec, error: TritiumError) -> TritiumError:

@@ -12,7 +12,7 @@ from actors.messages.datatypes import DataType
 from actors.messages.errors import InvalidArgument
 from actors.messages.requests import InferRequest
 from actors.messages.tensors import Tensor, element_count, packed_row_bounds
-from actors.specs import InputSpec, ModelSpec
+from actors.specs import InputSpec, ModelSpec, OutputSpec
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
@@ -106,6 +106,18 @@ def reshaped(
     lead = 1 if batches else 0
     variable = iter([size for size, dim in zip(shape[lead:], dims, strict=True) if dim == -1])
     return (*shape[:lead], *(next(variable) if dim == -1 else dim for dim in target))
+
+
+def client_shape(shape: Sequence[int], declared: OutputSpec, *, batches: bool) -> Sequence[int]:
+    """Return the shape under which clients see an output of `shape`, as its `reshape` says.
+
+    An output of another rank or size than configured keeps its shape, which shows what it is.
+    """
+    target = declared.reshape
+    if target is None or len(shape) - batches != len(target):
+        return shape
+    client = reshaped(shape, target, declared.dims, batches=batches)
+    return client if element_count(client) == element_count(shape) else shape
 
 
 def default_metadata(request: InferRequest, spec: ModelSpec) -> dict[str, object]:
@@ -229,20 +241,11 @@ class Scatter:
         at = offset - self._base
         declared = self._spec.outputs_by_name.get(placed.name)
         if declared is not None and declared.reshape is not None:
-            shape = self._client_shape(shape, declared.reshape, declared.dims)
+            shape = client_shape(shape, declared, batches=self._spec.batches)
         data: Buffer = self._data[at : at + nbytes]
         if placed.datatype is DataType.BYTES:
             data = _checked_bytes(data, placed.name, shape)
         return Tensor(placed.name, placed.datatype, shape, data)
-
-    def _client_shape(
-        self, shape: Sequence[int], reshape: Sequence[int], dims: Sequence[int]
-    ) -> Sequence[int]:
-        lead = 1 if self._spec.batches else 0
-        if len(shape) - lead != len(reshape):
-            return shape  # the model gave another rank than configured; show what it is
-        client = reshaped(shape, reshape, dims, batches=self._spec.batches)
-        return client if element_count(client) == element_count(shape) else shape
 
 
 def outputs_of(part: Part, request: InferRequest, spec: ModelSpec) -> list[Tensor]:

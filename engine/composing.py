@@ -112,8 +112,7 @@ def _completed(
 ) -> ModelSpec:
     """Return an ensemble's specification with what follows from `models`, one for each step."""
     assert isinstance(spec.scheduling, Ensemble)
-    if decoupled or config.HasField("model_transaction_policy"):
-        config.model_transaction_policy.decoupled = decoupled
+    config.model_transaction_policy.decoupled = decoupled
     steps = tuple(
         dataclasses.replace(step, model_namespace=given.model_namespace)
         for step, given in zip(spec.scheduling.steps, config.ensemble_scheduling.step, strict=True)

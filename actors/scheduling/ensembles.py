@@ -12,8 +12,9 @@ iteration and in all that descend from it, so values of different depths meet wh
 *The answer* is a consumer like a step: it is complete where every requested output has a value in one iteration. Answers leave
 in the order of their iterations, whatever order steps end in.
 
-*Null.* An output that a step was asked for and did not give is null, as is an optional input that the client left out. A
-step whose model takes it for optional runs without it; whoever needs it never runs, which is a deadlock in the end.
+*Null.* An output that a step was asked for and did not give is null, as is an optional input that the client left out. The
+answer leaves it out, and a step whose model takes it for optional runs without it. A step that needs it never runs: what that
+step should have written has no value, not even null, which is a deadlock in the end.
 
 *Errors.* After the first one nothing new is run; the flow is over when everything that runs has ended, and not before.
 """
@@ -137,7 +138,7 @@ class Course:
             )
         self.answer = Consumer(
             number=ANSWER,
-            inputs=tuple((name, name, True) for name in requested),
+            inputs=tuple((name, name, False) for name in requested),
             outputs={},
             depth=max((depths[name] for name in requested), default=0),
         )

@@ -743,12 +743,189 @@ async def test_a_decoupled_step_that_fails_in_the_middle_ends_the_answer_with_it
     assert request.reply.error.message == "in ensemble 'whole', broke off"
 
 
-async def test_a_steps_response_may_say_what_sequence_comes_after_it(world, autojump_clock):
+async def test_a_steps_response_says_what_sequence_comes_after_it_up_to_the_answer(world, autojump_clock):
     a, b = world.model("a"), world.model("b")
+    whole = world.ensemble(chain("a", "b", "b"))
+    await world.settled()
+    request = ask(correlation_id=3, flags=1)
+    whole.submit_nowait(request)
+    a.finish(parameters={"sequence_id": 44, "sequence_end": True})
+    for _ in range(2):  # it is carried on by a step that says nothing
+        (step,) = b.running
+        assert (step.correlation_id, step.flags) == (44, 2)
+        b.finish()
+    (answer,) = request.reply.parts
+    assert answer.parameters == {"sequence_id": 44, "sequence_start": False, "sequence_end": True}
+
+
+@pytest.mark.parametrize(
+    ("identity", "flags", "told"),
+    [
+        (0, 0, (0, False, False)),
+        (7, 1, (7, True, False)),
+        ("seven", 2, ("seven", False, True)),
+        (2**64 - 1, 3, (-1, True, True)),  # an integer parameter is signed, as in Triton
+    ],
+)
+async def test_every_answer_tells_its_place_in_a_sequence(world, autojump_clock, identity, flags, told):
+    many = world.model("many", decoupled=True)
+    plain, streamed = (
+        world.ensemble(chain("plain")),
+        world.ensemble(chain("many"), "streamed", decoupled=True),
+    )
+    a = world.model("plain")
+    await world.settled()
+    requests = [ask(correlation_id=identity, flags=flags) for _ in range(2)]
+    plain.submit_nowait(requests[0])
+    a.finish()
+    streamed.submit_nowait(requests[1])
+    (stream,) = many.running
+    many.part(stream, final=False)
+    many.part(stream, outputs=[], final=True)
+    keys = ("sequence_id", "sequence_start", "sequence_end")
+    assert [part.parameters for part in requests[0].reply.parts] == [dict(zip(keys, told, strict=True))]
+    first, end = requests[1].reply.parts
+    assert first.parameters == dict(zip(keys, told, strict=True))
+    assert end.parameters is None
+
+
+async def test_a_nested_ensembles_place_in_a_sequence_is_the_outer_ones(world, autojump_clock):
+    a = world.model("a")
+    ports = {"inputs": a.state.spec.inputs, "outputs": a.state.spec.outputs}
+    only = EnsembleStep(model_name="a", input_map={"INPUT": "INPUT"}, output_map={"OUTPUT": "OUTPUT"})
+    world.ensemble(Ensemble(steps=(only,)), name="inner", **ports)
+    outer = world.ensemble(chain("inner", "a"), name="outer")
+    await world.settled()
+    request = ask(correlation_id=2**64 - 1, flags=2)
+    outer.submit_nowait(request)
+    a.finish()
+    (step,) = a.running
+    assert (step.correlation_id, step.flags) == (2**64 - 1, 2)
+    a.finish()
+    assert request.reply.parts[0].parameters["sequence_id"] == -1
+
+
+# -- shapes
+
+
+@pytest.mark.parametrize(
+    ("dims", "inside", "batch", "shape", "seen"),
+    [
+        ((8,), (2, 4), 8, (3, 8), (3, 2, 4)),
+        ((8,), (2, 4), 0, (8,), (2, 4)),
+        ((4, 2), (2, 4), 8, (3, 4, 2), (3, 2, 4)),
+        ((-1, 2), (2, -1), 8, (1, 5, 2), (1, 2, 5)),
+        ((1,), (), 8, (3, 1), (3,)),
+    ],
+)
+async def test_an_ensembles_own_reshape_is_the_shape_inside_it(
+    world, autojump_clock, dims, inside, batch, shape, seen
+):
+    ports = {
+        "inputs": (InputSpec(name="INPUT", datatype=DataType.FP32, dims=inside),),
+        "outputs": (OutputSpec(name="OUTPUT", datatype=DataType.FP32, dims=inside),),
+    }
+    a = world.model("a", max_batch_size=batch, **ports)
+    whole = world.ensemble(
+        chain("a", "a"),
+        max_batch_size=batch,
+        inputs=(InputSpec(name="X", datatype=DataType.FP32, dims=dims, reshape=inside),),
+        outputs=(OutputSpec(name="Y", datatype=DataType.FP32, dims=dims, reshape=inside),),
+    )
+    await world.settled()
+    values = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    request = ask()
+    request.inputs = [Tensor.from_numpy("X", values)]
+    whole.submit_nowait(request)
+    for _ in range(2):
+        (step,) = a.running
+        assert tuple(step.inputs[0].shape) == seen
+        a.finish()
+    (output,) = request.reply.parts[0].outputs
+    np.testing.assert_array_equal(output.as_numpy(), values + 2)
+
+
+async def test_a_reshape_is_undone_also_where_the_steps_do_not_batch(world, autojump_clock):
+    ports = {
+        "inputs": (InputSpec(name="INPUT", datatype=DataType.FP32, dims=(2, 4)),),
+        "outputs": (OutputSpec(name="OUTPUT", datatype=DataType.FP32, dims=(2, 4)),),
+    }
+    a = world.model("a", max_batch_size=0, **ports)
+    whole = world.ensemble(
+        chain("a"),
+        inputs=(InputSpec(name="X", datatype=DataType.FP32, dims=(8,), reshape=(2, 4)),),
+        outputs=(OutputSpec(name="Y", datatype=DataType.FP32, dims=(8,), reshape=(2, 4)),),
+    )
+    await world.settled()
+    request = ask()
+    request.inputs = [Tensor.from_numpy("X", np.zeros((1, 8), np.float32))]
+    whole.submit_nowait(request)
+    (step,) = a.running
+    assert tuple(step.inputs[0].shape) == (2, 4)
+    a.finish()
+    assert tuple(request.reply.parts[0].outputs[0].shape) == (1, 8)
+
+
+# -- outputs that nobody gave
+
+
+async def test_an_output_that_its_step_did_not_give_is_left_out_of_the_answer(world, autojump_clock):
+    a, b = world.model("a"), world.model("b")
+    both = Ensemble(
+        steps=(
+            EnsembleStep(model_name="a", input_map={"INPUT": "X"}, output_map={"OUTPUT": "Y"}),
+            EnsembleStep(model_name="b", input_map={"INPUT": "X"}, output_map={"OUTPUT": "Z"}),
+        )
+    )
+    whole = world.ensemble(both, outputs=tensors(OutputSpec, "Y", "Z"))
+    await world.settled()
+    requests = [ask(), ask()]
+    whole.submit_nowait(requests[0])
+    a.finish(outputs=[])
+    b.finish()
+    assert [output.name for output in requests[0].reply.parts[0].outputs] == ["Z"]
+    whole.submit_nowait(requests[1])
+    a.finish(outputs=[])
+    b.finish(outputs=[])
+    (answer,) = requests[1].reply.parts
+    assert (answer.outputs, answer.parameters) == ([], None)
+    assert whole.statistics.success_count == 2
+
+
+async def test_a_step_that_needs_what_was_not_given_is_a_deadlock(world, autojump_clock):
+    a = world.model("a")
+    world.model("b")
     whole = world.ensemble(chain("a", "b"))
     await world.settled()
-    whole.submit_nowait(ask(correlation_id=3, flags=1))
-    a.finish(parameters={"sequence_id": 44, "sequence_start": False, "sequence_end": True})
-    (step,) = b.running
-    assert (step.correlation_id, step.flags) == (44, 2)
-    b.finish()
+    request = ask()
+    whole.submit_nowait(request)
+    a.finish(outputs=[])
+    assert "unexpected deadlock, at least one output is not set" in request.reply.error.message
+
+
+# -- what is counted
+
+
+@pytest.mark.parametrize("models", [("a",), ("first", "a"), ("a", "last")])
+async def test_a_rejection_by_a_steps_queue_policy_is_one_failure_of_the_ensemble(
+    world, autojump_clock, models
+):
+    rejects = DynamicBatching(default_queue_policy=QueuePolicy(default_timeout=1.0))
+    stages = {name: world.model(name) for name in models if name != "a"}
+    a = world.model("a", scheduling=rejects, max_batch_size=1)
+    whole = world.ensemble(chain(*models))
+    await world.settled()
+    requests = [ask() for _ in range(3)]
+    for request in requests:
+        whole.submit_nowait(request)
+        await world.settled()
+        if "first" in stages:
+            stages["first"].finish()
+            await world.settled()
+    await trio.sleep(5)
+    assert requests[0].reply.parts == []
+    assert [request.reply.error.message for request in requests[1:]] == [
+        "in ensemble 'whole', Request timeout expired"
+    ] * 2
+    assert whole.statistics.failures == {**dict.fromkeys(FailureReason, 0), FailureReason.OTHER: 2}
+    assert a.state.statistics.failures == {**dict.fromkeys(FailureReason, 0), FailureReason.REJECTED: 2}

@@ -22,6 +22,7 @@ from tests.support.flavours import process, write_onnx_model
 
 pytestmark = pytest.mark.slow
 
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 
 PREPROCESS = """
@@ -43,6 +44,20 @@ class TritonPythonModel:
                 continue
             pixels = np.stack(rows).astype(np.float32)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("PIXELS", pixels)]))
+        return responses
+"""
+
+GRID = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            values = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            assert values.shape[1:] == @SHAPE@, values.shape
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", values + 1)]))
         return responses
 """
 
@@ -107,9 +122,10 @@ def ensemble(folder: Path, name: str, tensors: str, *steps: str, batch: int = 4,
     )
 
 
-def tensor(side: str, name: str, kind: str = "FP32", dims: str = "[ 16 ]") -> str:
+def tensor(side: str, name: str, kind: str = "FP32", dims: str = "[ 16 ]", reshape: str = "") -> str:
     """Return a declared tensor."""
-    return f'{side} {{ name: "{name}" data_type: TYPE_{kind} dims: {dims} }}'
+    more = f"reshape {{ shape: {reshape} }}" if reshape else ""
+    return f'{side} {{ name: "{name}" data_type: TYPE_{kind} dims: {dims} {more} }}'
 
 
 TWO = "\n".join([tensor("input", "A"), tensor("input", "B"), tensor("output", "S"), tensor("output", "D")])
@@ -226,6 +242,39 @@ def repository(tmp_path_factory: pytest.TempPathFactory, memo: Path) -> Path:
         "\n".join([tensor("input", "X"), tensor("output", "Y")]),
         "whole X=X -> Y=y",
         "memo X=y -> Y=Y",
+    )
+    ensemble(
+        folder,
+        "needy",
+        "\n".join([tensor("input", "X"), tensor("output", "Y")]),
+        "memo X=X -> Y=y",
+        "scores X=y -> Y=Y",
+    )
+    for name, shape, dims, reshape in (
+        ("grid", "(4, 4)", "[ 4, 4 ]", ""),
+        ("folded", "(2, 8)", "[ 4, 4 ]", "[ 2, 8 ]"),
+    ):
+        ports = (
+            tensor("input", "X", dims=dims, reshape=reshape),
+            tensor("output", "Y", dims=dims, reshape=reshape),
+        )
+        python_model(folder, name, GRID.replace("@SHAPE@", shape), "\n".join(ports))
+    inside = {"dims": "[ 16 ]", "reshape": "[ 4, 4 ]"}
+    ensemble(
+        folder,
+        "reshaped",
+        tensor("input", "X", **inside) + "\n" + tensor("output", "Y", **inside),
+        "grid X=X -> Y=one",
+        "folded X=one -> Y=two",
+        "grid X=two -> Y=Y",
+    )
+    ensemble(
+        folder,
+        "nested_reshaped",
+        tensor("input", "X") + "\n" + tensor("output", "Y"),
+        "scores X=X -> Y=x",
+        "reshaped X=x -> Y=y",
+        "scores X=y -> Y=Y",
     )
     return folder
 
@@ -367,11 +416,42 @@ def test_an_error_of_a_step_names_every_ensemble_on_its_way(client, model, prefi
     assert status == ("500" if client.kind == "http" else "StatusCode.INTERNAL")
 
 
-def test_an_output_that_a_step_does_not_give_is_a_deadlock(client):
-    status, message = client.refused("branches", {"X": numbers()}, request_id="stingy")
+@pytest.mark.parametrize("model", ["reshaped", "nested_reshaped"])
+def test_a_reshape_of_an_ensemble_and_of_its_steps_is_applied(client, model):
+    values = numbers(rows=3)
+    np.testing.assert_array_equal(client.infer(model, {"X": values})["Y"], values + 3)
+
+
+def test_an_answer_tells_its_place_in_a_sequence(addresses):
+    for kind, library in CLIENTS.items():
+        opened = library.InferenceServerClient(addresses[kind])
+        asked = library.InferInput("X", [1, 16], "FP32")
+        asked.set_data_from_numpy(numbers(rows=1))
+        found = []
+        for options in (
+            {},
+            {"sequence_id": 5, "sequence_start": True},
+            {"sequence_id": "five", "sequence_end": True},
+        ):
+            parameters = opened.infer("branches", [asked], **options).get_response()
+            if kind == "http":
+                found.append(tuple(parameters["parameters"][key] for key in SEQUENCE))
+            else:
+                told = (parameters.parameters[key] for key in SEQUENCE)
+                found.append(tuple(getattr(each, each.WhichOneof("parameter_choice")) for each in told))
+        opened.close()
+        assert found == [(0, False, False), (5, True, False), ("five", False, True)]
+
+
+def test_an_output_that_a_step_does_not_give_is_left_out(client):
+    assert list(client.infer("branches", {"X": numbers()}, request_id="stingy")) == ["RIGHT"]
+
+
+def test_a_step_that_needs_what_another_does_not_give_is_a_deadlock(client):
+    status, message = client.refused("needy", {"X": numbers()}, request_id="stingy")
     assert status == ("400" if client.kind == "http" else "StatusCode.INVALID_ARGUMENT")
     assert message == (
-        "in ensemble 'branches', [request id: stingy] unexpected deadlock, at least one output is not set while no more "
+        "in ensemble 'needy', [request id: stingy] unexpected deadlock, at least one output is not set while no more "
         "ensemble steps can be made"
     )
 
@@ -404,6 +484,7 @@ def test_an_ensemble_is_described_counted_and_ready_like_any_model(http, address
     assert (metadata["platform"], metadata["versions"]) == ("ensemble", ["1"])
     assert [each["shape"] for each in metadata["inputs"]] == [[-1, 16], [-1, 16]]
     config = http.get_model_config("chain")
+    assert config["model_transaction_policy"] == {"decoupled": False}
     assert [step["model_name"] for step in config["ensemble_scheduling"]["step"]] == ["add"] * 3
     before = {name: _counts(http, name) for name in ("chain", "add")}
     client = Client("http", addresses["http"])

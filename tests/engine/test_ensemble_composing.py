@@ -1,5 +1,6 @@
 """Ensembles against what the router has of their models: what is refused, and what they take over."""
 
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -88,10 +89,13 @@ async def test_other_models_pass_as_they_are(shelf):
     assert shelf.compose(plain) is plain
 
 
-async def test_an_ensemble_that_fits_its_model_is_as_it_was(shelf):
+async def test_an_ensemble_that_fits_its_model_is_as_it_was_but_tells_its_transaction_policy(shelf):
     shelf.load(1)
     before = found()
-    assert shelf.compose(before).specs[0] == before.specs[0]
+    spec, config = config_of(shelf.compose(before))
+    assert dataclasses.replace(spec, config_json=b"") == dataclasses.replace(before.specs[0], config_json=b"")
+    assert config.pop("model_transaction_policy") == {"decoupled": False}
+    assert config == json.loads(before.specs[0].config_json)
 
 
 @pytest.mark.parametrize(

@@ -302,7 +302,10 @@ class _Composition:
                 source.uses.append(node)
 
     def _origins(self) -> Iterator[Problem]:
-        """Follow responses from their decoupled models: those of two can't be told which belong together."""
+        """Follow responses from their decoupled models: those of two can't be told which belong together.
+
+        The answer is told of as a step of the ensemble itself, as Triton does.
+        """
         ready = deque(self._nodes[tensor.name] for tensor in self._config.input)
         for node in ready:
             node.visited = True
@@ -317,13 +320,27 @@ class _Composition:
                 if len(origins) > 1 and node.written_by not in told:
                     told.add(node.written_by)
                     yield Problem(
-                        message=(
-                            f"in ensemble {self._config.name}, step of model '{node.written_by}' receives inputs"
-                            " originated from different decoupled models"
-                        ),
-                        key="ensemble_scheduling",
+                        message=_merged(self._config.name, node.written_by), key="ensemble_scheduling"
                     )
                 node.origin = node.decoupled_step or max(origins)
+        outputs = {output.name: self._nodes[output.name] for output in self._config.output}
+        if len({node.origin for node in outputs.values()}) > 1 and all(
+            node.visited for node in outputs.values()
+        ):
+            from_steps = (f"'{name}' {_source(node.origin)}" for name, node in outputs.items())
+            yield Problem(
+                message=_merged(self._config.name, self._config.name),
+                key="ensemble_scheduling",
+                hint=f"all outputs must come from the same decoupled step, or all from none: {', '.join(from_steps)}",
+            )
+
+
+def _merged(ensemble: str, model: str) -> str:
+    return f"in ensemble {ensemble}, step of model '{model}' receives inputs originated from different decoupled models"
+
+
+def _source(origin: int) -> str:
+    return f"comes from that of step {origin - 1}" if origin else "comes from none"
 
 
 def _own(config: ModelConfig, tensor: ModelInput | ModelOutput) -> _Node:

@@ -101,6 +101,28 @@ def test_a_missing_tensor_is_left_out_where_the_model_can_do_without(given_input
     assert second.inputs == {"a": 1}
 
 
+@pytest.mark.parametrize("kind", [Flow, StraightFlow])
+def test_an_output_that_no_step_gave_is_left_out_of_the_answer(kind):
+    flow = kind(course(wiring("m a=A -> b=B c=C", "m a=A -> b=D"), ("B", "C", "D")))
+    first, other = flow.begin({"A": 0})
+    flow.received(first, {"c": "c"}, final=True)
+    flow.received(other, {}, final=True)
+    assert flow.over
+    assert list(flow.take_answers()) == [{"C": "c"}]
+    assert flow.ending("") is None
+
+
+def test_every_response_of_a_decoupled_step_is_an_answer_whatever_outputs_it_has():
+    flow = Flow(course(wiring("many a=A -> b=B c=C"), ("B", "C"), many=DECOUPLED))
+    [many] = flow.begin({"A": 0})
+    flow.received(many, {"b": 1}, final=False)
+    flow.received(many, {}, final=False)
+    flow.received(many, {"b": 2, "c": 3}, final=False)
+    flow.received(many, {}, final=True, empty=True)
+    assert flow.take_answers() == [{"B": 1}, {}, {"B": 2, "C": 3}]
+    assert flow.over
+
+
 def test_an_error_is_told_when_everything_that_runs_has_ended():
     graph = wiring("m a=A -> b=B", "m a=A -> b=C", "m a=B c=C -> b=D")
     flow = Flow(course(graph, ("D",)))

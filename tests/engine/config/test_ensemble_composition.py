@@ -37,16 +37,17 @@ def tensor(name, data_type=F32, dims=(4,), optional=False):
     return ComposingTensor(name=name, data_type=data_type, dims=dims, optional=optional)
 
 
-def ensemble(*steps, batch=0, dims="[ 4 ]"):
-    """Return an ensemble `E` from IN to OUT; a step is its model, its inputs and its outputs, by the ensemble's tensors."""
+def ensemble(*steps, batch=0, dims="[ 4 ]", outputs=("OUT",)):
+    """Return an ensemble `E` from IN to `outputs`; a step is its model, its inputs and its outputs, by the ensemble's tensors."""
     written = "".join(
         f'step {{ model_name: "{name}" model_version: {version} {mapped("input_map", taken)} {mapped("output_map", given)} }}'
         for name, version, taken, given in steps
     )
     text = (
         f'name: "E" platform: "ensemble" max_batch_size: {batch}'
-        f' input {{ name: "IN" data_type: TYPE_FP32 dims: {dims} }} output {{ name: "OUT" data_type: TYPE_FP32 dims: {dims} }}'
-        f" ensemble_scheduling {{ {written} }}"
+        f' input {{ name: "IN" data_type: TYPE_FP32 dims: {dims} }}'
+        + "".join(f' output {{ name: "{name}" data_type: TYPE_FP32 dims: {dims} }}' for name in outputs)
+        + f" ensemble_scheduling {{ {written} }}"
     )
     config = parse(text, Path("E/config.pbtxt")).config
     assert config is not None
@@ -112,6 +113,14 @@ PROBLEMS = [
      ensemble(("A", -1, {"x": "IN"}, {"y": "a"}), ("C", -1, {"l": "a", "r": "IN"}, {"y": "OUT"})),
      [model("A", [("x",)], [("y",)], decoupled=True), model("C", [("l",), ("r",)], [("y",)])],
      [("in ensemble E, step of model 'C' receives inputs originated from different decoupled models", "ensemble_scheduling")]),
+    ("answers of two decoupled models",
+     ensemble(("A", -1, {"x": "IN"}, {"y": "ONE"}), ("B", -1, {"x": "IN"}, {"y": "TWO"}), outputs=("ONE", "TWO")),
+     [model("A", [("x",)], [("y",)], decoupled=True), model("B", [("x",)], [("y",)], decoupled=True)],
+     [("in ensemble E, step of model 'E' receives inputs originated from different decoupled models", "ensemble_scheduling")]),
+    ("answers of a decoupled model and of another",
+     ensemble(("A", -1, {"x": "IN"}, {"y": "ONE"}), ("B", -1, {"x": "IN"}, {"y": "TWO"}), outputs=("ONE", "TWO")),
+     [model("A", [("x",)], [("y",)], decoupled=True), model("B", [("x",)], [("y",)])],
+     [("in ensemble E, step of model 'E' receives inputs originated from different decoupled models", "ensemble_scheduling")]),
 ]  # fmt: skip
 
 
@@ -149,6 +158,28 @@ def test_outputs_of_one_decoupled_step_may_meet_again():
         model("C", [("l",), ("r",)], [("y",)]),
     ]
     assert told(config, *models) == []
+
+
+def test_answers_may_come_from_any_steps_behind_one_decoupled_step():
+    config = ensemble(
+        ("A", -1, {"x": "IN"}, {"y": "ONE", "z": "mid"}),
+        ("B", -1, {"x": "mid"}, {"y": "TWO"}),
+        outputs=("ONE", "TWO"),
+    )
+    models = [model("A", [("x",)], [("y",), ("z",)], decoupled=True), model("B", [("x",)], [("y",)])]
+    assert told(config, *models) == []
+
+
+def test_answers_that_can_not_be_told_apart_are_named_with_their_steps():
+    config = ensemble(
+        ("A", -1, {"x": "IN"}, {"y": "ONE"}), ("B", -1, {"x": "IN"}, {"y": "TWO"}), outputs=("ONE", "TWO")
+    )
+    models = [model("A", [("x",)], [("y",)], decoupled=True), model("B", [("x",)], [("y",)])]
+    [problem] = composition_problems(config, models)
+    assert problem.hint == (
+        "all outputs must come from the same decoupled step, or all from none: 'ONE' comes from that of step 0,"
+        " 'TWO' comes from none"
+    )
 
 
 def test_an_ensemble_is_decoupled_where_one_of_its_models_is():
