@@ -22,8 +22,8 @@ T = TypeVar("T")
 Fields = Sequence[tuple[bytes, bytes]]
 
 _FIELD_OVERHEAD: Final = 32  # RFC 7541, section 4.1; RFC 9113, section 6.5.2
-# Bytes of a header list that is kept: 256 of them are what a connection can have the server hold.
-_LARGEST_CACHED: Final = 2048
+_LARGEST_CACHED: Final = 2048  # bytes of a header list that is kept,
+_MOST_CACHED: Final = 32 * 1024  # and of all those that a connection has the server keep
 # Two would do (RFC 7541, section 4.2), but some encoders write down each change.
 _MOST_SIZE_UPDATES: Final = 16
 # Section 8.2.1: no controls, space, upper case, colon or non-ASCII
@@ -87,6 +87,8 @@ class HeaderDecoder(Generic[T]):
         self._read_head = read_head
         self._max_header_list = max_header_list
         self._cached_heads = cached_heads
+        self._sizes: dict[bytes, int] = {}  # of the header lists of `heads`, in the same order
+        self._cached = 0  # their sum
         self._decoder = Decoder(2 * max_header_list)
         self._table = _WatchedTable()
         self._decoder.header_table = self._table
@@ -105,7 +107,7 @@ class HeaderDecoder(Generic[T]):
         fields, length = checked_request(decoded)
         head = self._read_head(fields)
         if generation == self._table.generation and size <= _LARGEST_CACHED:
-            self._keep(block, (head, length))
+            self._keep(block, (head, length), size)
         return head, length
 
     def trailers(self, block: bytes) -> None:
@@ -139,6 +141,8 @@ class HeaderDecoder(Generic[T]):
             raise ConnectionViolation(ErrorCode.COMPRESSION_ERROR, message) from error
         if generation != self._table.generation:
             self.heads.clear()
+            self._sizes.clear()
+            self._cached = 0
         return fields
 
     def _indexed(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], int]:
@@ -169,15 +173,18 @@ class HeaderDecoder(Generic[T]):
             raise StreamViolation(ErrorCode.ENHANCE_YOUR_CALM, message)
         return size
 
-    def _keep(self, block: bytes, meaning: tuple[T, int]) -> None:
+    def _keep(self, block: bytes, meaning: tuple[T, int], size: int) -> None:
         heads = self.heads
-        if len(heads) >= self._cached_heads:
+        while len(heads) >= self._cached_heads or self._cached + size > _MOST_CACHED:
             if not heads:
                 return
-            del heads[
-                next(iter(heads))
-            ]  # the oldest: blocks that never repeat can't stay, those that do come back
+            # The oldest goes: blocks that never repeat can't stay, those that do come back.
+            oldest = next(iter(heads))
+            del heads[oldest]
+            self._cached -= self._sizes.pop(oldest)
         heads[block] = meaning
+        self._sizes[block] = size
+        self._cached += size
 
 
 def checked_request(fields: Fields) -> tuple[Fields, int]:

@@ -33,8 +33,10 @@ from protocols.grpc.wire import (
     long_size,
     split,
 )
+from protocols.kserve.forwarding import with_forwarded
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
 from protocols.kserve.requests import NO_SHARED_MEMORY, unknown_datatype
+from protocols.memo import MEANING_FACTOR, MEANINGS_BYTES, Memo
 
 if TYPE_CHECKING:
     from actors.messages.requests import Parameter, ReplyPort
@@ -47,7 +49,7 @@ READ_AT_ONCE: Final = 64 * 1024
 """Of how many bytes, raw tensors left out, a request may be to be decoded on the loop. Typed contents are that long."""
 
 _KEPT: Final = 512  # meanings remembered by a decoder,
-_KEPT_LENGTH: Final = 4096  # none of more bytes than this: 4 MiB of keys at most
+_KEPT_LENGTH: Final = 4096  # none of more bytes than this
 _UINT64_MAX: Final = 2**64 - 1
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 _CUSTOM: Final = frozenset(("bool_param", "int64_param", "string_param", "double_param"))
@@ -133,7 +135,7 @@ class InferDecoder:
     """Decode ModelInferRequests in two steps, remembering what messages mean but for their ids and raw tensors."""
 
     def __init__(self) -> None:
-        self._meanings: dict[bytes, Meaning] = {}
+        self._meanings: Memo[bytes, Meaning] = Memo(_KEPT, MEANINGS_BYTES)
         # By the bytes of a model's name and version: the bytes that last followed (behind the id), and the meaning.
         self._latest: dict[bytes, tuple[bytes, Meaning]] = {}
 
@@ -211,7 +213,7 @@ class InferDecoder:
         meaning = target.meaning or self._learn(target, spec, forwarded)
         parameters = meaning.parameters
         if forwarded is not None:
-            parameters = {**_accepted(forwarded), **(parameters or {})}
+            parameters = with_forwarded(parameters, _accepted(forwarded))
         names = meaning.names
         data = target.raw if meaning.data is None else meaning.data
         if len(data) < len(names):
@@ -238,10 +240,9 @@ class InferDecoder:
         document, rest, front, _, _ = target.unread
         meaning = _read(document, target, spec, forwarded)
         if meaning.data is None and len(rest) <= _KEPT_LENGTH:
-            if len(self._meanings) >= _KEPT:
-                self._meanings.clear()
+            self._meanings.remember(rest, meaning, MEANING_FACTOR * len(rest))
+            if len(self._meanings) <= 1:  # the others were forgotten
                 self._latest.clear()
-            self._meanings[rest] = meaning
             self._latest[rest[:front]] = (rest[front:], meaning)
         target.meaning, target.unread = meaning, None  # the document may be many times as long as its tensors
         return meaning

@@ -56,6 +56,7 @@ from protocols.kserve.requests import (
     parse_json_size,
 )
 from protocols.kserve.responses import Body, encode
+from protocols.memo import Memo
 from protocols.status import http_status
 
 if TYPE_CHECKING:
@@ -66,7 +67,11 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Outcome = InferResponse | TritiumError
 
-_KEPT_PATHS: Final = 1024  # paths whose route is remembered; hostile clients can make up any number of them
+# Paths whose route is remembered, those of ordinary length: hostile clients can make up any number of them.
+_KEPT_PATHS: Final = 1024
+_KEPT_PATH_LENGTH: Final = 512
+_KEPT_PATHS_BYTES: Final = 2 * 1024 * 1024
+_TARGET_SIZE: Final = 1024  # bytes of what a path leads to, beside its names
 _IN_A_THREAD: Final = 64 * 1024  # answers from this size are compressed off the loop
 # At zlib's best ratio of 1,032 these make 4 MiB, which takes a few milliseconds.
 _UNFOLDED_AT_ONCE: Final = 4096
@@ -163,7 +168,7 @@ class V2App:
         self._options = options or V2Options()
         self._decoder = InferDecoder(max_input_size=self._options.max_input_size)
         self._metadata = _json(metadata.server_metadata(server.identity))
-        self._targets: dict[bytes, _Target] = {}
+        self._targets: Memo[bytes, _Target] = Memo(_KEPT_PATHS, _KEPT_PATHS_BYTES)
         self._threads = trio.CapacityLimiter(2)
         self._handlers: dict[Endpoint, _Handler] = {
             Endpoint.SERVER_LIVE: self._live,
@@ -248,9 +253,8 @@ class V2App:
             restriction = (key.lower().encode("latin-1"), value.encode("latin-1"))
             refusal = _error(403, f"This API is restricted, expecting header '{key}'")
         target = _Target(route, self._handlers.get(endpoint), endpoint.methods, restriction, refusal)
-        if len(self._targets) >= _KEPT_PATHS:
-            self._targets.clear()
-        self._targets[path] = target
+        if len(path) <= _KEPT_PATH_LENGTH:
+            self._targets.remember(path, target, 2 * len(path) + _TARGET_SIZE)
         return target
 
     # Health and metadata

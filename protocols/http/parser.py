@@ -1,7 +1,8 @@
 """Bytes in, requests out: HTTP/1.1 without a socket, a clock or a loop.
 
 llhttp (through `httptools`) does the parsing, in its strict mode: it refuses what smuggles (two lengths, a length and a
-transfer coding, bare line feeds, folded headers). This module bounds what it collects and takes long bodies out of its
+transfer coding, bare line feeds, folded headers). This module refuses what llhttp lets pass although HTTP forbids it (a Host
+that is missing, repeated or not a host, transfer codings besides `chunked`), bounds what it collects and takes long bodies out of its
 hands: once a head has announced one, the connection reads the rest straight into one buffer, `direct`.
 
 A request that offers an upgrade (`Upgrade: h2c`, which some clients send with everything) is answered as if it had
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 _LONG_BODY: Final = 32 * 1024  # with more than this still to come, a body is read past llhttp
 _INT32_MAX: Final = 2**31 - 1
+_MOST_DIGITS: Final = 10  # of a number up to 2**31 - 1
 _VERSIONS: Final = frozenset(("1.0", "1.1"))
+# RFC 3986, section 3.2.2, with a port; empty is allowed where the target has no authority (RFC 9112, section 3.2).
+_HOST: Final = re.compile(rb"[A-Za-z0-9._~%!$&'()*+;=:\[\]-]*")
 _CONTENT_LENGTH: Final = re.compile(rb"^content-length:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -93,6 +97,7 @@ class RequestParser:
         self._chunks = 0
         self._chunk_begins = False
         self._framing = 0  # bytes fed within a chunked body that are not the body
+        self._host = b""  # the last one that was checked: a client rarely changes it
 
     def close(self) -> None:
         """Nothing more is fed. The inner parser and this one let go of each other."""
@@ -201,7 +206,8 @@ class RequestParser:
         if self._head_size > self._limits.max_head_size or len(headers) >= self._limits.max_headers:
             self._refuse_head()
         elif not self.in_body:
-            headers.append((name, value))
+            # llhttp leaves the blanks behind a value, which are not part of it (RFC 9110, section 5.5).
+            headers.append((name, value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         """The head is here; a body may follow."""
@@ -219,13 +225,24 @@ class RequestParser:
         self.in_body = True
         self.received = self._chunks = self._framing = 0
         chunked = False
+        hosts = 0
         for name, value in headers:
-            if name == b"content-length":
+            if name == b"host":
+                hosts += 1
+                if value != self._host:
+                    self._check_host(value)
+            elif name == b"content-length":
                 self._take_length(value)
             elif name == b"transfer-encoding":
                 chunked = True
+                self._check_coding(value)
             elif name == b"expect":
                 self.awaits_continue = version == "1.1" and value.lower() == b"100-continue"
+        # Health checks of balancers speak HTTP/1.0, which knew no Host.
+        if hosts != 1 and (hosts or version == "1.1"):
+            self._refuse(
+                400, "Bad Request: " + ("more than one Host" if hosts else "no Host") + " in the head"
+            )
         self._upgrade = llhttp.should_upgrade()
         if self._upgrade:
             if request.method == "CONNECT":
@@ -233,8 +250,30 @@ class RequestParser:
             elif chunked:
                 self._refuse(400, "Bad Request: an upgrade can't be offered together with a chunked body")
 
+    def _check_host(self, value: bytes) -> None:
+        if _HOST.fullmatch(value) is None:
+            shown = value[:80].decode("latin-1")
+            self._refuse(400, f"Bad Request: the Host is not a host with an optional port: '{shown}'")
+        else:
+            self._host = value
+
+    def _check_coding(self, value: bytes) -> None:
+        """Refuse what RFC 9112, section 6.1, does: codings that are not known here, and any in HTTP/1.0."""
+        if value.lower() != b"chunked":
+            shown = value[:80].decode("latin-1")
+            self._refuse(
+                501,
+                f"Transfer-Encoding '{shown}' is not supported: send the body chunked or with a Content-Length, "
+                "and compress it by Content-Encoding",
+            )
+        elif self._request.http_version != "1.1":
+            self._refuse(400, "Bad Request: HTTP/1.0 has no Transfer-Encoding")
+
     def _take_length(self, value: bytes) -> None:
-        length = int(value)  # digits, for llhttp saw to that
+        digits = (
+            value.lstrip(b"0") or b"0"
+        )  # nothing else, for llhttp saw to that; but there may be any number of zeros
+        length = int(digits) if len(digits) <= _MOST_DIGITS else _INT32_MAX + 1
         if length > _INT32_MAX:
             self._refuse(400, _length_complaint(value, out_of_range=True))
         elif length > self._limits.max_body_size:

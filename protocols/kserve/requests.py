@@ -23,6 +23,8 @@ from actors.messages.tensors import Tensor
 from actors.specs import InputSpec, ModelSpec
 from protocols.kserve.documents import misfit, not_a, parse
 from protocols.kserve.elements import INT64_MAX, pack
+from protocols.kserve.forwarding import with_forwarded
+from protocols.memo import MEANING_FACTOR, MEANINGS_BYTES, Memo
 
 if TYPE_CHECKING:
     from actors.messages.requests import Parameter, ReplyPort
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 DEFAULT_MAX_INPUT_SIZE: Final = 64 * 1024 * 1024
 
 _KEPT_TEXTS: Final = 512  # JSON texts remembered by a decoder,
-_KEPT_LENGTH: Final = 4096  # none longer than this: 2 MiB of keys at most
+_KEPT_LENGTH: Final = 4096  # none longer than this
 _SIGNED: Final = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _RESERVED_HEADERS: Final = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
@@ -88,7 +90,7 @@ class InferDecoder:
 
     def __init__(self, *, max_input_size: int = DEFAULT_MAX_INPUT_SIZE) -> None:
         self._max_input_size = max_input_size
-        self._meanings: dict[bytes, _Meaning] = {}
+        self._meanings: Memo[bytes, _Meaning] = Memo(_KEPT_TEXTS, MEANINGS_BYTES)
 
     def decode(
         self,
@@ -120,7 +122,7 @@ class InferDecoder:
                 requested_outputs=meaning.requested_outputs,
                 parameters=meaning.parameters
                 if forwarded is None
-                else {**forwarded, **(meaning.parameters or {})},
+                else with_forwarded(meaning.parameters, forwarded),
                 priority=meaning.priority,
                 timeout=meaning.timeout,
                 correlation_id=meaning.correlation_id,
@@ -141,9 +143,7 @@ class InferDecoder:
         check_json_size(size, self._max_input_size)
         meaning = _read(parse(text), len(body) - size, spec, limit=self._max_input_size, framed=framed)
         if meaning.binary_size and size <= _KEPT_LENGTH and all(part.data is None for part in meaning.inputs):
-            if len(self._meanings) >= _KEPT_TEXTS:
-                self._meanings.clear()
-            self._meanings[bytes(text)] = meaning
+            self._meanings.remember(bytes(text), meaning, MEANING_FACTOR * size)
         return meaning
 
     def _decode_raw(

@@ -267,12 +267,12 @@ def test_parameters_with_tritons_prefix_are_reserved():
     )
 
 
-def test_forwarded_metadata_becomes_parameters_beside_the_clients_own():
+def test_forwarded_metadata_becomes_parameters_in_front_of_the_clients_own():
     message = with_parameter("k", string_param="own")
     decoder = InferDecoder()
     for value in ("1", "2"):
         request, _ = decode(message, decoder=decoder, forwarded={"x-user": value, "k": "metadata"})
-        assert request.parameters == {"x-user": value, "k": "own"}
+        assert request.parameters == {"x-user": value, "k": "metadata"}
     request, _ = decode(message, decoder=decoder)
     assert request.parameters == {"k": "own"}
 

@@ -489,6 +489,16 @@ async def test_headers_that_match_become_parameters(with_options, backend):
     assert backend.model().submitted[0].parameters == {"X-Tenant-Id": "acme", "a": 1}
 
 
+async def test_a_client_s_parameter_does_not_replace_what_a_proxy_put_into_a_header(with_options, backend):
+    client = with_options(header_forward_pattern=re.compile("x-user", re.IGNORECASE))
+    body = add_body(parameters={"x-user": "root", "X-User": "root"})
+    await client.ask("POST", "/v2/models/add/infer", body, {"x-user": "ann"})
+    await client.ask("POST", "/v2/models/add/infer", body)
+    with_header, without = (request.parameters for request in backend.model().submitted)
+    assert with_header == {"x-user": "ann"}
+    assert without == {"x-user": "root", "X-User": "root"}
+
+
 async def test_reserved_headers_are_not_forwarded(with_options):
     client = with_options(header_forward_pattern=re.compile("."))
     assert refusal(await client.ask("POST", "/v2/models/add/infer", add_body(), {"timeout": "1"})) == (

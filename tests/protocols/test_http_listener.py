@@ -25,7 +25,7 @@ from tests.protocols.flaky_sockets import Flaky
 from tests.support.garbage import uncollected
 
 HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
-HALF_A_REQUEST = b"POST /v2/models/add/infer HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n"
+HALF_A_REQUEST = b"POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n"
 LIVE = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 LIVE_LAST = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
@@ -142,7 +142,7 @@ def infer(model="held", value=5):
         "outputs": [{"name": "Y", "parameters": {"binary_data": True}}],
     }
     body = json.dumps(document).encode()
-    return b"POST /v2/models/%b/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (
+    return b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (
         model.encode(),
         len(body),
         body,
@@ -172,7 +172,7 @@ async def test_a_connection_that_ended_leaves_nothing_to_the_garbage_collector(s
 
 async def test_pipelined_requests_are_answered_in_order(serve):
     async with serve() as served, served.connect() as client:
-        await client.send((HEALTH + b"GET /nowhere HTTP/1.1\r\n\r\n") * 500)
+        await client.send((HEALTH + b"GET /nowhere HTTP/1.1\r\nHost: h\r\n\r\n") * 500)
         for _ in range(500):
             assert (await client.response())[0] == 200
             assert (await client.response())[0] == 404
@@ -191,8 +191,8 @@ async def test_a_request_may_come_one_byte_at_a_time(serve):
 @pytest.mark.parametrize(
     ("head", "answer", "stays"),
     [
-        (b"GET /v2/health/live HTTP/1.1\r\n\r\n", LIVE, True),
-        (b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n", LIVE_LAST, False),
+        (b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n", LIVE, True),
+        (b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", LIVE_LAST, False),
         (b"GET /v2/health/live HTTP/1.0\r\n\r\n", LIVE_LAST, False),
         (
             b"GET /v2/health/live HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
@@ -224,7 +224,7 @@ async def test_a_client_that_waits_is_told_to_continue(serve):
 
 async def test_a_head_request_gets_no_body(serve):
     async with serve() as served, served.connect() as client:
-        await client.send(b"HEAD /v2 HTTP/1.1\r\nConnection: close\r\n\r\n")
+        await client.send(b"HEAD /v2 HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
         head = await client.receive_all()
         assert head.startswith(b"HTTP/1.1 405 ")
         assert head.endswith(b"\r\n\r\n")
@@ -242,7 +242,7 @@ async def test_a_large_body_arrives_whole_and_comes_back(serve):
     data = b"\1\2\3\4" * count
     async with serve() as served, served.connect() as client:
         await client.send(
-            b"POST /v2/models/scores/infer HTTP/1.1\r\nInference-Header-Content-Length: %d\r\n"
+            b"POST /v2/models/scores/infer HTTP/1.1\r\nHost: h\r\nInference-Header-Content-Length: %d\r\n"
             b"Content-Length: %d\r\n\r\n" % (len(head), len(head) + len(data)) + head
         )
         await client.send(data)
@@ -253,7 +253,7 @@ async def test_a_large_body_arrives_whole_and_comes_back(serve):
 
 async def test_a_chunked_body_arrives_whole(serve):
     head, body = infer("zeros", 3).split(b"\r\n\r\n")
-    head = head.split(b"\r\n")[0] + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = head.split(b"\r\n")[0] + b"\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
     async with serve() as served, served.connect() as client:
         await client.send(head + chunks)
@@ -267,9 +267,11 @@ async def test_header_names_reach_the_application_as_received_too(serve):
         seen.append((scope["headers"], scope["tritium.raw_headers"], scope["query_string"], scope["path"]))
 
     async with serve(app) as served, served.connect() as client:
-        await client.send(b"GET /a%20b?c=d HTTP/1.1\r\nX-Key: V\r\n\r\n")
+        await client.send(b"GET /a%20b?c=d HTTP/1.1\r\nHost: h\r\nX-Key: V\r\n\r\n")
         assert await client.closed()
-    assert seen == [([(b"x-key", b"V")], [(b"X-Key", b"V")], b"c=d", "/a b")]
+    assert seen == [
+        ([(b"host", b"h"), (b"x-key", b"V")], [(b"Host", b"h"), (b"X-Key", b"V")], b"c=d", "/a b")
+    ]
 
 
 # Refusals
@@ -280,9 +282,12 @@ async def test_header_names_reach_the_application_as_received_too(serve):
     [
         (b"\x16\x03\x01\x02\x00\x01", 400),
         (b"nonsense\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nX: " + b"a" * 9000 + b"\r\n\r\n", 431),
-        (b"POST / HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n", 413),
+        (
+            b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"a" * 9000 + b"\r\n\r\n", 431),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2000000\r\n\r\n", 413),
         (b"GET / HTTP/2.0\r\n\r\n", 505),
     ],
 )
@@ -302,7 +307,7 @@ async def test_a_refused_request_ends_its_connection_after_those_before_it(serve
 
 
 async def test_a_body_of_too_many_chunks_is_refused_and_the_connection_closed(serve):
-    start = b"POST /v2/models/add/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    start = b"POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with serve() as served, served.connect() as client:
         await client.send(start + b"1\r\nx\r\n" * 65537 + b"0\r\n\r\n")
         status, fields, body = await client.response()
@@ -317,7 +322,7 @@ async def test_a_body_of_too_many_chunks_is_refused_and_the_connection_closed(se
 async def test_a_refusal_reaches_a_client_that_is_still_sending(serve):
     limits = ListenerLimits(connection=ConnectionLimits(request=RequestLimits(max_body_size=1000)))
     async with serve(limits=limits) as served, served.connect() as client:
-        await client.send(b"POST / HTTP/1.1\r\nContent-Length: 3000000\r\n\r\n")
+        await client.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3000000\r\n\r\n")
         await client.send(b"x" * 3_000_000)
         assert (await client.response())[0] == 413
 
@@ -348,7 +353,7 @@ async def test_a_standard_answer_in_one_part(serve):
 
     async with serve(app) as served, served.connect() as client:
         for _ in range(2):
-            await client.send(b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc")
+            await client.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc")
             status, fields, body = await client.response()
             assert (status, body) == (201, b"hello")
             assert fields == {"Content-Type": "text/plain", "x-own": "1", "Content-Length": "5"}
@@ -504,7 +509,7 @@ async def test_an_idle_connection_is_closed_in_time(serve, autojump_clock):
 async def test_a_head_that_dribbles_in_is_given_up(serve, autojump_clock):
     async with serve(limits=impatient(head_timeout=30.0)) as served, served.connect() as client:
         started = trio.current_time()
-        await client.send(b"GET / HTTP/1.1\r\n")
+        await client.send(b"GET / HTTP/1.1\r\nHost: h\r\n")
 
         async def dribble():
             for _ in range(100):
@@ -537,7 +542,7 @@ async def test_empty_lines_do_not_keep_a_connection(serve, autojump_clock):
 async def test_a_body_that_dribbles_in_is_given_up(serve, autojump_clock):
     limits = impatient(grace=60.0, minimum_rate=1024.0)
     async with serve(limits=limits) as served, served.connect() as client:
-        await client.send(b"POST /v2/models/add/infer HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")
+        await client.send(b"POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n")
 
         async def dribble():
             while True:
@@ -554,7 +559,7 @@ async def test_a_body_that_dribbles_in_is_given_up(serve, autojump_clock):
 async def test_a_slow_body_that_keeps_the_pace_is_waited_for(serve, autojump_clock):
     limits = impatient(grace=10.0, minimum_rate=1024.0)
     async with serve(limits=limits) as served, served.connect() as client:
-        await client.send(b"POST /v2/models/add/infer HTTP/1.1\r\nContent-Length: 102400\r\n\r\n")
+        await client.send(b"POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 102400\r\n\r\n")
         for _ in range(50):
             await trio.sleep(1.9)
             await client.send(b"x" * 2048)

@@ -10,13 +10,19 @@ GET = b"GET /v2/health/live?x=1 HTTP/1.1\r\nHost: h\r\nX-Key: Value\r\n\r\n"
 
 
 def post(body, *headers):
-    lines = [b"POST /p HTTP/1.1", b"Content-Length: %d" % len(body), *headers]
+    lines = [b"POST /p HTTP/1.1", b"Host: h", b"Content-Length: %d" % len(body), *headers]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
 def chunked(*chunks, trailers=b""):
     framed = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
-    return b"POST /p HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + framed + b"0\r\n" + trailers + b"\r\n"
+    return (
+        b"POST /p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + framed
+        + b"0\r\n"
+        + trailers
+        + b"\r\n"
+    )
 
 
 def parse(*pieces, **limits):
@@ -95,8 +101,8 @@ def test_long_bodies_are_read_past_the_parser():
 @pytest.mark.parametrize(
     ("head", "keep_alive"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", True),
-        (b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", True),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", False),
         (b"GET / HTTP/1.0\r\n\r\n", False),
         (b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", True),
     ],
@@ -107,7 +113,7 @@ def test_the_connection_is_kept_as_the_client_wishes(head, keep_alive):
 
 
 def test_what_follows_a_closing_request_is_not_looked_at():
-    requests, refusal = parse(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n" + GET, b"\0garbage")
+    requests, refusal = parse(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n" + GET, b"\0garbage")
     assert len(requests) == 1
     assert refusal is None
 
@@ -143,7 +149,7 @@ def test_connect_ends_the_connection():
     ],
 )
 def test_the_target_gives_path_and_query(target, path, query):
-    (request,), _ = parse(b"OPTIONS %b HTTP/1.1\r\n\r\n" % target)
+    (request,), _ = parse(b"OPTIONS %b HTTP/1.1\r\nHost: h\r\n\r\n" % target)
     assert (request.path, request.query) == (path, query)
 
 
@@ -151,17 +157,16 @@ MALFORMED = [
     b"\x16\x03\x01\x02\x00",
     b"GET / HTTP/1.1\nHost: a\n\n",
     b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
-    b"GET / HTTP/1.1\r\nX: a\r\n folded\r\n\r\n",
-    b"GET / HTTP/1.1\r\n: a\r\n\r\n",
-    b"GET / HTTP/1.1\r\nX: a\0b\r\n\r\n",
-    b"POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
-    b"POST / HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
-    b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\nabc",
-    b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked, gzip\r\n\r\nabc",
-    b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffffff\r\n",
-    b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
+    b"GET / HTTP/1.1\r\nHost: h\r\nX: a\r\n folded\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: h\r\n: a\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: h\r\nX: a\0b\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+    b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked, gzip\r\n\r\nabc",
+    b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffffff\r\n",
+    b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
 ]
 
 
@@ -171,6 +176,66 @@ def test_what_is_malformed_or_smuggles_is_refused(message):
     assert [request.method for request in requests] == ["GET"]
     assert refusal.status == 400
     assert refusal.message.startswith("Bad Request: ")
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "told"),
+    [
+        ((), 400, "no Host"),
+        ((b"Host: a", b"Host: b"), 400, "more than one Host"),
+        ((b"Host: a", b"hOST: a"), 400, "more than one Host"),
+        ((b"Host: a b",), 400, "'a b'"),
+        ((b"Host: a, b",), 400, "'a, b'"),
+        ((b"Host: u@a/",), 400, "'u@a/'"),
+        ((b"Host: a", b"Transfer-Encoding: gzip, chunked"), 501, "'gzip, chunked'"),
+        ((b"Host: a", b"Transfer-Encoding: gzip"), 501, "'gzip'"),
+        ((b"Host: a", b"Transfer-Encoding: , chunked"), 501, "', chunked'"),
+    ],
+)
+def test_a_head_that_two_servers_might_read_differently_is_refused(lines, status, told):
+    head = b"\r\n".join([b"POST /p HTTP/1.1", *lines, b"", b""])
+    requests, refusal = parse(GET + head + b"0\r\n\r\n" + GET)
+    assert [request.method for request in requests] == ["GET"]
+    assert refusal.status == status
+    assert told in refusal.message
+
+
+@pytest.mark.parametrize(
+    "host",
+    [b"a", b"a:8000", b"127.0.0.1:80", b"[::1]:8000", b"my_container-1.local", b"", b"%C3%A4.de", b"a \t"],
+)
+def test_hosts_of_every_form_are_taken(host):
+    requests, refusal = parse(b"GET / HTTP/1.1\r\nHost: %b\r\n\r\n" % host * 2)
+    assert refusal is None
+    assert [dict(request.headers)[b"host"] for request in requests] == [host.strip()] * 2
+
+
+def test_a_request_of_http_1_0_needs_no_host_but_may_not_have_two():
+    (request,), refusal = parse(b"GET /v2/health/live HTTP/1.0\r\n\r\n")
+    assert refusal is None
+    assert request.headers == []
+    _, refusal = parse(b"GET / HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n")
+    assert refusal.status == 400
+
+
+def test_a_transfer_coding_in_http_1_0_is_refused():
+    _, refusal = parse(b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+    assert refusal == Refusal(400, "Bad Request: HTTP/1.0 has no Transfer-Encoding")
+
+
+def test_blanks_behind_a_value_are_not_part_of_it():
+    (request,), _ = parse(b"GET / HTTP/1.1\r\nHost: h\r\nX-Key: a b \t\r\n\r\n")
+    assert request.headers[1] == (b"x-key", b"a b")
+    assert request.raw_headers[1] == (b"X-Key", b"a b")
+
+
+@pytest.mark.parametrize("zeros", [30, 5000])
+def test_a_length_may_begin_with_any_number_of_zeros(zeros):
+    (request,), refusal = parse(
+        b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %b3\r\n\r\nabc" % (b"0" * zeros)
+    )
+    assert refusal is None
+    assert request.body == b"abc"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +255,7 @@ def test_what_is_malformed_or_smuggles_is_refused(message):
     ],
 )
 def test_a_bad_content_length_is_refused_in_triton_s_words(length, message):
-    _, refusal = parse(b"POST / HTTP/1.1\r\nContent-Length: %b\r\n\r\n" % length)
+    _, refusal = parse(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %b\r\n\r\n" % length)
     assert refusal == Refusal(400, message)
 
 
@@ -208,9 +273,9 @@ def test_http_2_without_negotiation_is_refused():
 @pytest.mark.parametrize(
     "message",
     [
-        b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nX: " + b"a" * 5000 + b"\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"X: a\r\n" * 21 + b"\r\n",
+        b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"a" * 5000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: h\r\n" + b"X: a\r\n" * 21 + b"\r\n",
         chunked(b"x", trailers=b"T: " + b"a" * 5000 + b"\r\n"),
     ],
 )
@@ -221,12 +286,12 @@ def test_heads_are_bounded(message):
 
 
 def test_a_head_that_never_ends_is_refused_while_it_comes():
-    _, refusal = parse(b"GET / HTTP/1.1\r\nX: ", *([b"a" * 100] * 60), max_head_size=4096)
+    _, refusal = parse(b"GET / HTTP/1.1\r\nHost: h\r\nX: ", *([b"a" * 100] * 60), max_head_size=4096)
     assert refusal.status == 431
 
 
 def test_a_body_over_the_limit_is_refused_by_its_head():
-    _, refusal = parse(b"POST / HTTP/1.1\r\nContent-Length: 11\r\n\r\n", max_body_size=10)
+    _, refusal = parse(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 11\r\n\r\n", max_body_size=10)
     assert refusal == Refusal(413, "request body of 11 bytes exceeds the maximum allowed size of 10 bytes")
 
 
@@ -256,7 +321,7 @@ def test_triton_s_limit_is_65536_chunks():
 
 
 def test_chunk_extensions_are_bounded():
-    start = b"POST /p HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    start = b"POST /p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     _, refusal = parse(start, b"1;", *([b"e" * 1000] * 20), max_head_size=4096, max_chunks=10)
     assert refusal.status == 400
 
@@ -264,8 +329,8 @@ def test_chunk_extensions_are_bounded():
 @pytest.mark.parametrize(
     ("head", "awaits"),
     [
-        (b"POST / HTTP/1.1\r\nContent-Length: 3\r\nExpect: 100-Continue\r\n\r\n", True),
-        (b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\n", False),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nExpect: 100-Continue\r\n\r\n", True),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\n", False),
         (b"POST / HTTP/1.0\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n", False),
     ],
 )
@@ -288,6 +353,7 @@ fragments = st.sampled_from(
         b"GET / HTTP/1.1",
         b"POST / HTTP/1.1",
         b"\r\n",
+        b"Host: h",
         b"Content-Length: 5",
         b"Transfer-Encoding: chunked",
         b"5",

@@ -195,10 +195,12 @@ def test_an_empty_list_of_outputs_asks_for_all_of_them():
     assert plan.named is None
 
 
-def test_forwarded_headers_are_parameters_that_the_body_overrides():
-    document = {**one_input(data=[1, 2]), "parameters": {"x-b": "body"}}
-    request, _ = decode_document(document, forwarded={"X-A": "1", "x-b": "header"})
-    assert request.parameters == {"X-A": "1", "x-b": "body"}
+def test_no_parameter_takes_the_place_of_a_forwarded_header():
+    document = {**one_input(data=[1, 2]), "parameters": {"x-b": "body", "x-a": "body", "X-B": 1, "c": "body"}}
+    request, _ = decode_document(document, forwarded={"X-A": "header", "x-b": "header"})
+    assert request.parameters == {"X-A": "header", "x-b": "header", "c": "body"}
+    request, _ = decode_document(one_input(data=[1, 2]), forwarded={"X-A": "header"})
+    assert request.parameters == {"X-A": "header"}
 
 
 # Data

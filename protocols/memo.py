@@ -1,0 +1,54 @@
+"""What is remembered because clients repeat themselves, within a bound of bytes that no client can move."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+MEANINGS_BYTES: Final = 8 * 1024 * 1024
+"""Bytes that the meanings of requests may take, for each protocol."""
+
+MEANING_FACTOR: Final = 24
+"""Bytes in memory for one of a request's text, at the worst: of parameters with names and values of a byte or two."""
+
+_ENTRY: Final = 128
+"""Bytes that an entry takes beside what it is charged with: its place in the table, and the headers of its objects."""
+
+
+class Memo(dict[K, V]):
+    """A dictionary to look things up in, filled by `remember` alone.
+
+    It holds `most` entries and `most_bytes` bytes. Once either is used up, everything is forgotten: what clients repeat comes
+    back at once, what one made up to fill it does not.
+    """
+
+    __slots__ = ("_charged", "_most", "_most_bytes")
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        super().__init__()
+        self._most = most
+        self._most_bytes = most_bytes
+        self._charged = 0
+
+    @property
+    def charged(self) -> int:
+        """Bytes that the entries are taken to need."""
+        return self._charged
+
+    def remember(self, key: K, value: V, size: int) -> bool:
+        """Keep `value`, where `key` and it need `size` bytes at the most; False where that alone is over the bound."""
+        size += _ENTRY
+        if size > self._most_bytes:
+            return False
+        if len(self) >= self._most or self._charged + size > self._most_bytes:
+            self.forget()
+        self._charged += size
+        self[key] = value
+        return True
+
+    def forget(self) -> None:
+        """Forget everything."""
+        self.clear()
+        self._charged = 0

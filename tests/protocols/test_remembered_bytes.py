@@ -1,0 +1,146 @@
+"""What is remembered of requests stays within a bound of bytes, whatever clients make up."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from contextlib import contextmanager
+
+import pytest
+
+from actors.messages.datatypes import DataType
+from protocols.grpc.headers import HeaderDecoder
+from protocols.grpc.inference import InferDecoder as GrpcDecoder
+from protocols.http.app import V2App
+from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
+from protocols.kserve.requests import InferDecoder
+from protocols.memo import Memo
+from tests.protocols.fakes import FakeServer, KeptPort, make_spec
+
+MIB = 1024 * 1024
+SPEC = make_spec("m", inputs=[("A", DataType.INT32, (-1,))])
+
+
+@contextmanager
+def growth_below(most):
+    """Fail where what the block leaves behind takes more than `most` bytes."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        yield
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < most, f"{grown:,} bytes are kept"
+
+
+async def get(app, path):
+    answers = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        answers.append(message["status"])
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "raw_path": path,
+        "query_string": b"",
+        "headers": [],
+        "extensions": {"tritium.response": {}},
+    }
+    await app(scope, receive, send)
+    return answers[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("length", "count"), [(60_000, 1100), (500, 5000)])
+async def test_paths(length, count):
+    app = V2App(FakeServer().server)
+    with growth_below(4 * MIB):
+        for number in range(count):
+            model = b"%d" % number + b"m" * length
+            assert await get(app, b"/v2/models/%b/ready" % model) == 404
+    assert await get(app, b"/v2/models/add/ready") == 200
+
+
+def parameters(number):
+    """Return as many parameters as fit into a text that is remembered, different for each number."""
+    return {f"{number:x}.{each:x}": each for each in range(300)}
+
+
+@pytest.mark.slow
+def test_json_texts():
+    decoder = InferDecoder()
+    declared = {"name": "A", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}}
+    with growth_below(8 * MIB):
+        for number in range(510):
+            text = json.dumps({"inputs": [declared], "parameters": parameters(number)}, separators=(",", ":"))
+            assert len(text) <= 4096
+            decoder.decode(
+                text.encode() + bytes(4),
+                len(text),
+                SPEC,
+                requested_version=-1,
+                reply=KeptPort(),
+                accepted_at=0.0,
+            )
+
+
+@pytest.mark.slow
+def test_messages():
+    decoder = GrpcDecoder()
+    with growth_below(8 * MIB):
+        for number in range(510):
+            request = ModelInferRequest(model_name="m", raw_input_contents=[bytes(4)])
+            declared = request.inputs.add(name="A", datatype="INT32")
+            declared.shape.append(1)
+            for name, value in list(parameters(number).items())[:200]:
+                request.parameters[name].int64_param = value
+            target = decoder.peek(request.SerializeToString())
+            decoder.decode(target, SPEC, requested_version=-1, reply=KeptPort(), accepted_at=0.0)
+
+
+def test_header_blocks():
+    def literal(name, value):
+        return b"\x00" + bytes((len(name),)) + name + b"\x7f" + integer(len(value) - 127) + value
+
+    def integer(value):
+        return bytes((value & 127 | 128, value >> 7)) if value > 127 else bytes((value,))
+
+    def request(number):
+        # :method POST, :scheme http and :path / are in the static table.
+        return b"\x83\x86\x84" + literal(b"x-id", b"%04d" % number * 400)
+
+    decoder = HeaderDecoder(lambda fields: fields, max_header_list=16384, cached_heads=256)
+    with growth_below(128 * 1024):
+        for number in range(256):
+            decoder.request(request(number))
+    assert list(decoder.heads)[-1] == request(255), "the last one is there"
+    decoder.request(b"\x83\x86\x84")
+    assert b"\x83\x86\x84" in decoder.heads
+
+
+def test_a_memo_forgets_everything_once_entries_or_bytes_are_used_up():
+    memo = Memo(3, 2000)
+    for number in range(3):
+        assert memo.remember(number, "x", 100)
+    assert sorted(memo) == [0, 1, 2]
+    assert memo.remember(3, "x", 100)
+    assert sorted(memo) == [3]
+    assert memo.remember(4, "x", 1700)
+    assert sorted(memo) == [4], "the two would have been too much"
+    assert not memo.remember(5, "x", 2000), "that alone is too much"
+    assert sorted(memo) == [4]
+    memo.forget()
+    assert memo.charged == 0
+
+
+def test_a_memo_charges_for_what_takes_the_place_of_another():
+    memo = Memo(3, 2000)
+    memo.remember("a", 1, 100)
+    memo.remember("a", 2, 300)
+    assert memo["a"] == 2
+    assert memo.charged >= 400
