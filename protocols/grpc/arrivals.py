@@ -8,7 +8,7 @@ does not take stays here, its window shut. So a client makes the server hold no 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -20,6 +20,7 @@ from protocols.grpc import messages
 from protocols.grpc.admission import Grants
 from protocols.grpc.call import Call, ServerStream
 from protocols.grpc.messages import Message, MessageReader
+from protocols.kserve.compression import most_of
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
@@ -32,7 +33,7 @@ _UNFOLDED_HERE: Final = 1024  # longer compressed messages are unfolded in a thr
 _UNFOLDED_A_TURN: Final = (
     1024 * 1024
 )  # ... and so are all of them, once this much was unfolded since the last read
-_RATIO: Final = 1032  # no byte of a deflate stream unfolds to more
+_SLICES: Final = 8  # of an unfolding, before another has the thread
 
 
 class Owner(Protocol):
@@ -210,11 +211,13 @@ class Arrivals:
 
     async def _unfold_in_thread(self, call: Call, message: Buffer, ticket: trio.Event) -> Buffer:
         """Unfold once what it may come to has found room. Whoever has the ticket releases it."""
-        if not self._unfolding.ask(ticket, min(len(message) * _RATIO, self._limit)):
+        if not self._unfolding.ask(ticket, most_of(len(message), self._limit)):
             await ticket.wait()
-        return await trio.to_thread.run_sync(
-            messages.unfold, message, call.head.coding, self._limit, limiter=self._threads
-        )
+        work = messages.unfolding(message, call.head.coding, self._limit)
+        content: Buffer | None = None
+        while content is None:
+            content = await trio.to_thread.run_sync(_some, work, limiter=self._threads)
+        return content
 
     def _release_ticket(self, ticket: trio.Event) -> None:
         self._open_tickets(self._unfolding.release(ticket))
@@ -222,6 +225,17 @@ class Arrivals:
     def _open_tickets(self, tickets: Sequence[trio.Event]) -> None:
         for ticket in tickets:
             ticket.set()
+
+
+def _some(work: Generator[None, None, Buffer]) -> Buffer | None:
+    """Unfold some more of a message, and return it once it is whole."""
+    try:
+        for _ in range(_SLICES):
+            next(work)
+    except StopIteration as stop:
+        content: Buffer = stop.value
+        return content
+    return None
 
 
 def more_than_one() -> Unsupported:

@@ -1,12 +1,12 @@
 """Length-prefixed messages: a flag byte, four bytes of length, and the message (gRPC over HTTP/2, "Requests").
 
 `MessageReader` cuts what the client sends into messages. A length is only a claim: memory grows with what has come.
-A compressed message is handed out as it came; `unfold` may take long, and its caller decides where it runs.
+A compressed message is handed out as it came; `unfolding` comes in slices, and its caller decides where they run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -15,7 +15,7 @@ from grpclib.exceptions import GRPCError
 
 from actors.messages.errors import Internal
 from protocols.kserve import compression
-from protocols.kserve.compression import BrokenStream, OverLimit, inflate
+from protocols.kserve.compression import BrokenStream, OverLimit, Suspicious
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
@@ -138,18 +138,20 @@ class MessageReader:
         return wanted
 
 
-def unfold(message: Buffer, coding: bytes, limit: int) -> Buffer:
-    """Return the content of a compressed message, in the call's `grpc-encoding` (`gzip` or `deflate`).
+def unfolding(message: Buffer, coding: bytes, limit: int) -> Generator[None, None, Buffer]:
+    """Unfold a compressed message, in the call's `grpc-encoding` (`gzip` or `deflate`), in slices; return its content.
 
-    Raises Internal where it is broken, and GRPCError RESOURCE_EXHAUSTED where it unfolds to more than `limit` bytes, of
-    which not many more are made.
+    Raises Internal where it is broken, and GRPCError RESOURCE_EXHAUSTED where it unfolds to more than `limit` bytes, or
+    to suspiciously many (`protocols.kserve.compression`), of which not many more are made.
     """
     try:
-        content, behind = inflate(message, limit, coding)
+        content, behind = yield from compression.unfolding(message, limit, coding)
     except BrokenStream as error:
         raise Internal(
             f"failed to decompress a message of grpc-encoding {coding.decode()}: {error}"
         ) from error
+    except Suspicious as error:
+        raise GRPCError(Status.RESOURCE_EXHAUSTED, f"failed to decompress a message: {error}") from error
     except OverLimit as error:
         raise GRPCError(
             Status.RESOURCE_EXHAUSTED,
@@ -158,6 +160,11 @@ def unfold(message: Buffer, coding: bytes, limit: int) -> Buffer:
     if behind:
         raise Internal(f"{behind} bytes follow the end of a compressed message")
     return content
+
+
+def unfold(message: Buffer, coding: bytes, limit: int) -> Buffer:
+    """Do as `unfolding` does, in one go."""
+    return compression.finish(unfolding(message, coding, limit))
 
 
 def prefix(size: int, *, compressed: bool = False) -> bytes:

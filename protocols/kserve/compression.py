@@ -1,13 +1,17 @@
 """The codings gzip and deflate (the zlib format), of HTTP bodies (contract, http.md section 6.7) and gRPC messages.
 
-The functions work on whole bodies and may take long; callers decide where they run. zlib lets go of the GIL.
+Unfolding comes in slices of some milliseconds: whoever runs one on the loop gives others a turn where it yields, and one
+in a thread may be given up there. zlib lets go of the GIL. `compress` works on a whole answer, and may take long.
+
+A stream of 60 KiB can unfold to 62 MiB. So a content is refused that is more than a hundred times its stream, once it
+is longer than 16 MiB: shorter ones cost little, and tensors full of zeros are honest.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from actors.messages.errors import InvalidArgument, Unsupported
 
@@ -16,11 +20,24 @@ if TYPE_CHECKING:
 
 OFFERED: Final = b"gzip, deflate"
 
+UNSUSPICIOUS: Final = 16 * 1024 * 1024
+"""Bytes of content that are taken whatever the size of their stream."""
+
+RATIO: Final = 100
+"""How many times the size of its stream a longer content may be."""
+
+T = TypeVar("T")
+
+Slices = Generator[None, None, tuple[bytearray, int]]
+
 _NOTHING: Final = frozenset((b"", b"identity"))
 _COMPRESSED: Final = frozenset((b"gzip", b"deflate"))
 _CODINGS: Final = frozenset((b"identity", b"deflate", b"gzip"))
 _BITE: Final = 64 * 1024  # bytes given to zlib at once,
-_MADE_AT_ONCE: Final = 1024 * 1024  # and bytes it may make of them
+_MADE_AT_ONCE: Final = 1024 * 1024  # and bytes it may make of them: a few milliseconds
+_READING: Final = (
+    _MADE_AT_ONCE // 2
+)  # what a bite counts beside what it makes: it may hold blocks of nothing, which take long
 _EITHER: Final = 32 + zlib.MAX_WBITS  # zlib or gzip, by the stream's own header
 _WINDOW: Final = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 
@@ -46,17 +63,28 @@ class OverLimit(ValueError):
     """The content is longer than it may be."""
 
 
-def inflate(body: Buffer, limit: int, coding: bytes = b"") -> tuple[bytearray, int]:
-    """Return the content of a stream in `coding` (gzip or zlib, whichever it is, if empty), and how many bytes follow it.
+class Suspicious(OverLimit):
+    """The content is longer than `RATIO` times its stream, and longer than `UNSUSPICIOUS`."""
 
-    Memory grows with what is made, not with what is claimed. Raises BrokenStream where the stream is broken or cut
-    short, and OverLimit as soon as more than `limit` bytes were made.
+
+def most_of(size: int, limit: int) -> int:
+    """Return to how many bytes a stream of `size` bytes may unfold where `limit` is the most in any case."""
+    return min(limit, max(UNSUSPICIOUS, RATIO * size))
+
+
+def unfolding(body: Buffer, limit: int, coding: bytes = b"") -> Slices:
+    """Unfold a stream in `coding` (gzip or zlib, whichever it is, if empty), some milliseconds' worth between two `yield`s.
+
+    Returns the content, and how many bytes follow the stream. Memory grows with what is made, not with what is claimed.
+    Raises BrokenStream where the stream is broken or cut short, and OverLimit as soon as more was made than `most_of` it.
     """
     stream = zlib.decompressobj(_WINDOW.get(coding, _EITHER))
     content = bytearray()
     view = memoryview(body)
+    most = most_of(len(view), limit)
     at = 0
     bite: Buffer = b""
+    work = 0
     full = False  # the last part was as long as it may be: there may be more where it came from
     while not stream.eof:
         if not bite and not full:
@@ -64,28 +92,55 @@ def inflate(body: Buffer, limit: int, coding: bytes = b"") -> tuple[bytearray, i
             at += len(bite)
             if not bite:
                 raise BrokenStream("it is cut short")
-        try:
-            part = stream.decompress(bite, _MADE_AT_ONCE)
-        except zlib.error as error:
-            raise BrokenStream(str(error)) from error
+        part = _part(stream, bite)
         content += part
-        if len(content) > limit:
+        if len(content) > most:
+            if most < limit:
+                raise Suspicious(
+                    f"it unfolds to more than {most} bytes, {RATIO} times the {len(view)} that came"
+                )
             raise OverLimit(f"it unfolds to more than {limit} bytes")
         bite = stream.unconsumed_tail
         full = len(part) == _MADE_AT_ONCE
+        work += len(part) + _READING
+        if work >= _MADE_AT_ONCE:
+            work = 0
+            yield
     return content, len(stream.unused_data) + len(view) - at
 
 
-def decompress(body: Buffer, limit: int) -> bytearray:
-    """Return the content of an HTTP body that is a gzip or zlib stream, whichever it is.
+def _part(stream: zlib._Decompress, bite: Buffer) -> bytes:
+    try:
+        return stream.decompress(bite, _MADE_AT_ONCE)
+    except zlib.error as error:
+        raise BrokenStream(str(error)) from error
 
-    Raises InvalidArgument where it is empty, broken, cut short, or unfolds to more than `limit` bytes.
+
+def inflate(body: Buffer, limit: int, coding: bytes = b"") -> tuple[bytearray, int]:
+    """Do as `unfolding` does, in one go."""
+    return finish(unfolding(body, limit, coding))
+
+
+def finish(work: Generator[None, None, T]) -> T:
+    """Do all slices of some work, and return what it comes to. For threads, and for work that is known to be short."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+
+def decompressing(body: Buffer, limit: int) -> Generator[None, None, bytearray]:
+    """Unfold an HTTP body that is a gzip or zlib stream, whichever it is, in slices; return its content.
+
+    Raises InvalidArgument where it is empty, broken, cut short, or unfolds to more than it may (see `unfolding`).
     """
     if not body:
         raise InvalidArgument("nothing to be decompressed")
     try:
-        content, _ = inflate(body, limit)
-    except BrokenStream as error:
+        content, _ = yield from unfolding(body, limit)
+    except (BrokenStream, Suspicious) as error:
         raise InvalidArgument(f"failed to decompress the request body: {error}") from error
     except OverLimit as error:
         raise InvalidArgument(
@@ -93,6 +148,11 @@ def decompress(body: Buffer, limit: int) -> bytearray:
             "Use --http-max-input-size to increase the limit."
         ) from error
     return content
+
+
+def decompress(body: Buffer, limit: int) -> bytearray:
+    """Do as `decompressing` does, in one go."""
+    return finish(decompressing(body, limit))
 
 
 def choose_coding(accept_encoding: bytes) -> bytes:

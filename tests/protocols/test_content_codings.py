@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gzip
+import os
+import tracemalloc
 import zlib
 
 import pytest
@@ -9,11 +11,18 @@ from hypothesis import strategies as st
 
 from actors.messages.errors import ErrorCode, InvalidArgument
 from protocols.kserve.compression import (
+    RATIO,
+    UNSUSPICIOUS,
+    BrokenStream,
+    Suspicious,
     UnsupportedCompression,
     choose_coding,
     compress,
     decompress,
+    inflate,
     is_compressed,
+    most_of,
+    unfolding,
 )
 
 
@@ -91,3 +100,66 @@ def test_deflate_is_the_zlib_format():
 def test_what_is_compressed_comes_back(parts, coding):
     whole = b"".join(parts)
     assert decompress(compress(parts, coding), len(whole)) == whole
+
+
+MIB = 1024 * 1024
+
+
+def sliced(body, limit):
+    """Return a stream's content and how many slices there were."""
+    work = unfolding(body, limit)
+    slices = 1
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            return stop.value[0], slices
+        slices += 1
+
+
+@pytest.mark.parametrize("content", [bytes(10 * MIB), os.urandom(4 * MIB)], ids=["zeros", "noise"])
+def test_a_long_content_is_unfolded_in_slices(content):
+    unfolded, slices = sliced(zlib.compress(content, 1), len(content))
+    assert unfolded == content
+    assert slices >= len(content) // MIB
+
+
+def test_a_stream_that_holds_nothing_is_read_in_slices():
+    """Blocks without content keep zlib busy, and make nothing."""
+    nothing = b"\0\0\0\xff\xff"  # a stored block of no bytes
+    header, end = b"\x78\x9c", b"\3\0" + zlib.adler32(b"").to_bytes(4, "big")
+    unfolded, slices = sliced(header + nothing * 400_000 + end, 10)
+    assert unfolded == b""
+    assert slices >= 2_000_000 // (128 * 1024)
+
+
+def test_zeros_that_fold_well_are_taken_up_to_a_size():
+    content = bytes(UNSUSPICIOUS)
+    assert inflate(zlib.compress(content, 9), 2 * UNSUSPICIOUS)[0] == content
+
+
+def test_a_longer_content_than_a_hundred_times_its_stream_is_refused():
+    bomb = zlib.compress(bytes(64 * MIB), 9)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Suspicious, match=f"more than {UNSUSPICIOUS} bytes, {RATIO} times the"):
+            inflate(bomb, 2**31)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * UNSUSPICIOUS
+    with pytest.raises(
+        InvalidArgument, match="failed to decompress the request body: it unfolds to more than"
+    ):
+        decompress(bomb, 2**31)
+
+
+def test_the_limit_grows_with_the_stream():
+    assert most_of(0, 2**31) == UNSUSPICIOUS
+    assert most_of(MIB, 2**31) == RATIO * MIB
+    assert most_of(MIB, 50) == 50
+
+
+def test_a_stream_that_is_cut_short_is_broken():
+    with pytest.raises(BrokenStream, match="cut short"):
+        inflate(zlib.compress(bytes(MIB))[:-1], 2 * MIB)

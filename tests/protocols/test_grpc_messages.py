@@ -165,6 +165,13 @@ def test_a_message_that_unfolds_to_too_much_is_stopped_early():
     assert "Received message larger than max" in (caught.value.message or "")
 
 
+@pytest.mark.slow
+def test_a_message_that_unfolds_to_suspiciously_much_is_refused():
+    with pytest.raises(GRPCError, match="100 times the") as caught:
+        unfold(gzip.compress(bytes(64 << 20)), b"gzip", 1 << 31)
+    assert caught.value.status is Status.RESOURCE_EXHAUSTED
+
+
 def test_what_is_random_comes_out_as_it_went_in():
     content = bytes(range(256)) * 300
     assert unfold(compress([content], b"deflate", 9), b"deflate", len(content)) == content
