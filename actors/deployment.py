@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from actors.fault_points import fault_point
-from actors.found import FoundModel
+from actors.found import FoundModel, Override
 from actors.loading import OUTDATED, LoadFailed, Loading, Surroundings, too_slow
 from actors.messages.errors import Internal, InvalidArgument, TritiumError, Unavailable
 from actors.messages.events import Event
@@ -58,7 +58,8 @@ class Deployment:
         self.content = ""  # of what was applied last, if it was applied well
         self.refused = ""  # the same if it was not
         self.explicit = False  # it was asked for by its own name, not as a part of another
-        self.overridden = False  # what serves is not what the repository's files say
+        self.override: Override | None = None  # a load request's configuration that is in force
+        self.overrode = ""  # and the digest of the files that it is in force over
         self.left = False  # it is in the repository no more
         self._around = around
         self._on_retired = on_retired
@@ -124,18 +125,33 @@ class Deployment:
     # -- towards what was found --------------------------------------------------------------------------------------
 
     @fault_point("deployment.apply")
-    async def apply(self, found: FoundModel, *, forced: bool = False, awake: bool = True) -> None:
+    async def apply(
+        self,
+        found: FoundModel,
+        *,
+        override: Override | None = None,
+        forced: bool = False,
+        awake: bool = True,
+    ) -> None:
         """Have what was found serve. Raises InvalidArgument or Internal where it can't; what served before then still does.
 
-        Without `awake` a model that is loaded on demand is only made known.
+        `override` is what was read in place of files. Without `awake` a model that is loaded on demand is only made known.
         """
         self.content = self.refused = ""
         try:
             await self._apply(found, forced=forced, awake=awake)
         except TritiumError:
             self.refused = found.content
+            if override is None and found.readable:
+                self._keep(None, "")  # the files are others, and end it
             raise
         self.content = found.content
+        self._keep(override, found.content)
+
+    def _keep(self, override: Override | None, content: str) -> None:
+        """Note what later loads without one of their own keep to. Files of a request count once, its configuration lasts."""
+        lasts = override is not None and not override.files
+        self.override, self.overrode = (override, content) if lasts else (None, "")
 
     async def _apply(self, found: FoundModel, *, forced: bool, awake: bool) -> None:
         self.tried = True
@@ -281,7 +297,7 @@ class Deployment:
             found = self._around.compose(self._composed)  # the last reload failed, and what serves is older
         present = {number: state.spec for number, state in self.serving.items()}
         if found.specs and {spec.version: spec for spec in found.specs} != present:
-            await self.apply(found, awake=False)
+            await self.apply(found, override=self.override, awake=False)
         elif not found.specs and (present or self._found is not None):
             self._around.log(Event.MODEL_UNAVAILABLE, level="error", model=self.key.name, reason=found.reason)
             self._around.router.set_dormant(self.key, None)
@@ -313,6 +329,7 @@ class Deployment:
         self._around.router.unloaded(self.key)
         self._disown()
         self.content = self.refused = ""
+        self._keep(None, "")
         self.explicit = False
 
     def leave(self) -> None:
@@ -382,7 +399,7 @@ class Deployment:
         if self._found is None:
             raise Unavailable(f"model '{self.key.name}' is not known any more")
         if not self._around.router.ready(self.key):
-            await self.apply(self._found, forced=True)
+            await self.apply(self._found, override=self.override, forced=True)
 
     async def evict(self) -> bool:
         """Unload a model that is loaded on demand; returns once its workers have ended.

@@ -20,6 +20,14 @@ class LocalCopy(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """What a load request puts in place of the repository's files (contract, repository.md section 5.2)."""
+
+    config: str  # a ModelConfig as JSON
+    files: Mapping[str, bytes] = field(default_factory=dict)  # by path; where there are any, the only ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FoundModel:
     """One model as its repository has it: its versions, or why there are none. Errors and warnings are for the log."""
 

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import trio
 
 from actors.deployment import Deployment
-from actors.found import FoundModel
+from actors.found import FoundModel, Override
 from actors.loading import Superseded
 from actors.messages.errors import Internal, InvalidArgument, TritiumError, Unavailable
 from actors.specs import ModelKey
 
 NOWHERE: Final = "it is in no model repository"
 UNATTENDED_LIVES: Final = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Override:
-    """What a load request puts in place of the repository's files (contract, repository.md section 5.2)."""
-
-    config: str  # a ModelConfig as JSON
-    files: Mapping[str, bytes] = field(default_factory=dict)  # by path; where there are any, the only ones
 
 
 class Unreadable(Exception):
@@ -132,19 +124,32 @@ class Load(_FromRepository):
         """Load or reload; an unchanged model that is loaded stays."""
         deployment.explicit = deployment.explicit or self._explicit
         try:
-            found = await self._read(deployment, self._override)
+            override, found = await self._read_as_wanted(deployment)
         except Unreadable as error:
             raise not_polled(deployment.key) from error
         if found is None:
             deployment.could_not_read(NOWHERE)
             raise not_polled(deployment.key)
-        overridden = self._override is not None or deployment.overridden
         try:
             found = await self._ensure(deployment.key, found)
-            await deployment.apply(found, forced=overridden)
+            await deployment.apply(found, override=override, forced=self._override is not None)
         finally:
             found.settle()
-        deployment.overridden = self._override is not None
+
+    async def _read_as_wanted(self, deployment: Deployment) -> tuple[Override | None, FoundModel | None]:
+        """Return the model as it is to serve, and what of a load request's that takes into account.
+
+        The configuration of an earlier load stays in force over one without, until the files in the repository change or
+        the model is unloaded (contract, repository.md section 5.1).
+        """
+        kept = deployment.override
+        if self._override is not None or kept is None:
+            return self._override, await self._read(deployment, self._override)
+        found = await self._read(deployment, kept)
+        if found is None or (found.content and found.content == deployment.overrode):
+            return kept, found
+        found.settle()
+        return None, await self._read(deployment)
 
 
 class Start(_FromRepository):

@@ -25,7 +25,7 @@ class Change:
 def plan_change(
     serving: Mapping[int, ModelSpec], wanted: Sequence[ModelSpec], *, forced: bool = False
 ) -> Change:
-    """Compare what serves with what is wanted. With `forced` everything is started anew.
+    """Compare what serves with what is wanted. With `forced` everything is started anew but what can change in place, and does.
 
     Files are compared by their digests, `ModelSpec.content`; without one a version counts as changed.
     """
@@ -34,12 +34,14 @@ def plan_change(
     start: list[ModelSpec] = []
     for spec in wanted:
         present = serving.get(spec.version)
-        if forced or present is None or not _alike(present, spec):
+        if present is None or not _alike(present, spec):
             start.append(spec)
-        elif present.instances == spec.instances and present.config_json == spec.config_json:
-            stay.append(spec.version)
-        else:
+        elif present.instances != spec.instances or present.config_json != spec.config_json:
             scale.append(spec)
+        elif forced:
+            start.append(spec)
+        else:
+            stay.append(spec.version)
     return Change(stay=tuple(stay), scale=tuple(scale), start=tuple(start))
 
 

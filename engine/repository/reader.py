@@ -17,8 +17,8 @@ from typing import Final
 
 import trio
 
-from actors.found import FoundModel
-from actors.operations import Listing, Override, Unreadable
+from actors.found import FoundModel, Override
+from actors.operations import Listing, Unreadable
 from actors.router import DUPLICATE_REASON
 from actors.specs import ModelKey
 from engine.config.backends import BackendTraits

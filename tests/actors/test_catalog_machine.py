@@ -20,6 +20,7 @@ from tests.support.stepped_trio import SteppedTrio
 
 NAMES = ("a", "b", "c")
 SECONDS = {"a": 1.0, "b": 1.3125, "c": 2.0625}  # no two loads end at one moment but those that began together
+OTHER = '{"parameters": 1}'  # a configuration that a load request brings along
 names = st.sampled_from(NAMES)
 
 
@@ -40,11 +41,12 @@ class Lane:
 
     def __init__(self, name):
         self.name = name
-        self.serving = {}  # version: content, and the copy that it was loaded from
+        self.serving = {}  # version: content, whether a request has configured it, and the copy that it was loaded from
         self.kept = None  # the copy of what was last taken for good
         self.content = ""  # of what was applied, if it was applied well
         self.refused = ""  # the same if it was not
-        self.overridden = False
+        self.overrode = None  # the content over which a configuration of a request is in force
+        self.over = False  # what is being loaded has such a configuration
         self.waiting = []
         self.current = None
         self.found = None
@@ -167,7 +169,7 @@ class CatalogAlone(RuleBasedStateMachine):
 
     @rule(name=names)
     def load_with_another_configuration(self, name):
-        self.ask(name, "override", self.world.catalog.load, name, {"config": "{}"})
+        self.ask(name, "override", self.world.catalog.load, name, {"config": OTHER})
 
     def ask(self, name, kind, function, *args):
         task = self.trio.begin(function, *args)
@@ -270,7 +272,7 @@ class CatalogAlone(RuleBasedStateMachine):
             if lane.name in self.left and lane.current is None:
                 self.left.discard(lane.name)
                 self.there.discard(lane.name)
-                lane.overridden = False
+                lane.overrode = None
 
     def step(self, lane):
         if lane.current is None:
@@ -291,8 +293,7 @@ class CatalogAlone(RuleBasedStateMachine):
             self.freed_at[lane.name] = max(ends for ends, _ in due.values())
         if lane.loads and not any(isinstance(each, tuple) for each in lane.loads.values()):
             if "failed" in lane.loads.values():
-                lane.refused = self.read_content(lane)
-                self.finish(lane, LoadFailed)
+                self.refuse(lane)
             else:
                 self.swap(lane)
             return True
@@ -318,9 +319,11 @@ class CatalogAlone(RuleBasedStateMachine):
             self.finish(lane, None if kind == "look" else Internal)
             return
         lane.found = found
-        lane.reads += 1
+        kept = kind == "load" and lane.overrode is not None
+        lane.over = kind == "override" or (kept and lane.overrode == found.content)
+        lane.reads += 2 if kept and not lane.over else 1
         lane.copy = lane.reads
-        content = self.read_content(lane)
+        content = found.content
         if kind == "look" and content in (lane.content, lane.refused):
             self.finish(lane)
             return
@@ -329,42 +332,37 @@ class CatalogAlone(RuleBasedStateMachine):
         if found.reason:
             if not lane.serving:
                 lane.kept = None
-            lane.refused = content
-            self.finish(lane, LoadFailed)
+            self.refuse(lane)
             return
-        forced = kind == "override" or (kind == "load" and lane.overridden)
+        forced = kind == "override"
         lane.loads = {
             spec.version: (now + SECONDS[lane.name], self.extra)
             for spec in found.specs
-            if forced or lane.serving.get(spec.version, ("", 0))[0] != self.content(spec, kind)
+            if forced or lane.serving.get(spec.version, ("", 0))[0] != (spec.content, lane.over)
         }
         if not lane.loads:
             self.swap(lane)
 
     @staticmethod
     def unloaded(lane):
-        lane.serving, lane.kept, lane.content, lane.refused = {}, None, "", ""
+        lane.serving, lane.kept, lane.content, lane.refused, lane.overrode = {}, None, "", "", None
 
-    @staticmethod
-    def read_content(lane):
-        return "override" if lane.current.kind == "override" else lane.found.content
-
-    @staticmethod
-    def content(spec, kind):
-        return "override" if kind == "override" else spec.content
+    def refuse(self, lane):
+        lane.refused = lane.found.content
+        if not lane.over:
+            lane.overrode = None
+        self.finish(lane, LoadFailed)
 
     def swap(self, lane):
-        kind = lane.current.kind
         lane.serving = {
-            spec.version: (self.content(spec, kind), lane.copy)
+            spec.version: ((spec.content, lane.over), lane.copy)
             if spec.version in lane.loads
             else lane.serving[spec.version]
             for spec in lane.found.specs
         }
         lane.kept = lane.copy
-        lane.content = self.read_content(lane)
-        if kind != "look":
-            lane.overridden = kind == "override"
+        lane.content = lane.found.content
+        lane.overrode = lane.found.content if lane.over else None
         self.finish(lane)
 
     def leave(self, lane):
@@ -385,9 +383,10 @@ class CatalogAlone(RuleBasedStateMachine):
     def what_serves_is_what_should(self):
         for name, lane in self.lanes.items():
             states = self.world.serving(name)
-            assert {v: state.spec.content for v, state in states.items()} == {
-                v: content for v, (content, _) in lane.serving.items()
-            }
+            assert {
+                v: (state.spec.content, state.spec.config_json == OTHER.encode())
+                for v, state in states.items()
+            } == {v: content for v, (content, _) in lane.serving.items()}
             if states:
                 assert self.world.router.resolve(name) is states[max(states)]
             else:

@@ -13,10 +13,10 @@ from trio.testing import wait_all_tasks_blocked
 
 from actors.catalog import ControlMode
 from actors.fault_points import armed
-from actors.found import FoundModel
+from actors.found import FoundModel, Override
 from actors.messages.errors import ErrorCode, Internal, TritiumError, Unavailable
 from actors.model import ModelState, Status
-from actors.operations import Override, Unreadable
+from actors.operations import Unreadable
 from actors.router import DUPLICATE_REASON, Router
 from actors.scheduling.retries import Aftermath
 from actors.specs import InstanceSpec, ModelKey, Residency

@@ -351,19 +351,88 @@ async def test_a_probe_that_is_not_answered_keeps_a_version_from_serving(begin, 
         assert world.serving("m") == before
 
 
-async def test_an_overriding_load_always_reloads_and_a_plain_one_returns_to_the_files(begin, autojump_clock):
+OTHER = '{"parameters": 1}'
+
+
+async def served(world, parameters):
+    """Load "m"; return its configuration, and whether it was started anew."""
+    before = world.serving("m")
+    await world.catalog.load("m", parameters)
+    (state,) = world.serving("m").values()
+    return state.spec.config_json.decode(), state not in before.values()
+
+
+async def test_an_overriding_load_reloads_and_a_plain_one_keeps_to_it(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    assert await served(world, {}) == ("{}", True)
+    assert await served(world, {"config": OTHER}) == (OTHER, True)
+    assert await served(world, {"config": OTHER}) == (OTHER, True)
+    for _ in range(2):
+        assert await served(world, {}) == (OTHER, False)
+
+
+async def test_other_files_end_an_override(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {"config": OTHER})
+    world.source.models["m"] = model("m", content="other")
+    assert await served(world, {}) == ("{}", True)
+    world.source.models["m"] = model("m")
+    assert await served(world, {}) == ("{}", True)
+
+
+async def test_other_files_that_do_not_load_end_an_override_too(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {"config": OTHER})
+    world.source.models["m"] = model("m", content="other")
+    world.tree.fails["m"] = 1
+    await failure(world.catalog.load("m", {}))
+    (state,) = world.serving("m").values()
+    assert state.spec.config_json.decode() == OTHER  # what serves is left alone
+    world.source.models["m"] = model("m")
+    assert await served(world, {}) == ("{}", True)
+
+
+async def test_files_that_can_not_be_read_end_no_override(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {"config": OTHER})
+    world.source.models["m"] = replace(model("m", reason="Internal: no"), content="", readable=False)
+    await failure(world.catalog.load("m", {}))
+    world.source.models["m"] = model("m")
+    assert await served(world, {}) == (OTHER, False)
+
+
+async def test_an_unload_ends_an_override(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {"config": OTHER})
+    await world.catalog.unload("m")
+    assert await served(world, {}) == ("{}", True)
+
+
+async def test_an_override_that_does_not_load_is_not_kept(begin, autojump_clock):
     world = await begin(model("m"), **EXPLICIT)
     await world.catalog.load("m", {})
-    for parameters, expected in (
-        ({"config": "{}"}, b'{"override": 1}'),
-        ({"config": "{}"}, b'{"override": 1}'),
-        ({}, b"{}"),
-    ):
-        before = world.serving("m")
-        await world.catalog.load("m", parameters)
-        (state,) = world.serving("m").values()
-        assert state not in before.values()
-        assert state.spec.config_json == expected
+    world.tree.fails["m"] = 1
+    await failure(world.catalog.load("m", {"config": OTHER}))
+    assert await served(world, {}) == ("{}", False)
+
+
+async def test_files_of_a_request_are_gone_with_the_next_plain_load(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {"config": OTHER})
+    assert await served(world, {"config": OTHER, "file:1/model": b"x"}) == (OTHER, True)
+    assert await served(world, {}) == ("{}", True)
+    assert await served(world, {}) == ("{}", False)
+
+
+async def test_an_override_of_nothing_but_the_instances_is_met_in_place(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    for count in (3, 1):
+        configuration, anew = await served(world, {"config": f'{{"count": {count}}}'})
+        assert (configuration, anew) == (f'{{"instance_group": {count}}}', False)
+        assert await served(world, {}) == (configuration, False)  # and it is kept
+    assert [len(spec.instances) for spec in world.tree.scaled] == [3, 1]
+    assert len(world.tree.started) == 1
 
 
 async def test_local_copies_live_as_long_as_a_version_that_reads_them(begin, autojump_clock):

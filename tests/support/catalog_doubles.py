@@ -1,5 +1,6 @@
 """A repository made of values, subtrees that load on cue, and a catalog over both, in virtual time."""
 
+import json
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +14,7 @@ from actors.messages.errors import Internal, TritiumError
 from actors.model import ModelState, Status
 from actors.operations import Listing, Unreadable
 from actors.router import Router
-from actors.specs import ModelKey, Probe
+from actors.specs import InstanceSpec, ModelKey, Probe
 from actors.statistics import ModelStatistics
 from actors.supervision.spec import ChildSpec, Strategy
 from actors.supervision.supervisor import Supervisor
@@ -136,16 +137,23 @@ class FakeSource:
         if found is None:
             return None
         if override is not None:
-            found = replace(
-                found,
-                content="override",
-                specs=[
-                    replace(spec, content="override", config_json=b'{"override": 1}') for spec in found.specs
-                ],
-            )
+            found = _overridden(found, override)
         copy = Copy()
         self.copies.append(copy)
         return replace(found, copy=copy)
+
+
+def _overridden(found, override):
+    """The model as a request has it: another configuration, and with files nothing that could be compared."""
+    count = json.loads(override.config).get("count")
+    changes = {"config_json": override.config.encode()}
+    if count is not None:
+        instances = tuple(InstanceSpec(name=f"m_0_{at}") for at in range(count))
+        changes = {"config_json": b'{"instance_group": %d}' % count, "instances": instances}
+    if override.files:
+        changes["content"] = ""
+    specs = [replace(spec, **changes) for spec in found.specs]
+    return replace(found, content="" if override.files else found.content, specs=specs)
 
 
 def model(name, *versions, content="c", reason="", **changes):

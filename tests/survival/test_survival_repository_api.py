@@ -159,7 +159,9 @@ async def test_a_model_that_left_the_disk_is_listed_for_as_long_as_it_serves(tri
 # -- what a load can put in place of the files
 
 
-async def test_a_configuration_in_the_request_counts_until_the_next_plain_load(tritium_server, workshop):
+async def test_a_configuration_in_the_request_counts_until_the_files_change_or_an_unload(
+    tritium_server, workshop
+):
     workshop.model("a")
     async with tritium_server(EXPLICIT, "--load-model=a") as server:
 
@@ -174,10 +176,34 @@ async def test_a_configuration_in_the_request_counts_until_the_next_plain_load(t
         assert await greeting() == "hello"
         overridden = await replaced(server, "a", before)
         await triton(server, "load_model", "a", config=override)  # always reloads
-        await replaced(server, "a", overridden)
+        overridden = await replaced(server, "a", overridden)
+        await triton(server, "load_model", "a")  # the files are what they were
+        assert await greeting() == "hello"
+        assert await pids(server, "a") == overridden
+        workshop.write("a/1/model.py", code(2))
         await triton(server, "load_model", "a")
         assert await greeting() is None
+        assert await identity(server, "a") == (1, 2)
+        await triton(server, "load_model", "a", config=override)
+        await triton(server, "unload_model", "a")
+        await triton(server, "load_model", "a")
+        assert await greeting() is None
+
+
+async def test_an_override_of_the_number_of_instances_is_met_in_place(tritium_server, workshop):
+    workshop.model("a")
+    async with tritium_server(EXPLICIT, "--load-model=a") as server:
+        first = await pids(server, "a")
         assert await identity(server, "a") == (1, 1)
+        counted = await infer_count(server, "a")
+        groups = [{"kind": "KIND_CPU", "count": 3}]
+        await triton(server, "load_model", "a", config=as_json(instance_group=groups))
+        three = await pids(server, "a")
+        assert len(three) == 3
+        assert first < three
+        assert await infer_count(server, "a") == counted > 0
+        await triton(server, "load_model", "a")
+        assert await pids(server, "a") == three
 
 
 async def test_files_in_the_request_are_the_whole_model_until_the_next_plain_load(tritium_server, workshop):
