@@ -1,0 +1,49 @@
+"""The gRPC clients that people use, unary and streaming, at every pace, for long: not one answer is lost.
+
+A few seconds as part of the suite; ten minutes with `-m soak`, or TRITIUM_SURVIVAL_SECONDS where that is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+import trio
+
+from tests.survival.real_streams import LIBRARIES, SERVER_FLAGS, lay_out
+from tests.survival.server import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["short", pytest.param("full", marks=pytest.mark.soak)])
+def seconds(request):
+    """How long the clients ask. At a hundred answers a second, nothing shows before ten seconds: a unit test has that."""
+    full = request.param == "full"
+    return 600.0 if full else float(os.environ.get("TRITIUM_SURVIVAL_SECONDS", "4"))
+
+
+async def test_no_answer_to_a_real_client_is_lost(tritium_server, repository, seconds):
+    lay_out(repository)
+    told = {}
+    async with tritium_server(*SERVER_FLAGS) as server:
+        async with trio.open_nursery() as nursery:
+            for library in LIBRARIES:
+                nursery.start_soon(ask, library, server.grpc_port, seconds, told)
+        assert await server.metric("tritium_grpc_floods_total") == 0
+    assert set(told) == set(LIBRARIES)
+    for library, modes in told.items():
+        for mode in modes:
+            name = f"{library} {mode['kind']} {mode['size']} at {mode['rate'] or 'full speed'}"
+            print(f"{name}: {mode['came']} of {mode['owed']} answers", file=sys.stderr)
+            assert mode["wrong"] == [], name
+            assert mode["came"] == mode["owed"] > 0, name
+
+
+async def ask(library, port, seconds, told):
+    """Have another process ask by one library; put into `told` what came of its modes."""
+    command = [sys.executable, "-m", "tests.survival.real_streams", library, str(port), str(seconds)]
+    done = await trio.run_process(command, cwd=ROOT, capture_stdout=True)
+    told[library] = json.loads(done.stdout)
