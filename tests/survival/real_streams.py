@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251  # two of the libraries run on nothing else
 import json
+import math
 import os
 import sys
 import threading
@@ -89,7 +90,7 @@ def lay_out(repository: Repository) -> None:
 
 @dataclass
 class Mode:
-    """One way to ask, and what came of it. `parts` is how many answers a request has."""
+    """One way to ask, and what came of it. `parts` is how many answers a request has, `most` how many are asked for."""
 
     kind: str
     size: str
@@ -99,6 +100,7 @@ class Mode:
     came: int = 0
     wrong: list[str] = field(default_factory=list)
     until: float = 0.0
+    most: float = math.inf
 
     @property
     def inputs(self) -> list[tuple[str, np.ndarray[Any, Any]]]:
@@ -145,7 +147,7 @@ class Mode:
             yield due
             yield self.until
             return
-        while due < self.until:
+        while due < self.until and self.owed < self.most:
             yield due
             due = max(due, time.monotonic() - 1) + 1 / self.rate if self.rate else time.monotonic()
 
@@ -352,21 +354,29 @@ async def _grpclib(mode: Mode, port: int) -> None:
         channel.close()
 
 
+def stream_of_small_answers(port: int, most: int) -> Mode:
+    """Have grpcio ask one stream for `most` answers, as fast as it goes; return what came of it."""
+    mode = Mode("stream", "small", 0, until=time.monotonic() + _PATIENCE, most=most)
+    _guarded(_grpcio, mode, port)
+    return mode
+
+
 # All at once
 
 
 def _run_threads(run: Callable[[Mode, int], None], all_modes: list[Mode], port: int) -> None:
-    def guarded(mode: Mode) -> None:
-        try:
-            run(mode, port)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is the mode's outcome
-            mode.wrong.append(repr(error))
-
-    threads = [threading.Thread(target=guarded, args=(mode,)) for mode in all_modes]
+    threads = [threading.Thread(target=_guarded, args=(run, mode, port)) for mode in all_modes]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def _guarded(run: Callable[[Mode, int], None], mode: Mode, port: int) -> None:
+    try:
+        run(mode, port)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is the mode's outcome
+        mode.wrong.append(repr(error))
 
 
 async def _run_tasks(

@@ -12,7 +12,7 @@ import sys
 import pytest
 import trio
 
-from tests.survival.real_streams import LIBRARIES, SERVER_FLAGS, lay_out
+from tests.survival.real_streams import LIBRARIES, SERVER_FLAGS, lay_out, stream_of_small_answers
 from tests.survival.server import ROOT
 
 pytestmark = pytest.mark.slow
@@ -20,9 +20,18 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(params=["short", pytest.param("full", marks=pytest.mark.soak)])
 def seconds(request):
-    """How long the clients ask. At a hundred answers a second, nothing shows before ten seconds: a unit test has that."""
+    """How long the clients ask, all at once: in a few seconds each gets some hundred answers only."""
     full = request.param == "full"
     return 600.0 if full else float(os.environ.get("TRITIUM_SURVIVAL_SECONDS", "4"))
+
+
+async def test_a_stream_of_small_answers_is_not_taken_for_a_flood(tritium_server, repository):
+    """Its client answers each of them by updates of the windows and pings, which a flood consists of as well."""
+    lay_out(repository)
+    async with tritium_server() as server:
+        mode = await trio.to_thread.run_sync(stream_of_small_answers, server.grpc_port, 4000)
+    assert mode.wrong == []
+    assert mode.came == mode.owed >= 4000
 
 
 async def test_no_answer_to_a_real_client_is_lost(tritium_server, repository, seconds):
