@@ -65,7 +65,7 @@ def read_call(letter: Letter) -> CallFields:
         else _number(fields, "correlation_id", 0, high=2**64),
         flags=_number(fields, "flags", 0, high=2**31),
         timeout=_number(fields, "timeout", 0) / 1e6,
-        priority=_number(fields, "priority", 0, high=2**32),
+        priority=_number(fields, "priority", 0, high=2**64),
         parameters=parameters,
         decoupled=_truth(fields, "decoupled"),
         blocking=_truth(fields, "blocking"),

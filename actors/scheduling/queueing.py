@@ -18,106 +18,19 @@ tenant. Where levels age, a request that has waited goes to the end of the level
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import chain, count, pairwise
-from typing import Final, Protocol
+from itertools import chain, count
+from typing import Final
 
 from actors.messages.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
 from actors.messages.requests import InferRequest
 from actors.scheduling.fairness import FairLane, Ledger
-from actors.specs import DynamicBatching, Fairness, QueueBounds, QueuePolicy, Scheduling, TimeoutAction
+from actors.scheduling.levels import OCCUPIED, Entry, Level, Levels
+from actors.specs import Fairness, QueueBounds, Scheduling
 
 # Stale heap items tolerated before the heap is rebuilt; below this a rebuild is not worth its bookkeeping.
 _STALE_ALLOWED: Final = 64
-
-
-class _Entry:
-    """One request's place in the queue; lives in `request.queue_entry`."""
-
-    __slots__ = ("enqueued_at", "expires", "home", "lane", "level", "queued", "requeued", "rises", "timed")
-
-    def __init__(self, level: _Level, lane: _Lane, enqueued_at: float) -> None:
-        self.level = level
-        self.lane = lane
-        self.queued = True  # until it has left, by whatever door
-        self.enqueued_at = enqueued_at
-        self.expires = math.inf  # when the queue timeout passes
-        # Whom the clock runs for, None while none does. Forgetting it then marks the heap item stale, and keeps that item
-        # from holding the request's inputs in memory.
-        self.timed: InferRequest | None = None
-        self.requeued = False
-        # Where levels age, and nowhere else: the level it came to, whose policy holds, and when it rises from where it is.
-        self.home: _Level
-        self.rises: float
-
-
-class _Lane(Protocol):
-    """What is used of `OrderedDict[InferRequest, _Entry]`, and what `FairLane` has too."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[InferRequest]: ...
-    def __setitem__(self, request: InferRequest, entry: _Entry, /) -> None: ...
-    def __delitem__(self, request: InferRequest, /) -> None: ...
-    def values(self) -> ValuesView[_Entry]: ...
-    def popitem(self, *, last: bool) -> tuple[InferRequest, _Entry]: ...
-    def move_to_end(self, request: InferRequest, /, *, last: bool) -> None: ...
-
-
-class _Level:
-    """One priority level with its policy."""
-
-    __slots__ = (
-        "above",
-        "delayed",
-        "delays",
-        "number",
-        "overrides",
-        "policy",
-        "risen",
-        "timeout",
-        "waiting",
-    )
-
-    def __init__(self, number: int, policy: QueuePolicy, ledger: Ledger | None) -> None:
-        self.number = number
-        self.policy = policy
-        self.timeout = policy.default_timeout if policy.default_timeout > 0 else math.inf
-        self.overrides = policy.allow_timeout_override and self.timeout < math.inf
-        self.delays = policy.timeout_action is TimeoutAction.DELAY
-        self.waiting: _Lane = OrderedDict() if ledger is None else FairLane(ledger)
-        self.delayed: _Lane = OrderedDict() if ledger is None else FairLane(ledger)
-        self.above: _Level | None = None  # where requests rise to, if they do
-        self.risen: list[
-            tuple[float, int, _Entry]
-        ] = []  # enqueued: those that have risen to here, and left maybe
-
-    def __len__(self) -> int:
-        return len(self.waiting) + len(self.delayed)
-
-    def oldest(self) -> float:
-        """When the first of these requests was enqueued; infinite where there is none.
-
-        Arrivals are in order of time. Requests put back at the head need not be, nor delayed ones where clients choose
-        their timeouts, nor those from levels below.
-        """
-        oldest = math.inf
-        while self.risen:
-            at, _, entry = self.risen[0]
-            if entry.queued and entry.level is self:
-                oldest = at
-                break
-            heappop(self.risen)
-        for entry in self.waiting.values():
-            oldest = min(oldest, entry.enqueued_at)
-            if not entry.requeued:
-                break
-        for entry in self.delayed.values():
-            oldest = min(oldest, entry.enqueued_at)
-            if not self.overrides:
-                break
-        return oldest
 
 
 class RequestQueue:
@@ -131,11 +44,8 @@ class RequestQueue:
         "_ageing",
         "_armed",
         "_bounds",
-        "_by_priority",
         "_cancelled",
-        "_default",
         "_heap",
-        "_lanes",
         "_ledger",
         "_len",
         "_levels",
@@ -147,29 +57,10 @@ class RequestQueue:
         self._bounds = bounds
         self._ledger = ledger = Ledger(fairness) if fairness is not None and fairness.by_tenant else None
         self._ageing = fairness.ageing if fairness is not None else 0.0
-        if isinstance(scheduling, DynamicBatching) and scheduling.priority_levels:
-            policies = scheduling.priority_queue_policies
-            numbers = range(1, scheduling.priority_levels + 1)
-            self._levels = [
-                _Level(n, policies.get(n, scheduling.default_queue_policy), ledger) for n in numbers
-            ]
-            self._default = self._levels[scheduling.default_priority_level - 1]
-        else:
-            policy = (
-                scheduling.default_queue_policy if isinstance(scheduling, DynamicBatching) else QueuePolicy()
-            )
-            self._default = _Level(0, policy, ledger)
-            self._levels = [self._default]
-        if self._ageing:
-            for above, level in pairwise(self._levels):
-                level.above = above
-        self._by_priority = {level.number: level for level in self._levels}
-        self._lanes = [
-            lane for level in self._levels for lane in (level.waiting, level.delayed)
-        ]  # in scan order
+        self._levels = Levels(scheduling, ledger)
         self._len = 0
         self._nbytes = 0
-        self._heap: list[tuple[float, int, _Entry]] = []
+        self._heap: list[tuple[float, int, Entry]] = []
         self._armed = 0  # heap items that count
         self._turn = count()  # settles the order of equal times
         self._cancelled: list[InferRequest] = []  # met while scanning, and not yet reported
@@ -180,7 +71,7 @@ class RequestQueue:
 
     def __contains__(self, request: InferRequest) -> bool:
         entry = request.queue_entry
-        return isinstance(entry, _Entry) and entry.queued
+        return isinstance(entry, Entry) and entry.queued
 
     @property
     def nbytes(self) -> int:
@@ -189,13 +80,13 @@ class RequestQueue:
 
     @property
     def depth_by_level(self) -> Mapping[int, int]:
-        """How many requests wait in each level; a queue without levels has level 0."""
-        return {level.number: len(level) for level in self._levels}
+        """How many requests wait in each level that exists; a queue without levels has level 0."""
+        return {level.number: len(level) for level in self._levels.present}
 
     @property
     def oldest_enqueued(self) -> float:
         """When the oldest waiting request was enqueued; infinite for an empty queue."""
-        return min(level.oldest() for level in self._levels)
+        return min(level.oldest() for level in self._levels.present)
 
     def admits(self, request: InferRequest) -> bool:
         """Whether `request` may be pushed now; if not, its caller waits until something has left.
@@ -205,11 +96,13 @@ class RequestQueue:
         """
         if self._ledger is not None and not self._fits_tenant(request, self._ledger):
             return False
-        return (
-            not self._len
-            or (self._len < self._bounds.requests and self._nbytes + request.nbytes <= self._bounds.nbytes)
-            or self._level_of(request).policy.max_queue_size > 0
-        )
+        if not self._len:
+            return True
+        level = self._levels.of(request)
+        if level.policy.max_queue_size > 0:
+            return True
+        fits = self._len < self._bounds.requests and self._nbytes + request.nbytes <= self._bounds.nbytes
+        return fits and self._levels.has_room(level)
 
     def push(self, request: InferRequest, now: float) -> None:
         """Enqueue `request` at `now`.
@@ -217,13 +110,15 @@ class RequestQueue:
         Raises Unavailable where its level has a `max_queue_size` and is full, or the queue's bytes are; and where its tenant
         has more waiting than it may, and is not to wait for that.
         """
-        level = self._by_priority.get(request.priority, self._default)
+        level = self._levels.of(request)
         if level.policy.max_queue_size:
             self._refuse_if_full(level, request)
         if self._ledger is not None:
             self._ledger.refuse_beyond_bound(request)
+        if not level and not self._levels.fixed:
+            level = self._levels.entered(level)
         lane = level.waiting
-        entry = _Entry(level, lane, now)
+        entry = Entry(level, lane, now)
         request.queue_entry = lane[request] = entry
         self._len += 1
         self._nbytes += request.nbytes
@@ -234,7 +129,7 @@ class RequestQueue:
         due = min(entry.expires, request.deadline)
         if self._ageing:
             entry.home = level
-            entry.rises = now + self._ageing if level.above is not None else math.inf
+            entry.rises = now + self._ageing if level.number > 1 else math.inf
             due = min(due, entry.rises)
         if due < math.inf:
             self._arm(request, entry, due)
@@ -247,11 +142,12 @@ class RequestQueue:
         """
         for request in reversed(requests):
             before = request.queue_entry
-            if isinstance(before, _Entry):
+            if isinstance(before, Entry):
                 level, enqueued_at = before.level, before.enqueued_at
             else:
-                before, level, enqueued_at = None, self._level_of(request), request.accepted_at
-            entry = _Entry(level, level.waiting, enqueued_at)
+                before, level, enqueued_at = None, self._levels.of(request), request.accepted_at
+            level = self._levels.entered(level)
+            entry = Entry(level, level.waiting, enqueued_at)
             entry.requeued = True
             due = request.deadline
             if self._ageing:
@@ -267,7 +163,7 @@ class RequestQueue:
     def remove(self, request: InferRequest) -> bool:
         """Take `request` out, whose client has left. False where it is not here (any more)."""
         entry = request.queue_entry
-        if not isinstance(entry, _Entry) or not entry.queued:
+        if not isinstance(entry, Entry) or not entry.queued:
             return False
         self._discard(request, entry)
         return True
@@ -280,7 +176,7 @@ class RequestQueue:
         found: list[InferRequest] = []
         flagged: list[InferRequest] = []
         rows = 0
-        for request in chain.from_iterable(self._lanes):
+        for request in chain.from_iterable(self._levels.lanes):
             if request.cancelled:
                 flagged.append(request)
                 continue
@@ -296,7 +192,9 @@ class RequestQueue:
     def take(self, n: int) -> list[InferRequest]:
         """Remove and return the first `n` requests in scan order, or all there are. Call `expire` before."""
         taken: list[InferRequest] = []
-        for lane in self._lanes:
+        for lane in self._levels.lanes:
+            if len(taken) >= n:
+                break
             while lane and len(taken) < n:
                 request, entry = lane.popitem(last=False)
                 entry.queued = False
@@ -305,6 +203,8 @@ class RequestQueue:
                 if entry.timed is not None:
                     self._disarm(entry)
                 (self._cancelled if request.cancelled else taken).append(request)
+        if not self._levels.fixed:
+            self._levels.served()
         return taken
 
     def expire(self, now: float) -> list[tuple[InferRequest, TritiumError]]:
@@ -352,15 +252,12 @@ class RequestQueue:
 
     def drain(self) -> list[InferRequest]:
         """Remove and return everything, in scan order, cancelled requests included."""
-        everything = [*self._cancelled, *chain.from_iterable(self._lanes)]
+        everything = [*self._cancelled, *chain.from_iterable(self._levels.lanes)]
         for request in everything:
             self.remove(request)
         self._cancelled.clear()
         self._heap.clear()
         return everything
-
-    def _level_of(self, request: InferRequest) -> _Level:
-        return self._by_priority.get(request.priority, self._default)
 
     @property
     def ledger(self) -> Ledger | None:
@@ -369,18 +266,18 @@ class RequestQueue:
 
     def ahead_of(self, request: InferRequest) -> float:
         """Return about how many waiting requests would go before `request`, if it were pushed now."""
-        own = self._level_of(request)
+        own = self._levels.of(request)
         ahead = 0.0
-        for level in self._levels:
-            lane = level.waiting
-            if level is own:
-                return ahead + (lane.ahead_of(request.tenant) if isinstance(lane, FairLane) else len(lane))
+        for level in self._levels.present:
+            if level.number >= own.number:
+                break
             ahead += len(level)
-        return ahead
+        lane = own.waiting
+        return ahead + (lane.ahead_of(request.tenant) if isinstance(lane, FairLane) else len(lane))
 
     def patience(self, request: InferRequest) -> float:
         """Return how long `request` might wait here before its level's policy refuses it, in seconds; infinite for ever."""
-        level = self._level_of(request)
+        level = self._levels.of(request)
         if level.delays:
             return math.inf
         return (
@@ -391,11 +288,11 @@ class RequestQueue:
         """Whether the tenant of `request` may have one more waiting, or is refused by `push`."""
         if ledger.at_bound(request):
             return ledger.refuses
-        if self._level_of(request).policy.max_queue_size > 0:
+        if self._levels.of(request).policy.max_queue_size > 0:
             return True
         return ledger.admits(request, self._bounds.requests - self._len, self._bounds.nbytes - self._nbytes)
 
-    def _refuse_if_full(self, level: _Level, request: InferRequest) -> None:
+    def _refuse_if_full(self, level: Level, request: InferRequest) -> None:
         text = f"{request.prefix}Exceeds maximum queue size"
         if len(level) >= level.policy.max_queue_size:
             raise Unavailable(text)
@@ -408,12 +305,16 @@ class RequestQueue:
             left = level.policy.max_queue_size - len(level)
             if held >= left > 0 and held:
                 raise self._ledger.refusal(request, held, f"and the room that is left, {left}, is for others")
+        if not self._levels.has_room(level):
+            raise Unavailable(
+                f"{text}: requests of {OCCUPIED} priority levels wait already, the most that may"
+            )
         if self._len and self._nbytes + request.nbytes > self._bounds.nbytes:
             raise Unavailable(
                 f"{text}: {self._nbytes} bytes of inputs wait already, the limit is {self._bounds.nbytes}"
             )
 
-    def _discard(self, request: InferRequest, entry: _Entry) -> None:
+    def _discard(self, request: InferRequest, entry: Entry) -> None:
         """Take a queued request out, wherever it is."""
         del entry.lane[request]
         entry.queued = False
@@ -422,7 +323,7 @@ class RequestQueue:
         if entry.timed is not None:
             self._disarm(entry)
 
-    def _delay(self, request: InferRequest, entry: _Entry) -> None:
+    def _delay(self, request: InferRequest, entry: Entry) -> None:
         """Move a request behind the unexpired ones of its level; only its own deadline still runs."""
         del entry.lane[request]
         entry.lane = entry.level.delayed
@@ -432,21 +333,20 @@ class RequestQueue:
         if due < math.inf:
             self._arm(request, entry, due)
 
-    def _rise(self, request: InferRequest, entry: _Entry) -> None:
+    def _rise(self, request: InferRequest, entry: Entry) -> None:
         """Move a request that has waited long enough behind those of the level above, delayed ones behind delayed ones."""
-        level = entry.level.above
-        assert level is not None, "only what has a level above it rises"
+        level = self._levels.entered(self._levels.above(entry.level))
         lane = level.delayed if entry.lane is entry.level.delayed else level.waiting
         del entry.lane[request]
         lane[request] = entry
         entry.level, entry.lane = level, lane
         heappush(level.risen, (entry.enqueued_at, next(self._turn), entry))
-        entry.rises = entry.rises + self._ageing if level.above is not None else math.inf
+        entry.rises = entry.rises + self._ageing if level.number > 1 else math.inf
         due = min(entry.expires, request.deadline, entry.rises)
         if due < math.inf:
             self._arm(request, entry, due)
 
-    def _arm(self, request: InferRequest, entry: _Entry, due: float) -> None:
+    def _arm(self, request: InferRequest, entry: Entry, due: float) -> None:
         entry.timed = request
         self._armed += 1
         heappush(self._heap, (due, next(self._turn), entry))
@@ -454,7 +354,7 @@ class RequestQueue:
             self._heap[:] = [item for item in self._heap if item[2].timed is not None]
             heapify(self._heap)
 
-    def _disarm(self, entry: _Entry) -> None:
+    def _disarm(self, entry: Entry) -> None:
         entry.timed = None
         self._armed -= 1
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from engine.config.problems import Problem
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelDynamicBatching, ModelQueuePolicy
-
-_MOST_LEVELS: Final = 4096  # each is a queue, which is looked into for every batch
 
 
 def dynamic_batching(config: ModelConfig) -> Iterator[Problem]:
@@ -40,12 +37,6 @@ def _priorities(config: ModelConfig, batching: ModelDynamicBatching) -> Iterator
     levels = batching.priority_levels
     if not levels:
         return
-    if levels > _MOST_LEVELS:
-        yield Problem(
-            message=f"dynamic batching has {levels} priority levels for {config.name}, more than {_MOST_LEVELS}",
-            key="dynamic_batching.priority_levels",
-            hint="it is how many there are, of which 1 goes first",
-        )
     if not 1 <= batching.default_priority_level <= levels:
         yield Problem(
             message=f"default priority level must be in range [1, {levels}] for {config.name}",

@@ -15,8 +15,9 @@ from actors.messages.datatypes import DataType
 from actors.messages.errors import Cancelled, DeadlineExceeded, ErrorCode, Unavailable
 from actors.messages.requests import InferRequest
 from actors.messages.tensors import Tensor
+from actors.scheduling.levels import OCCUPIED
 from actors.scheduling.queueing import RequestQueue
-from actors.specs import Direct, DynamicBatching, QueueBounds, QueuePolicy, TimeoutAction
+from actors.specs import Direct, DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
 
 DELAY = TimeoutAction.DELAY
 ROOMY = QueueBounds()
@@ -127,6 +128,64 @@ def test_a_queue_admits_until_its_bound_on_bytes():
 def test_an_empty_queue_admits_a_request_that_is_larger_than_the_bound():
     queue = make_queue(QueueBounds(requests=10, nbytes=100))
     assert queue.admits(make_request(nbytes=1000))
+
+
+MOST = 2**64 - 1
+
+
+@pytest.mark.parametrize("count", [MOST, 65])
+def test_levels_without_number_are_served_in_order_and_only_those_in_use_exist(count):
+    queue = make_queue(
+        priority_levels=count,
+        default_priority_level=count,
+        priority_queue_policies={3: QueuePolicy(max_queue_size=1)},
+    )
+    requests = {level: make_request(priority=level) for level in (0, 40, 3, count - 1, 7)}
+    push_all(queue, *requests.values())
+    assert queue.depth_by_level == {3: 1, 7: 1, 40: 1, count - 1: 1, count: 1}
+    with pytest.raises(Unavailable):
+        queue.push(make_request(priority=3), 0.0)
+    assert queue.ahead_of(make_request(priority=8)) == 2
+    assert queue.take(2) == [requests[3], requests[7]]
+    assert queue.head(9) == [requests[40], requests[count - 1], requests[0]]
+    assert queue.depth_by_level == {40: 1, count - 1: 1, count: 1}
+    queue.push_front([requests[3]])
+    assert queue.drain() == [requests[3], requests[40], requests[count - 1], requests[0]]
+
+
+def test_a_request_rises_through_levels_that_nobody_waits_in():
+    scheduling = DynamicBatching(priority_levels=MOST, default_priority_level=MOST)
+    queue = RequestQueue(scheduling, ROOMY, Fairness(ageing=1.0))
+    low = make_request(priority=0)
+    queue.push(low, 0.0)
+    for second in range(1, 6):
+        assert queue.expire(float(second)) == []
+    before, behind = make_request(priority=MOST - 6), make_request(priority=MOST - 5)
+    push_all(queue, behind, before, now=5.0)
+    assert queue.take(3) == [before, low, behind]
+    assert queue.oldest_enqueued == math.inf
+
+
+def test_no_more_than_so_many_levels_may_be_in_use_at_once():
+    queue = make_queue(
+        QueueBounds(requests=10**6),
+        priority_levels=MOST,
+        default_priority_level=1,
+        priority_queue_policies={MOST: QueuePolicy(max_queue_size=10)},
+    )
+    requests = [make_request(priority=level) for level in range(1, OCCUPIED + 1)]
+    push_all(queue, *requests)
+    assert queue.admits(make_request(priority=2))
+    assert not queue.admits(make_request(priority=OCCUPIED + 1))
+    refused = make_request("r", priority=MOST)
+    with pytest.raises(Unavailable) as caught:
+        queue.push(refused, 0.0)
+    assert caught.value.message == (
+        f"[request id: r] Exceeds maximum queue size: requests of {OCCUPIED} priority levels wait already, the most that may"
+    )
+    assert queue.remove(requests[OCCUPIED // 2])
+    queue.push(refused, 0.0)
+    assert len(queue) == OCCUPIED
 
 
 def test_a_level_with_a_size_refuses_instead_of_waiting():

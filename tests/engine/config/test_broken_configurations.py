@@ -57,8 +57,6 @@ BROKEN = [
      [((6, 1), 'runtime', "backend library name '../libc.so' escapes backend directory '/opt/tritonserver/backends/onnxruntime', for model 'm', check model config runtime field", "leave 'runtime' out")]),
     ('a negative batch size', HEAD.replace("8", "-1") + REST,
      [((3, 1), 'max_batch_size', "'max_batch_size' must be non-negative value for m", '0 means that shapes have no batch dimension')]),
-    ('levels without number', plus("dynamic_batching { priority_levels: 18446744073709551615 default_priority_level: 1 }"),
-     [((6, 20), 'dynamic_batching.priority_levels', 'dynamic batching has 18446744073709551615 priority levels for m, more than 4096', 'it is how many there are, of which 1 goes first')]),
     ('instances without number', plus("instance_group { count: 2147483647 }"),
      [((6, 18), 'instance_group[0].count', 'instance group m_0 of model m has 2147483647 instances, more than 4096', 'about one for each core is plenty')]),
     ('a preferred size of zero', plus("dynamic_batching { preferred_batch_size: [ 4, 0 ] }"),

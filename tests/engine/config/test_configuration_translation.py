@@ -74,6 +74,10 @@ VALID = [
      DynamicBatching(preferred_batch_sizes=(8,))),
     ("microseconds", ONNX + "dynamic_batching { preferred_batch_size: [ 8, 4, 8 ] max_queue_delay_microseconds: 1500 }",
      lambda spec: spec.scheduling, DynamicBatching(preferred_batch_sizes=(4, 8), max_queue_delay=0.0015)),
+    ("levels without number", ONNX + f"dynamic_batching {{ priority_levels: {2**64 - 1} default_priority_level: {2**64 - 2}"
+     f" priority_queue_policy {{ key: {2**64 - 1} value {{ max_queue_size: 7 }} }} }}",
+     lambda spec: spec.scheduling, DynamicBatching(preferred_batch_sizes=(8,), priority_levels=2**64 - 1, default_priority_level=2**64 - 2,
+                                                   priority_queue_policies={2**64 - 1: QueuePolicy(max_queue_size=7)})),
     ("ordering", ONNX + "dynamic_batching { preserve_ordering: true }", lambda spec: spec.scheduling.preserve_ordering, True),
     ("queue policies",
      ONNX + "dynamic_batching { priority_levels: 2 default_priority_level: 2"
