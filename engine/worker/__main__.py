@@ -34,6 +34,13 @@ CLOSURE = (
 OUR_NAMES = frozenset({"engine", "actors", "protocols", "chaos"})
 
 
+def take_arguments() -> list[str]:
+    """Return this process's arguments, and leave a model the `sys.argv` that it has in Triton: a program without a name or arguments."""
+    arguments = sys.argv[1:]
+    sys.argv[:] = [""]
+    return arguments
+
+
 def find_ours(root: str) -> None:
     """Make our packages importable from `root`, and nothing else that lies there.
 
@@ -58,7 +65,7 @@ def free_names(root: str) -> None:
 
 def main() -> None:
     """Serve one model until the server says stop or goes away."""
-    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    descriptor, parent, *spare_for = take_arguments()
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     find_ours(root)
     from engine.worker import limits
@@ -66,7 +73,7 @@ def main() -> None:
     limits.enter(os.environ, root)
     from engine.worker import process  # imports numpy, which starts threads
 
-    process.run(descriptor, parent, lambda: free_names(root), *sys.argv[3:])
+    process.run(int(descriptor), int(parent), lambda: free_names(root), *spare_for)
 
 
 if __name__ == "__main__":

@@ -31,12 +31,12 @@ _EXIT_ORPHANED = 79
 
 def main() -> None:
     """Answer one request and end the process, whatever threads model code has left in it."""
-    pipe, parent = int(sys.argv[1]), int(sys.argv[2])
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.path[0] = root  # in place of this file's own folder, whose modules are no top-level names
-    from engine.worker.__main__ import find_ours
+    from engine.worker.__main__ import find_ours, take_arguments
 
     find_ours(root)
+    pipe, parent = map(int, take_arguments())
     from engine.worker import limits
 
     _die_with(parent)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from actors.messages.errors import ErrorCode
 from engine.authoring.adapting import batch_execution
 from engine.backends.base import Backend, LoadError
-from engine.backends.python import triton_python_backend_utils
+from engine.backends.python import c_python_backend_utils, triton_python_backend_utils
 from engine.backends.python.completion import ModelConfig
 from engine.backends.python.exchange import InferenceResponse, ServedRequest
 from engine.backends.python.host import (
@@ -72,7 +72,7 @@ class PythonBackend(Backend):
         source = Source(model)
         host = Host(model.version_directory, model.log, phase=COMPLETING)
         attach(host)
-        sys.modules["triton_python_backend_utils"] = triton_python_backend_utils
+        _offer_modules()
         try:
             auto_complete = getattr(source.load(), "auto_complete_config", None)
             host.directory = source.version_directory
@@ -109,7 +109,7 @@ class PythonBackend(Backend):
         )
         self._loop = EventLoop(partial(attach, self._host))
         attach(self._host)
-        sys.modules["triton_python_backend_utils"] = triton_python_backend_utils
+        _offer_modules()
         try:
             found = self._source.load()
             self._host.directory = self._source.version_directory
@@ -318,6 +318,12 @@ class PythonBackend(Backend):
         self._loop.close()
         self._host.close()
         self._source.forget()
+
+
+def _offer_modules() -> None:
+    """Let model files import the two modules that Triton has for them, under their names."""
+    sys.modules["triton_python_backend_utils"] = triton_python_backend_utils
+    sys.modules["c_python_backend_utils"] = c_python_backend_utils
 
 
 def _served(batch: Batch, replies: BatchReplies) -> list[ServedRequest]:

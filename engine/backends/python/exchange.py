@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.backends.python import calling
 from engine.backends.python.host import current_host
-from engine.backends.python.tensors import Tensor, TritonModelException
+from engine.backends.python.tensors import Tensor, TritonModelException, as_text, decoded
 
 if TYPE_CHECKING:
     from asyncio import Future  # noqa: TID251  # for annotations: the user's coroutines are written for it
@@ -61,11 +61,9 @@ class TritonError:
     ALREADY_EXISTS = TritonErrorCode.ALREADY_EXISTS
     CANCELLED = TritonErrorCode.CANCELLED
 
-    def __init__(self, message: str, code: TritonErrorCode = TritonErrorCode.INTERNAL) -> None:
+    def __init__(self, message: str | bytes, code: TritonErrorCode = TritonErrorCode.INTERNAL) -> None:
         """Raises TypeError for a message that is no text, an exception say, and ValueError for a code that there is not."""
-        if not isinstance(message, str):
-            raise TypeError(f"TritonError takes a message of type str, got {type(message)}")
-        self._message = message
+        self._message = as_text("the message of a TritonError", message)
         self._code = TritonErrorCode(code)
 
     def message(self) -> str:
@@ -78,6 +76,8 @@ class TritonError:
 
 
 def _checked_parameters(parameters: Mapping[str, Parameter] | None) -> dict[str, Parameter]:
+    if parameters is not None and not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect parameters to have type dict, found type {type(parameters)}")
     for key, value in (parameters or {}).items():
         if not isinstance(key, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
@@ -114,7 +114,7 @@ class InferenceResponse:
                     )
                 self.plain = False
         self._error = error
-        self._parameters = _checked_parameters(parameters) if parameters else None
+        self._parameters = None if parameters is None else _checked_parameters(parameters) or None
 
     def output_tensors(self) -> list[Tensor]:
         """Return the output tensors."""
@@ -184,11 +184,11 @@ class InferenceRequest:
 
     def __init__(
         self,
-        request_id: str = "",
+        request_id: str | bytes = "",
         correlation_id: int | str = 0,
         inputs: Sequence[Tensor] = _REQUIRED,
-        requested_output_names: Sequence[str] = _REQUIRED,
-        model_name: str = _REQUIRED,
+        requested_output_names: Sequence[str | bytes] = _REQUIRED,
+        model_name: str | bytes = _REQUIRED,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -203,18 +203,20 @@ class InferenceRequest:
         _require(inputs=inputs, requested_output_names=requested_output_names, model_name=model_name)
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
+        request_id, model_name = decoded("request_id", request_id), decoded("model_name", model_name)
+        names = [decoded("a requested output's name", each) for each in requested_output_names]
         whose = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
         if any(tensor is None for tensor in inputs):
             raise TritonModelException(f"Input tensor {whose}")
         for tensor in inputs:
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"InferenceRequest takes a list of Tensor objects, got {type(tensor)}")
-        if "" in requested_output_names:
+        if "" in names:
             raise TritonModelException(f"Requested output name {whose}")
         self._id = request_id
         self._correlation_id = correlation_id
         self._inputs = list(inputs)
-        self._requested_outputs = list(requested_output_names)
+        self._requested_outputs = names
         self._model_name = model_name
         self._model_version = model_version
         self._flags = flags

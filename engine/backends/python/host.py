@@ -10,7 +10,7 @@ import threading
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from engine.backends.python.tensors import TritonModelException
+from engine.backends.python.tensors import TritonModelException, as_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,13 +100,14 @@ _attached = _Attached()
 
 def checked_text(what: str, value: object) -> str:
     """Return a text that can travel to the server. Raises TritonModelException for what is none."""
-    if not isinstance(value, str):
-        raise TritonModelException(f"{what} must be a str, got {type(value).__name__}")
     try:
-        value.encode()
+        text = as_text(what, value)
+        text.encode()
+    except TypeError:
+        raise TritonModelException(f"{what} must be a str, got {type(value).__name__}") from None
     except UnicodeEncodeError as error:
         raise TritonModelException(f"{what} has a character that is no text: {error}") from error
-    return value
+    return text
 
 
 def attach(host: Host) -> None:

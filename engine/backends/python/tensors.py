@@ -18,15 +18,42 @@ class TritonModelException(Exception):
     """Raised by this module's functions and classes."""
 
 
+def decoded(what: str, value: Any) -> Any:
+    """Return the text of `bytes`, which Triton takes wherever it takes a `str`, and anything else as it is.
+
+    Raises TritonModelException for bytes that are no UTF-8.
+    """
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise TritonModelException(f"{what} is bytes that are no UTF-8: {error}") from error
+
+
+def as_text(what: str, value: object) -> str:
+    """Return a text that a model gives as `str` or `bytes`. Raises TypeError for what is neither, else as `decoded` does."""
+    text = decoded(what, value)
+    if not isinstance(text, str):
+        raise TypeError(f"{what} is a str or bytes, got {type(value)}")
+    return text
+
+
 _NUMPY_TYPES: dict[DataType, Any] = {
     datatype: datatype.numpy.type for datatype in DataType if datatype is not DataType.BF16
 }
 _NUMPY_TYPES[DataType.BOOL] = bool  # as Triton says it
 
 
+TRITON_STRING_TO_NUMPY = {
+    name: _NUMPY_TYPES[datatype] for name, datatype in BY_CONFIG_NAME.items() if datatype in _NUMPY_TYPES
+}
+"""The table behind `triton_string_to_numpy`, which models read themselves."""
+
+
 def triton_string_to_numpy(triton_type_string: str) -> Any:
     """Return the numpy type of a configuration's data type, `TYPE_FP32` for one. Raises KeyError for others and BF16."""
-    return _NUMPY_TYPES[BY_CONFIG_NAME[triton_type_string]]
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
@@ -81,11 +108,11 @@ class Tensor:
 
     __slots__ = ("_array", "_datatype", "_name")
 
-    def __init__(self, name: str, array: Array) -> None:
+    def __init__(self, name: str | bytes, array: Array) -> None:
+        if type(name) is not str:
+            name = as_text("a tensor's name", name)
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        if not isinstance(name, str):
-            raise TypeError(f"a tensor's name is a str, got {type(name)}")
         if not isinstance(array, np.ndarray):
             raise TypeError(f"Tensor '{name}' takes a numpy array, got {type(array)}")
         datatype = datatype_of(array.dtype)
@@ -145,8 +172,9 @@ class Tensor:
         return dlpack.CPU, 0
 
     @staticmethod
-    def from_dlpack(name: str, tensor: Any) -> Tensor:
+    def from_dlpack(name: str | bytes, tensor: Any) -> Tensor:
         """Return a tensor over the memory of a DLPack capsule, or of an object that exports one: the CPU's, or a CUDA device's."""
+        name = as_text("a tensor's name", name)
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         if dlpack.is_capsule(tensor):

@@ -27,8 +27,10 @@ from engine.backends.python.exchange import (
 from engine.backends.python.host import current_host
 from engine.backends.python.metrics import MetricFamily
 from engine.backends.python.tensors import (
+    TRITON_STRING_TO_NUMPY,
     Tensor,
     TritonModelException,
+    as_text,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
     serialize_byte_tensor,
@@ -47,6 +49,7 @@ __all__ = [
     "TRITONSERVER_REQUEST_RELEASE_ALL",
     "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
     "InferenceRequest",
     "InferenceResponse",
     "InferenceResponseSender",
@@ -103,6 +106,7 @@ class LogLevel(Enum):
 class Logger:
     """Write to the server's log, with the model's file and line."""
 
+    LogLevel = LogLevel
     INFO = LogLevel.INFO
     WARNING = LogLevel.WARNING
     ERROR = LogLevel.ERROR
@@ -137,7 +141,8 @@ class Logger:
 def _log(level: LogLevel, message: str) -> None:
     frame = sys._getframe(2)  # noqa: SLF001  # the caller of a Logger method
     file = frame.f_code.co_filename.rpartition("/")[2]
-    current_host().log(level.value, f"{file}:{frame.f_lineno}] {message}")
+    text = as_text("a message for the log", message)
+    current_host().log(level.value, f"{file}:{frame.f_lineno}] {text}")
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:

@@ -120,3 +120,66 @@ def test_a_log_line_says_where_it_comes_from():
     assert level == "warning"
     assert text.startswith("test_python_objects.py:")
     assert text.endswith("] here")
+
+
+# -- what Triton takes and offers as well
+
+
+def test_bytes_are_taken_for_text():
+    tensor = pb_utils.Tensor(b"caf\xc3\xa9", np.zeros(1, "f4"))
+    assert tensor.name() == "café"
+    assert pb_utils.Tensor.from_dlpack(b"X", tensor).name() == "X"
+    assert pb_utils.TritonError(b"no").message() == "no"
+    request = pb_utils.InferenceRequest(
+        request_id=b"r", inputs=[tensor], requested_output_names=[b"O", "P"], model_name=b"m"
+    )
+    assert (request.request_id(), request.requested_output_names()) == ("r", ["O", "P"])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: pb_utils.Tensor(b"\xff", np.zeros(1)),
+        lambda: pb_utils.TritonError(b"\xff"),
+        lambda: pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name=b"\xff"),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused(given):
+    with pytest.raises(pb_utils.TritonModelException, match="is bytes that are no UTF-8"):
+        given()
+
+
+def test_bytes_for_a_name_must_not_be_empty_either():
+    with pytest.raises(pb_utils.TritonModelException, match="Tensor name cannot be an empty string"):
+        pb_utils.Tensor(b"", np.zeros(1))
+    with pytest.raises(pb_utils.TritonModelException, match="Requested output name"):
+        pb_utils.InferenceRequest(inputs=[], requested_output_names=[b""], model_name="m")
+
+
+@pytest.mark.parametrize("parameters", [[], [("a", 1)], "a", 1])
+def test_parameters_are_a_dictionary(parameters):
+    with pytest.raises(pb_utils.TritonModelException, match="Expect parameters to have type dict, found type"):
+        pb_utils.InferenceResponse(parameters=parameters)
+    with pytest.raises(pb_utils.TritonModelException, match="Expect parameters to have type dict, found type"):
+        pb_utils.InferenceRequest(
+            inputs=[], requested_output_names=[], model_name="m", parameters=parameters
+        )
+
+
+def test_the_table_of_types_is_there_to_be_read():
+    assert {name: numpy for name, (_, numpy) in TABLE.items()} == pb_utils.TRITON_STRING_TO_NUMPY
+
+
+def test_the_compiled_part_has_the_same_objects(python_model):
+    backend, _ = python_model(
+        """
+        import c_python_backend_utils as compiled
+        class TritonPythonModel:
+            pass
+        assert all(getattr(pb_utils, name) is getattr(compiled, name) for name in compiled.__all__ if hasattr(pb_utils, name))
+        assert compiled.MetricFamily.COUNTER is compiled.MetricKind.COUNTER
+        assert compiled.Logger.LogLevel.INFO is compiled.Logger.INFO
+        compiled.Metric, compiled.ResponseIterator
+        """
+    )
+    assert backend is not None
