@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from actors.calls import Call
+from actors.call import Call
 from actors.interfaces import ServedModel
 from actors.messages.errors import TritiumError, Unavailable
 from actors.messages.requests import InferRequest
@@ -102,7 +102,7 @@ def _is_blocked(instance: InstanceState, new: Call) -> bool:
     worker = instance.worker
     if worker is None or worker.calls is None or worker.free_lanes > 0:
         return False
-    return worker.calls.any_blocking or worker.calls is new.owner
+    return worker.calls.any_blocking or worker.calls is new.owner.root
 
 
 def _waits_of_instance(instance: InstanceState, new: Call) -> Waits | None:

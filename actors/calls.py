@@ -14,21 +14,24 @@ process ends, its calls are cancelled.
 from __future__ import annotations
 
 import json
+import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
 from actors import frames
+from actors.call import Call, release, request_of
+from actors.call_branch import open_branch, refuse_branch
 from actors.call_fields import WHOLE_BATCH, Attached, CallFields, read_attached, read_call
 from actors.call_frames import KINDS, LARGEST_LETTER, Letter, laid_out
 from actors.call_pipe import CallPipe, Packet
 from actors.call_segments import WORTH_A_SEGMENT, map_segment, write_segment
 from actors.fault_points import fault_point
-from actors.frames import WINDOW_BYTES, WINDOW_PARTS, Answer, FrameError, Part, Placed
+from actors.frames import Answer, FrameError, Part, Placed
 from actors.interfaces import ServedModel
 from actors.messages.datatypes import DataType
 from actors.messages.errors import (
@@ -39,7 +42,6 @@ from actors.messages.errors import (
     Unsupported,
 )
 from actors.messages.requests import InferRequest, InferResponse
-from actors.messages.tensors import Tensor
 from actors.model import ModelState
 from actors.subjects import Caller, Subjects
 
@@ -58,6 +60,9 @@ MAX_BYTES: Final = 2**31
 
 MAX_UNREAD: Final = 8 * MAX_CALLS
 """Calls and questions whose last answer, a refusal perhaps, one worker has not read: one that has more does not read at all."""
+
+MAX_BRANCHES: Final = 256
+"""Processes forked by one worker that may call at the same time: each has a connection, which is a descriptor of the server's."""
 
 MAX_SEGMENTS: Final = 64
 """Segments each way, for one worker: each holds a descriptor of the server's. What has more to say is copied into frames."""
@@ -92,143 +97,36 @@ class CallHost:
     deadlocks: Deadlocks | None = None
 
 
-class Call:
-    """One call under way, and the reply port of its request."""
+@dataclass(slots=True)
+class Tally:
+    """What one worker has under way by all its connections together: that of its own process, and those of what it has forked."""
 
-    __slots__ = (
-        "_nbytes",
-        "_parts",
-        "_waiting",
-        "batch",
-        "blocking",
-        "ended",
-        "model",
-        "number",
-        "owner",
-        "parents",
-        "request",
-        "size",
-    )
-    relation = "call"  # of its request to its parent, in the log
-
-    def __init__(
-        self,
-        owner: WorkerCalls,
-        number: int,
-        model: ServedModel,
-        *,
-        size: int,
-        batch: InFlight | None,
-        parents: Sequence[InferRequest],
-        blocking: bool,
-    ) -> None:
-        self.number = number
-        self.size = size  # bytes of its inputs
-        self.model = model
-        self.batch = batch  # whose execution made it, if that is still under way
-        self.parents = parents  # the requests of that batch on whose behalf it is made: one, or all of them
-        self.blocking = blocking and batch is not None  # the execution can't end before it
-        self.request: InferRequest  # until the end
-        self.ended = False  # the caller has had the last response
-        self.owner = owner
-        self._parts = 0  # that the caller has not taken
-        self._nbytes = 0
-        self._waiting: deque[tuple[InferResponse | TritiumError, bool, int]] = deque()  # with what it costs
-
-    @property
-    def parent(self) -> InferRequest | None:
-        """The request on whose behalf it is made; the first, where that is a whole batch."""
-        return self.parents[0] if self.parents else None
-
-    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
-        """Pass on one part of the answer, or keep it until the caller has taken more. See `ReplyPort`."""
-        if self.ended:
-            _release(part)
-        elif self._waiting or not self._may_send(part, final=final):
-            self._keep(part, final=final)
-        else:
-            self._send(part, final=final)
-
-    def _keep(self, part: InferResponse | TritiumError, *, final: bool) -> None:
-        """Keep a part until there is credit for it. One that holds up nobody until it is released is ours to find room for."""
-        cost = _PART_COST
-        if isinstance(part, InferResponse):
-            cost = 0 if part.leased else cost + sum(tensor.nbytes for tensor in part.outputs)
-        if self.owner.kept + cost > MAX_BYTES:
-            _release(part)
-            self._break_off(
-                Unavailable(f"{self.owner.kept} bytes of answers wait for the caller to take them")
-            )
-            return
-        self.owner.kept += cost
-        self._waiting.append((part, final, cost))
-
-    def _may_send(self, part: InferResponse | TritiumError, *, final: bool) -> bool:
-        if final and (isinstance(part, TritiumError) or not part.outputs):
-            return True  # the end costs no credit: there is one of them
-        return self._parts < WINDOW_PARTS and self._nbytes < WINDOW_BYTES
-
-    def _send(self, part: InferResponse | TritiumError, *, final: bool) -> None:
-        if final:
-            self.owner.ended(self)
-            self._end()
-        nbytes = self.owner.send(self.number, part, final=final)
-        self._parts += 1
-        self._nbytes += nbytes
-
-    def credit(self, parts: int, nbytes: int) -> None:
-        """The caller has taken so much. Raises FrameError where it had not been given as much."""
-        if parts > self._parts or nbytes > self._nbytes:
-            raise FrameError(
-                f"credit for {parts} parts and {nbytes} bytes of call {self.number}, which has fewer"
-            )
-        self._parts -= parts
-        self._nbytes -= nbytes
-        while self._waiting and self._may_send(self._waiting[0][0], final=self._waiting[0][1]):
-            part, final, cost = self._waiting.popleft()
-            self.owner.kept -= cost
-            self._send(part, final=final)
-
-    def cancel(self, why: str) -> None:
-        """Nobody needs the answer: the caller gets what waits for no credit, then an error, and the callee is told."""
-        if not self.ended:
-            self._break_off(Cancelled(why))
-
-    def _break_off(self, error: TritiumError) -> None:
-        self.owner.ended(self)
-        self.drop()
-        self.owner.send(self.number, error, final=True)
-
-    def drop(self) -> None:
-        """Have the callee stop, and tell nobody."""
-        if self.ended:
-            return
-        request = self.request
-        self._end()
-        while self._waiting:
-            part, _, cost = self._waiting.popleft()
-            self.owner.kept -= cost
-            _release(part)
-        if not request.answered:
-            self.model.cancel(request)
-
-    def withdraw(self) -> None:
-        """It is not made after all: nobody knows of it."""
-        self._end()
-
-    def _end(self) -> None:
-        self.ended = True
-        del (
-            self.request
-        )  # which holds us: its inputs are to go with the last one who needs them, not with the garbage
+    calls: int = 0
+    asks: int = 0
+    nbytes: int = 0  # of inputs and questions
+    kept: int = 0  # bytes of answers for which there is no credit
+    handed: int = 0  # segments that it has not taken
+    untaken: int = 0  # bytes in them
+    lines: list[WorkerCalls] = field(default_factory=list)
+    mapped: weakref.WeakSet[object] = field(default_factory=weakref.WeakSet)  # segments of letters in use
+    blocking: dict[int, list[Call]] = field(default_factory=dict)  # by batch
 
 
 class WorkerCalls:
     """The calls of one worker, for as long as its process lives."""
 
-    def __init__(self, pipe: CallPipe, caller: Caller, worker: LiveWorker, host: CallHost) -> None:
+    def __init__(
+        self,
+        pipe: CallPipe,
+        caller: Caller,
+        worker: LiveWorker,
+        host: CallHost,
+        root: WorkerCalls | None = None,
+    ) -> None:
+        """`root` is the connection of the worker's own process, where this is that of one which it has forked."""
         self.caller = caller
-        self.kept = 0  # bytes of answers for which there is no credit
+        self._root = root
+        self.tally: Tally = Tally() if root is None else root.tally
         self._pipe = pipe
         self._worker = worker
         self._host = host
@@ -240,19 +138,17 @@ class WorkerCalls:
             frames.SEGMENT: self._on_segment,
             frames.TAKEN: self._on_taken,
         }
+        if root is None:
+            self._handlers = {**self._handlers, frames.BRANCH: self._on_branch}
         self._segment: Buffer | None = None  # the bytes of the next letter
-        self._mapped: weakref.WeakSet[object] = weakref.WeakSet()  # segments of letters that are still in use
         self._handed: deque[int] = deque()  # sizes of segments that the worker has not taken
-        self._untaken = 0  # their sum
         self._letter: Letter | None = None  # whose bytes are still coming
         self._assembled = bytearray()
         self._highest = 0  # number that the worker has used
         self._calls: dict[int, Call] = {}
-        self._blocking: dict[int, list[Call]] = {}  # by batch
-        self._asks = 0
-        self._nbytes = 0  # of what is under way
         self._nursery: trio.Nursery
         self._condemn: Callable[[FrameError], None]
+        self.tally.lines.append(self)
 
     async def run(self, condemn: Callable[[FrameError], None]) -> None:
         """Serve the worker's calls until it closes the connection. `condemn` is called where it breaks the protocol."""
@@ -289,30 +185,44 @@ class WorkerCalls:
         if self._pipe.closed:
             return
         self._pipe.close()
-        calls, self._calls = self._calls, {}
-        self._blocking.clear()
-        for call in calls.values():
+        for call in list(self._calls.values()):
+            self.ended(call)
             call.drop()
+        tally = self.tally
+        tally.lines.remove(self)
+        tally.handed -= len(self._handed)
+        tally.untaken -= sum(self._handed)
         self._letter, self._assembled, self._segment = None, bytearray(), None
         self._handlers = {}  # which refer to us
-        self._host.subjects.ended(self.caller)
+        if self._root is None:
+            self._host.subjects.ended(self.caller)
 
     # -- for others --------------------------------------------------------------------------------------------------
 
     def blocking(self, batch: InFlight) -> Sequence[Call]:
         """Return the calls that the execution of `batch` waits for."""
-        return self._blocking.get(batch.id, ())
+        return self.tally.blocking.get(batch.id, ())
 
     @property
     def any_blocking(self) -> bool:
         """Whether any execution waits for a call."""
-        return bool(self._blocking)
+        return bool(self.tally.blocking)
 
     def parent_cancelled(self, request: InferRequest) -> None:
         """The client of a request has gone that this worker executes: what is called on its behalf alone is not needed."""
-        for call in [call for call in self._calls.values() if request in call.parents]:
+        calls = [call for line in self.tally.lines for call in line.under_way() if request in call.parents]
+        for call in calls:
             if _nobody_waits(call.parents):
                 call.cancel(_PARENT_CANCELLED)
+
+    @property
+    def root(self) -> WorkerCalls:
+        """The connection of the worker's own process: this one, or another's."""
+        return self._root or self
+
+    def under_way(self) -> Collection[Call]:
+        """Return the calls that have come by this connection and are not over."""
+        return self._calls.values()
 
     # -- for calls ---------------------------------------------------------------------------------------------------
 
@@ -320,20 +230,33 @@ class WorkerCalls:
         """A call has had its last response."""
         if self._calls.pop(call.number, None) is None:
             return
-        self._nbytes -= call.size
+        self.tally.calls -= 1
+        self.tally.nbytes -= call.size
         if call.blocking and call.batch is not None:
-            siblings = self._blocking[call.batch.id]
+            siblings = self.tally.blocking[call.batch.id]
             siblings.remove(call)
             if not siblings:
-                del self._blocking[call.batch.id]
+                del self.tally.blocking[call.batch.id]
+
+    def keep(self, cost: int) -> bool:
+        """Count bytes of an answer for which there is no credit. False, and not counted, where there is no room for them."""
+        if self.tally.kept + cost > MAX_BYTES:
+            return False
+        self.tally.kept += cost
+        return True
+
+    @property
+    def unread(self) -> tuple[int, int]:
+        """The bytes of answers that this connection's process has yet to read, and how many of those are the last to their call."""
+        return self._pipe.unsent, self._pipe.unsent_ends
 
     def send(self, number: int, part: InferResponse | TritiumError, *, final: bool) -> int:
         """Send one part of an answer, copied; return how many bytes its tensors take."""
         if isinstance(part, InferResponse):
             size = sum(tensor.nbytes for tensor in part.outputs)
-            waiting = self._pipe.unsent + self._untaken
+            waiting = sum(line.unread[0] for line in self.tally.lines) + self.tally.untaken
             if waiting + size > MAX_BYTES:
-                _release(part)
+                release(part)
                 part = Unavailable(f"answers of {waiting} bytes wait for the caller to read them")
         if isinstance(part, TritiumError):
             self._answer(number, Answer(code=part.code, message=part.message[:_TEXT_LIMIT]), final=final)
@@ -345,7 +268,7 @@ class WorkerCalls:
         placed, pieces, nbytes = laid_out(part.outputs)
         answer = Answer(placed, part.parameters)
         try:
-            if nbytes < WORTH_A_SEGMENT or len(self._handed) >= MAX_SEGMENTS:
+            if nbytes < WORTH_A_SEGMENT or self.tally.handed >= MAX_SEGMENTS:
                 self._send(Part(number, 0, answer, b"".join(pieces), nbytes, final=final))
             else:
                 self._send_segment(Part(number, 0, answer, b"", nbytes, final=final), pieces)
@@ -364,7 +287,8 @@ class WorkerCalls:
         first = next(part.packets())
         announced = frames.encode_segment(0, 0, part.nbytes), (write_segment(pieces),)
         self._handed.append(part.nbytes)
-        self._untaken += part.nbytes
+        self.tally.handed += 1
+        self.tally.untaken += part.nbytes
         self._pipe.send_answer(iter((announced, (first, ()))), 0, final=part.final)
 
     def _answer(self, number: int, answer: Answer, *, final: bool) -> None:
@@ -386,7 +310,7 @@ class WorkerCalls:
     def _on_letter(self, packet: bytes) -> None:
         if self._letter is not None:
             raise FrameError(f"a frame of kind {packet[0]} within another letter")
-        if self._pipe.unsent_ends > MAX_UNREAD:
+        if sum(line.unread[1] for line in self.tally.lines) > MAX_UNREAD:
             raise FrameError("a worker calls again and again and never reads the answers")
         letter = Letter.decode(packet)
         if (letter.kind != frames.TELL) is not (letter.number > self._highest):
@@ -403,13 +327,27 @@ class WorkerCalls:
         else:
             self._letter, self._assembled = letter, bytearray(letter.data)
 
+    def _on_branch(self, packet: bytes) -> None:
+        """A process that the worker has forked wants a connection of its own, which it gets by way of the descriptor with the question."""
+        asked_by = self._pipe.take_descriptor()
+        try:
+            if len(self.tally.lines) > MAX_BRANCHES:
+                refuse_branch(asked_by, f"{MAX_BRANCHES} processes forked by this worker make calls already")
+                return
+            pipe = open_branch(asked_by)
+        finally:
+            os.close(asked_by)
+        if pipe is not None:
+            line = WorkerCalls(pipe, self.caller, self._worker, self._host, self)
+            self._nursery.start_soon(line.run, self._condemn)
+
     def _on_segment(self, packet: bytes) -> None:
         _, _, size = frames.decode_segment(packet)
         if self._letter is not None or self._segment is not None or size > LARGEST_LETTER:
             raise FrameError(f"a segment of {size} bytes that nothing asked for")
         view = map_segment(self._pipe.take_descriptor(), size, writable=False)
-        if len(self._mapped) < MAX_SEGMENTS:
-            self._mapped.add(view.obj)
+        if len(self.tally.mapped) < MAX_SEGMENTS:
+            self.tally.mapped.add(view.obj)
             self._segment = view
         else:
             self._segment = bytes(view)
@@ -417,7 +355,8 @@ class WorkerCalls:
     def _on_taken(self, packet: bytes) -> None:
         if not self._handed:
             raise FrameError("a worker has taken a segment that it was not given")
-        self._untaken -= self._handed.popleft()
+        self.tally.handed -= 1
+        self.tally.untaken -= self._handed.popleft()
 
     def _on_more(self, packet: bytes) -> None:
         number, _, data = frames.decode_more(packet)
@@ -434,13 +373,13 @@ class WorkerCalls:
             self._call(letter, read_call(letter))
         elif letter.kind == frames.TELL:
             self._host.subjects.tell(read_attached(letter), self.caller)
-        elif self._asks >= MAX_ASKS or self._nbytes + letter.nbytes > MAX_BYTES:
-            why = f"{self._asks} questions of this worker wait already, with {self._nbytes} bytes"
+        elif self.tally.asks >= MAX_ASKS or self.tally.nbytes + letter.nbytes > MAX_BYTES:
+            why = f"{self.tally.asks} questions of this worker wait already, with {self.tally.nbytes} bytes"
             self.send(letter.number, Unavailable(why), final=True)
         else:
             attached = read_attached(letter)
-            self._asks += 1
-            self._nbytes += letter.nbytes
+            self.tally.asks += 1
+            self.tally.nbytes += letter.nbytes
             self._nursery.start_soon(self._ask, letter.number, letter.nbytes, attached)
 
     async def _ask(self, number: int, nbytes: int, attached: Attached) -> None:
@@ -456,8 +395,8 @@ class WorkerCalls:
             placed = Placed("", DataType.UINT8, (len(text),), 0, len(text))
             self._send(Part(number, 0, Answer([placed]), text, len(text), final=True))
         finally:
-            self._asks -= 1
-            self._nbytes -= nbytes
+            self.tally.asks -= 1
+            self.tally.nbytes -= nbytes
 
     def _on_credit(self, packet: bytes) -> None:
         number, _, parts, nbytes = frames.decode_credit(packet)
@@ -484,9 +423,10 @@ class WorkerCalls:
             self.send(letter.number, error, final=True)
             return
         self._calls[call.number] = call
-        self._nbytes += call.size
+        self.tally.calls += 1
+        self.tally.nbytes += call.size
         if call.blocking and call.batch is not None:
-            self._blocking.setdefault(call.batch.id, []).append(call)
+            self.tally.blocking.setdefault(call.batch.id, []).append(call)
             self._worker.stop_prefetching()
         model = call.model
         try:
@@ -514,10 +454,10 @@ class WorkerCalls:
 
     def _admitted(self, letter: Letter, fields: CallFields) -> Call:
         """Return the call that a letter asks for. Raises TritiumError where it is refused, FrameError where it is none."""
-        if len(self._calls) >= MAX_CALLS:
+        if self.tally.calls >= MAX_CALLS:
             raise Unavailable(f"{MAX_CALLS} calls of this worker are under way already")
-        if self._nbytes + letter.nbytes > MAX_BYTES:
-            raise Unavailable(f"what this worker has under way takes {self._nbytes} bytes already")
+        if self.tally.nbytes + letter.nbytes > MAX_BYTES:
+            raise Unavailable(f"what this worker has under way takes {self.tally.nbytes} bytes already")
         model = self._resolve(fields)
         batch, parents = self._parents(fields.parent)
         if _nobody_waits(parents):
@@ -532,7 +472,7 @@ class WorkerCalls:
             parents=parents,
             blocking=fields.blocking,
         )
-        call.request = _request(letter, fields, call, parents)
+        call.request = request_of(letter, fields, call, parents)
         if call.blocking and self._host.deadlocks is not None:
             try:
                 self._host.deadlocks.check(call)
@@ -575,40 +515,8 @@ class WorkerCalls:
         return batch, (batch.requests[origin[1]],)
 
 
-def _request(letter: Letter, fields: CallFields, call: Call, parents: Sequence[InferRequest]) -> InferRequest:
-    data = memoryview(letter.data)
-    inputs = [
-        Tensor(each.name, each.datatype, each.shape, data[each.offset : each.offset + each.nbytes])
-        for each in letter.inputs
-    ]
-    request = InferRequest(
-        model_name=fields.model,
-        requested_version=fields.version,
-        id=fields.id,
-        inputs=inputs,
-        requested_outputs=fields.requested_outputs,
-        parameters=fields.parameters,
-        priority=fields.priority,
-        timeout=fields.timeout,
-        correlation_id=fields.correlation_id,
-        flags=fields.flags,
-        reply=call,
-        accepted_at=trio.current_time(),
-    )
-    if parents:
-        request.deadline = max(parent.deadline for parent in parents)
-        request.synthetic = all(parent.synthetic for parent in parents)
-        request.affinity, request.tenant = parents[0].affinity, parents[0].tenant
-    return request
-
-
 def _nobody_waits(parents: Sequence[InferRequest]) -> bool:
     """Whether those who had not been answered have all gone; where nobody has, a call may be made for its effect."""
     return any(each.cancelled for each in parents) and all(
         each.cancelled or each.answered for each in parents
     )
-
-
-def _release(part: InferResponse | TritiumError) -> None:
-    if isinstance(part, InferResponse):
-        part.release()

@@ -57,6 +57,7 @@ CALL: Final = 64  # from here on those of `actors.call_frames`, which travel on 
 ASK: Final = 65
 TELL: Final = 66
 TAKEN: Final = 67
+BRANCH: Final = 68
 SPILLED: Final = 32
 
 WINDOW_PARTS: Final = 32

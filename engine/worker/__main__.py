@@ -23,6 +23,8 @@ CLOSURE = (
     "actors.arena",
     "engine.backends.base",
     "engine.worker.parts",
+    "engine.worker.call_line",
+    "engine.worker.forking",
     "engine.worker.calls",
     "engine.worker.execution",
     "engine.worker.feeds",

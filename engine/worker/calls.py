@@ -1,31 +1,26 @@
 """Exchanges that this worker begins: inference calls to other models, and questions to the server.
 
-They have a connection of their own, so that a lane which executes need not read for them, and nothing is paid where a model
-makes no calls. Any thread may call. Nobody reads for the others' sake: of the threads that wait, one reads the connection
-and hands the others what is theirs, which spares a thread switch per answer.
+They have a connection of their own (`engine.worker.call_line`), so that a lane which executes need not read for them, and nothing is
+paid where a model makes no calls. Each process that the worker forks and that calls has one too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import socket
 import threading
-from array import array
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from actors import frames
 from actors.call_frames import LARGEST_BODY, Letter, laid_out
-from actors.call_segments import WORTH_A_SEGMENT, map_segment, write_segment
 from actors.frames import WINDOW_BYTES, WINDOW_PARTS, Part
 from actors.messages.errors import ErrorCode
 from actors.messages.tensors import Tensor
-from engine.worker.feeds import receive
+from engine.worker.call_line import Exchange, Line, branch
+from engine.worker.forking import when_forked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    import socket
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Union
 
     import numpy as np
@@ -36,8 +31,6 @@ if TYPE_CHECKING:
     NamedArray = tuple[str, DataType, Array]
     Parameter = Union[bool, int, float, str]
     Origin = tuple[int, int]
-
-_GONE = "the server closed the connection"
 
 
 class CallFailed(Exception):
@@ -136,48 +129,6 @@ class CallResponse:
         self.final = final
 
 
-class Exchange:
-    """What has come of one call, and who waits for it. Guarded by the lock of its `Calls`."""
-
-    __slots__ = ("_assembled", "_part", "changed", "number", "parts", "unwanted")
-
-    def __init__(self, lock: threading.RLock) -> None:
-        self.changed = threading.Condition(lock)
-        self.number = 0
-        self.parts: deque[Part] = deque()
-        self.unwanted = False  # nobody will read it
-        self._part: Part | None = None  # whose bytes are still coming
-        self._assembled = bytearray()
-
-    def receive(self, part: Part, segment: memoryview | None) -> bool:
-        """Take a part's first frame, and the segment with its bytes if there is one; whether that was all of it."""
-        if segment is not None:
-            part.data = segment
-            return self._deliver(part)
-        self._assembled = bytearray(part.data)  # the caller's own, to write to if it likes
-        part.data = self._assembled
-        return self._complete(part)
-
-    def receive_more(self, data: frames.Buffer) -> bool:
-        """Take a part's next frame; whether that was the last."""
-        assert self._part is not None, "the server sends a part's frames in a row"
-        self._assembled += data
-        return self._complete(self._part)
-
-    def _complete(self, part: Part) -> bool:
-        if len(self._assembled) < part.nbytes:
-            self._part = part
-            return False
-        self._part = None
-        return self._deliver(part)
-
-    def _deliver(self, part: Part) -> bool:
-        if not self.unwanted:
-            self.parts.append(part)
-        self.changed.notify_all()
-        return True
-
-
 class CallStream:
     """The responses to one call, in order: iterate from any one thread; the last one has `final` set, and always comes.
 
@@ -187,8 +138,8 @@ class CallStream:
 
     _ended = True  # until there is an exchange
 
-    def __init__(self, calls: Calls, exchange: Exchange) -> None:
-        self._calls = calls
+    def __init__(self, line: Line, exchange: Exchange) -> None:
+        self._line = line
         self._exchange = exchange
         self._ended = False
         self._parts = 0  # taken, and no credit given for them
@@ -202,10 +153,10 @@ class CallStream:
         """Wait for the next response. Raises StopIteration after the final one."""
         if self._ended:
             raise StopIteration
-        part = self._calls.wait(self._exchange)
+        part = self._line.wait(self._exchange)
         if part is None:
             self._ended = True
-            return CallResponse((), None, ErrorCode.UNAVAILABLE, _GONE, final=True)
+            return CallResponse((), None, ErrorCode.UNAVAILABLE, self._line.why_lost, final=True)
         if part.final:
             self._ended = True
         else:
@@ -220,13 +171,13 @@ class CallStream:
         self._parts += 1
         self._nbytes += part.nbytes
         if self._parts >= WINDOW_PARTS // 2 or self._nbytes >= WINDOW_BYTES // 2:
-            self._calls.send(frames.encode_credit(self._exchange.number, 0, self._parts, self._nbytes))
+            self._line.send(frames.encode_credit(self._exchange.number, 0, self._parts, self._nbytes))
             self._parts = self._nbytes = 0
 
     def cancel(self) -> None:
         """Give the call up: what is under way still comes, and then an error with code CANCELLED. Idempotent, never waits."""
         if not self._ended:
-            self._calls.send(frames.encode_cancel(self._exchange.number, 0))
+            self._line.send(frames.encode_cancel(self._exchange.number, 0))
 
     def __del__(self) -> None:
         if not self._ended:
@@ -235,24 +186,15 @@ class CallStream:
 
 
 class Calls:
-    """What `ModelInfo.calls` offers a backend. Every method may be called from any thread.
-
-    A thread that waits becomes the reader where there is none. A reader that has got what it waited for has another one
-    take over: whoever leaves `wait` sees to that, for the one that was chosen before may have been served meanwhile.
-    """
+    """What `ModelInfo.calls` offers a backend. Every method may be called from any thread, and in processes that the worker forks."""
 
     def __init__(self, sock: socket.socket) -> None:
         """`sock` is this worker's end of a SOCK_SEQPACKET connection, blocking; it is closed with the process."""
-        self._sock = sock
-        self._lock = threading.RLock()  # a stream may be collected, and cancelled, by a thread that holds it
-        self._order = threading.Lock()  # of the frames of one letter
-        self._number = 0  # of the last letter that is answered
-        self._exchanges: dict[int, Exchange] = {}
-        self._waiting: list[Exchange] = []
-        self._reading = False
-        self._lost = False
-        self._incomplete: Exchange | None = None
-        self._segment: memoryview | None = None  # with the bytes of the next part
+        self._root = sock
+        self._line: Line | None = Line(sock)
+        self._forked = False
+        self._opening = threading.Lock()
+        when_forked(self)
 
     def infer(self, call: CallRequest) -> CallStream:
         """Send a call. Waits for nothing but the connection; refusals come as the stream's only response.
@@ -264,7 +206,8 @@ class Calls:
             Tensor.from_numpy(name, array, datatype) for name, datatype, array in call.inputs
         )
         letter = Letter(frames.CALL, 0, _fields(call), placed, b"", nbytes)
-        return CallStream(self, self._begin(letter, pieces))
+        line = self._opened()
+        return CallStream(line, line.begin(letter, pieces))
 
     def ask(
         self, subject: str, body: Mapping[str, Any], attachments: Mapping[str, bytes] | None = None
@@ -276,12 +219,13 @@ class Calls:
         """
         try:
             letter, pieces = _written(frames.ASK, subject, body, attachments or {})
-            exchange = self._begin(letter, pieces)
+            line = self._opened()
+            exchange = line.begin(letter, pieces)
         except ValueError as error:
             raise CallFailed(ErrorCode.INVALID_ARG, str(error)) from error
-        part = self.wait(exchange)
+        part = line.wait(exchange)
         if part is None or part.answer is None:
-            raise CallFailed(ErrorCode.UNAVAILABLE, _GONE)
+            raise CallFailed(ErrorCode.UNAVAILABLE, line.why_lost)
         if part.answer.code is not None:
             raise CallFailed(part.answer.code, part.answer.message)
         answer: dict[str, Any] = json.loads(bytes(part.data))
@@ -293,132 +237,34 @@ class Calls:
         Raises ValueError where it is too large.
         """
         letter, pieces = _written(frames.TELL, subject, body, {})
-        self._post(letter, pieces)
+        self._opened().post(letter, pieces)
 
     def close(self) -> None:
         """Close the connection: whoever waits is told that the server went away."""
-        self._lose()
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
+        if self._line is not None and not self._forked:
+            self._line.close()
 
-    # -- for streams -------------------------------------------------------------------------------------------------
+    def forked(self) -> None:
+        """This is a process that has just been forked: what it calls goes over a line of its own, made when there is something to say."""
+        line, self._line = self._line, None
+        if line is not None:
+            line.sever()
+            if self._forked:
+                line.leave()  # it was that of our parent, whose end the server would not see while we hold it
+        self._forked = True
+        self._opening = threading.Lock()
 
-    def send(self, packet: bytes) -> None:
-        """Send a frame that is complete in itself. Where the server has gone, who waits is told."""
-        try:
-            self._sock.send(packet)
-        except OSError:
-            self._lose()
-
-    def wait(self, exchange: Exchange) -> Part | None:
-        """Return the next part of an exchange, waiting for it; None where the server went away."""
-        with self._lock:
-            try:
-                while not exchange.parts and not self._lost:
-                    if self._reading:
-                        self._waiting.append(exchange)
-                        exchange.changed.wait()
-                        self._waiting.remove(exchange)
-                    else:
-                        self._read_until(exchange)
-                return exchange.parts.popleft() if exchange.parts else None
-            finally:
-                if not self._reading and self._waiting:
-                    self._waiting[0].changed.notify()
-
-    def _read_until(self, exchange: Exchange) -> None:
-        """Read for everybody until `exchange` has a part. With the lock held, which is given up meanwhile."""
-        self._reading = True
-        try:
-            while not exchange.parts and not self._lost:
-                self._lock.release()
-                try:
-                    packet, descriptors = receive(self._sock)
-                finally:
-                    self._lock.acquire()
-                if packet:
-                    self._hand_out(packet, descriptors)
-                else:
-                    self._lose_locked()
-        finally:
-            self._reading = False
-
-    def _hand_out(self, packet: bytes, descriptors: Sequence[int]) -> None:
-        if packet[0] == frames.SEGMENT:
-            self._segment = map_segment(descriptors[0], frames.decode_segment(packet)[2], writable=True)
-            self.send(bytes((frames.TAKEN,)))
-            return
-        if packet[0] == frames.MORE:
-            exchange, final = self._incomplete, False
-            assert exchange is not None, "the server sends a part's frames in a row"
-            whole = exchange.receive_more(frames.decode_more(packet)[2])
-        else:
-            part = Part.decode(packet)
-            exchange = self._exchanges.get(part.batch_id)
-            if exchange is None:
-                raise frames.FrameError(
-                    f"the server answers call {part.batch_id}, which has had its last answer"
-                )
-            whole, final = exchange.receive(part, self._segment), part.final
-            self._segment = None
-        self._incomplete = None if whole else exchange
-        if final:
-            del self._exchanges[exchange.number]
-
-    # -- sending -----------------------------------------------------------------------------------------------------
-
-    def _begin(self, letter: Letter, pieces: Sequence[frames.Buffer]) -> Exchange:
-        """Send a letter that is answered, under the next number."""
-        exchange = Exchange(self._lock)
-
-        def register() -> None:
-            exchange.number = self._number = letter.number
-            with self._lock:
-                self._exchanges[letter.number] = exchange
-
-        self._post(letter, pieces, register)
-        return exchange
-
-    def _post(
-        self, letter: Letter, pieces: Sequence[frames.Buffer], register: Callable[[], None] | None = None
-    ) -> None:
-        """Send a letter, in a segment where that is worth it. Raises ValueError where it is too large."""
-        descriptor = _prepared(letter, pieces)
-        try:
-            with self._order:
-                if register is not None:
-                    letter.number = self._number + 1
-                packets = letter.packets()
-                if register is not None:
-                    register()
-                self._send_all(letter, packets, descriptor)
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-
-    def _send_all(
-        self, letter: Letter, packets: Iterator[tuple[bytes, frames.Buffer]], descriptor: int
-    ) -> None:
-        try:
-            if descriptor < 0:
-                for pieces in packets:
-                    self._sock.sendmsg(pieces)
-                return
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", (descriptor,)))
-            self._sock.sendmsg((frames.encode_segment(0, 0, letter.nbytes),), (rights,))
-            self._sock.sendmsg(next(packets))
-        except OSError:
-            self._lose()
-
-    def _lose(self) -> None:
-        with self._lock:
-            self._lose_locked()
-
-    def _lose_locked(self) -> None:
-        self._lost = True
-        for exchange in self._waiting:
-            exchange.changed.notify_all()
+    def _opened(self) -> Line:
+        line = self._line
+        if line is not None:
+            return line
+        with self._opening:
+            if self._line is None:
+                line = branch(self._root)
+                if line.lost:
+                    return line  # the next one to call asks again
+                self._line = line
+            return self._line
 
 
 def _fields(call: CallRequest) -> dict[str, Any]:
@@ -437,15 +283,6 @@ def _fields(call: CallRequest) -> dict[str, Any]:
     if call.parent is not None:
         fields["parent"] = list(call.parent)
     return fields
-
-
-def _prepared(letter: Letter, pieces: Sequence[frames.Buffer]) -> int:
-    """Put a letter's bytes where they will be read: a descriptor's segment, or the letter itself (-1)."""
-    if letter.nbytes >= WORTH_A_SEGMENT:
-        with contextlib.suppress(OSError):  # no descriptor or memory is left: frames need neither
-            return write_segment(pieces)
-    letter.data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    return -1
 
 
 def _arrays(part: Part) -> list[NamedArray]:

@@ -78,6 +78,7 @@ class OpenRequests:
         self.model_name = model_name
         self._windows: dict[tuple[int, int], Window] = {}
         self._closed = False
+        self.forked = False  # this process is not the worker, but one that it has forked
 
     def open(self, batch_id: int, index: int) -> Window:
         """Begin with a request."""
@@ -164,6 +165,10 @@ class WorkerSender(ResponseSender):
     def _send(self, answer: Answer | None, data: bytes, *, final: bool) -> None:
         part = Part(self._batch_id, self._index, answer, data, len(data), final=final)
         packets = part.packets()
+        if self._requests.forked:
+            raise SenderClosed(
+                "a response must be sent by the model's own process, and not by one that it has forked"
+            )
         with self._order:
             if self._closed:
                 raise SenderClosed("the last response to this request has been sent already")

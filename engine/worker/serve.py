@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import os
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -24,6 +26,7 @@ from engine.backends.base import Backend, LoadError, ModelInfo, TensorInfo
 from engine.worker.calls import Calls
 from engine.worker.execution import Slot, WorkerBatch
 from engine.worker.feeds import Feed, Incoming, make_feed, receive
+from engine.worker.forking import when_forked
 from engine.worker.parts import OpenRequests
 
 if TYPE_CHECKING:
@@ -61,6 +64,14 @@ class Serving:
         self._lanes = 1
         self._open: OpenRequests | None = None  # a decoupled model's
         self._calls: Calls | None = None
+        self._forked = False
+        when_forked(self)
+
+    def forked(self) -> None:
+        """This is a process that the model has forked: the connection is the worker's, who alone may say anything but log lines."""
+        self._forked = True
+        if self._open is not None:
+            self._open.forked = True
 
     def run(self) -> None:
         """Serve until `STOP` has been obeyed or the connection is gone."""
@@ -166,6 +177,8 @@ class Serving:
             # `sys.exit` in a model, or a bug of ours. What this lane held would never be answered; so the server is shown a
             # broken connection, settles everything and starts another worker. A process that is about to exit shows that
             # itself, and with its status, unless its exit handlers take long.
+            if self._forked:
+                raise
             if lane or not isinstance(error, SystemExit):
                 self._break_off()
             else:
@@ -195,6 +208,8 @@ class Serving:
             except Exception as error:  # noqa: BLE001  # the model's exception is its clients' answer, not a crash
                 batch.fail(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
                 self._log("error", f"execute raised\n{traceback.format_exc()}")
+            if self._forked:
+                _end_of_child()
             computed = clock()
             result = batch.finish()
             result.input_ns = prepared - started
@@ -226,10 +241,19 @@ class Serving:
         )
 
     def _send(self, packet: bytes) -> None:
+        if self._forked and packet[0] != frames.LOG:
+            return
         try:
             self._sock.send(packet)
         except OSError:
             self._on_disconnect()
+
+
+def _end_of_child() -> None:
+    """End a process that `execute` has forked and that has come out of it: two would read on where one is expected."""
+    sys.stderr.write("a process that `execute` had forked returned from it: it is ended here\n")
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _encoded(result: frames.Result) -> bytes:

@@ -671,3 +671,113 @@ def test_any_bytes_are_a_letter_or_a_frame_error(packet):
     except FrameError:
         return
     assert len(letter.data) <= letter.nbytes
+
+
+# -- processes that a worker has forked
+
+
+def asked_for_branch(worker):
+    """Have the worker ask for a connection for a child; the socket over which it is answered."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        worker.send_descriptor(theirs.fileno(), bytes((frames.BRANCH,)))
+    return ours
+
+
+async def branch_of(connection):
+    """The worker's end of a connection for a child."""
+    with asked_for_branch(connection.worker) as answers:
+        await connection.settle()
+        packet, descriptors, _, _ = socket.recv_fds(answers, 1024, 1)
+    assert packet == bytes((frames.BRANCH,))
+    return socket.socket(fileno=descriptors[0])
+
+
+async def test_a_child_has_numbers_and_answers_of_its_own():
+    async with connected() as connection:
+        child = PlayedWorker(await branch_of(connection))
+        for worker in (connection.worker, child):
+            worker.call()
+        await connection.settle()
+        for size, request in zip((8, 16), connection.callee.requests, strict=True):
+            connection.callee.respond(request, size)
+        assert [part.nbytes for part in connection.worker.parts()] == [8]
+        assert [part.nbytes for part in child.parts()] == [16]
+        child.sock.close()
+        assert await connection.condemned() == []
+
+
+async def test_a_child_may_ask_in_the_middle_of_a_letter():
+    async with connected() as connection:
+        (first, more), *_ = list(
+            Letter(frames.CALL, 1, {"model": "callee"}, (), bytes(100_000), 100_000).packets()
+        )
+        connection.worker.sock.send(first + bytes(more))
+        with await branch_of(connection):
+            assert await connection.condemned() == []
+
+
+async def test_the_end_of_a_child_cancels_its_calls_and_nobody_elses():
+    async with connected() as connection:
+        child = PlayedWorker(await branch_of(connection))
+        connection.worker.call()
+        child.call()
+        await connection.settle()
+        ours, theirs = connection.callee.requests
+        child.sock.close()
+        await connection.settle()
+        assert connection.callee.cancelled == [theirs]
+        assert ours not in connection.callee.cancelled
+        assert connection.calls.tally.calls == 1
+
+
+async def test_limits_hold_for_a_worker_and_its_children_together():
+    async with connected() as connection:
+        child = PlayedWorker(await branch_of(connection))
+        for number in range(1, MAX_CALLS // 2 + 1):
+            connection.worker.call(number)
+            child.call(number)
+            if number % 32 == 0:
+                await connection.settle()
+        child.call(MAX_CALLS)
+        await connection.settle()
+        (refusal,) = child.parts()
+        assert refusal.answer.message == f"{MAX_CALLS} calls of this worker are under way already"
+        child.sock.close()
+
+
+async def test_there_are_so_many_children_with_a_connection(monkeypatch):
+    monkeypatch.setattr("actors.calls.MAX_BRANCHES", 2)
+    async with connected() as connection:
+        children = [await branch_of(connection) for _ in range(2)]
+        with asked_for_branch(connection.worker) as answers:
+            await connection.settle()
+            assert answers.recv(1024)[1:] == b"2 processes forked by this worker make calls already"
+        children.pop().close()
+        await connection.settle()
+        children.append(await branch_of(connection))
+        for each in children:
+            each.close()
+
+
+async def test_a_child_can_not_have_children_connected_by_way_of_its_own():
+    async with connected() as connection:
+        child = PlayedWorker(await branch_of(connection))
+        asked_for_branch(child).close()
+        assert "a frame of kind 68" in (await connection.condemned())[0]
+        child.sock.close()
+
+
+async def test_whatever_the_descriptor_is_the_worker_alone_pays(tmp_path):
+    async with connected() as connection:
+        with (tmp_path / "file").open("w") as file:
+            connection.worker.send_descriptor(file.fileno(), bytes((frames.BRANCH,)))
+            assert await connection.condemned() == []
+        read, write = os.pipe()
+        for each in (read, write):
+            connection.worker.send_descriptor(each, bytes((frames.BRANCH,)))
+            os.close(each)
+        asked_for_branch(connection.worker).close()
+        assert await connection.condemned() == []
+        connection.worker.sock.send(bytes((frames.BRANCH,)))
+        assert await connection.condemned() == ["a frame that announces a descriptor came without one"]

@@ -60,7 +60,10 @@ class Script:
                     self._chance.randrange(60)
                 )
             case 3:
-                return 1 + self._chance.randrange(SORTS), frames.encode_segment(0, 0, self._size())
+                frame = frames.encode_segment(0, 0, self._size())
+                if self._chance.random() < 0.3:
+                    frame = bytes((frames.BRANCH,))
+                return 1 + self._chance.randrange(SORTS), frame
             case _:
                 return tag, (packet[:1] + damaged(packet[1:], self._chance, [packet]))[:_LONGEST]
 

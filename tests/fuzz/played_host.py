@@ -10,7 +10,7 @@ from random import Random
 
 import trio
 
-from actors.calls import Call
+from actors.call import Call
 from actors.frames import FrameError
 from actors.messages.datatypes import DataType
 from actors.messages.errors import Cancelled, InvalidArgument, NotFound, TritiumError, Unavailable

@@ -193,7 +193,7 @@ class _Game:
             return
         begun = self._worker.begun
         assert list(self._worker.ended.values()).count(1) >= len(begun) - (not self._worker.complete)
-        assert self._calls.kept == 0
+        assert self._calls.tally.kept == 0
         assert not self._calls.any_blocking
         assert (self._pipe.unsent, self._pipe.unsent_ends) == (0, 0)
         self.outcome = "cut short"
@@ -232,7 +232,7 @@ class _Game:
     def _check_nothing_left(self) -> None:
         assert self._pipe.closed
         self._host.check_all_over()
-        assert self._calls.kept == 0
+        assert self._calls.tally.kept == 0
         assert not self._calls.any_blocking
         assert (self._pipe.unsent, self._pipe.unsent_ends, self._pipe.backlog) == (0, 0, 0)
         reference = weakref.ref(self._calls)

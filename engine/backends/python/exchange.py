@@ -203,9 +203,10 @@ class InferenceRequest:
         _require(inputs=inputs, requested_output_names=requested_output_names, model_name=model_name)
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
-        request_id, model_name = decoded("request_id", request_id), decoded("model_name", model_name)
+        identity: str = decoded("request_id", request_id)
+        model: str = decoded("model_name", model_name)
         names = [decoded("a requested output's name", each) for each in requested_output_names]
-        whose = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
+        whose = f"for request with id '{identity}' and model name '{model}' should not be empty."
         if any(tensor is None for tensor in inputs):
             raise TritonModelException(f"Input tensor {whose}")
         for tensor in inputs:
@@ -213,11 +214,11 @@ class InferenceRequest:
                 raise TypeError(f"InferenceRequest takes a list of Tensor objects, got {type(tensor)}")
         if "" in names:
             raise TritonModelException(f"Requested output name {whose}")
-        self._id = request_id
+        self._id = identity
         self._correlation_id = correlation_id
         self._inputs = list(inputs)
         self._requested_outputs = names
-        self._model_name = model_name
+        self._model_name = model
         self._model_version = model_version
         self._flags = flags
         self._timeout = timeout

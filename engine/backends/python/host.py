@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from engine.backends.python.tensors import TritonModelException, as_text
+from engine.worker.forking import when_forked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +57,14 @@ class Host:
         self._pool_size = pool_size
         self._pool: ThreadPoolExecutor | None = None
         self._making = threading.Lock()
+        when_forked(self)
+
+    def forked(self) -> None:
+        """This is a process that the model has forked. It may call, whatever its model was at: by now that may be another method."""
+        self._making = threading.Lock()
+        self._pool = None  # whose threads are not here
+        if self.phase == INITIALIZING:
+            self.phase = SERVING
 
     @property
     def calls(self) -> Calls:

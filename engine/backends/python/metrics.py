@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 import weakref
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from engine.backends.python.host import checked_text, current_host
 from engine.backends.python.tensors import TritonModelException
 from engine.worker.calls import CallFailed
+from engine.worker.forking import when_forked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -80,6 +82,10 @@ class Metrics:
 
     def __init__(self, host: Host) -> None:
         self._calls = host.calls
+        self._begin()
+        when_forked(self)
+
+    def _begin(self) -> None:
         self._guard = threading.Lock()  # of what is pending
         self._order = threading.Lock()  # of messages; taken before `_guard`
         self._pending: dict[int, _Pending] = {}
@@ -89,7 +95,19 @@ class Metrics:
         # A SimpleQueue's put may be called from a finalizer, whatever the thread is in the middle of.
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._closed = threading.Event()
-        threading.Thread(target=self._keep_telling, name="model-metrics", daemon=True).start()
+        self.process = os.getpid()
+        self._thread: threading.Thread | None = None
+
+    def keep_telling(self) -> None:
+        """See to it that what is not told at once is told soon."""
+        with self._guard:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._keep_telling, name="model-metrics", daemon=True)
+                self._thread.start()
+
+    def forked(self) -> None:
+        """This is a process that the model has forked: what was pending is its parent's to tell, and nobody here would."""
+        self._begin()
 
     def change(self, series: int, change: Any) -> None:
         """Have `change` applied to what is pending for a series, and tell of it now or soon."""
@@ -99,6 +117,7 @@ class Metrics:
         if at_once:
             self.flush()
         else:
+            self.keep_telling()
             self._wake.put(True)
 
     def release(self, series: int) -> None:
@@ -230,6 +249,8 @@ class Metric:
         except CallFailed as error:
             raise TritonModelException(f"Failed to create metric. {host.failure(error.message)}") from error
         self._telling = _metrics_of(host)
+        self._telling.keep_telling()
+        self._process = os.getpid()
         self._held = True
 
     def increment(self, value: float) -> None:
@@ -285,7 +306,10 @@ class Metric:
         """The family is gone: the series can't be used any more."""
         if self._held:
             self._held = False
-            self._telling.release(self._series)
+            if (
+                self._process == self._telling.process
+            ):  # else it is a forked child's copy, and the series not its to release
+                self._telling.release(self._series)
 
     def _require(self, what: str, operation: str, *kinds: MetricKind) -> None:
         if not self._held:

@@ -106,7 +106,6 @@ class LogLevel(Enum):
 class Logger:
     """Write to the server's log, with the model's file and line."""
 
-    LogLevel = LogLevel
     INFO = LogLevel.INFO
     WARNING = LogLevel.WARNING
     ERROR = LogLevel.ERROR
@@ -136,6 +135,9 @@ class Logger:
     def log_verbose(message: str) -> None:
         """Log at VERBOSE."""
         _log(LogLevel.VERBOSE, message)
+
+
+Logger.LogLevel = LogLevel  # type: ignore[attr-defined]  # in the class it would hide the type of `log`'s argument
 
 
 def _log(level: LogLevel, message: str) -> None:

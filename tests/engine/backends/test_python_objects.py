@@ -158,12 +158,14 @@ def test_bytes_for_a_name_must_not_be_empty_either():
 
 @pytest.mark.parametrize("parameters", [[], [("a", 1)], "a", 1])
 def test_parameters_are_a_dictionary(parameters):
-    with pytest.raises(pb_utils.TritonModelException, match="Expect parameters to have type dict, found type"):
+    with pytest.raises(
+        pb_utils.TritonModelException, match="Expect parameters to have type dict, found type"
+    ):
         pb_utils.InferenceResponse(parameters=parameters)
-    with pytest.raises(pb_utils.TritonModelException, match="Expect parameters to have type dict, found type"):
-        pb_utils.InferenceRequest(
-            inputs=[], requested_output_names=[], model_name="m", parameters=parameters
-        )
+    with pytest.raises(
+        pb_utils.TritonModelException, match="Expect parameters to have type dict, found type"
+    ):
+        pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name="m", parameters=parameters)
 
 
 def test_the_table_of_types_is_there_to_be_read():

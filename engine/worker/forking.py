@@ -1,0 +1,34 @@
+"""What must not go on as it was in a process that this one forks: connections, locks that other threads hold, and threads.
+
+A model may fork, by `multiprocessing` above all. Whoever keeps something that a child must not use tells it so by `when_forked`. What
+is forked by other means than Python's own (`os.fork`) is not noticed.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class Forkable(Protocol):
+    """Something that a child process must have another of."""
+
+    def forked(self) -> None:
+        """This is a process that has just been forked, with the one thread that did it. Called before anything else runs here."""
+
+
+_known: weakref.WeakSet[Forkable] = weakref.WeakSet()
+
+
+def when_forked(what: Forkable) -> None:
+    """Have `forked` called in each process that is forked while somebody still holds `what`."""
+    _known.add(what)
+
+
+def _in_child() -> None:
+    for each in list(_known):
+        each.forked()
+
+
+os.register_at_fork(after_in_child=_in_child)
