@@ -20,6 +20,7 @@ import outcome
 import trio
 
 from actors.messages.events import Event
+from engine.observability.announcing import hear_python
 from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.process import allow_many_files, leaves, settle_garbage_collection
 from engine.settings import Settings, SettingsError
@@ -58,6 +59,8 @@ class HostedTree:
             raise StartupFailed(f"{error.message} {error.hint}".strip()) from error
         self._lock = _only_process()
         configure_logging(settings.log, self._sink)
+        if settings.log.format == "json":
+            hear_python(Log())
         allow_many_files()
         return settings
 
@@ -118,7 +121,7 @@ class HostedTree:
         The process to tell is the one that handles signals: where there is a master, hypercorn's workers do not.
         """
         self.failure = why
-        sys.stderr.write(f"error: {why}\n")
+        Log()(Event.SERVER_FAILED, level="error", error=why)
         master = parent_process()
         os.kill(os.getpid() if master is None or master.pid is None else master.pid, signal.SIGTERM)
 

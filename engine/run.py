@@ -11,8 +11,8 @@ import trio
 
 from actors.messages.events import Event
 from actors.model import Status
-from engine.cli.startup import startup_table
-from engine.observability.logs import LogSink, configure_logging, open_sink
+from engine.observability.announcing import Announcer, hear_python
+from engine.observability.logs import LogSink, configure_logging, json_line, open_sink
 from engine.process import (
     allow_many_files,
     end_where_threads_are_stuck,
@@ -39,15 +39,21 @@ def run(settings: Settings, *, beside: Beside = _nothing) -> int:
     try:
         sink = open_sink(settings.log)
     except SettingsError as error:
-        sys.stderr.write(f"error: {error}\n")
+        complain(error, json=settings.log.format == "json")
         return 1
     configure_logging(settings.log, sink)
+    announcer = Announcer(settings.log, sink, Log())
+    hear_python(Log())
     allow_many_files()
     try:
-        status = trio.run(_serve, settings, sink, beside)
+        status = trio.run(_serve, settings, announcer, sink, beside)
     except* (AddressInUse, ServerFailed) as group:
         for failure in leaves(group):
-            sys.stderr.write(f"error: {failure}\n")
+            announcer.failed(str(failure))
+        status = 1
+    except* Exception as group:  # noqa: BLE001  # the process ends of it, and its last line has to be one of the log
+        for bug in leaves(group):
+            announcer.failed(f"{type(bug).__name__}: {bug}", bug)
         status = 1
     finally:
         sink.close()
@@ -55,7 +61,16 @@ def run(settings: Settings, *, beside: Beside = _nothing) -> int:
     return status
 
 
-async def _serve(settings: Settings, sink: LogSink, beside: Beside) -> int:
+def complain(error: SettingsError, *, json: bool) -> None:
+    """Say why a server with these settings does not start: a line of the JSON log, or text for people."""
+    if json:
+        keys = {"hint": error.hint} if error.hint else {}
+        sys.stdout.write(json_line("error", Event.SERVER_FAILED, error=error.message, **keys) + "\n")
+    else:
+        sys.stderr.write(f"error: {error.message}\n" + (f"{error.hint}\n" if error.hint else ""))
+
+
+async def _serve(settings: Settings, announcer: Announcer, sink: LogSink, beside: Beside) -> int:
     """Return the exit status."""
     log = Log()
     for warning in settings.warnings:
@@ -65,26 +80,26 @@ async def _serve(settings: Settings, sink: LogSink, beside: Beside) -> int:
             told = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_listen_for_signals, signals, told, log)
-                nursery.start_soon(_report_start, running, told, log)
+                nursery.start_soon(_report_start, running, told, log, announcer)
                 nursery.start_soon(_end_with_tree, running, told)
                 nursery.start_soon(beside, running, log)
                 await told.wait()
                 nursery.cancel_scope.cancel()
             await _serve_on(running, signals, log)
-            status = await _drain(running, signals, sink)
+            status = await _drain(running, signals, announcer, sink)
     log(Event.SERVER_STOPPED)
     return status
 
 
-async def _report_start(running: RunningServer, told: trio.Event, log: Log) -> None:
+async def _report_start(running: RunningServer, told: trio.Event, log: Log, announcer: Announcer) -> None:
     await running.wait_loaded()
     models = await running.server.repository.index()
-    await trio.to_thread.run_sync(startup_table, models, running.settings.options())
+    await trio.to_thread.run_sync(announcer.tables, models, running.settings.options())
     settle_garbage_collection()
     if not (running.catalog.start_failed and running.settings.exit_on_error):
         log(Event.SERVER_READY, models=sum(entry.state == Status.READY.value for entry in models))
         return
-    sys.stderr.write("error: creating server: Internal - failed to load all models\n")
+    announcer.failed("creating server: Internal - failed to load all models")
     running.failures.append("failed to load all models")
     told.set()
 
@@ -123,7 +138,9 @@ async def _end_with_tree(running: RunningServer, told: trio.Event) -> None:
     told.set()
 
 
-async def _drain(running: RunningServer, signals: AsyncIterator[int], sink: LogSink) -> int:
+async def _drain(
+    running: RunningServer, signals: AsyncIterator[int], announcer: Announcer, sink: LogSink
+) -> int:
     """Answer what was accepted; a second signal, or the exit timeout, ends that at once."""
     outcome: list[bool] = []
     async with trio.open_nursery() as nursery:
@@ -136,12 +153,9 @@ async def _drain(running: RunningServer, signals: AsyncIterator[int], sink: LogS
         outcome.append(await running.drain())
         nursery.cancel_scope.cancel()
     if not outcome or not outcome[0]:
-        sys.stderr.write(
-            "Exit timeout expired. Exiting immediately.\n"
-            if outcome
-            else "Told twice. Exiting immediately.\n"
+        announcer.last_words(
+            "Exit timeout expired. Exiting immediately." if outcome else "Told twice. Exiting immediately."
         )
-        sys.stderr.flush()
         sink.close()
         os._exit(1)  # workers are killed by the kernel as their parent goes
     return 1 if running.failures else 0

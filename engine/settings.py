@@ -51,7 +51,10 @@ _DEFAULT_QUANTILES: Final = MappingProxyType({0.5: 0.05, 0.9: 0.01, 0.95: 0.001,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """Which lines are logged, where, and how they look. An empty `file` is the console."""
+    """Which lines are logged, where, and how they look. An empty `file` is stdout.
+
+    With `split_streams`, and without a file, warnings and errors go to stderr.
+    """
 
     format: LogFormat = "default"
     file: str = ""
@@ -60,6 +63,7 @@ class LogSettings:
     warning: bool = True
     error: bool = True
     requests: bool = False  # a canonical line for every request
+    split_streams: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,6 +444,7 @@ def _log(given: Given) -> LogSettings:
         warning=given.boolean("log-warning", True),
         error=given.boolean("log-error", True),
         requests=given.boolean("log-requests", False),
+        split_streams=given.boolean("log-split-streams", False),
     )
 
 

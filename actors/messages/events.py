@@ -10,7 +10,10 @@ class Event(str, Enum):
     """`noun_verb` names of what is logged; a name that is not here is not an event."""
 
     SERVER_STARTING = "server_starting"
+    SERVER_CONFIGURED = "server_configured"
+    SERVER_LOADED = "server_loaded"
     SERVER_READY = "server_ready"
+    SERVER_FAILED = "server_failed"
     SERVER_DRAINING = "server_draining"
     SERVER_STOPPED = "server_stopped"
     REQUEST_ACCEPTED = "request_accepted"
@@ -67,6 +70,9 @@ class Event(str, Enum):
     LISTENER_EXHAUSTED = "listener_exhausted"
     CONNECTION_REFUSED = "connection_refused"
     FAULT_INJECTED = "fault_injected"
+    LOG_LINES_LOST = "log_lines_lost"
+    PYTHON_WARNING = "python_warning"
+    PYTHON_ERROR = "python_error"
 
     def __str__(self) -> str:
         return self.value

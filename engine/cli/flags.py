@@ -334,7 +334,14 @@ _HONOURED: Final = (
         name="log-file",
         group=Group.LOGGING,
         metavar="FILE",
-        help="Append to FILE. [default: stdout, warnings and errors to stderr]",
+        help="Append to FILE. [default: stdout]",
+    ),
+    Flag(
+        name="log-split-streams",
+        kind=Kind.BOOL,
+        group=Group.LOGGING,
+        default="false",
+        help="Tritium's own: warnings and errors go to stderr, as with Triton, and the rest to stdout.",
     ),
     Flag(
         name="log-requests",

@@ -6,18 +6,19 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 from engine.cli.flag import Flag, Group, Kind
 from engine.cli.flags import FLAGS
 from engine.settings import Settings, SettingsError
 
-_USAGE: Final = "usage: tritium serve --model-repository=DIR [--FLAG=VALUE | --FLAG VALUE]...\n"
+_USAGE: Final = "usage: tritium serve REPOSITORY... [--FLAG=VALUE | --FLAG VALUE]...\n"
 
 _EXAMPLES: Final = """\
 examples:
-  tritium serve --model-repository=./models
+  tritium serve ./models
   tritium serve --model-repository=./models --http-port=9000 --grpc-port=9001 --metrics-port=9002
   tritium serve --model-repository=./models --grpc-use-ssl=true --grpc-server-cert=s.pem --grpc-server-key=s.key
   tritium serve --model-repository=./models --model-control-mode=poll --repository-poll-secs=5
@@ -43,7 +44,10 @@ def serve(argv: Sequence[str]) -> int:
     try:
         settings = Settings.from_argv(argv, os.environ)
     except SettingsError as error:
-        sys.stderr.write(complaint(error))
+        if _wants_json(argv, os.environ):
+            sys.stdout.write(_as_json(error))
+        else:
+            sys.stderr.write(complaint(error))
         return 1
     from engine.run import run
 
@@ -54,6 +58,28 @@ def complaint(error: SettingsError) -> str:
     """Return what to print about settings that make no sense: the message, what would work, and the usage."""
     hint = f"{error.hint}\n" if error.hint else ""
     return f"{error.message}\n{hint}\n{_USAGE}`tritium serve --help` lists the flags.\n"
+
+
+def _wants_json(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether the log was to be JSON, of settings that could not be read."""
+    name = "--log-format"
+    given = [word.removeprefix(f"{name}=") for word in argv if word.startswith(f"{name}=")]
+    given += [value for word, value in pairwise(argv) if word == name]
+    return (given or [environ.get("TRITIUM_LOG_FORMAT", "")])[-1].lower() == "json"
+
+
+def _as_json(error: SettingsError) -> str:
+    # Not by the log's own module, which imports half the server: this is the quick way out.
+    import json
+    from datetime import UTC, datetime
+
+    line = {
+        "timestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}Z",
+        "level": "error",
+        "event": "server_failed",
+        "error": error.message,
+    }
+    return json.dumps(line | ({"hint": error.hint} if error.hint else {})) + "\n"
 
 
 def help_text(width: int | None = None) -> str:

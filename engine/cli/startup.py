@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
+import io
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -11,28 +10,29 @@ from actors.interfaces import IndexEntry
 from engine.cli.text import aligned, printable
 
 
-def startup_table(
-    models: Sequence[IndexEntry], options: Sequence[tuple[str, str]], *, file: TextIO | None = None
-) -> None:
-    """Print the models with their states, and the options: drawn on a terminal, plain and aligned elsewhere.
+def startup_text(models: Sequence[IndexEntry], options: Sequence[tuple[str, str]], *, terminal: bool) -> str:
+    """Return the models with their states, and the options: drawn for a terminal, plain and aligned otherwise.
 
-    Models that nobody has asked to load are counted, not listed: there may be thousands. A reader that went away costs the tables and nothing else.
+    Models that nobody has asked to load are counted, not listed: there may be thousands.
     """
-    out = sys.stdout if file is None else file
     attempted = [entry for entry in models if entry.state or entry.reason]
     rows = [(entry.name, str(entry.version or "-"), _status(entry)) for entry in attempted]
     rest = _not_loaded(len(models) - len(attempted))
-    with contextlib.suppress(OSError, ValueError):
-        if out.isatty():
-            _draw(rows, rest, options, out)
-        else:
-            _write(rows, rest, options, out)
-        out.flush()
+    out = io.StringIO()
+    if terminal:
+        _draw(rows, rest, options, out)
+    else:
+        _write(rows, rest, options, out)
+    return out.getvalue()
 
 
 def _status(entry: IndexEntry) -> str:
     state = entry.state or "UNAVAILABLE"
-    return f"{state}: {entry.reason}" if entry.reason and state != "READY" else state
+    if not entry.reason or state == "READY":
+        return state
+    # What follows its first line, such as the frames of a model's exception, is in the log.
+    first = entry.reason.strip().partition("\n")[0]
+    return f"{state}: {first}"
 
 
 def _not_loaded(count: int) -> str:
@@ -56,7 +56,7 @@ def _draw(
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(file=out, highlight=False)
+    console = Console(file=out, highlight=False, force_terminal=True)
     table = Table("Model", "Version", "Status", title="Models", title_justify="left")
     for name, version, status in rows:
         style = "green" if status == "READY" else "red"

@@ -40,10 +40,13 @@ class SettingsError(Exception):
 
 
 def scan_argv(argv: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values given for each flag, by its own name, in order."""
+    """Return the values given for each flag, by its own name, in order; a word without dashes is a model repository."""
     given: dict[str, list[str]] = {}
     words = iter(argv)
     for word in words:
+        if word and not word.startswith("-"):
+            given.setdefault("model-repository", []).append(_repository(word))
+            continue
         if not word.startswith("--") or word == "--":
             raise SettingsError(f"Unexpected argument: {word}")
         name, equals, value = word[2:].partition("=")
@@ -61,6 +64,13 @@ def scan_argv(argv: Sequence[str]) -> dict[str, list[str]]:
             value = following
         given.setdefault(flag.name, []).append(value)
     return given
+
+
+def _repository(word: str) -> str:
+    name, equals, _ = word.partition("=")
+    if equals and name in BY_NAME:
+        raise SettingsError(f"Unexpected argument: {word}", hint=f"did you mean --{word}?")
+    return word
 
 
 def scan_environ(environ: Mapping[str, str]) -> dict[str, list[str]]:

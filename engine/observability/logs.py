@@ -43,15 +43,27 @@ _GATHERING: Final = 0.01  # seconds in which lines collect, so that a busy serve
 # -- the writer
 
 
+def _told_lost(count: int) -> str:
+    return f"({count} log lines were lost)"
+
+
 class LogSink:
     """Writes lines from a thread of its own: severe ones to `err`, others to `out`. Close it to flush it."""
 
     def __init__(
-        self, out: TextIO, err: TextIO, *, owns: bool = False, most_waiting: int = _MOST_WAITING
+        self,
+        out: TextIO,
+        err: TextIO,
+        *,
+        owns: bool = False,
+        most_waiting: int = _MOST_WAITING,
+        lost: Callable[[int], str] = _told_lost,
     ) -> None:
+        """`lost` makes the line that owns up to a number of lost lines."""
         self._out = out
         self._err = err
         self._owns = owns
+        self._tell_lost = lost
         self._most_waiting = most_waiting
         self._lines: deque[tuple[bool, str]] = deque()
         self._wake = threading.Event()
@@ -112,7 +124,7 @@ class LogSink:
         text = "".join(f"{line}\n" for line in lines)
         lost = self.dropped
         if lost > self._told:
-            text = f"({lost - self._told} log lines were lost)\n{text}"
+            text = f"{self._tell_lost(lost - self._told)}\n{text}"
         if stream in self._torn:
             text = f"\n{text}"
         encoding = stream.encoding or "utf-8"
@@ -129,15 +141,33 @@ class LogSink:
 
 def open_sink(settings: LogSettings) -> LogSink:
     """Return the sink that the settings name. Raises SettingsError where the log file can't be opened."""
+    lost = _lost_as_json if settings.format == "json" else _told_lost
     if not settings.file:
-        return LogSink(sys.stdout, sys.stderr)
+        return LogSink(sys.stdout, sys.stderr if settings.split_streams else sys.stdout, lost=lost)
     try:
         file = open(settings.file, "a", encoding="utf-8")  # noqa: SIM115  # the sink closes it
     except OSError as error:
         raise SettingsError(
-            f"Failed to open log file: {error.strerror}", hint=f"--log-file was given '{settings.file}'"
+            f"Failed to open log file: {error.strerror}", hint=_why_no_log_file(settings.file)
         ) from error
-    return LogSink(file, file, owns=True)
+    return LogSink(file, file, owns=True, lost=lost)
+
+
+def _why_no_log_file(path: str) -> str:
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        return f"--log-file was given '{path}', and there is no directory '{folder}': make it first"
+    return f"--log-file was given '{path}'"
+
+
+def _lost_as_json(count: int) -> str:
+    return json_line("warning", Event.LOG_LINES_LOST, lines=count)
+
+
+def json_line(level: str, event: Event, **keys: object) -> str:
+    """Return a line of the JSON log, said now, for what can't pass through structlog."""
+    moment = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}Z"
+    return json.dumps({"timestamp": moment, "level": level, "event": event.value, **keys}, default=repr)
 
 
 # -- from events to lines
@@ -314,7 +344,15 @@ _SENTENCES: Final[Mapping[str, str]] = {
     Event.LISTENER_OPENED.value: "Started {service} at {address}",
     Event.REQUEST_FAILED.value: "[request id: {request_id}] Infer failed: {message}",
 }
-_PROBLEMS: Final = frozenset({Event.MODEL_LOADING.value, Event.SERVER_STARTING.value})
+_PROBLEMS: Final = frozenset(
+    {
+        Event.MODEL_LOADING.value,
+        Event.SERVER_STARTING.value,
+        Event.SERVER_FAILED.value,
+        Event.PYTHON_WARNING.value,
+        Event.PYTHON_ERROR.value,
+    }
+)
 """Events that are told with an `error` or a `warning`, which is a sentence of its own: what they are about goes on."""
 _UNLOADED: Final = "successfully unloaded '{model}' version {version}"
 

@@ -207,16 +207,17 @@ def test_a_kubernetes_service_called_tritium_does_not_keep_hypercorn_from_servin
         [sys.executable, "-m", "hypercorn", "-b", "127.0.0.1:0", "engine.asgi"],
         cwd=ROOT,
         env=inherited | environ | kubernetes | {"TRITIUM_HTTP_PROT": "1"},
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     ) as process:
         said = []
-        for line in process.stderr:
+        for line in process.stdout:
             said.append(line)
             if "Running on" in line:
                 break
         process.terminate()
-        said += process.stderr
+        said += process.stdout
     assert "Running on" in "".join(said)
     assert [line for line in said if "no setting" in line and "TRITIUM_HTTP_PORT?" in line]
     assert "TRITIUM_SERVICE_HOST" not in "".join(said)

@@ -65,6 +65,11 @@ class ServerProcess(Server):
         """Everything complained of so far."""
         return self.err.read_text()
 
+    @property
+    def failures(self) -> list[str]:
+        """Why it did not start, or did not end well."""
+        return [line["error"] for line in self.logged("server_failed")]
+
     def logged(self, event: str) -> list[dict[str, Any]]:
         """The log lines of one event, in order."""
         return [line for line in self._log_lines() if line.get("event") == event]

@@ -132,7 +132,7 @@ async def test_out_of_patience_it_says_so_and_ends_with_an_error(tritium_server,
             workers = server.descendants()
             server.signal(signal.SIGTERM)
             assert await server.wait_ended() == 1
-        assert "Exit timeout expired. Exiting immediately.\n" in server.stderr
+        assert "Exit timeout expired. Exiting immediately." in server.failures
         await until(lambda: not any(alive(worker) for worker in workers))
 
 

@@ -135,8 +135,8 @@ async def test_tls_files_that_do_not_belong_together_end_the_start(tritium_serve
     )
     async with tritium_server(*flags, ready=False, exit_status=1) as server:
         assert await server.wait_ended() == 1
-        assert server.stderr.startswith(
-            f"error: --grpc-server-key: the key in '{other.key}' does not belong to the certificate in "
+        assert server.failures[0].startswith(
+            f"--grpc-server-key: the key in '{other.key}' does not belong to the certificate in "
         )
         assert not server.logged("worker_started")
 

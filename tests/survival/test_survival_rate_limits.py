@@ -214,4 +214,6 @@ async def test_a_host_policy_of_cores_that_are_not_there_keeps_the_server_from_s
 ):
     async with tritium_server("--host-policy=cpu,cpu-cores=0,4000", ready=False, exit_status=1) as server:
         assert await server.wait_ended() == 1
-        assert "host policy 'cpu' asks for the cores 4000, which this server may not use" in server.stderr
+        assert (
+            "host policy 'cpu' asks for the cores 4000, which this server may not use" in server.failures[0]
+        )

@@ -482,7 +482,7 @@ async def test_a_named_model_that_can_not_be_loaded_ends_the_start(tritium_serve
     flags = (EXPLICIT, "--load-model=a", f"--load-model={culprit}")
     async with tritium_server(*flags, ready=False, exit_status=1) as server:
         assert await server.wait_ended() == 1
-        assert "error: creating server: Internal - failed to load all models\n" in server.stderr
+        assert server.failures == ["creating server: Internal - failed to load all models"]
 
 
 @pytest.mark.parametrize("culprit", ["nowhere", "broken"])

@@ -15,7 +15,7 @@ async def test_a_model_that_fails_to_load_ends_the_server(tritium_server, reposi
     repository.failing()
     async with tritium_server(ready=False, exit_status=1) as server:
         assert await server.wait_ended() == 1
-        assert "error: creating server: Internal - failed to load all models\n" in server.stderr
+        assert server.failures == ["creating server: Internal - failed to load all models"]
         (line,) = server.logged("model_unavailable")
         assert line["model"] == "failing"
         assert "the weights are not there" in line["reason"]
@@ -44,7 +44,7 @@ async def test_a_port_that_is_taken_is_named_and_ends_the_server(tritium_server,
         port = taken.getsockname()[1]
         async with tritium_server(f"{flag}={port}", ready=False, exit_status=1) as server:
             assert await server.wait_ended() == 1
-            assert f"error: Socket '127.0.0.1:{port}' already in use \n" in server.stderr
+            assert server.failures == [f"Socket '127.0.0.1:{port}' already in use "]
             assert not server.logged("worker_started")
 
 

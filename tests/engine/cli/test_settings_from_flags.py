@@ -181,7 +181,8 @@ def test_each_restricted_api_knows_its_header():
         (["--http-max-input-size=-1"], "Error: --http-max-input-size must be greater than 0."),
         (["--log-format=xml"], "invalid argument for --log-format"),
         (["--rate-limit=some"], "invalid argument for --rate-limit"),
-        (["/models"], "Unexpected argument: /models"),
+        ([""], "Unexpected argument: "),
+        (["http-port=9000"], "Unexpected argument: http-port=9000"),
         (["-p"], "Unexpected argument: -p"),
         (
             ["--http-port=99999999999999999999999"],
@@ -558,3 +559,24 @@ def test_no_command_line_does_worse_than_a_settings_error(pairs):
     ]
     with contextlib.suppress(SettingsError):
         assert read(*words).options()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["/a", "s3://bucket/b?x=y"],
+        ["--model-repository=/a", "s3://bucket/b?x=y"],
+        ["/a", "--model-repository", "s3://bucket/b?x=y"],
+    ],
+)
+def test_a_word_without_dashes_is_a_repository(argv):
+    assert Settings.from_argv([*argv, "--http-port", "9000"]).model_repositories == (
+        "/a",
+        "s3://bucket/b?x=y",
+    )
+
+
+def test_a_flag_without_its_dashes_is_no_repository():
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_argv(["/a", "http-port=9000"])
+    assert caught.value.hint == "did you mean --http-port=9000?"

@@ -1,0 +1,96 @@
+"""What is told beside events: the tables at start, why a server can't go on, and what Python itself has to say.
+
+With `--log-format=json` all of it is events, so that nothing but JSON lines leaves the process. In the other formats
+the tables are text for people, as Triton prints them, and a failure is a line `error: …` on stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import TextIO
+
+from actors.interfaces import IndexEntry
+from actors.messages.events import Event, Log
+from engine.cli.startup import startup_text
+from engine.observability.logs import LogSink
+from engine.settings import LogSettings
+
+
+class Announcer:
+    """Tells the operator in the form that the settings ask for."""
+
+    def __init__(self, settings: LogSettings, sink: LogSink, log: Log) -> None:
+        self._json = settings.format == "json"
+        self._file = settings.file
+        self._sink = sink
+        self._log = log
+
+    def tables(self, models: Sequence[IndexEntry], options: Sequence[tuple[str, str]]) -> None:
+        """Show the models with their states, and the options. Models that nobody has asked to load are counted only."""
+        if not self._json:
+            terminal = not self._file and sys.stdout.isatty()
+            text = startup_text(models, options, terminal=terminal)
+            self._sink.write(text.removesuffix("\n"), severe=False)
+            return
+        attempted = [entry for entry in models if entry.state or entry.reason]
+        self._log(Event.SERVER_CONFIGURED, options=dict(options))
+        self._log(
+            Event.SERVER_LOADED,
+            models=[
+                {"model": entry.name, "version": entry.version, "state": entry.state or "UNAVAILABLE"}
+                for entry in attempted
+            ],
+            not_loaded=len(models) - len(attempted),
+        )
+
+    def failed(self, why: str, bug: BaseException | None = None) -> None:
+        """Say why the server can't start, or can't go on; `bug` brings its traceback."""
+        if self._json or self._file or bug is not None:
+            self._log(Event.SERVER_FAILED, level="error", error=why, exc_info=bug)
+        if not self._json or self._file:
+            sys.stderr.write(f"error: {why}\n")
+
+    def last_words(self, text: str) -> None:
+        """Say why the process ends at once, where Triton has a sentence for it."""
+        if self._json:
+            self._log(Event.SERVER_FAILED, level="error", error=text)
+        else:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+
+def hear_python(log: Log) -> None:
+    """Have Python's warnings, and the errors that no caller can be told of, become lines of the log."""
+
+    def warned(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        del file, line
+        where = f"{filename}:{lineno}"
+        log(
+            Event.PYTHON_WARNING,
+            level="warning",
+            warning=str(message),
+            category=category.__name__,
+            where=where,
+        )
+
+    def ignored(unraisable: sys.UnraisableHookArgs) -> None:
+        about = f"{unraisable.err_msg or 'an exception was ignored'}: {unraisable.object!r}"
+        log(Event.PYTHON_ERROR, level="error", error=about, exc_info=unraisable.exc_value)
+
+    def thread_died(given: threading.ExceptHookArgs) -> None:
+        name = "?" if given.thread is None else given.thread.name
+        log(Event.PYTHON_ERROR, level="error", error=f"thread {name} died", exc_info=given.exc_value)
+
+    warnings.showwarning = warned
+    sys.unraisablehook = ignored
+    threading.excepthook = thread_died
