@@ -104,7 +104,7 @@ class Observer:
                 address, "ModelReady", pb.ModelReadyRequest(name=look.model).SerializeToString()
             )
             looked.status = code or str(pb.ModelReadyResponse.FromString(body).ready)
-            return [] if code in ("", "NOT_FOUND") else [f"readiness of '{look.model}': {code} {message!r}"]
+            return [] if not code else [f"readiness of '{look.model}': {code} {message!r}"]
         method = {
             "live": "ServerLive",
             "ready": "ServerReady",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import trio
 
 from actors.interfaces import Server
-from actors.messages.errors import InvalidArgument, Unavailable, Unsupported
+from actors.messages.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
 from actors.router import parse_version
 from protocols.grpc import descriptions
 from protocols.grpc.inferring import Intake, ModelInferMethod
@@ -67,11 +67,14 @@ class InferenceService(UnofferedExtensions):
         await stream.send_message(pb.ServerReadyResponse(ready=await self._server.health.ready()))
 
     async def ModelReady(self, stream: ServerStream[pb.ModelReadyRequest, pb.ModelReadyResponse]) -> None:
-        """Say whether a model version serves and its instances agree. Raises as `Models.resolve`."""
+        """Say whether a model version serves and its instances agree: one that is not known does not (contract, section 6)."""
         request = await _request(stream)
         self._require_running()
         _check_version(request.version)
-        ready = await self._server.health.model_ready(request.name, request.version)
+        try:
+            ready = await self._server.health.model_ready(request.name, request.version)
+        except TritiumError:  # it is unknown, or loads, or has failed to
+            ready = False
         await stream.send_message(pb.ModelReadyResponse(ready=ready))
 
     async def ServerMetadata(
