@@ -16,6 +16,14 @@ from typing import Any
 import sniffio
 
 from engine.hosting import HostedTree, OwnLoop, SameLoop, StartupFailed
+from protocols.http.admission import (
+    DISCARD_PAUSE,
+    DISCARD_TIME,
+    MOST_DISCARDED,
+    SMALL_BODY,
+    Refused,
+    Verdict,
+)
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -92,8 +100,11 @@ class _OnAsyncio:
 
     async def handle(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one HTTP request; a client that leaves has its inference cancelled."""
-        body = await _whole_body(receive)
+        body = await self._body(scope, receive)
         if body is None:
+            return
+        if isinstance(body, Refused):
+            await _refuse(body, receive, send)
             return
         loop = asyncio.get_running_loop()
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -113,6 +124,39 @@ class _OnAsyncio:
         finally:
             gone.cancel()
 
+    async def _body(self, scope: Message, receive: Receive) -> bytes | Refused | None:
+        """Return the request's body, the refusal of one that may not come, or None where the client left before its end."""
+        parts: list[bytes] = []
+        size = 0
+        verdict: Verdict | None = None
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > SMALL_BODY:
+                if verdict is None:
+                    verdict = await self._admitted(scope)
+                if isinstance(verdict, Refused):
+                    return verdict
+                if size > verdict.most:
+                    return verdict.too_long(size)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    async def _admitted(self, scope: Message) -> Verdict:
+        """Ask the application, on its own thread, whether a long body may come."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Verdict] = loop.create_future()
+
+        def settle(verdict: Verdict) -> None:
+            if not answer.done():
+                answer.set_result(verdict)
+
+        self._own.admit(scope, lambda verdict: _tell(loop, settle, verdict))
+        return await answer
+
 
 def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
     """Call `function` on `loop` from the tree's thread, unless the server closed its loop without waiting for us."""
@@ -120,16 +164,22 @@ def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arg
         loop.call_soon_threadsafe(function, *arguments)
 
 
-async def _whole_body(receive: Receive) -> bytes | None:
-    """Return the request's body, or None where the client left before its end."""
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
+async def _refuse(answer: Refused, receive: Receive, send: Send) -> None:
+    """Answer a request whose body is still coming, and drop that; see `protocols.http.admission`."""
+    headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    # A server that is told that the answer is over would close the connection on what still comes.
+    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+    dropped = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_TIME):
+            while dropped < MOST_DISCARDED:
+                async with asyncio.timeout(DISCARD_PAUSE):
+                    message = await receive()
+                dropped += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    break
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -26,6 +26,8 @@ from engine.process import allow_many_files, leaves, settle_garbage_collection
 from engine.settings import Settings, SettingsError
 from engine.sockets import AddressInUse
 from engine.tree import Log, RunningServer, ServerFailed, open_server
+from protocols.http.admission import Verdict
+from protocols.http.bodies import announced
 
 Message = dict[str, Any]
 
@@ -241,6 +243,17 @@ class OwnLoop:
         crossing = Crossing(self, scope, body, deliver)
         self.soon(crossing.begin)
         return crossing
+
+    def admit(self, scope: Message, tell: Callable[[Verdict], object]) -> None:
+        """Have the application say whether a request's body may come; `tell` is called on the tree's thread."""
+
+        def ask() -> None:
+            assert self._tree.running is not None
+            fields = scope["headers"]
+            admit = self._tree.running.app.admit
+            tell(admit(scope["method"], scope["raw_path"], fields, announced(fields)))
+
+        self.soon(ask)
 
     def soon(self, function: Callable[[], object]) -> None:
         """Call `function` on the tree's thread, unless it has ended."""

@@ -72,6 +72,7 @@ from engine.subtree import ModelSubtrees
 from engine.tls import TlsUnusable, server_context
 from engine.trimming import trim_memory
 from protocols.grpc.listener import GrpcListener
+from protocols.http.admission import admit_short
 from protocols.http.app import V2App
 from protocols.http.listener import HttpListener
 
@@ -377,7 +378,13 @@ class _Composition:
         self._grpc_listeners: list[GrpcListener] = []
         self.http = self.grpc = self.grpc_unix = self.metrics = None
         if sockets.http is not None:
-            self.http = Frontend("http", "HTTPService", sockets.http, HttpListener(self.app), log=self._log)
+            self.http = Frontend(
+                "http",
+                "HTTPService",
+                sockets.http,
+                HttpListener(self.app, admit=self.app.admit),
+                log=self._log,
+            )
         if sockets.grpc is not None:
             listener = listen(tls=grpc_tls)
             self._grpc_listeners.append(listener)
@@ -391,7 +398,7 @@ class _Composition:
                 "metrics",
                 "Metrics Service",
                 sockets.metrics,
-                HttpListener(self._metrics_app()),
+                HttpListener(self._metrics_app(), admit=admit_short),
                 log=self._log,
             )
 

@@ -33,6 +33,8 @@ from actors.messages.errors import (
     Unsupported,
 )
 from actors.messages.requests import InferRequest, InferResponse
+from protocols.http.admission import Refused, Verdict
+from protocols.http.bodies import NO_DECOUPLED, BodyLimits, BodyTooLong, ForeignBody, announced, as_refused
 from protocols.http.disconnects import DisconnectHook, watched
 from protocols.http.fields import JSON, Header, failure_fields, server_timing
 from protocols.http.generate import GenerateOptions, Generator
@@ -160,6 +162,21 @@ _YES: Final = _Answer(200, _NO_HEADERS)
 _NO: Final = _Answer(400, _NO_HEADERS)
 
 
+def _refusal(refused: Refused) -> _Answer:
+    return _Answer(refused.status, list(refused.headers), (refused.body,))
+
+
+def _turned_away(target: _Target | None, method: str, headers: Sequence[Header]) -> _Answer | None:
+    """Return the answer to a request that its head alone forbids; None where it may go on."""
+    if target is None:
+        return _NOT_FOUND
+    if target.restriction is not None:
+        key, value = target.restriction
+        if dict(headers).get(key) != value:
+            return target.refusal
+    return None if method in target.methods else _WRONG_METHOD
+
+
 class V2App:
     """Serves `server` over the v2 HTTP API. One instance serves all connections of a listener."""
 
@@ -169,6 +186,11 @@ class V2App:
         self._decoder = InferDecoder(max_input_size=self._options.max_input_size)
         self._metadata = _json(metadata.server_metadata(server.identity))
         self._targets: Memo[bytes, _Target] = Memo(_KEPT_PATHS, _KEPT_PATHS_BYTES)
+        self._limits = BodyLimits(
+            server.models,
+            max_input_size=self._options.max_input_size,
+            max_body_size=self._options.max_body_size,
+        )
         self._threads = trio.CapacityLimiter(2)
         self._handlers: dict[Endpoint, _Handler] = {
             Endpoint.SERVER_LIVE: self._live,
@@ -201,38 +223,66 @@ class V2App:
         """Answer one HTTP request."""
         if scope["type"] != "http":
             raise RuntimeError(f"the v2 API speaks HTTP only, not {scope['type']}")
+        if "tritium.response" not in scope.get("extensions", ()):
+            await self._answer_elsewhere(scope, receive, send)
+            return
         answer = await self._answer(scope, receive, send)
         if answer is None:
             return  # it was answered piece by piece, or nobody is left to answer
-        if "tritium.response" in scope.get("extensions", ()):
-            await send(
-                {
-                    "type": "tritium.response",
-                    "status": answer.status,
-                    "headers": answer.headers,
-                    "body": answer.buffers,
-                    "release": answer.release,
-                }
-            )
+        await send(
+            {
+                "type": "tritium.response",
+                "status": answer.status,
+                "headers": answer.headers,
+                "body": answer.buffers,
+                "release": answer.release,
+            }
+        )
+
+    async def _answer_elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer under a server that is not ours, and so has not asked `admit`."""
+        length = announced(scope["headers"])
+        verdict = self.admit(scope["method"], scope["raw_path"], scope["headers"], length)
+        foreign = ForeignBody(receive, verdict, length)
+        if isinstance(verdict, Refused):
+            answer: _Answer | None = _refusal(verdict)
+        else:
+            try:
+                answer = await self._answer(scope, foreign.receive, send)
+            except BodyTooLong as error:
+                answer = _refusal(error.answer)
+        if answer is None:
             return
         body = b"".join(answer.buffers)
         if answer.release is not None:
             answer.release()
         headers = [*answer.headers, (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        if not foreign.ended:
+            # A server that is told that the answer is over would close the connection on what still comes.
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await foreign.discard()
+            body = b""
         await send({"type": "http.response.body", "body": body})
+
+    def admit(self, method: str, path: bytes, headers: Sequence[Header], length: int) -> Verdict:
+        """Say on a request's head whether its body may come (`protocols.http.admission.Admit`)."""
+        target = self._targets.get(path) or self._look_up(path)
+        answer = _turned_away(target, method, headers)
+        if answer is not None:
+            return Refused(status=answer.status, headers=answer.headers, body=b"".join(answer.buffers))
+        try:
+            assert target is not None, "an unknown path was turned away"
+            return self._limits.admit(target.route, headers, length)
+        except TritiumError as error:
+            return as_refused(error)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> _Answer | None:
         path: bytes = scope["raw_path"]
         target = self._targets.get(path) or self._look_up(path)
-        if target is None:
-            return _NOT_FOUND
-        if target.restriction is not None:
-            key, value = target.restriction
-            if dict(scope["headers"]).get(key) != value:
-                return target.refusal
-        if scope["method"] not in target.methods:
-            return _WRONG_METHOD
+        turned_away = _turned_away(target, scope["method"], scope["headers"])
+        if turned_away is not None or target is None:
+            return turned_away
         try:
             if target.handle is not None:
                 return await target.handle(target.route, scope, receive)
@@ -384,17 +434,11 @@ class V2App:
         if not message.get("more_body", False):
             return body
         parts = [body]
-        size = len(body)
         while message.get("more_body", False):
             message = await receive()
             if message["type"] != "http.request":
                 return None
             parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._options.max_body_size:
-                raise InvalidArgument(
-                    f"request body exceeds the maximum allowed size of {self._options.max_body_size} bytes"
-                )
         return b"".join(parts)
 
     # Inference
@@ -402,7 +446,7 @@ class V2App:
     async def _infer(self, route: Route, scope: Scope, receive: Receive) -> _Answer | None:
         model = self._server.models.resolve(route.model, route.version)
         if model.spec.decoupled:
-            raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
+            raise Unsupported(NO_DECOUPLED)
         body = await self._body(receive)
         if body is None:
             return None

@@ -23,6 +23,7 @@ import trio
 
 from actors.fault_points import fault_point
 from protocols.buffers import behind
+from protocols.http.admission import DISCARD_PAUSE, DISCARD_TIME, MOST_DISCARDED, Admit, Refused, refused
 from protocols.http.parser import Request, RequestLimits, RequestParser
 from protocols.kserve.metadata import error
 from protocols.listening import LAST_CALL
@@ -40,8 +41,6 @@ _JOINED: Final = 32 * 1024  # answers up to this size are copied together: cheap
 _READ_AT_ONCE: Final = 1024 * 1024  # of a long body; keeps the loop's turns short
 _MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
 _IN_A_ROW: Final = 8  # pipelined requests answered before other tasks get a turn
-_LINGER: Final = 2.0  # seconds in which a refused client's remaining bytes are swallowed
-_LINGER_SIZE: Final = 4 * 1024 * 1024
 
 _TOO_SLOW: Final = 408, "Request Timeout"
 _EXITING: Final = 503, "Server exiting"
@@ -123,7 +122,12 @@ class Connection:
     )
 
     def __init__(
-        self, sock: socket.socket, app: Application, limits: ConnectionLimits, scratch: memoryview
+        self,
+        sock: socket.socket,
+        app: Application,
+        limits: ConnectionLimits,
+        scratch: memoryview,
+        admit: Admit | None = None,
     ) -> None:
         self.phase = Phase.IDLE
         self.deadline = math.inf
@@ -135,7 +139,7 @@ class Connection:
         self._app = app
         self._limits = limits
         self._scratch = scratch  # shared: nothing in it outlives a call of the parser
-        self._parser = RequestParser(limits.request)
+        self._parser = RequestParser(limits.request, admit)
         self._client = _address(sock.getpeername)
         self._server = _address(sock.getsockname)
         self._extensions = {"tritium.response": {}, "tritium.disconnect": self}
@@ -252,8 +256,10 @@ class Connection:
         self.deadline = started + limits.idle_timeout
         while not parser.ready:
             if parser.refusal is not None:
-                await self._refuse(parser.refusal.status, parser.refusal.message)
+                await self._refuse(parser.refusal.as_answer())
                 return None
+            if parser.skipped is not None:
+                await self._answer_early(*parser.skipped)
             if parser.begun:
                 if self.phase is Phase.IDLE:
                     self.phase = Phase.READING
@@ -278,7 +284,7 @@ class Connection:
                 continue  # woken by `drain`
             if self.expired or not self._read():
                 if self.expired and parser.begun:
-                    await self._refuse(*(_EXITING if self._draining else _TOO_SLOW))
+                    await self._refuse(refused(*(_EXITING if self._draining else _TOO_SLOW)))
                 return None
         self.deadline = math.inf
         return parser.ready.popleft()
@@ -337,6 +343,7 @@ class Connection:
             raise
         finally:
             self.on_disconnect = None
+            request.body = b""  # nobody may have asked for it
             if self._gone is not None:
                 self._gone.set()
                 self._gone = None
@@ -345,14 +352,15 @@ class Connection:
 
     def _receive_body(self, request: Request) -> Callable[[], Awaitable[Message]]:
         """Return an ASGI `receive`: the whole body once, then the disconnect."""
-        body: Buffer | None = request.body
+        taken = False
 
         async def receive() -> Message:
-            nonlocal body
-            if body is not None:
-                message = {"type": "http.request", "body": body, "more_body": False}
-                body = None
-                return message
+            nonlocal taken
+            if not taken:
+                taken = True
+                # The application has it from here on, and lets go of it when it has no more use for it.
+                body, request.body = request.body, b""
+                return {"type": "http.request", "body": body, "more_body": False}
             if not self.disconnected and not self._answered:
                 self._gone = self._gone or trio.Event()
                 await self._gone.wait()
@@ -492,25 +500,38 @@ class Connection:
         self._keep_alive = False
         self.peer_left()
 
-    async def _refuse(self, status: int, message: str) -> None:
-        """Send a last answer, and let it reach a client that is still sending."""
+    async def _answer_early(self, request: Request, answer: Refused) -> None:
+        """Answer a request whose body is still coming, and is dropped as it comes."""
+        self._parser.skipped = None
+        self._request = request
+        self._keep_alive = request.keep_alive
+        await self._respond(answer.status, answer.headers, [answer.body], None)
+
+    async def _refuse(self, answer: Refused) -> None:
+        """Send a last answer, and let it reach a client that is still sending (`protocols.http.admission`)."""
         self._keep_alive = False
         self._request = Request()
-        await self._respond(status, _JSON, [error(message)], None)
+        await self._respond(answer.status, answer.headers, [answer.body], None)
         self._shutdown(socket.SHUT_WR)
         self.phase = Phase.READING
         self.expired = False
-        self.deadline = trio.current_time() + _LINGER
-        swallowed = 0
-        while swallowed < _LINGER_SIZE and not self.expired:
+        end = trio.current_time() + DISCARD_TIME
+        dropped = 0
+        while dropped < MOST_DISCARDED:
+            now = trio.current_time()
+            if self._draining:
+                end = min(end, now + LAST_CALL)
+            self.deadline = min(now + DISCARD_PAUSE, end)
             await trio.lowlevel.wait_readable(self._socket)
+            if self.expired:
+                return
             try:
                 count = self._socket.recv_into(self._scratch)
             except BlockingIOError:
                 continue
             if not count:
-                break
-            swallowed += count
+                return
+            dropped += count
 
 
 _LOST: Final = frozenset(

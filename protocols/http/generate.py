@@ -22,6 +22,7 @@ import trio
 from actors.interfaces import Models, ServedModel
 from actors.messages.errors import Cancelled, Internal, InvalidArgument, TritiumError
 from actors.messages.requests import InferRequest, InferResponse
+from protocols.http.bodies import ONLY_IDENTITY
 from protocols.http.disconnects import DisconnectHook, Receive, watched
 from protocols.http.fields import EVENTS, JSON, Header, failure_fields, server_timing
 from protocols.http.marking import peer_of, put_marks
@@ -68,7 +69,7 @@ class Generator:
         if body is None:
             return
         if dict(scope["headers"]).get(b"content-encoding", b"") not in _PLAIN:
-            raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
+            raise InvalidArgument(ONLY_IDENTITY)
         model = self._models.resolve(route.model, route.version)  # it may have been replaced meanwhile
         port = PartsPort()
         request = decode_generate(
@@ -79,6 +80,7 @@ class Generator:
             reply=port,
             accepted_at=trio.current_time(),
         )
+        del body  # it may be long, and so may the stream that answers it
         if model.marks is not None:
             put_marks(model.marks, request, scope)
         exchange = Exchange(model, request, port, self._told(scope))

@@ -17,6 +17,7 @@ from typing import Final
 import trio
 
 from actors.fault_points import fault_point
+from protocols.http.admission import Admit
 from protocols.http.connection import Application, Connection, ConnectionLimits, Phase, watched_events
 from protocols.listening import Listener
 
@@ -45,8 +46,12 @@ class ListenerStatistics:
 class HttpListener(Listener[Connection]):
     """Serves one ASGI application on accepted connections."""
 
-    def __init__(self, app: Application, *, limits: ListenerLimits | None = None) -> None:
+    def __init__(
+        self, app: Application, *, limits: ListenerLimits | None = None, admit: Admit | None = None
+    ) -> None:
+        """`admit` is asked whether a long body may come; without it, every body may that the limits allow."""
         self._app = app
+        self._admission = admit
         self._limits = limits or ListenerLimits()
         super().__init__(self._limits.max_connections)
         self._by_descriptor: dict[int, Connection] = {}
@@ -80,7 +85,7 @@ class HttpListener(Listener[Connection]):
         accepted.setblocking(False)
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(accepted, self._app, self._limits.connection, self._scratch)
+        connection = Connection(accepted, self._app, self._limits.connection, self._scratch, self._admission)
         if self._withdrawn:
             connection.withdraw()
         self._epoll.register(accepted, watched_events())

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import httptools
 import numpy as np
+
+from protocols.http.admission import Admit, Refused, may_skip, refused
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
@@ -63,28 +66,42 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the connection can't go on: the status and the message that end it."""
+    """Why the connection can't go on: the status and the message that end it, or a whole `answer` instead of the message."""
 
     status: int
     message: str
+    answer: Refused | None = None
+
+    def as_answer(self) -> Refused:
+        """Return what the client is told."""
+        return self.answer or refused(self.status, self.message)
 
 
 class RequestParser:
     """Collects the requests in what `feed` is given into `ready`, in order.
 
     Where `direct` is set, the bytes that come next belong in there instead, from `received` on, and `fill` is told.
-    Once `refusal` is set nothing more is looked at: answer what is `ready`, send the refusal, close.
+    Once `refusal` is set nothing more is looked at: answer what is `ready`, send the refusal, close. Where `skipped` is set,
+    answer what is `ready`, then that request, and go on feeding: its body is dropped as it comes.
+
+    `admit` is asked about a request of whose body more is to come than came with its head.
     """
 
-    def __init__(self, limits: RequestLimits) -> None:
+    def __init__(self, limits: RequestLimits, admit: Admit | None = None) -> None:
         self.ready: deque[Request] = deque()
         self.refusal: Refusal | None = None
+        self.skipped: tuple[Request, Refused] | None = None
         self.begun = False  # a request is here in part
         self.in_body = False  # and its head is complete
         self.awaits_continue = False  # and its sender waits for `100 Continue`
         self.received = 0  # bytes of its body
         self.direct: memoryview | None = None
         self._limits = limits
+        self._admit = admit
+        self._asked = False  # `admit`, about the request that is here in part
+        self._skipping = False  # its body is dropped as it comes
+        self._most = limits.max_body_size  # bytes of its body
+        self._complain: Callable[[int], Refused] | None = None  # makes the answer to more
         self._llhttp: Any = httptools.HttpRequestParser(self)
         self._last = False  # a request closed the connection: what follows is not looked at
         self._request = Request()
@@ -123,7 +140,10 @@ class RequestParser:
                 self._unfinished += len(data)
                 if self._unfinished > self._limits.max_head_size:
                     self._refuse_head()
-        elif self._length >= 0:
+            return
+        if not self._asked:
+            self._ask()
+        if self._length >= 0:
             if self._length - self.received > _LONG_BODY:
                 self._take_over()
         elif received >= 0:
@@ -141,6 +161,7 @@ class RequestParser:
             if self.received == self._length:
                 self._complete()
             else:
+                self._ask()
                 self._take_over()
         if rest and not self._last and self.refusal is None:
             self.feed(rest)
@@ -152,8 +173,44 @@ class RequestParser:
     def _refuse_head(self) -> None:
         self._refuse(431, "Request Header Fields Too Large")
 
+    def _ask(self) -> None:
+        """Have `admit` say whether the rest of the body may come."""
+        self._asked = True
+        if self._admit is None or self.refusal is not None:
+            return
+        request = self._request
+        verdict = self._admit(request.method, request.path, request.headers, self._length)
+        if not isinstance(verdict, Refused):
+            self._most = min(self._most, verdict.most)
+            self._complain = verdict.too_long
+            self._check_size()
+            return
+        rest = self._length - self.received if self._length >= 0 else -1
+        if may_skip(rest, awaits_continue=self.awaits_continue) and not self._upgrade and request.keep_alive:
+            self._skipping = True
+            self._parts.clear()
+            self.skipped = request, verdict
+        else:
+            self._refuse_body(verdict)
+
+    def _refuse_body(self, answer: Refused) -> None:
+        self._parts.clear()
+        if self.refusal is None:
+            self.refusal = Refusal(answer.status, "", answer)
+
+    def _check_size(self) -> None:
+        """Refuse a body of which too much has come. One with a length was refused by that."""
+        if self.received <= self._most or self.refusal is not None:
+            return
+        if self._complain is not None:
+            self._refuse_body(self._complain(self.received))
+        else:
+            self._refuse(413, f"request body exceeds the maximum allowed size of {self._most} bytes")
+
     def _take_over(self) -> None:
         """Have the rest of the body read into one buffer, of which pages that stay unread stay unallocated."""
+        if self._skipping or self.refusal is not None:
+            return
         direct = np.empty(self._length, dtype=np.uint8).data
         at = 0
         for part in self._parts:
@@ -178,7 +235,9 @@ class RequestParser:
             self._parts.clear()
         self.begun = self.in_body = self.awaits_continue = False
         self._last = not request.keep_alive
-        if self.refusal is None:
+        if self._skipping:
+            self._skipping = False
+        elif self.refusal is None:
             self.ready.append(request)
 
     # Called by llhttp while it is fed. Complaints are left in `refusal`, for an exception would come out as another.
@@ -189,6 +248,9 @@ class RequestParser:
         self._target = b""
         self._head_size = self._unfinished = 0
         self._length = -1
+        self._asked = False
+        self._most = self._limits.max_body_size
+        self._complain = None
         self.begun = True
         self.in_body = False
 
@@ -294,6 +356,8 @@ class RequestParser:
         if self.refusal is not None:
             return
         self.received += len(part)
+        if self._skipping:
+            return
         self._parts.append(part)
         if self._length >= 0:
             return
@@ -306,10 +370,7 @@ class RequestParser:
                     f"Chunked request body exceeds maximum of {self._limits.max_chunks} non-empty chunks. "
                     "Send fewer or larger HTTP chunks.",
                 )
-        if self.received > self._limits.max_body_size:
-            self._refuse(
-                413, f"request body exceeds the maximum allowed size of {self._limits.max_body_size} bytes"
-            )
+        self._check_size()
 
     def on_message_complete(self) -> None:
         """The request is here, unless an upgrade made llhttp stop in front of the body."""

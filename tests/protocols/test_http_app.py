@@ -620,11 +620,14 @@ async def test_a_client_that_leaves_amid_its_body_gets_nothing(client, path):
 
 
 async def test_a_body_in_parts_is_bounded(backend):
-    client = Client(V2App(backend.server, options=V2Options(max_body_size=5)), native=True)
-    assert refusal(await client.ask("POST", "/v2/models/add/infer", parts=[b"123", b"456", b"7"])) == (
-        400,
-        "request body exceeds the maximum allowed size of 5 bytes",
+    client = Client(V2App(backend.server, options=V2Options(max_body_size=5)), native=False)
+    answer = await client.ask(
+        "POST",
+        "/v2/models/add/infer",
+        parts=[b"123", b"456", b"7"],
+        headers={"Inference-Header-Content-Length": "2"},
     )
+    assert refusal(answer) == (413, "request body of 6 bytes exceeds the maximum allowed size of 5 bytes")
 
 
 async def test_only_http_is_spoken(client):

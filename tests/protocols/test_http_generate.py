@@ -125,7 +125,7 @@ class Client:
 
     async def post(self, path, document, *, version="1.1", headers="", method="POST"):
         body = document if isinstance(document, bytes) else json.dumps(document).encode()
-        head = f"{method} /v2/models/{path} HTTP/{version}\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+        head = f"{method} /v2/models/{path} HTTP/{version}\r\nHost: h\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
         await self.stream.send_all(head.encode() + body)
 
     async def until(self, mark):

@@ -117,7 +117,7 @@ def serve(request, backend):
 
 @asynccontextmanager
 async def serve_on_loopback(app, limits):
-    listener = HttpListener(app, limits=limits)
+    listener = HttpListener(app, limits=limits, admit=getattr(app, "admit", None))
     spawned = []
     with socket.create_server(("127.0.0.1", 0)) as sock:
         async with trio.open_nursery() as nursery:

@@ -64,8 +64,9 @@ def listeners_alone(server: FakeServer) -> Iterator[Addresses]:
 
     async def serve() -> None:
         token = trio.lowlevel.current_trio_token()
+        app = V2App(server.server)
         listeners = [
-            HttpListener(V2App(server.server)),
+            HttpListener(app, admit=app.admit),
             GrpcListener(services(server.server), on_crash=crashed),
         ]
         async with AsyncExitStack() as stack:

@@ -1,0 +1,90 @@
+"""What is decided on the head of a request, before anything of a long body is kept.
+
+A server asks `Admit` once more of a body is to come than is here with its head. So requests whose body is short, or has come
+with the head, pay nothing for it; the application finds the same by itself.
+
+What becomes of a body that is refused is decided here too. Clients read the answer only once they have sent everything (curl
+is the exception), and a connection that is closed on bytes that were not read is reset, which can take the answer with it. So the answer goes out at once, and what still
+comes is read and dropped: a short rest to its end, so that the connection lives on, a long one within `MOST_DISCARDED` and as long as it keeps coming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from protocols.http.fields import JSON, Header
+from protocols.kserve import metadata
+
+SMALL_BODY: Final = 64 * 1024
+"""Bytes that a body may have where it brings no tensors and no files. A server may have read so much before it asks."""
+
+MOST_SKIPPED: Final = 1024 * 1024
+"""Of a refused body, bytes that may still come if the connection is to live on."""
+
+MOST_DISCARDED: Final = 256 * 1024 * 1024
+"""Of a refused body, bytes that are read and dropped so that the client comes to read its answer."""
+
+DISCARD_PAUSE: Final = 2.0
+"""Seconds for which a body that is being dropped may pause."""
+
+DISCARD_TIME: Final = 60.0
+"""Seconds after which a body is dropped no longer, however fast it comes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The answer to a request whose body nobody wants."""
+
+    status: int
+    headers: Sequence[Header]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """The body may come, up to `most` bytes. `too_long` makes the answer to a longer one; it is told how long, as far as known."""
+
+    most: int
+    too_long: Callable[[int], Refused]
+
+
+Verdict = Refused | Admitted
+
+Admit = Callable[[str, bytes, Sequence[Header], int], Verdict]
+"""Told method, path, header fields (names in lower case) and length (-1: chunked) of a request. Never raises."""
+
+
+def refused(status: int, message: str, headers: Sequence[Header] = (JSON,)) -> Refused:
+    """Return a refusal that tells `message` as the v2 API tells errors."""
+    return Refused(status=status, headers=headers, body=metadata.error(message))
+
+
+def limited(most: int, length: int, too_long: Callable[[int], Refused]) -> Verdict:
+    """Admit a body of at most `most` bytes, which is announced to have `length`, or is chunked (-1)."""
+    return too_long(length) if length > most else Admitted(most=most, too_long=too_long)
+
+
+def short(length: int) -> Verdict:
+    """Admit no more than `SMALL_BODY`: for endpoints that take little or nothing."""
+    return limited(
+        SMALL_BODY,
+        length,
+        lambda size: refused(
+            413, f"request body of {size} bytes exceeds the {SMALL_BODY} bytes that this endpoint takes"
+        ),
+    )
+
+
+def admit_short(_method: str, _path: bytes, _headers: Sequence[Header], length: int) -> Verdict:
+    """Admit, for an application all of whose endpoints take little or nothing (`Admit`)."""
+    return short(length)
+
+
+def may_skip(rest: int, *, awaits_continue: bool) -> bool:
+    """Whether the connection lives on behind a refused body of which `rest` bytes are to come; -1 where that is not known.
+
+    A client that waits to be told to go on may send the body, or leave it out (RFC 9110, section 10.1.1), so nobody knows what comes next.
+    """
+    return 0 <= rest <= MOST_SKIPPED and not awaits_continue

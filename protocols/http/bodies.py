@@ -1,0 +1,142 @@
+"""Which bodies the v2 API takes, by what the head says, and bodies under a server that is not ours."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+import trio
+
+from actors.interfaces import Models
+from actors.messages.errors import InvalidArgument, TritiumError, Unsupported
+from protocols.http.admission import (
+    DISCARD_PAUSE,
+    DISCARD_TIME,
+    MOST_DISCARDED,
+    Admitted,
+    Refused,
+    Verdict,
+    limited,
+    refused,
+    short,
+)
+from protocols.http.fields import JSON, Header, failure_fields
+from protocols.http.routes import Endpoint, Route
+from protocols.kserve.compression import is_compressed
+from protocols.kserve.requests import check_json_size
+from protocols.status import http_status
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+
+NO_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+ONLY_IDENTITY = "Unsupported content-encoding, only 'identity' is supported."
+
+_PLAIN = frozenset((b"", b"identity"))
+
+
+class BodyLimits:
+    """How long a body may be, by its route: inferences bring tensors, loads bring files, all others next to nothing."""
+
+    def __init__(self, models: Models, *, max_input_size: int, max_body_size: int) -> None:
+        """A JSON text may have `max_input_size` bytes, and a text with binary tensors behind it `max_body_size`."""
+        self._models = models
+        self._max_input_size = max_input_size
+        self._max_body_size = max_body_size
+
+    def admit(self, route: Route, fields: Sequence[Header], length: int) -> Verdict:
+        """Say whether the body of a request may come, which has `length` bytes or is chunked (-1).
+
+        Raises TritiumError for what is refused whatever the body says: an unknown model, say.
+        """
+        match route.endpoint:
+            case Endpoint.INFER:
+                return self._admit_inference(route, dict(fields), length)
+            case Endpoint.GENERATE | Endpoint.GENERATE_STREAM:
+                self._models.resolve(route.model, route.version)
+                if dict(fields).get(b"content-encoding", b"") not in _PLAIN:
+                    raise InvalidArgument(ONLY_IDENTITY)
+                return limited(self._max_input_size, length, self._too_long_a_text)
+            case Endpoint.MODEL_LOAD:
+                return limited(self._max_input_size, length, self._too_long_a_text)
+            case _:
+                return short(length)
+
+    def _admit_inference(self, route: Route, fields: dict[bytes, bytes], length: int) -> Verdict:
+        model = self._models.resolve(route.model, route.version)
+        if model.spec.decoupled:
+            raise Unsupported(NO_DECOUPLED)
+        compressed = is_compressed(fields.get(b"content-encoding", b""))
+        if compressed or b"inference-header-content-length" in fields:
+            return limited(self._max_body_size, length, self._too_long)
+        return limited(self._max_input_size, length, self._too_long_a_text)
+
+    def _too_long(self, size: int) -> Refused:
+        return refused(
+            413,
+            f"request body of {size} bytes exceeds the maximum allowed size of {self._max_body_size} bytes",
+        )
+
+    def _too_long_a_text(self, size: int) -> Refused:
+        try:
+            check_json_size(size, self._max_input_size)
+        except TritiumError as error:
+            return as_refused(error)
+        raise AssertionError(f"a text of {size} bytes was taken to be too long")
+
+
+def as_refused(error: TritiumError) -> Refused:
+    """Return what tells a client of `error`."""
+    return refused(http_status(error.code), error.message, [JSON, *failure_fields(error)])
+
+
+def announced(fields: Sequence[Header]) -> int:
+    """Return how long a body is by its head: 0 for none, -1 where that is not known."""
+    length = 0
+    for name, value in fields:
+        if name == b"transfer-encoding":
+            return -1
+        if name == b"content-length" and value.isdigit():
+            length = int(value[:20])
+    return length
+
+
+class BodyTooLong(Exception):
+    """More of a body came than may. `answer` is what the client is told."""
+
+    def __init__(self, answer: Refused) -> None:
+        super().__init__(answer)
+        self.answer = answer
+
+
+class ForeignBody:
+    """A body that a foreign ASGI server passes on: not more of it than was admitted, the rest dropped once it is answered."""
+
+    def __init__(self, receive: Receive, verdict: Verdict, length: int) -> None:
+        self.ended = length == 0
+        self._receive = receive
+        self._verdict = verdict
+        self._size = 0
+
+    async def receive(self) -> Message:
+        """Pass on the next message. Raises BodyTooLong."""
+        message = await self._receive()
+        self._note(message)
+        if isinstance(self._verdict, Admitted) and self._size > self._verdict.most:
+            raise BodyTooLong(self._verdict.too_long(self._size))
+        return message
+
+    def _note(self, message: Message) -> None:
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            self.ended = True
+        self._size += len(message.get("body", b""))
+
+    async def discard(self) -> None:
+        """Drop what still comes, so that the client comes to read its answer; see `protocols.http.admission`."""
+        most = self._size + MOST_DISCARDED
+        with trio.move_on_after(DISCARD_TIME):
+            while not self.ended and self._size < most:
+                with trio.move_on_after(DISCARD_PAUSE) as pause:
+                    self._note(await self._receive())
+                if pause.cancelled_caught:
+                    return
