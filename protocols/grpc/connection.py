@@ -143,6 +143,11 @@ class GrpcConnection:
         """How many bytes of answers wait here for the client."""
         return self._h2.waiting + self._answers.stalled_bytes
 
+    @property
+    def idle_since(self) -> float:
+        """Since when no call has been open, as of the last sweep; inf while there is one. `withdraw` ends it gracefully."""
+        return self._keepalive.idle_since(calls=len(self._h2.streams))
+
     # The task
 
     @fault_point("grpc.connection")
@@ -319,6 +324,8 @@ class GrpcConnection:
                 self._answers.wake()
             case Action.RETIRE:
                 self._retire(b"max_age")
+            case Action.REST:
+                self._retire(b"max_idle")
             case Action.DROP | Action.EXPIRE:
                 self._transport.shut(abort=True)
             case Action.NONE:

@@ -26,6 +26,7 @@ class Action(Enum):
     PING = "ping"  # send one, and `pinged`
     DROP = "drop"  # the peer does not answer pings
     RETIRE = "retire"  # it is old: say so, and take no new streams
+    REST = "rest"  # it has had no calls for long: the same
     EXPIRE = "expire"  # it is old, and the grace is over
 
 
@@ -35,10 +36,13 @@ class Keepalive:
     __slots__ = (
         "_awaited_since",
         "_grace_ends",
+        "_called",
         "_heard_at",
+        "_idle_since",
         "_last_ping",
         "_options",
         "_pings_sent",
+        "_rests",
         "_retires_at",
         "_strikes",
     )
@@ -49,9 +53,12 @@ class Keepalive:
         self._awaited_since = math.inf  # when a ping was sent that is not answered
         self._pings_sent = 0  # since there was a call's data to send
         self._last_ping = -math.inf  # when the peer's came
+        self._idle_since = now  # when there was last a call
+        self._called = False  # whether there was one since the last check
         self._strikes = 0
         self._retires_at = now + options.max_connection_age * (1 + AGE_JITTER * jitter)
         self._grace_ends = math.inf
+        self._rests = False  # the peer was told that it is idle
 
     def heard(self, now: float) -> None:
         """Bytes came, whatever they were: the peer lives."""
@@ -63,6 +70,11 @@ class Keepalive:
         self._pings_sent = 0
         self._strikes = 0
         self._last_ping = -math.inf
+        self._called = True
+
+    def idle_since(self, *, calls: int) -> float:
+        """Return since when there has been no call, as of the last check; inf while there are `calls`."""
+        return math.inf if calls or self._called else self._idle_since
 
     def struck_out(self, now: float, *, calls: int) -> bool:
         """A ping came while `calls` were open: return whether it was one too many.
@@ -80,8 +92,11 @@ class Keepalive:
         return self._strikes > options.max_ping_strikes > 0
 
     def check(self, now: float, *, calls: int) -> Action:
-        """Return what is to be done while `calls` are open. PING and RETIRE are told once."""
+        """Return what is to be done while `calls` are open. PING, RETIRE and REST are told once."""
         options = self._options
+        if calls or self._called:
+            self._called = False
+            self._idle_since = now
         if now >= self._grace_ends:
             return Action.EXPIRE
         if now >= self._awaited_since + options.keepalive_timeout:
@@ -90,6 +105,9 @@ class Keepalive:
             self._retires_at = math.inf
             self._grace_ends = now + options.max_connection_age_grace
             return Action.RETIRE
+        if now >= self._idle_since + options.idle_timeout and not self._rests:
+            self._rests = True
+            return Action.REST
         if self._may_ping(calls) and now >= self._heard_at + options.keepalive_time:
             self._awaited_since = now
             self._pings_sent += 1

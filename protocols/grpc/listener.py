@@ -186,6 +186,7 @@ def sweep_period(options: GrpcOptions) -> float:
         options.keepalive_time,
         options.keepalive_timeout,
         options.max_connection_age,
+        options.idle_timeout,
         options.max_connection_age_grace or math.inf,
         options.handshake_timeout,
         options.stall_timeout,

@@ -29,7 +29,8 @@ class GrpcOptions:
     `header_forward_pattern` picks metadata, by a match anywhere in its key, that becomes parameters of an inference.
     `on_finished` is told every inference, what came of it and the peer that it was for, before its memory is given back.
 
-    `handshake_timeout` is what a client has for TLS and its first frames. A socket that takes nothing for
+    A connection without calls for `idle_timeout` is ended by GOAWAY, whether or not its client pings: its next call opens
+    another. `handshake_timeout` is what a client has for TLS and its first frames. A socket that takes nothing for
     `stall_timeout` is cut: HTTP/2 clients read always, whatever their windows say.
     """
 
@@ -46,6 +47,7 @@ class GrpcOptions:
     max_ping_strikes: int = 2
     max_connection_age: float = math.inf
     max_connection_age_grace: float = math.inf
+    idle_timeout: float = 600.0  # as HTTP's
     handshake_timeout: float = 30.0
     stall_timeout: float = 60.0
     restricted: Mapping[Category, tuple[str, str]] = field(default_factory=dict)
@@ -57,7 +59,13 @@ class GrpcOptions:
         for name in ("connection_bytes", "max_connections", "max_receive_message", "max_send_message"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("keepalive_time", "keepalive_timeout", "handshake_timeout", "stall_timeout"):
+        for name in (
+            "keepalive_time",
+            "keepalive_timeout",
+            "idle_timeout",
+            "handshake_timeout",
+            "stall_timeout",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be more than 0 seconds")
         if self.max_connection_age <= 0 or self.max_connection_age_grace < 0:

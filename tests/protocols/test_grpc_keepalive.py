@@ -101,3 +101,28 @@ def test_without_a_grace_calls_have_all_the_time_they_want():
 def test_connections_do_not_age_by_default():
     keepalive = alive(keepalive_time=math.inf)
     assert keepalive.check(10**9, calls=1) is Action.NONE
+
+
+def test_a_connection_without_calls_is_told_to_rest_once():
+    keepalive = alive(idle_timeout=60)
+    assert keepalive.check(59, calls=1) is Action.NONE
+    assert keepalive.idle_since(calls=1) == math.inf
+    keepalive.heard(100)  # pings are no calls
+    assert keepalive.check(118, calls=0) is Action.NONE
+    assert keepalive.idle_since(calls=0) == 59
+    assert keepalive.check(119, calls=0) is Action.REST
+    assert keepalive.check(500, calls=0) is Action.NONE
+
+
+def test_a_call_between_two_checks_is_noticed():
+    keepalive = alive(idle_timeout=60)
+    keepalive.sent_data()
+    assert keepalive.idle_since(calls=0) == math.inf
+    assert keepalive.check(59, calls=0) is Action.NONE
+    assert keepalive.check(118, calls=0) is Action.NONE
+    assert keepalive.check(119, calls=0) is Action.REST
+
+
+def test_a_stream_that_is_open_and_silent_is_not_idle():
+    keepalive = alive(idle_timeout=60)
+    assert {keepalive.check(now, calls=1) for now in range(0, 7000, 50)} == {Action.NONE}

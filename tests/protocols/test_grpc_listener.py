@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio  # noqa: TID251  # grpclib's client runs on nothing else
 import errno
 import socket
+import threading
 from functools import partial
 
 import grpc
@@ -372,6 +373,37 @@ async def test_connections_are_retired_with_age_and_clients_do_not_notice():
 
             assert len(await in_thread(ask_for_a_while)) == 1500
             await served.until(lambda: served.listener.statistics().accepted >= 2)
+
+
+@pytest.mark.slow
+async def test_idle_connections_are_ended_and_clients_do_not_notice():
+    async with serve(options=GrpcOptions(idle_timeout=0.2)) as served:
+        with served.channel(keepalive_time_ms=100, keepalive_permit_without_calls=1) as channel:
+            echo = unary(channel)
+            for number in range(3):
+                assert await in_thread(echo, b"%d" % number, timeout=5) == b"%d" % number
+                await served.until(lambda: not served.listener.statistics().connections)
+            assert served.listener.statistics().accepted == 3
+            assert served.listener.statistics().violations == 0
+
+
+@pytest.mark.slow
+async def test_a_connection_with_an_open_stream_is_not_idle():
+    async with serve(options=GrpcOptions(idle_timeout=0.2)) as served:
+        with served.channel() as channel:
+            proceed = threading.Event()
+
+            def requests():
+                yield b"first"
+                proceed.wait(20)
+                yield b"last"
+
+            answers = bidi(channel)(requests(), timeout=20)
+            assert await in_thread(next, answers) == b"first"
+            await trio.sleep(1)
+            proceed.set()
+            assert await in_thread(list, answers) == [b"last"]
+            assert served.listener.statistics().accepted == 1
 
 
 @pytest.mark.slow
