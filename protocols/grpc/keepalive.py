@@ -35,8 +35,8 @@ class Keepalive:
 
     __slots__ = (
         "_awaited_since",
-        "_grace_ends",
         "_called",
+        "_grace_ends",
         "_heard_at",
         "_idle_since",
         "_last_ping",
