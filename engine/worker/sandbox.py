@@ -115,11 +115,26 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "seccomp": (317, 277),
     "setpgid": (109, 154),
     "setsid": (112, 157),
+    # What a process may do to itself, and by a process id to any other of the same user.
+    "prlimit64": (302, 261),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+    "sched_setaffinity": (203, 122),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "fcntl": (72, 25),
+    "ioctl": (16, 29),
     # Other processes, and what runs below them.
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "pidfd_getfd": (438, 438),
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
+    "kcmp": (312, 272),
     "kexec_load": (246, 104),
     "kexec_file_load": (320, 294),
     "init_module": (175, 105),
@@ -169,6 +184,22 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
 _FIRST_REFUSED = "ptrace"  # it and those below it are refused at every level but "off"
 _STRICTLY_REFUSED = ("setpgid", "setsid")
 
+# A CPU limit of a second, set on the server by `prlimit`, kills it. So these take no process id but 0 and the worker's own.
+_OF_ITSELF = (
+    "prlimit64",
+    "sched_setscheduler",
+    "sched_setparam",
+    "sched_setattr",
+    "migrate_pages",
+    "move_pages",
+)
+# Thread pools pin their own threads by thread id, which no filter can tell from a process id.
+_STRICTLY_OF_ITSELF = ("sched_setaffinity",)
+_ONE_PROCESS = {"setpriority": 0, "ioprio_set": 1}  # PRIO_PROCESS, IOPRIO_WHO_PROCESS: not all of a user's
+# These have the kernel signal whichever process a descriptor is said to belong to: F_SETOWN, F_SETSIG, F_SETOWN_EX;
+# FIOSETOWN, SIOCSPGRP.
+_OWNERSHIP = {"fcntl": (8, 10, 15), "ioctl": (0x8901, 0x8902)}
+
 _AF_UNIX = 1
 _CLONE_THREAD = 0x00010000
 _NEW_NAMESPACES = 0x7E020000
@@ -190,12 +221,14 @@ _FILTER_ALL_THREADS = 1
 _LONGEST_PROGRAM = 4096
 
 
-def program(level: str, *, childless: bool, machine: str | None = None) -> bytes:
+def program(level: str, *, childless: bool, machine: str | None = None, own: int | None = None) -> bytes:
     """Return the filter for a level as the kernel takes it, `struct sock_filter[]`.
 
+    `own` is the id of the process that enters it, this one where it is not given.
     Raises OSError where the machine is one whose system calls we have no numbers of.
     """
     machine = machine or os.uname().machine
+    own = os.getpid() if own is None else own
     if machine not in _ARCHITECTURE:
         raise OSError(errno.ENOSYS, f"there is no filter for {machine}")
     made = [
@@ -209,10 +242,10 @@ def program(level: str, *, childless: bool, machine: str | None = None) -> bytes
         number = _NUMBERS[name][machine == "aarch64"]
         if number is not None:
             made += _when(_EQUAL, number, refusal)
-    for name, tests in _inspections(level, childless=childless):
+    for name, tests in _inspections(level, own, childless=childless):
         number = _NUMBERS[name][machine == "aarch64"]
         assert number is not None
-        body = [(_LOAD, 0, 0, _FIRST_ARGUMENT_AT), *tests, (_RETURN, 0, 0, _ALLOW)]
+        body = [*tests, (_RETURN, 0, 0, _ALLOW)]
         made += [(_EQUAL, 0, len(body), number), *body]
     made.append((_RETURN, 0, 0, _ALLOW))
     assert len(made) < _LONGEST_PROGRAM
@@ -235,17 +268,40 @@ def _refusals(level: str, *, childless: bool) -> list[tuple[str, int]]:
     return refused
 
 
-def _inspections(level: str, *, childless: bool) -> list[tuple[str, list[tuple[int, int, int, int]]]]:
-    """Return the calls that depend on their first argument, each with the tests that it must pass."""
-    clone: list[tuple[int, int, int, int]] = []
+def _inspections(
+    level: str, own: int, *, childless: bool
+) -> list[tuple[str, list[tuple[int, int, int, int]]]]:
+    """Return the calls that depend on their arguments, each with the tests that it must pass."""
+    clone = [_argument(0)]
     if level != "off":
         clone += _when(_ANY_BIT, _NEW_NAMESPACES, errno.EPERM)
     if childless:
         clone += _unless(_ANY_BIT, _CLONE_THREAD, errno.EAGAIN)
     inspected = [("clone", clone)]
     if level == "basic":
-        inspected.append(("socket", _unless(_EQUAL, _AF_UNIX, errno.EACCES)))
+        inspected.append(("socket", [_argument(0), *_unless(_EQUAL, _AF_UNIX, errno.EACCES)]))
+    if level == "off":
+        return inspected
+    alone = _OF_ITSELF if level == "basic" else (*_OF_ITSELF, *_STRICTLY_OF_ITSELF)
+    inspected += [(name, [_argument(0), *_unless_own(own)]) for name in alone]
+    for name, process in _ONE_PROCESS.items():
+        whose = [_argument(0), *_unless(_EQUAL, process, errno.EPERM), _argument(1), *_unless_own(own)]
+        inspected.append((name, whose))
+    for name, commands in _OWNERSHIP.items():
+        tests = [_argument(1)]
+        for command in commands:
+            tests += _when(_EQUAL, command, errno.EPERM)
+        inspected.append((name, tests))
     return inspected
+
+
+def _argument(index: int) -> tuple[int, int, int, int]:
+    """Load the lower half of an argument: all that the kernel reads of an `int`."""
+    return (_LOAD, 0, 0, _FIRST_ARGUMENT_AT + 8 * index)
+
+
+def _unless_own(own: int) -> list[tuple[int, int, int, int]]:
+    return [(_EQUAL, 2, 0, 0), (_EQUAL, 1, 0, own), (_RETURN, 0, 0, _REFUSE | errno.EPERM)]
 
 
 def _when(test: int, constant: int, refusal: int) -> list[tuple[int, int, int, int]]:

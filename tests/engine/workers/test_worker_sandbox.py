@@ -24,7 +24,7 @@ sys.path.insert(0, {str(ROOT)!r})
 from engine.worker import limits
 limits.enter(os.environ, {str(ROOT)!r})
 assert not limits.unapplied, limits.unapplied
-import ctypes, socket, subprocess, threading
+import ctypes, fcntl, resource, signal, socket, struct, subprocess, threading
 
 def tried(deed):
     try:
@@ -84,6 +84,19 @@ pytestmark = pytest.mark.slow
         ("call('unshare', 0x10000000)", None, errno.EPERM, errno.EPERM),
         ("call('syscall', 425, 1, 0)", None, errno.EPERM, errno.EPERM),
         ("os.kill(os.getpid(), 0)", 0, 0, 0),
+        ("resource.prlimit(0, resource.RLIMIT_CPU)", 0, 0, 0),
+        ("resource.prlimit(os.getpid(), resource.RLIMIT_CPU)", 0, 0, 0),
+        ("resource.setrlimit(resource.RLIMIT_CORE, (0, 0))", 0, 0, 0),
+        ("os.nice(1)", 0, 0, 0),
+        ("os.setpriority(os.PRIO_PROCESS, 0, 5)", 0, 0, 0),
+        ("os.setpriority(os.PRIO_USER, 0, 0)", None, errno.EPERM, errno.EPERM),
+        ("os.sched_setaffinity(0, os.sched_getaffinity(0))", 0, 0, 0),
+        ("os.sched_setaffinity(os.getpid(), os.sched_getaffinity(0))", 0, 0, 0),
+        ("os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))", 0, 0, 0),
+        ("fcntl.fcntl(0, fcntl.F_GETFD)", 0, 0, 0),
+        ("fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())", 0, errno.EPERM, errno.EPERM),
+        ("fcntl.fcntl(0, 10, signal.SIGKILL)", 0, errno.EPERM, errno.EPERM),
+        ("fcntl.ioctl(socket.socketpair()[0], 0x8901, struct.pack('i', 0))", 0, errno.EPERM, errno.EPERM),
     ],
     ids=str,
 )
@@ -111,6 +124,34 @@ def test_without_children_threads_start_and_processes_do_not(level):
 @pytest.mark.parametrize("level", ["basic", "strict"])
 def test_nobody_outside_can_be_signalled(level):
     assert ask(level, f"os.kill({os.getpid()}, 0)") == errno.EPERM
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "resource.prlimit({other}, resource.RLIMIT_CPU, (1, 1))",
+        "resource.prlimit({other}, resource.RLIMIT_CPU)",
+        "os.setpriority(os.PRIO_PROCESS, {other}, 19)",
+        "os.sched_setscheduler({other}, os.SCHED_IDLE, os.sched_param(0))",
+        "os.sched_setparam({other}, os.sched_param(0))",
+        "call('syscall', {ioprio_set}, 1, {other}, 0)",
+        "call('syscall', {kcmp}, os.getpid(), {other}, 0, 0, 0)",
+    ],
+)
+def test_no_limit_priority_or_page_of_another_process_can_be_changed(deed):
+    arm = os.uname().machine == "aarch64"
+    numbers = {"ioprio_set": 30 if arm else 251, "kcmp": 272 if arm else 312}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        asked = deed.format(other=other.pid, **numbers)
+        assert ask("off", asked) == 0
+        for level in ("basic", "strict"):
+            assert ask(level, asked) == errno.EPERM, level
+        other.communicate(b"\n")
+
+
+def test_a_strict_sandbox_cannot_pin_another_process():
+    pin = f"os.sched_setaffinity({os.getpid()}, os.sched_getaffinity(0))"
+    assert (ask("off", pin), ask("strict", pin)) == (0, errno.EPERM)
 
 
 @needs_landlock
