@@ -5,11 +5,16 @@ when all directories that these lie in have been made, and a name that needs two
 once all of them are there, for the way of one may go over another. None may lead out, but for that of a packed virtual
 environment to its Python. Set-user-id bits, devices and owners are not taken over; times are, since compiled modules are only
 used while the times of their sources are what they were.
+
+The module `tarfile` reads what a header says is long in one piece, and searches it in quadratic time. So it reads from a `_Meter`, which
+bounds each header and everything together.
 Standard library only.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import lzma
 import os
 import posixpath
@@ -20,8 +25,9 @@ import tarfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, cast
 
+from engine.environments.budget import unfolded_bytes
 from engine.environments.layout import EnvironmentFailed, bare_environ
 
 MOST_BYTES: Final = 64 * 1024**3  # unpacked; a CUDA framework with everything it likes takes about ten
@@ -29,6 +35,13 @@ MOST_MEMBERS: Final = 2_000_000
 SPARE_BYTES: Final = 1024**3  # of the file system, which must be left when it is unpacked
 _INTERPRETER: Final = re.compile(r"bin/python[0-9.]*")  # of a packed venv it is a link to the machine's own
 _CHUNK: Final = 1024 * 1024
+_LONGEST_HEADER: Final = 16 * 1024  # a path has at most 4 KiB, and a header holds two
+_MAGIC: Final[tuple[tuple[bytes, type[gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile]], ...]] = (
+    (b"\x1f\x8b", gzip.GzipFile),
+    (b"BZh", bz2.BZ2File),
+    (b"\xfd7zXZ\x00", lzma.LZMAFile),
+    (b"\x5d\x00\x00", lzma.LZMAFile),
+)
 _RELOCATE_SECONDS: Final = 600.0
 
 
@@ -38,8 +51,12 @@ def unpack(archive: Path, directory: Path, progress: Callable[[int], None] = lam
     `progress` is called with the number of members so far. Raises EnvironmentFailed.
     """
     try:
-        with tarfile.open(archive, "r:*") as tar:
-            _Unpacking(tar, archive, directory, progress).run()
+        with _opened(archive) as file:
+            meter = _Meter(file, unfolded_bytes(archive.stat().st_size), archive)
+            with tarfile.open(fileobj=cast("IO[bytes]", meter), mode="r:") as tar:
+                _Unpacking(tar, meter, archive, directory, progress).run()
+    except MemoryError as error:
+        raise EnvironmentFailed(f"'{archive}' is not unpacked: it takes too much memory") from error
     except (
         tarfile.TarError,
         EOFError,
@@ -81,13 +98,62 @@ def relocate(directory: Path) -> None:
         raise EnvironmentFailed(f"'{script}' fails: {done.stderr[-2000:].decode(errors='replace').strip()}")
 
 
+def _opened(archive: Path) -> IO[bytes]:
+    """Open a tar file to be read, whatever it is packed by."""
+    with archive.open("rb") as file:
+        begin = file.read(8)
+    for magic, open_ in _MAGIC:
+        if begin.startswith(magic):
+            return cast("IO[bytes]", open_(archive))
+    return archive.open("rb")
+
+
+class _Meter:
+    """The unfolded file as `tarfile` reads it: no header is longer than it may be, nor is everything together."""
+
+    def __init__(self, file: IO[bytes], most: int, archive: Path) -> None:
+        self._file = file
+        self._most = most
+        self._archive = archive
+        self.at_once = _LONGEST_HEADER
+        self.tell = file.tell
+
+    def read(self, size: int) -> bytes:
+        """Read up to `size` bytes. Raises EnvironmentFailed where it is too many."""
+        if size > self.at_once:
+            raise self._refused(f"it has a header of {size} bytes, and {self.at_once} are the most")
+        content = self._file.read(size)
+        if self._file.tell() > self._most:
+            raise self._refused(f"it unfolds to more than {self._most} bytes, {_TOO_MUCH}")
+        return content
+
+    def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
+        """Go on at `position`; what lies between is unfolded and counts."""
+        assert whence == os.SEEK_SET
+        if position > self._most:
+            raise self._refused(f"it unfolds to more than {self._most} bytes, {_TOO_MUCH}")
+        return self._file.seek(position)
+
+    def _refused(self, why: str) -> EnvironmentFailed:
+        return EnvironmentFailed(f"'{self._archive}' is not unpacked: {why}")
+
+
+_TOO_MUCH: Final = "which is more than an archive of its size holds"
+
+
 class _Unpacking:
     """One archive on its way to one directory."""
 
     def __init__(
-        self, tar: tarfile.TarFile, archive: Path, directory: Path, progress: Callable[[int], None]
+        self,
+        tar: tarfile.TarFile,
+        meter: _Meter,
+        archive: Path,
+        directory: Path,
+        progress: Callable[[int], None],
     ) -> None:
         self._tar = tar
+        self._meter = meter
         self._archive = archive
         self._directory = directory
         self._progress = progress
@@ -97,7 +163,11 @@ class _Unpacking:
 
     def run(self) -> None:
         """Unpack everything."""
-        for count, member in enumerate(self._tar, 1):
+        count = 0
+        while (member := self._tar.next()) is not None:
+            # `tarfile` would keep them all.
+            self._tar.members = []  # type: ignore[attr-defined]  # it is documented to be a list of them
+            count += 1
             if count > MOST_MEMBERS:
                 raise self._refused(f"it has more than {MOST_MEMBERS} members")
             self._take(member)
@@ -115,8 +185,8 @@ class _Unpacking:
 
     def _read_to_the_end(self) -> None:
         """Have the compressed file's own checksum compared, which comes behind the last member."""
-        assert self._tar.fileobj is not None
-        while self._tar.fileobj.read(_CHUNK):
+        self._meter.at_once = _CHUNK
+        while self._meter.read(_CHUNK):
             continue
 
     def _check_links(self) -> None:
@@ -168,7 +238,9 @@ class _Unpacking:
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700 if member.mode & 0o100 else 0o600
         )
         with source, open(descriptor, "wb") as file:
+            self._meter.at_once = _CHUNK
             shutil.copyfileobj(source, file, _CHUNK)
+            self._meter.at_once = _LONGEST_HEADER
             os.fchmod(file.fileno(), member.mode & 0o755 | 0o600)
         os.utime(path, (member.mtime, member.mtime))
 

@@ -4,6 +4,10 @@ The order is JSON. What it is doing is told on standard output, a JSON object a 
 an `error`. Standard input is a lifeline: when it ends, because the server has lost interest or has died, so does everything
 in this process group.
 
+Two processes do that. The first watches the lifeline and touches nothing that anybody else has made; the second builds, within
+limits (`engine.environments.budget`). One process would not do: a single call into C can hold the interpreter for minutes, and then
+no thread of it sees the lifeline end.
+
 Theory of operation. Whoever holds the lock of an environment may build it, in its final place: the scripts of an environment
 name the place that it was made in, so that it can't be moved there afterwards. The marker is written when it is whole. Who gets
 the lock and finds a directory without a marker finds what an interrupted build has left, and removes it.
@@ -12,26 +16,71 @@ Standard library only.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import sys
-import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
-    """Carry out one order."""
+    """Carry out one order, in a child of this process."""
     order = json.loads(sys.argv[1])
     sys.path[0] = str(Path(__file__).parents[2])
-    threading.Thread(target=_die_with_the_server, daemon=True).start()
+    from engine.environments.budget import cpu_seconds
+
+    seconds = cpu_seconds(order["kind"], Path(order["source"]))
+    watcher = os.getpid()
+    child = os.fork()
+    if child:
+        sys.exit(_watch(child, order["source"], seconds))
+    _die_with(watcher)
+    _answer(order, seconds)
+
+
+def _watch(child: int, source: str, seconds: int) -> int:
+    """Wait for the child, and kill this process group where the lifeline ends first; return the exit status."""
+    ended = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    poll.register(ended, select.POLLIN)
+    while ended not in {ready for ready, _ in poll.poll()}:
+        if not os.read(0, 4096):
+            os.killpg(0, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == -signal.SIGXCPU:
+        _say(
+            {
+                "error": f"'{source}' is not unpacked: that took more than {seconds} s of CPU,"
+                " which is what an archive of its size may take",
+                "hint": "unpack it yourself, and name the directory",
+            }
+        )
+        return 0
+    return status if status >= 0 else 128 - status
+
+
+def _die_with(watcher: int) -> None:
+    """Have the kernel kill this process when its parent, the watcher, ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != watcher:
+        os._exit(1)
+
+
+def _answer(order: dict[str, str], seconds: int) -> None:
+    from engine.environments.budget import limit_cpu
     from engine.environments.layout import EnvironmentFailed
 
     answer: dict[str, Any]
+    limit_cpu(seconds)
     try:
         answer = {"facts": _carry_out(order)}
     except EnvironmentFailed as error:
@@ -39,12 +88,6 @@ def main() -> None:
     except OSError as error:  # no room, no rights: the operator's to mend
         answer = {"error": f"building the environment of '{order['source']}' failed: {error}"}
     _say(answer)
-
-
-def _die_with_the_server() -> None:
-    while os.read(0, 1):
-        continue
-    os.killpg(0, signal.SIGKILL)
 
 
 def _say(message: dict[str, Any]) -> None:
@@ -128,10 +171,12 @@ def _build(kind: str, source: Path, target: Path) -> None:
         virtual.make(target, source, _step)
         return
     from engine.environments import archive
+    from engine.environments.budget import limited_memory
 
     _step("unpacking")
     target.mkdir()
-    archive.unpack(source, target, lambda members: _step(f"unpacking: {members} files"))
+    with limited_memory():
+        archive.unpack(source, target, lambda members: _step(f"unpacking: {members} files"))
     archive.relocate(target)
 
 

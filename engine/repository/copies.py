@@ -39,7 +39,17 @@ class Janitor:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._jobs: deque[_Job] = deque()
+        self._in_use: set[Copy] = set()
         self._arrived = trio.Event()
+
+    def took_up(self, copy: Copy) -> None:
+        """A copy has its first user."""
+        self._in_use.add(copy)
+
+    def lay_down(self, copy: Copy) -> None:
+        """A copy has no user any more: have it removed."""
+        self._in_use.discard(copy)
+        self.remove_later(copy.removal)
 
     def remove_later(self, removal: Removal) -> None:
         """Have something removed, on a thread. Never waits, never raises."""
@@ -81,9 +91,11 @@ class Janitor:
         )
 
     def finish(self) -> None:
-        """The server is ending: remove what is left, here and now."""
-        while self._jobs:
-            removal = self._jobs.popleft().removal
+        """The server has ended, and its workers with it: remove what is left, here and now, and what was in use to the end."""
+        left = [*(job.removal for job in self._jobs), *(copy.removal for copy in self._in_use)]
+        self._jobs.clear()
+        self._in_use.clear()
+        for removal in left:
             try:
                 removal.run()
             except Exception as error:  # noqa: BLE001 (no supervisor is left, and the others are to be removed)
@@ -94,9 +106,10 @@ class Copy:
     """One such directory. Implements `actors.found.LocalCopy`; made with one user, on the loop's thread."""
 
     def __init__(self, removal: Removal, janitor: Janitor) -> None:
-        self._removal = removal
+        self.removal = removal
         self._janitor = janitor
         self._users = 1
+        janitor.took_up(self)
 
     def hold(self) -> None:
         """One more user."""
@@ -106,4 +119,4 @@ class Copy:
         """One user less."""
         self._users -= 1
         if self._users == 0:
-            self._janitor.remove_later(self._removal)
+            self._janitor.lay_down(self)

@@ -219,6 +219,17 @@ async def test_files_in_the_request_are_the_whole_model_until_the_next_plain_loa
         await until_states(server, "a", {1: "UNAVAILABLE", 3: "READY"})
 
 
+async def test_files_of_a_request_that_serve_to_the_end_leave_nothing_behind(tritium_server, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    async with tritium_server(EXPLICIT, environ={"TMPDIR": str(temporary)}) as server:
+        files = {"file:1/model.py": code(77).encode()}
+        await triton(server, "load_model", "made_up", config=as_json(), files=files)
+        assert await identity(server, "made_up") == (1, 77)
+        assert [path.name[:15] for path in temporary.iterdir()] == ["tritium-upload-"]
+    assert list(temporary.iterdir()) == []
+
+
 async def test_a_file_may_be_named_with_a_slash_in_front(tritium_server, workshop):
     workshop.model("a")
     async with tritium_server(EXPLICIT) as server:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -184,6 +185,30 @@ async def test_so_does_one_whose_server_is_killed(builds, tmp_path):
     await process.stdin.aclose()  # as the kernel does for a server that has died
     assert await process.wait() == -signal.SIGKILL
     await wait_ended(started)
+
+
+async def test_a_build_that_notices_nothing_ends_with_its_server_all_the_same(builds, tmp_path):
+    """As one does that is in a long call into C; here it is stopped, and can do nothing whatever."""
+    environment = builds.asks(EXECUTION_ENV_PATH=str(hanging(tmp_path)))
+    order = {
+        "kind": "archive",
+        "source": str(environment.source),
+        "target": str(builds.cache.path(environment)),
+        "digest": environment.digest,
+    }
+    program = [sys.executable, str(PROGRAM), json.dumps(order)]
+    process = await trio.lowlevel.open_process(program, stdin=subprocess.PIPE, start_new_session=True)
+    started = await processes_of(tmp_path)
+    builder = started[-1].parent()
+    builder.suspend()
+    try:
+        await process.stdin.aclose()
+        with trio.fail_after(20):
+            assert await process.wait() == -signal.SIGKILL
+        await wait_ended([*started, builder])
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            builder.kill()
 
 
 async def test_a_build_that_takes_too_long_is_given_up(builds, tmp_path):

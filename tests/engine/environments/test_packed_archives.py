@@ -1,13 +1,18 @@
 """Unpacking environments: all that a conda archive holds, and nothing outside of the directory that it is given."""
 
+import gzip
 import os
 import random
+import signal
+import subprocess
+import sys
 import tarfile
 
 import pytest
 
 from engine.environments import archive
 from engine.environments.archive import unpack
+from engine.environments.budget import cpu_seconds
 from engine.environments.layout import EnvironmentFailed
 from tests.engine.environments.sources import link, pack_members
 
@@ -162,3 +167,70 @@ def test_what_is_no_archive_is_told_of(tmp_path, content):
     with pytest.raises(EnvironmentFailed, match="can't be unpacked") as failed:
         unpack(tmp_path / "env.tar.gz", tmp_path)
     assert failed.value.hint == "pack it as conda-pack does, as a .tar.gz"
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [(tarfile.XHDTYPE, 300 << 20), (tarfile.GNUTYPE_LONGNAME, 17 << 10)]
+)
+def test_a_header_that_is_longer_than_any_path_is_refused_and_not_read(tmp_path, kind, size):
+    """`tarfile` searches a long one for minutes, in one call that nothing can interrupt."""
+    header = tarfile.TarInfo("header")
+    header.type, header.size = kind, size
+    with gzip.open(tmp_path / "env.tar.gz", "wb", compresslevel=1) as file:
+        file.write(header.tobuf(tarfile.GNU_FORMAT))
+        for _ in range(size >> 10):
+            file.write(b"1" * 1024)
+    (tmp_path / "env").mkdir()
+    with pytest.raises(EnvironmentFailed, match=f"it has a header of {size} bytes, and 16384 are the most"):
+        unpack(tmp_path / "env.tar.gz", tmp_path / "env")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["in a file", "behind the last member"])
+def test_an_archive_does_not_unfold_to_much_more_than_it_looks_like(tmp_path, where):
+    zeros = gzip.compress(bytes(64 << 20))
+    info = tarfile.TarInfo("zeros")
+    info.size = 17 << 26 if where == "in a file" else 0
+    path = tmp_path / "env.tar.gz"
+    path.write_bytes(gzip.compress(info.tobuf()) + zeros * 17)
+    (tmp_path / "env").mkdir()
+    with pytest.raises(EnvironmentFailed, match="it unfolds to more than 1073741824 bytes"):
+        unpack(path, tmp_path / "env")
+
+
+def test_an_archive_that_takes_too_much_memory_is_told_of(tmp_path):
+    """A process of its own: what is reserved beforehand counts as well."""
+    path = tmp_path / "env.tar.xz"
+    with tarfile.open(path, "w:xz") as tar:
+        tar.add(__file__, arcname="file")
+    (tmp_path / "env").mkdir()
+    code = f"""
+from pathlib import Path
+from engine.environments.archive import unpack
+from engine.environments.budget import cpu_seconds
+from engine.environments.budget import limited_memory
+from engine.environments.layout import EnvironmentFailed
+with limited_memory(1 << 20):
+    try:
+        unpack(Path({str(path)!r}), Path({str(tmp_path / "env")!r}))
+    except EnvironmentFailed as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"'{path}' is not unpacked: it takes too much memory"
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "seconds"),
+    [("archive", 600_000, 60), ("archive", 2 << 30, 2108), ("requirements", 1, 0)],
+)
+def test_the_cpu_of_a_build_is_limited_by_what_its_archive_weighs(tmp_path, kind, size, seconds):
+    with (tmp_path / "source").open("wb") as file:
+        file.truncate(size)
+    assert cpu_seconds(kind, tmp_path / "source") == seconds
+
+
+def test_a_process_that_has_used_its_cpu_is_told_so_by_a_signal():
+    code = "from engine.environments.budget import limit_cpu\nlimit_cpu(1)\nwhile True: pass"
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == -signal.SIGXCPU

@@ -91,6 +91,14 @@ async def test_a_removal_that_fails_for_a_while_is_done_in_the_end(directories):
     assert directories.log == []
 
 
+def test_what_is_in_use_to_the_end_is_removed_then():
+    directories = Directories()
+    for name in ("m", "n"):
+        directories.copy(name)
+    directories.janitor.finish()
+    assert sorted(directories.removed) == ["m", "n"]
+
+
 def test_what_is_left_at_the_end_is_removed_whatever_goes_wrong_with_some_of_it():
     directories = Directories()
     directories.bad["bad"] = 1
