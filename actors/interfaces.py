@@ -143,7 +143,8 @@ class Traffic(Protocol):
     def change(self, name: str, document: Mapping[str, object]) -> Mapping[str, object]:
         """Put a new plan in force until the model is next loaded, and describe it. An empty one ends the split.
 
-        Raises NotFound for an unknown model, InvalidArgument for a plan that makes no sense, naming the key.
+        Raises NotFound for an unknown model, InvalidArgument for a plan that makes no sense, naming the key,
+        Unavailable where the control mode lets no client change what is served.
         """
 
 

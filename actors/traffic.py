@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import trio
 
 from actors.fault_points import fault_point
-from actors.messages.errors import InvalidArgument, NotFound
+from actors.messages.errors import InvalidArgument, NotFound, Unavailable
 from actors.messages.events import Event, Log
 from actors.mirror import Finished, MirrorCounts, Mirroring, compare_finished
 from actors.model import ModelState
@@ -41,6 +41,10 @@ from actors.split import VersionSplit
 from actors.statistics import FailureReason
 from actors.supervision.context import ChildContext
 
+UNCHANGEABLE: Final = (
+    "a traffic plan can be changed at run time only where clients control the models:"
+    " start the server with --model-control-mode=explicit, or write the plan into the model's configuration"
+)
 LOOK_EVERY: Final = 0.25
 """Seconds between the guard's looks: little beside any window that says something, and a look costs microseconds."""
 
@@ -125,10 +129,20 @@ class TrafficControl:
     """The plans of all models. Implements `actors.interfaces.Traffic`."""
 
     def __init__(
-        self, router: Router, *, log: Log, random: Callable[[], float], wall_clock: Callable[[], int]
+        self,
+        router: Router,
+        *,
+        log: Log,
+        random: Callable[[], float],
+        wall_clock: Callable[[], int],
+        changeable: bool,
     ) -> None:
-        """`random` draws from [0, 1); `wall_clock` gives milliseconds since the epoch, for what operators read."""
+        """`random` draws from [0, 1); `wall_clock` gives milliseconds since the epoch, for what operators read.
+
+        `changeable` tells whether clients may change plans, as the control mode has it.
+        """
         self._router = router
+        self._changeable = changeable
         self._log = log
         self._random = random
         self._wall_clock = wall_clock
@@ -206,6 +220,8 @@ class TrafficControl:
 
     def change(self, name: str, document: Mapping[str, Any]) -> Mapping[str, object]:
         """Put a new plan in force in place of the whole of the last one. See `actors.interfaces.Traffic`."""
+        if not self._changeable:
+            raise Unavailable(UNCHANGEABLE)
         key = self._key(name)
         plan = read_plan(document) if document else None
         if plan is not None:

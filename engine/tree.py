@@ -261,6 +261,7 @@ class _Composition:
             log=self._log,
             random=self._machine.random().random,
             wall_clock=self._machine.wall_clock,
+            changeable=ControlMode(settings.control_mode) is ControlMode.EXPLICIT,
         )
         budget = read_memory_limit(settings.resident_memory_limit, memory_total())
         self.residents = Residents(self.router, budget=budget)

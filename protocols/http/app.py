@@ -35,12 +35,13 @@ from actors.messages.errors import (
 from actors.messages.requests import InferRequest, InferResponse
 from protocols.http.admission import Refused, Verdict
 from protocols.http.bodies import NO_DECOUPLED, BodyLimits, BodyTooLong, ForeignBody, announced, as_refused
+from protocols.http.cross_site import foreign_origin
 from protocols.http.disconnects import DisconnectHook, watched
 from protocols.http.fields import JSON, Header, failure_fields, server_timing
 from protocols.http.generate import GenerateOptions, Generator
 from protocols.http.marking import peer_of, put_marks
 from protocols.http.reply import ReplyPort
-from protocols.http.routes import Endpoint, Route, match
+from protocols.http.routes import CHANGE_WHAT_IS_SERVED, Endpoint, Route, match
 from protocols.kserve import metadata
 from protocols.kserve.categories import Category
 from protocols.kserve.compression import (
@@ -141,6 +142,7 @@ class _Target:
     methods: tuple[str, ...]
     restriction: Header | None
     refusal: _Answer | None  # to those who don't meet `restriction`
+    guarded: bool  # against pages of other sites
 
 
 def _json(body: bytes) -> _Answer:
@@ -174,7 +176,12 @@ def _turned_away(target: _Target | None, method: str, headers: Sequence[Header])
         key, value = target.restriction
         if dict(headers).get(key) != value:
             return target.refusal
-    return None if method in target.methods else _WRONG_METHOD
+    if method not in target.methods:
+        return _WRONG_METHOD
+    origin = foreign_origin(dict(headers)) if target.guarded and method == "POST" else None
+    if origin is None:
+        return None
+    return _error(403, f"a web page of another site sent this ({origin}), and may not change what is served")
 
 
 class V2App:
@@ -302,7 +309,14 @@ class V2App:
             key, value = opened_by
             restriction = (key.lower().encode("latin-1"), value.encode("latin-1"))
             refusal = _error(403, f"This API is restricted, expecting header '{key}'")
-        target = _Target(route, self._handlers.get(endpoint), endpoint.methods, restriction, refusal)
+        target = _Target(
+            route,
+            self._handlers.get(endpoint),
+            endpoint.methods,
+            restriction,
+            refusal,
+            guarded=endpoint in CHANGE_WHAT_IS_SERVED,
+        )
         if len(path) <= _KEPT_PATH_LENGTH:
             self._targets.remember(path, target, 2 * len(path) + _TARGET_SIZE)
         return target

@@ -50,6 +50,10 @@ class Endpoint(Enum):
         self.methods = methods
 
 
+CHANGE_WHAT_IS_SERVED: Final = frozenset({Endpoint.MODEL_LOAD, Endpoint.MODEL_UNLOAD, Endpoint.TRAFFIC})
+"""Endpoints that no page of another site may have a visitor's browser POST to."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """An endpoint and what the path said about it. `version` is the digits as they came, or empty."""

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from actors.messages.datatypes import DataType
-from actors.messages.errors import InvalidArgument, NotFound
+from actors.messages.errors import InvalidArgument, NotFound, Unavailable
 from actors.model import Status
 from actors.scheduling.traffic_plan import read_plan
 from actors.specs import InputSpec, ModelKey, OutputSpec
@@ -48,6 +48,14 @@ async def guarding(versions, **options):
 
 
 # -- where plans come from
+
+
+async def test_a_plan_is_described_and_not_changed_where_the_repository_alone_decides():
+    versions = Versions(1, 2, random=lambda: 0.5, changeable=False)
+    described = versions.control.describe("model")
+    with pytest.raises(Unavailable, match="--model-control-mode=explicit"):
+        versions.control.change("model", CANARY)
+    assert versions.control.describe("model") == described
 
 
 async def test_a_model_without_a_plan_is_described_by_what_it_does(versions):

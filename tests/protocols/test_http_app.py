@@ -297,6 +297,31 @@ async def test_a_bad_index_request_is_refused(client, body, status, message):
     assert refusal(await client.ask("POST", "/v2/repository/index", body)) == (status, message)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/repository/models/add/load",
+        "/v2/repository/models/add/unload",
+        "/v2/tritium/models/add/traffic",
+    ],
+)
+async def test_a_page_of_another_site_changes_nothing(client, backend, path):
+    backend.repository.explicit = True
+    foreign = {"host": "127.0.0.1:8000", "origin": "https://evil.example"}
+    status, _, body = await client.ask("POST", path, b"{}", headers=foreign)
+    assert (status, "Origin: https://evil.example" in json.loads(body)["error"]) == (403, True)
+    assert (backend.repository.loaded, backend.repository.unloaded) == ([], [])
+    assert backend.traffic.plans == {"add": {"weights": {"1": 1}}}
+    for own in ({}, {"content-type": "text/plain"}, {"host": "a:8000", "origin": "http://a:8000"}):
+        assert (await client.ask("POST", path, b"{}", headers=own))[0] == 200
+
+
+async def test_what_changes_nothing_may_come_from_any_page(client):
+    foreign = {"host": "127.0.0.1:8000", "sec-fetch-site": "cross-site"}
+    assert (await client.ask("GET", "/v2/tritium/models/add/traffic", headers=foreign))[0] == 200
+    assert (await client.ask("POST", "/v2/repository/index", headers=foreign))[0] == 200
+
+
 @pytest.mark.parametrize("action", ["load", "unload"])
 async def test_load_and_unload_answer_what_the_repository_says(client, action):
     assert refusal(await client.ask("POST", f"/v2/repository/models/add/{action}")) == (

@@ -32,12 +32,16 @@ class Logged(list):
 class Versions:
     """The versions, the router, and the traffic between them."""
 
-    def __init__(self, *numbers, random, **changes):
+    def __init__(self, *numbers, random, changeable=True, **changes):
         self.router = Router()
         self.log = Logged()
         self.slots = []
         self.control = TrafficControl(
-            self.router, log=self.log, random=random, wall_clock=lambda: 1_000 * int(trio.current_time())
+            self.router,
+            log=self.log,
+            random=random,
+            wall_clock=lambda: 1_000 * int(trio.current_time()),
+            changeable=changeable,
         )
         for number in numbers:
             self.add(number, **changes)

@@ -14,6 +14,7 @@ from tests.survival.server import eventually, until
 pytestmark = pytest.mark.slow
 
 ALL = policy("all { }")
+CHANGEABLE = ("--model-control-mode=explicit", "--load-model=split")
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ async def traffic(server, model, plan=None):
 
 async def test_a_canary_gets_its_share(tritium_server, workshop, requests):
     workshop.model("split", versions=(1, 2), extra=planned(weights={"1": 90, "2": 10}))
-    async with tritium_server() as server:
+    async with tritium_server(*CHANGEABLE) as server:
         met = await versions_met(server, "split", requests)
         assert sum(met.values()) == requests
         deviation = math.sqrt(requests * 0.9 * 0.1)
@@ -85,6 +86,18 @@ async def test_a_canary_gets_its_share(tritium_server, workshop, requests):
         assert set(await versions_met(server, "split", 100)) == {2}
         await traffic(server, "split", {})
         assert set(await versions_met(server, "split", 100)) == {2}  # the highest, as without a plan
+
+
+@pytest.mark.parametrize("mode", ["none", "poll"])
+async def test_only_where_clients_control_models_may_they_change_a_plan(tritium_server, workshop, mode):
+    workshop.model("split", versions=(1, 2), extra=planned(weights={"1": 1}))
+    async with tritium_server(f"--model-control-mode={mode}") as server:
+        async with await server.connect() as connection:
+            response = await connection.request(
+                "POST", "/v2/tritium/models/split/traffic", b'{"weights": {"2": 1}}'
+            )
+        assert (response.status, "--model-control-mode=explicit" in response.error) == (503, True)
+        assert (await traffic(server, "split"))["plan"]["weights"] == {"1": 1}
 
 
 async def test_a_faithful_client_meets_one_version(tritium_server, workshop):
@@ -127,7 +140,7 @@ async def test_a_bad_version_loses_its_share(tritium_server, workshop):
         "        raise RuntimeError('this version is bad')\n"
     )
     rule = {"max_error_rate": 0.05, "min_requests": 20, "window": 2}
-    async with tritium_server() as server:
+    async with tritium_server(*CHANGEABLE) as server:
         await traffic(server, "split", {"weights": {"1": 50, "2": 50}, "rollback": rule})
         statuses = Counter()
         began = trio.current_time()
