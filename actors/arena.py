@@ -6,8 +6,25 @@ that truncates it gets EPERM, where an unsealed one would let it kill the server
 generation: another memfd takes the slot's place, which is safe because a slot is replaced only while nobody else leases it.
 The kernel frees a segment with its last mapping; nothing has a name, nothing lies in a file system.
 
-The control page has one 64-bit word per lane, in which the worker keeps the id of the batch it is executing (0: none), then one
-byte per slot and request, in which the server says "cancelled".
+The control page has three parts. One 64-bit word per lane: there the worker keeps the id of the batch that it executes (0: none).
+One *claim* per slot, see below. One byte per slot and request: there the server says "cancelled".
+
+**Claims.** A batch that the server has sent may be taken back until the worker begins with it. Both sides may want the batch in
+the same instant, and the worker may hang, so neither can ask the other. The claim decides: it is a semaphore of the C library
+(`sem_t`, shared between processes) that lies in the page, and whoever is first to take it down from 1 to 0 has the batch.
+`sem_trywait` is one atomic compare-and-exchange on one word: exactly one side succeeds on every processor, and nobody waits.
+
+1. Server, `offer`: it sets the claim to 1, then sends the `Execute` frame. The socket orders the two.
+2. Worker, `begin`: before anything of the model sees the batch it takes the claim. If it succeeds, it writes the batch's id into
+   its lane's word and executes; the answer is a `Result`. If it fails, the server has the batch: the worker executes nothing and
+   answers with a `Skipped` frame.
+3. Server, `take_back`: it takes the claim. If it succeeds, the model will never see this batch, and its requests may run elsewhere
+   or be answered, at once. If it fails, the worker has begun.
+4. The slot of a batch that was taken back stays leased until `Skipped` has come, because the old `Execute` frame still lies
+   in the socket. So `offer` never happens while somebody may still take the claim of the batch before.
+
+A worker that dies between 2's claim and its word has shown nothing to the model, and the word says so. A hostile worker that writes
+into its claims only runs what it was told not to run; its `Result` then is for a batch that nobody asked for, a `FrameError`.
 
 What a worker writes into a segment may change at any time. Offsets and lengths come in frames, are checked once against the
 segment's size, and bytes are used as opaque tensor data or copied before they are interpreted.
@@ -15,6 +32,7 @@ segment's size, and bytes are used as opaque tensor data or copied before they a
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -26,6 +44,7 @@ OUTPUT: Final = 1
 
 PAGE: Final = mmap.PAGESIZE
 MAX_LANES: Final = 64
+MAX_SLOTS: Final = 3 * MAX_LANES
 MAX_CANCELLABLE: Final = 4096  # requests per slot whose cancel flag has room; later ones run to their end
 
 # Python's mappings keep a descriptor of their own where they can't be told not to.
@@ -33,6 +52,14 @@ _UNTRACKED: Final = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 _F_ADD_SEALS: Final = 1033
 _SEALS: Final = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 _ALIGNMENT: Final = 64  # tensors start on cache lines
+
+_CLAIM: Final = 32  # bytes of a `sem_t` on 64-bit Linux, of glibc as of musl; its first word is the count
+_CLAIMS_AT: Final = MAX_LANES * 8
+_FLAGS_AT: Final = _CLAIMS_AT + MAX_SLOTS * _CLAIM
+# The interpreter's lock is held through the call, which takes a fraction of a microsecond and never waits.
+_TRYWAIT: Final = ctypes.PyDLL(None).sem_trywait
+_TRYWAIT.argtypes = [ctypes.c_void_p]
+_TRYWAIT.restype = ctypes.c_int
 
 
 def align(offset: int) -> int:
@@ -88,25 +115,50 @@ class Segment:
 
 
 class ControlPage:
-    """What a worker is executing, and what the server no longer wants. See the module's theory of operation."""
+    """What a worker is executing, who has which batch, and what the server no longer wants. See the module."""
 
-    __slots__ = ("_cancelled", "_executing", "_per_slot", "lanes", "segment")
+    __slots__ = (
+        "_addresses",
+        "_anchor",
+        "_cancelled",
+        "_claims",
+        "_executing",
+        "_per_slot",
+        "lanes",
+        "segment",
+    )
 
     def __init__(self, segment: Segment, lanes: int, per_slot: int) -> None:
         self.segment = segment
         self.lanes = lanes
         self._per_slot = per_slot
-        self._executing = segment.view[: MAX_LANES * 8].cast("Q")
-        self._cancelled = segment.view[MAX_LANES * 8 :]
+        self._executing = segment.view[:_CLAIMS_AT].cast("Q")
+        self._claims = segment.view[_CLAIMS_AT:_FLAGS_AT].cast("Q")
+        self._cancelled = segment.view[_FLAGS_AT:]
+        # It keeps the page mapped as long as there are addresses.
+        self._anchor: ctypes.Array[ctypes.c_char] | None = (ctypes.c_char * segment.size).from_buffer(
+            segment.view
+        )
+        base = ctypes.addressof(self._anchor) + _CLAIMS_AT
+        self._addresses = [base + slot * _CLAIM for slot in range(MAX_SLOTS)]
 
     @staticmethod
     def size_for(slots: int, per_slot: int) -> int:
-        """Return the bytes that a page for so many slots takes, whole pages."""
-        return -(-(MAX_LANES * 8 + slots * per_slot) // PAGE) * PAGE
+        """Return the bytes that a page for so many slots takes, whole pages. Raises ValueError for too many slots."""
+        if slots > MAX_SLOTS:
+            raise ValueError(f"a worker has up to {MAX_SLOTS} slots, not {slots}")
+        return -(-(_FLAGS_AT + slots * per_slot) // PAGE) * PAGE
 
-    def begin(self, lane: int, batch_id: int) -> None:
-        """Worker: the model is about to see this batch."""
+    def begin(self, lane: int, batch_id: int, slot: int) -> bool:
+        """Worker: the model is about to see this batch. False where it must not: the server has taken it back."""
+        if _TRYWAIT(self._addresses[slot]):
+            return False
         self._executing[lane] = batch_id
+        return True
+
+    def take_back(self, slot: int) -> bool:
+        """Server: the batch in `slot` is not to run. False where the worker has begun with it."""
+        return not _TRYWAIT(self._addresses[slot])
 
     def end(self, lane: int) -> None:
         """Worker: the batch's result has been sent."""
@@ -127,12 +179,16 @@ class ControlPage:
 
     def close(self) -> None:
         """Let go of the page."""
+        self._addresses.clear()
+        self._anchor = None
         self._executing.release()
+        self._claims.release()
         self._cancelled.release()
         self.segment.close()
 
-    def clear(self, slot: int, count: int) -> None:
-        """Server: the slot holds a new batch of `count` requests, all wanted."""
+    def offer(self, slot: int, count: int) -> None:
+        """Server: the slot holds a new batch of `count` requests, all wanted, for the worker to begin."""
+        self._claims[slot * _CLAIM // 8] = 1
         base = slot * self._per_slot
         count = min(count, self._per_slot)
         self._cancelled[base : base + count] = bytes(count)

@@ -15,6 +15,7 @@ from actors.alarm import NEAR, Alarm
 from actors.fault_points import fault_point
 from actors.messages.errors import ErrorCode, TritiumError
 from actors.model import InstanceState, ModelState
+from actors.scheduling import ahead
 from actors.scheduling.batching import Dispatch, affordable, policy_for
 from actors.scheduling.holding import Hold
 from actors.scheduling.queueing import RequestQueue
@@ -24,7 +25,7 @@ from actors.specs import DynamicBatching
 from actors.statistics import FailureReason
 from actors.supervision.context import ChildContext
 from actors.turns import TurnTaker
-from actors.worker import LiveWorker
+from actors.worker import InFlight, LiveWorker
 
 _Choice: TypeAlias = tuple[InstanceState, LiveWorker]  # and its worker, which has room
 
@@ -81,11 +82,11 @@ class Scheduler(TurnTaker):
                 self._expire(instance.suspects, now)
                 expiry = min(expiry, instance.suspects.next_expiry())
         self._hunt()
-        wake_at = math.inf
+        wake_at = self._relieve(now) if len(state.rotation) > 1 else math.inf
         held_up = False
         held_back = not self._hold.open and not self._hold.opens(len(queue))
         while len(queue):
-            chosen = self._next_instance()
+            chosen = self._next_instance(now)
             if chosen is None:
                 break
             candidates = queue.head(self._policy.max_rows)
@@ -93,10 +94,10 @@ class Scheduler(TurnTaker):
                 break
             decision = self._policy.decide(candidates, oldest=queue.oldest_enqueued, now=now)
             if not isinstance(decision, Dispatch):
-                wake_at = decision.until
+                wake_at = min(wake_at, decision.until)
                 break
             if state.limiter is not None:
-                chosen = self._permitted(state.limiter)
+                chosen = self._permitted(state.limiter, now)
                 if chosen is None:
                     held_up = True
                     break
@@ -128,10 +129,51 @@ class Scheduler(TurnTaker):
                 if suspects and self.state.dispatch(worker, suspects, alone=True) and limiter is not None:
                     limiter.began(instance)
 
-    def _next_instance(self) -> _Choice | None:
+    def _relieve(self, now: float) -> float:
+        """Take back what waits behind an execution that lasts, where another instance would begin it sooner.
+
+        Return when to look again, if nobody rings before.
+        """
+        idle = late = False
+        look_at = math.inf
+        for instance in self.state.rotation:
+            worker = instance.worker
+            if worker is None:
+                continue
+            since = worker.busy_since
+            if since == math.inf:
+                idle = idle or (worker.has_room and not instance.hunting)
+            elif ahead.lasts(since, now):
+                late = True
+            elif worker.free_lanes < 0:
+                look_at = min(look_at, since + ahead.PATIENCE + NEAR)
+        if late:
+            self._take_back_overdue(now)
+        return look_at if idle else math.inf
+
+    def _take_back_overdue(self, now: float) -> None:
+        serving = [(each, each.worker) for each in self.state.rotation if each.worker is not None]
+        standings = [
+            ahead.Standing(worker.busy_since, worker.has_room and not each.hunting, worker.took)
+            for each, worker in serving
+        ]
+        room = sum(
+            max(1, worker.free_lanes)
+            for (_, worker), each in zip(serving, standings, strict=True)
+            if each.room
+        )
+        taken: list[tuple[InstanceState, InFlight]] = []
+        for at in ahead.overdue(standings, now):
+            instance, worker = serving[at]
+            taken += ((instance, batch) for batch in worker.not_begun() if not batch.alone)
+        for instance, batch in reversed(taken[:room]):  # each goes to the head of the queue
+            self.state.take_back(instance, batch)
+
+    def _next_instance(self, now: float) -> _Choice | None:
         """Return an instance with room for fresh requests: an idle one, else that with the most lanes free.
 
-        One without a free lane would only prefetch, so it comes last. Among equals the least recently served is next.
+        One without a free lane would only hold the batch ready, so it comes last, and not at all where what it executes
+        lasts (`actors.scheduling.ahead`). Among equals the least recently served is next.
         """
         fallback: _Choice | None = None
         most = -math.inf
@@ -141,16 +183,19 @@ class Scheduler(TurnTaker):
                 continue
             if worker.idle:
                 return instance, worker
-            if worker.free_lanes > most:
+            if worker.free_lanes > most and not ahead.lasts(worker.busy_since, now):
                 fallback, most = (instance, worker), worker.free_lanes
         return fallback
 
-    def _permitted(self, limiter: RateLimiter[InstanceState]) -> _Choice | None:
+    def _permitted(self, limiter: RateLimiter[InstanceState], now: float) -> _Choice | None:
         """Return an instance with room that may execute now. Of those that may not, each is in line then, and we are rung."""
         having_room = [
             (each, each.worker)
             for each in self.state.rotation
-            if each.worker is not None and each.worker.has_room and not each.hunting
+            if each.worker is not None
+            and each.worker.has_room
+            and not each.hunting
+            and not ahead.lasts(each.worker.busy_since, now)
         ]
         having_room.sort(key=lambda choice: (not choice[1].idle, -choice[1].free_lanes))
         return next((choice for choice in having_room if limiter.ask(choice[0])), None)

@@ -7,6 +7,7 @@ the slot's segment and announced by a `Spilled` frame. Cold bodies are JSON, hot
               and, where any request differs from the default, JSON metadata per request
     Result    slot, batch id, three durations, then either stacked outputs (one run of bytes per output, cut by rows or by
               given sizes) or one answer per request
+    Skipped   slot, batch id: the worker has passed over a batch that the server took back (`actors.arena`)
     Part      batch id, request, flags, how many bytes of tensors there are, then one answer whose offsets are within those
               bytes, then the first of them; the rest come in `More` frames. Of decoupled models only
 
@@ -53,6 +54,7 @@ LOG: Final = 20
 PROBED: Final = 22
 PART: Final = 23
 MORE: Final = 24
+SKIPPED: Final = 25
 CALL: Final = 64  # from here on those of `actors.call_frames`, which travel on a connection of their own
 ASK: Final = 65
 TELL: Final = 66
@@ -75,6 +77,7 @@ _OUTPUT = struct.Struct("<HBBQQ")  # name length, datatype, dims (high bit: size
 _ANSWER = struct.Struct("<BBHI")  # status (0 or an error's number), zero, outputs, text length
 _SEGMENT = struct.Struct("<BBHQ")  # kind, side, slot, size
 _ROOM = struct.Struct("<BBHQQ")  # kind, zero, slot, batch id, nbytes
+_SKIPPED = struct.Struct("<BBHQ")  # kind, zero, slot, batch id
 _SPILLED = struct.Struct("<BBHQQ")  # kind, side, slot, offset, nbytes
 _PART = struct.Struct("<BBHIQQ")  # kind, flags, zero, request, batch id, nbytes
 _ADDRESS = struct.Struct("<BBHIQ")  # of MORE and CANCEL: kind, two zeros, request, batch id
@@ -555,6 +558,17 @@ def decode_room(frame: Buffer) -> tuple[int, int, int]:
     """Return slot, batch id, nbytes."""
     _, _, slot, batch_id, nbytes = _unpack(_ROOM, frame)
     return slot, batch_id, nbytes
+
+
+def encode_skipped(slot: int, batch_id: int) -> bytes:
+    """Worker: the server has taken this batch back, and nothing of it was executed."""
+    return _SKIPPED.pack(SKIPPED, 0, slot, batch_id)
+
+
+def decode_skipped(frame: Buffer) -> tuple[int, int]:
+    """Return slot, batch id. Raises FrameError."""
+    _, _, slot, batch_id = _unpack(_SKIPPED, frame)
+    return slot, batch_id
 
 
 def encode_spilled(slot: int, side: int, offset: int, nbytes: int) -> bytes:

@@ -481,7 +481,8 @@ class InstanceActor:
             self._ctx.progressed()
             instance.exhausted = False
         if instance.worker is not None:
-            instance.worker.advance(trio.current_time())
+            instance.worker.advance(trio.current_time(), ended=batch)
+            self.slot_freed()  # there is room, though its own slot may be lent to a response
         elif not self._idle.is_set():
             self._idle.set()
 

@@ -242,7 +242,10 @@ class ModelState:
         return added
 
     def remove_instance(self, instance: InstanceState) -> None:
-        """Give an instance no more batches; the caller stops it. What it had to hunt for waits in the queue again."""
+        """Give an instance no more batches; the caller stops it. What it has not begun, or had to hunt for, is queued again."""
+        if instance.worker is not None and self.sequences is None:
+            for batch in reversed(instance.worker.not_begun()):
+                self.take_back(instance, batch)
         self.instances.remove(instance)
         if not instance.spec.passive:
             self.rotation.remove(instance)
@@ -390,29 +393,40 @@ class ModelState:
         request.cancelled = True
         if self._line.refuse(request, Cancelled("")):
             return
-        if request in self.in_flight:
-            if self.sequences is not None and request in self.sequences:
-                for member in self.sequences.abandon(request, trio.current_time()):
-                    self.fail(member, Cancelled(""), FailureReason.CANCELED)
-                self.ring()  # a slot may be free
+        if request not in self.in_flight or self._cancel_waiting(request):
+            return
+        if self.cache is not None and self.cache.is_wanted(request):
+            return  # it goes on, for the sake of others
+        if self.composite is not None:
+            self.composite.cancel(request)
+        for instance in self.instances:
+            worker = instance.worker
+            if worker is None:
+                continue
+            batch = worker.holding(request)
+            if batch is not None and self.take_back(instance, batch):
+                self._cancel_waiting(request)
                 return
-            suspects = (instance.suspects for instance in self.instances)
-            if (
-                (self.cache is not None and self.cache.withdraw(request))
-                or self.queue.remove(request)
-                or any(each.remove(request) for each in suspects)
-            ):
-                self.fail(request, Cancelled(""), FailureReason.CANCELED)
-                if self.limiter is not None:
-                    self.ring()  # an instance may be standing in line for this request alone
-                return
-            if self.cache is not None and self.cache.is_wanted(request):
-                return  # it goes on, for the sake of others
-            if self.composite is not None:
-                self.composite.cancel(request)
-            for instance in self.instances:
-                if instance.worker is not None:
-                    instance.worker.cancel(request)
+            worker.cancel(request)
+
+    def _cancel_waiting(self, request: InferRequest) -> bool:
+        """Answer `request`, whose client has left, where it has not been dispatched. False where it has."""
+        if self.sequences is not None and request in self.sequences:
+            for member in self.sequences.abandon(request, trio.current_time()):
+                self.fail(member, Cancelled(""), FailureReason.CANCELED)
+            self.ring()  # a slot may be free
+            return True
+        suspects = (instance.suspects for instance in self.instances)
+        if (
+            (self.cache is not None and self.cache.withdraw(request))
+            or self.queue.remove(request)
+            or any(each.remove(request) for each in suspects)
+        ):
+            self.fail(request, Cancelled(""), FailureReason.CANCELED)
+            if self.limiter is not None:
+                self.ring()  # an instance may be standing in line for this request alone
+            return True
+        return False
 
     # -- for ensembles that are composed of it -------------------------------------------------------------------------
 
@@ -495,6 +509,23 @@ class ModelState:
                 self.slo.dispatched(len(self.queue))
             self._line.call_next()
             return True
+
+    def take_back(self, instance: InstanceState, batch: InFlight) -> bool:
+        """Put a batch that was handed to `instance` back to where it waited, unless its model has begun with it, which is False."""
+        now = trio.current_time()
+        if instance.worker is None or not instance.worker.take_back(batch, now):
+            return False
+        requests = [request for request in batch.requests if not (request.padding or request.answered)]
+        if self.sequences is not None:
+            for request in reversed(requests):  # each goes to the head
+                self.sequences.put_back(request, alone=batch.alone, now=now)
+        elif batch.alone:
+            instance.suspects.outcome_died((tuple(requests),))
+        else:
+            self.queue.push_front(requests)
+        self.batch_ended(instance)
+        self.ring()
+        return True
 
     def _queue_wants(self, instance: InstanceState) -> bool:
         return len(self.queue) > 0 or len(instance.suspects) > 0

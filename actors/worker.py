@@ -59,6 +59,11 @@ class InFlight:
         self.open = 0  # requests whose answer comes in parts, and has not ended
         self.started_at = math.inf  # `began_at` as it was before the first part
 
+    @property
+    def since(self) -> float:
+        """When it began, whatever has come of it; infinite where it waits behind others."""
+        return min(self.began_at, self.started_at)
+
     def progressed(self, now: float) -> None:
         """A part has come: from now on the model's silence counts anew."""
         self.started_at = min(self.started_at, self.began_at, now)
@@ -100,6 +105,7 @@ class LiveWorker:
     ) -> None:
         self.pipe = pipe
         self.outstanding: dict[int, InFlight] = {}
+        self.took = 0.0  # seconds that the last batch to finish executed
         self.open: dict[int, InFlight] = {}  # of a decoupled model: executed, and not answered to the end
         self.given = 0  # requests so far
         self.serving_since = math.inf  # when it was first to be given clients' requests
@@ -113,6 +119,7 @@ class LiveWorker:
         self._slot_count = self._capacity + SPARE_SLOTS
         self._cancellable = min(MAX_CANCELLABLE, max(1, spec.max_batch_size))
         self._next_id = 1
+        self._taken_back: dict[int, InFlight] = {}  # batches whose frames the worker has still to pass over
         control = Segment.create(ControlPage.size_for(self._slot_count, self._cancellable), "tritium-control")
         self._control = ControlPage(control, instance.lanes, self._cancellable)
         self._asks = False  # the backend has a readiness check of its own
@@ -133,6 +140,7 @@ class LiveWorker:
             frames.PROBED: self._on_probed,
             frames.LOAD_FAILED: self._on_load_failed,
             frames.ROOM: self._on_room,
+            frames.SKIPPED: self._on_skipped,
             frames.LOG: self._on_log,
             frames.SPILLED: self._on_spilled,
         }
@@ -203,7 +211,49 @@ class LiveWorker:
     @property
     def has_room(self) -> bool:
         """Whether another batch may be dispatched."""
-        return len(self.outstanding) < self._capacity and bool(self._free) and not self._crowded
+        held = len(self.outstanding) + len(self._taken_back)
+        return held < self._capacity and bool(self._free) and not self._crowded
+
+    @property
+    def busy_since(self) -> float:
+        """When the last of its lanes was given what it executes; infinite while a lane is free."""
+        lanes = self._lanes
+        if len(self.outstanding) < lanes:
+            return math.inf
+        return max(batch.since for batch in islice(self.outstanding.values(), lanes))
+
+    def not_begun(self) -> list[InFlight]:
+        """Return the batches that its model has not begun, the oldest first, as far as the worker says now."""
+        begun = self._control.executing()
+        return [batch for batch in self.outstanding.values() if batch.id not in begun]
+
+    def holding(self, request: InferRequest) -> InFlight | None:
+        """Return the batch with `request` that is not known to be over; None for none."""
+        return next((batch for batch in self.outstanding.values() if request in batch.requests), None)
+
+    def take_back(self, batch: InFlight, now: float) -> bool:
+        """Have the worker never begin with `batch`. False where it has, and nothing has changed.
+
+        Its requests are the caller's then, as if they had never been dispatched. See `actors.arena`, "Claims".
+        """
+        if not self._control.take_back(batch.slot.index):
+            return False
+        del self.outstanding[batch.id]
+        self._taken_back[batch.id] = batch
+        self.given -= len(batch.requests)
+        for request in batch.requests:
+            request.attempts -= 1
+        if self._decoupled:
+            self._forget_streams(batch)
+        self.advance(now)
+        self._tell_if_idle()
+        return True
+
+    def _forget_streams(self, batch: InFlight) -> None:
+        for index, request in enumerate(batch.requests):
+            self._streams.pop((batch.id, index), None)
+            self._stream_of.pop(request, None)
+        self._crowded = len(self._streams) >= OPEN_LIMIT
 
     def dispatch(self, requests: Sequence[InferRequest], *, now: float, alone: bool = False) -> InFlight:
         """Gather a batch into a free slot and send it off. Requires `has_room`.
@@ -241,7 +291,7 @@ class LiveWorker:
         used = gather.nbytes
         slot.make_room(INPUT, used)
         gather.copy_into(slot.segments[INPUT].view)
-        self._control.clear(slot.index, len(requests))
+        self._control.offer(slot.index, len(requests))
         told = [{} if request.padding else default_metadata(request, self._spec) for request in requests]
         rows = [request.rows for request in requests]
         packet = frames.Execute(
@@ -258,8 +308,10 @@ class LiveWorker:
             packet = frames.encode_spilled(slot.index, INPUT, used, len(packet))
         self.pipe.send_nowait(packet)
 
-    def advance(self, now: float) -> None:
-        """A batch has finished at `now`: the next in line begins."""
+    def advance(self, now: float, *, ended: InFlight | None = None) -> None:
+        """A batch has finished at `now`, or was taken back: the next in line begins."""
+        if ended is not None:
+            self.took = now - ended.since
         for batch in islice(self.outstanding.values(), self._lanes):
             batch.began_at = min(batch.began_at, now)
 
@@ -334,6 +386,7 @@ class LiveWorker:
 
     def _let_go(self) -> None:
         self.outstanding.clear()
+        self._taken_back.clear()
         self.open.clear()
         self._streams.clear()
         self._stream_of.clear()
@@ -504,6 +557,16 @@ class LiveWorker:
             batch.slot.make_room(OUTPUT, nbytes)
         except OSError as error:
             raise FrameError(f"a worker asks for {nbytes} bytes: {error.strerror}") from error
+
+    def _on_skipped(self, packet: bytes) -> None:
+        slot, batch_id = frames.decode_skipped(packet)
+        batch = self._taken_back.get(batch_id)
+        if batch is None and self._disowned:
+            return
+        if batch is None or batch.slot.index != slot:
+            raise FrameError(f"a worker passed over batch {batch_id} in slot {slot}, which it was to execute")
+        del self._taken_back[batch_id]
+        batch.slot.release()
 
     def _on_spilled(self, packet: bytes) -> None:
         slot, side, offset, nbytes = frames.decode_spilled(packet)

@@ -236,8 +236,8 @@ WORKERS: Final = (
     Mutation(
         "nobody-to-blame",
         "the worker does not say which batch it executes, so that what killed it is taken for waiting and runs again",
-        "engine/worker/serve.py",
-        "            control.begin(lane, job.batch_id)\n",
+        "actors/arena.py",
+        "        self._executing[lane] = batch_id\n",
         "",
     ),
     Mutation(

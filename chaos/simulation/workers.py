@@ -461,11 +461,16 @@ class _Process:
     async def _execute_all(self, lane: int, todo: trio.MemoryReceiveChannel[Execute]) -> None:
         async for job in todo:
             slot = self._slots[job.slot]
+            if self._world.chance.random() < 0.1:
+                await self._worker.pause(0.002)  # the server may take it back until the next line
+            if not self._control.begin(lane, job.batch_id, job.slot):
+                self._world.note("worker", self._worker.pid, "passes over", self._model.name, job.batch_id)
+                await self._send(frames.encode_skipped(job.slot, job.batch_id))
+                continue
             slot.used = 0
             told = job.metadata or [{}] * len(job.rows)
             ids = [str(each.get("id", "")) for each in told]
             self._worker.executing[lane] = ids
-            self._control.begin(lane, job.batch_id)
             for each in ids:
                 self._workers.journal.begun[self._model.name, each] += 1
             self._world.note("worker", self._worker.pid, "executes", self._model.name, job.batch_id, ids)

@@ -198,8 +198,10 @@ class Serving:
             if job is None:
                 return
             started = clock()
+            if not control.begin(lane, job.batch_id, job.slot):
+                self._send(frames.encode_skipped(job.slot, job.batch_id))
+                continue
             batch = WorkerBatch(job, self._slots[job.slot], model, control, self._ask_for_room, self._open)
-            control.begin(lane, job.batch_id)
             prepared = clock()
             try:
                 backend.execute(batch)

@@ -87,6 +87,8 @@ class Arenas(RuleBasedStateMachine):
         self.mapped = {}
         self.jobs = {}
         self.batches = {}  # by id, as dispatched
+        self.begun = set()  # ids, as the worker knows them
+        self.taken_back = {}  # by id: their frames lie in the socket
         self.leases = dict.fromkeys(range(self.slots), 0)
         self.sizes = {}  # of generations
         self.freed = self.expected_freed = 0
@@ -177,10 +179,44 @@ class Arenas(RuleBasedStateMachine):
             [Placed("OUTPUT", DataType.UINT8, (len(batch.requests), columns), offset, total)],
         ).encode()
 
+    @precondition(lambda self: self.batches or self.taken_back)
+    @rule(data=st.data())
+    def begin_next(self, data):
+        """The worker comes to a batch, in whatever order: it was taken back, or it is the worker's now."""
+        unread = [
+            *(each for each in self.batches.values() if each.id not in self.begun),
+            *self.taken_back.values(),
+        ]
+        if not unread:
+            return
+        batch = data.draw(st.sampled_from(unread))
+        slot = batch.slot.index
+        if self.page.begin(0, batch.id, slot):
+            assert batch.id in self.batches, "two have the same batch"
+            self.begun.add(batch.id)
+            return
+        assert batch.id in self.taken_back, "nobody has the batch"
+        del self.taken_back[batch.id]
+        self.trio.do(self.worker.on_packet, frames.encode_skipped(slot, batch.id))
+        self.leases[slot] -= 1
+        self.expected_freed += 1
+
     @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def take_back(self, data):
+        """The server wants a batch for another instance, whatever the worker is about to do."""
+        batch = data.draw(st.sampled_from(list(self.batches.values())))
+        taken = self.trio.do(self.worker.take_back, batch, 1.0)
+        assert taken == (batch.id not in self.begun)
+        if taken:
+            self.taken_back[batch.id] = self.batches.pop(batch.id)
+        assert [request.attempts for request in batch.requests] == [not taken] * len(batch.requests)
+
+    @precondition(lambda self: self.begun)
     @rule(data=st.data(), columns=st.sampled_from([SMALL, LARGE, HUGE]), gap=st.sampled_from([0, 64]))
     def finish(self, data, columns, gap):
-        batch = data.draw(st.sampled_from(list(self.batches.values())))
+        batch = self.batches[data.draw(st.sampled_from(sorted(self.begun)))]
+        self.begun.remove(batch.id)
         slot, members = batch.slot.index, len(batch.requests)
         total = columns * members + gap
         if total > self.sizes[slot, OUTPUT]:
@@ -232,7 +268,16 @@ class Arenas(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         wrong=st.sampled_from(
-            ["beyond", "far beyond", "other slot", "other batch", "too many", "no room", "twice"]
+            [
+                "beyond",
+                "far beyond",
+                "other slot",
+                "other batch",
+                "too many",
+                "no room",
+                "twice",
+                "passed over",
+            ]
         ),
     )
     def say_what_is_not_so(self, data, wrong):
@@ -249,12 +294,14 @@ class Arenas(RuleBasedStateMachine):
         elif wrong == "other slot":
             said = batch.id, (slot + 1) % self.slots, members
         elif wrong == "other batch":
-            said = max(self.batches) + 1, slot, members
+            said = max([*self.batches, *self.taken_back]) + 1, slot, members
         elif wrong == "too many":
             said = batch.id, slot, members + 1
         packet = Result(*said, (1, 2, 3), placed).encode()
         if wrong == "no room":
             packet = frames.encode_room(slot, batch.id, 1 << 50)
+        elif wrong == "passed over":
+            packet = frames.encode_skipped(slot, batch.id)
         elif wrong == "twice":
             packet = frames.encode_room((slot + 1) % self.slots, batch.id, SMALL)
         self.outcome = None
@@ -282,6 +329,8 @@ class Arenas(RuleBasedStateMachine):
         self.page.close()
         self.mapped.clear()
         self.batches.clear()
+        self.begun.clear()
+        self.taken_back.clear()
         self.worker = self.page = self.outcome = None
 
     # What must be
@@ -290,7 +339,8 @@ class Arenas(RuleBasedStateMachine):
     def leases_add_up(self):
         assert self.freed == self.expected_freed
         free = sum(not leases for leases in self.leases.values())
-        assert self.worker.has_room == (len(self.batches) < self.capacity and free > 0)
+        held = len(self.batches) + len(self.taken_back)
+        assert self.worker.has_room == (held < self.capacity and free > 0)
         assert self.worker.idle == (not self.batches)
         assert self.worker.outstanding.keys() == self.batches.keys()
 

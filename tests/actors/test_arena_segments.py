@@ -2,11 +2,14 @@
 
 import mmap
 import os
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 
-from actors.arena import MAX_LANES, PAGE, ControlPage, Segment, align, segment_size
+from actors.arena import MAX_LANES, MAX_SLOTS, PAGE, ControlPage, Segment, align, segment_size
 
 
 @pytest.fixture
@@ -96,16 +99,87 @@ def control():
 
 def test_the_page_tells_what_each_lane_executes(control):
     assert control.executing() == frozenset()
-    control.begin(0, 11)
-    control.begin(1, 12)
+    control.offer(0, 1)
+    control.offer(2, 1)
+    assert control.begin(0, 11, 0)
+    assert control.begin(1, 12, 2)
     assert control.executing() == {11, 12}
     control.end(0)
     assert control.executing() == {12}
 
 
 def test_a_lane_that_does_not_exist_is_not_believed(control):
-    control.begin(MAX_LANES - 1, 99)
+    control.offer(0, 1)
+    assert control.begin(MAX_LANES - 1, 99, 0)
     assert control.executing() == frozenset()
+
+
+def test_a_batch_is_begun_or_taken_back_and_never_both(control):
+    for slot in range(3):
+        control.offer(slot, 1)
+    assert control.begin(0, 11, 0)
+    assert not control.take_back(0)
+    assert control.take_back(1)
+    assert not control.begin(1, 12, 1)
+    assert control.executing() == {11}
+    assert control.begin(1, 13, 2)
+
+
+def test_a_slot_that_holds_nothing_can_be_neither_begun_nor_taken_back(control):
+    assert not control.begin(0, 11, 0)
+    assert not control.take_back(0)
+
+
+def test_the_next_batch_of_a_slot_has_a_claim_of_its_own(control):
+    control.offer(0, 1)
+    assert control.take_back(0)
+    control.offer(0, 1)
+    assert control.begin(0, 12, 0)
+    control.offer(0, 1)
+    assert control.take_back(0)
+
+
+def test_a_page_has_room_for_so_many_slots_and_says_so():
+    assert ControlPage.size_for(MAX_SLOTS, 1) % mmap.PAGESIZE == 0
+    with pytest.raises(ValueError, match=f"up to {MAX_SLOTS} slots, not {MAX_SLOTS + 1}"):
+        ControlPage.size_for(MAX_SLOTS + 1, 1)
+
+
+BEGINNER = """
+import os, sys
+from actors.arena import ControlPage, Segment
+
+descriptor, size, rounds = map(int, sys.argv[1:])
+page = ControlPage(Segment(descriptor, size), 1, 1)
+sys.stdin.readline()
+won = [page.begin(0, 1, turn) for turn in range(rounds)]
+print("".join("X" if each else "." for each in won))
+"""
+
+
+@pytest.mark.slow
+def test_of_two_processes_that_want_the_same_batch_exactly_one_gets_it():
+    segment = Segment.create(ControlPage.size_for(MAX_SLOTS, 1))
+    page = ControlPage(segment, 1, 1)
+    for slot in range(MAX_SLOTS):
+        page.offer(slot, 1)
+    command = [sys.executable, "-c", BEGINNER, *map(str, (segment.fd, segment.size, MAX_SLOTS))]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=(segment.fd,)
+    ) as beginner:
+        beginner.stdin.write("\n")
+        beginner.stdin.flush()
+        deadline = time.monotonic() + 60
+        while not page.executing() and beginner.poll() is None and time.monotonic() < deadline:
+            pass
+        taken = "".join(".X"[page.take_back(slot)] for slot in reversed(range(MAX_SLOTS)))[::-1]
+        begun = beginner.stdout.readline().strip()
+    assert all({ours, theirs} == {".", "X"} for ours, theirs in zip(taken, begun, strict=True)), (
+        taken,
+        begun,
+    )
+    segment.close_fd()
+    page.close()
 
 
 def test_a_cancel_flag_is_its_requests_own_and_cleared_for_the_next_batch(control):
@@ -114,7 +188,7 @@ def test_a_cancel_flag_is_its_requests_own_and_cleared_for_the_next_batch(contro
     assert not control.cancelled(1, 2)
     assert not control.cancelled(0, 3)
     assert not control.cancelled(2, 3)
-    control.clear(1, 10)
+    control.offer(1, 10)
     assert not control.cancelled(1, 3)
 
 
@@ -123,10 +197,10 @@ def test_requests_beyond_the_page_run_to_their_end(control):
     assert not control.cancelled(0, 10)
     assert not control.cancelled(1, 0)  # where its flag would have been
     control.cancel(1, 0)
-    control.clear(0, 4096)
+    control.offer(0, 4096)
     assert control.cancelled(1, 0)
 
 
 def test_the_page_has_room_for_every_slot():
-    assert ControlPage.size_for(1, 1) == PAGE
+    assert ControlPage.size_for(1, 1) == 2 * PAGE
     assert ControlPage.size_for(8, 4096) >= MAX_LANES * 8 + 8 * 4096

@@ -109,7 +109,7 @@ class PlayedWorker:
     async def batch(self):
         """The next batch, begun."""
         job = Execute.decode(await self.receive())
-        self.control.begin(0, job.batch_id)
+        assert self.control.begin(0, job.batch_id, job.slot)
         return job
 
     def answer(self, job, *, error=""):
@@ -386,7 +386,7 @@ async def test_the_last_results_are_delivered_before_the_rest_is_settled(nursery
     job = await life.worker.batch()
     second = Execute.decode(await life.worker.receive())
     life.worker.answer(job)
-    life.worker.control.begin(0, second.batch_id)
+    assert life.worker.control.begin(0, second.batch_id, second.slot)
     life.worker.exit(SEGFAULT)
     await life.ended()
     assert done.reply.answered

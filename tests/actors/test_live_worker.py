@@ -1,6 +1,7 @@
 """The server's side of one worker: leases add up, and whatever the worker says is an answer or a FrameError."""
 
 import json
+import math
 import os
 import random
 import socket
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from actors import frames
-from actors.arena import INPUT, OUTPUT, Segment
+from actors.arena import INPUT, OUTPUT, ControlPage, Segment
 from actors.frames import Answer, Execute, FrameError, Placed, Result
 from actors.gathering import COPY_LIMIT
 from actors.messages.datatypes import DataType
@@ -17,7 +18,7 @@ from actors.messages.errors import ErrorCode
 from actors.messages.tensors import Tensor
 from actors.pipe import Pipe
 from actors.slots import Slot
-from actors.specs import InputSpec, OutputSpec
+from actors.specs import InputSpec, InstanceSpec, OutputSpec
 from actors.worker import SPARE_SLOTS, LiveWorker
 from chaos.descriptors import left_open, open_descriptors
 from tests.support.model_doubles import make_request, make_spec
@@ -73,6 +74,7 @@ class Connection:
         self.worker.load("module:Class", {"name": "model"}, {})
         self.segments = {}
         self.letter = None
+        self.control = self._page = None
 
     def request(self, columns=2, rows=1, **options):
         made = make_request(**options)
@@ -98,7 +100,7 @@ class Connection:
             if packet[0] == frames.LOAD:
                 with open(descriptors[1], "rb") as letter:
                     self.letter = json.load(letter)
-                os.close(descriptors[0])
+                self.control = descriptors[0]
             if packet[0] == frames.SPILLED:
                 slot, side, offset, nbytes = frames.decode_spilled(packet)
                 packet = bytes(self.segments[slot, side].view[offset : offset + nbytes])
@@ -113,7 +115,20 @@ class Connection:
         placed = Placed("OUTPUT", DataType.FP32, shape, 0, nbytes)
         return Result(batch.id, batch.slot.index, len(batch.requests), (1, 2, 3), [placed]).encode()
 
+    def page(self):
+        """The control page as the worker has it."""
+        if self._page is None:
+            segment = Segment(self.control, self.letter["control_size"])
+            segment.close_fd()
+            self._page = ControlPage(segment, self.letter["lanes"], self.letter["cancellable"])
+        return self._page
+
     def close(self):
+        if self._page is not None:
+            self._page.close()
+        elif self.control is not None:
+            os.close(self.control)
+        self.control = self._page = None
         self.worker.close()
         self.sock.close()
         self.segments.clear()
@@ -277,6 +292,78 @@ async def test_execution_is_timed_from_when_a_batch_is_the_oldest(connect):
     assert connection.worker.overdue(4.0) is None
 
 
+async def test_a_batch_that_has_not_begun_is_taken_back_as_if_it_had_never_been_dispatched(connect):
+    connection = connect()
+    first, second = connection.request(), connection.request()
+    connection.dispatch(first)
+    batch = connection.worker.dispatch([second], now=1.0)
+    assert connection.worker.take_back(batch, 2.0)
+    assert (first.attempts, second.attempts, connection.worker.given) == (1, 0, 1)
+    assert [each.requests for each in connection.worker.outstanding.values()] == [[first]]
+    assert connection.worker.holding(second) is None
+
+
+async def test_what_has_begun_is_not_taken_back(connect):
+    connection = connect()
+    connection.packets()
+    batch = connection.dispatch(connection.request())
+    page = connection.page()
+    assert connection.worker.not_begun() == [batch]
+    assert page.begin(0, batch.id, batch.slot.index)
+    assert connection.worker.not_begun() == []
+    assert not connection.worker.take_back(batch, 1.0)
+    assert connection.worker.outstanding == {batch.id: batch}
+    connection.worker.on_packet(connection.result(batch))
+    assert len(connection.events.batches) == 1
+
+
+async def test_a_worker_passes_over_what_was_taken_back_before_its_slot_has_another_user(connect):
+    connection = connect()
+    connection.packets()
+    page = connection.page()
+    connection.dispatch(connection.request())
+    batch = connection.dispatch(connection.request())
+    in_use = connection.worker.slots_in_use
+    assert connection.worker.take_back(batch, 1.0)
+    assert not page.begin(0, batch.id, batch.slot.index)
+    assert not connection.worker.has_room  # its frame still lies in the socket
+    assert connection.worker.slots_in_use == in_use
+    connection.worker.on_packet(frames.encode_skipped(batch.slot.index, batch.id))
+    assert connection.worker.has_room
+    assert connection.worker.slots_in_use == in_use - 1
+    assert connection.events.freed == 1
+
+
+async def test_what_waited_behind_a_batch_that_was_taken_back_is_next(connect):
+    connection = connect()
+    first = connection.dispatch(connection.request())
+    second = connection.worker.dispatch([connection.request()], now=1.0)
+    assert second.began_at == math.inf
+    assert connection.worker.take_back(first, 3.0)
+    assert second.began_at == 3.0
+    assert connection.worker.busy_since == 3.0
+
+
+async def test_a_worker_is_busy_since_the_last_of_its_lanes_is(connect):
+    instances = (InstanceSpec(name="model_0_0", lanes=2),)
+    connection = connect(instances=instances)
+    assert connection.worker.busy_since == math.inf
+    connection.worker.dispatch([connection.request()], now=1.0)
+    assert connection.worker.busy_since == math.inf
+    connection.worker.dispatch([connection.request()], now=4.0)
+    connection.worker.dispatch([connection.request()], now=5.0)
+    assert connection.worker.busy_since == 4.0
+
+
+async def test_the_result_of_a_batch_that_was_taken_back_is_a_broken_worker_s(connect):
+    connection = connect()
+    batch = connection.dispatch(connection.request())
+    assert connection.worker.take_back(batch, 1.0)
+    with pytest.raises(FrameError, match="which was not asked for"):
+        connection.worker.on_packet(connection.result(batch))
+    assert connection.events.batches == []
+
+
 def truncated_json(kind):
     return bytes((kind,)) + b'{"message":'
 
@@ -292,6 +379,9 @@ HOSTILE = {
     "an output beyond the segment": lambda batch: Result(
         batch.id, batch.slot.index, 1, (0, 0, 0), [Placed("OUTPUT", DataType.FP32, (1, 2), 2**40, 8)]
     ).encode(),
+    "a batch passed over that it was to execute": lambda batch: frames.encode_skipped(
+        batch.slot.index, batch.id
+    ),
     "room in another slot": lambda batch: frames.encode_room(batch.slot.index + 1, batch.id, 10),
     "room for no batch": lambda batch: frames.encode_room(batch.slot.index, 99, 10),
     "room without end": lambda batch: frames.encode_room(batch.slot.index, batch.id, 2**63),

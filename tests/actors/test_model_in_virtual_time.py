@@ -769,3 +769,138 @@ async def test_a_crashed_scheduler_leaves_everything_for_the_next(stage, autojum
     model.worker.finish()
     assert request.reply.answered
     assert not isinstance(request.reply.parts[0], TritiumError)
+
+
+async def two_with_room_behind(stage, **changes):
+    """Two instances that each execute something, with a request sent ahead to each."""
+    model = stage(instances=two_instances(), capacity=2, **changes)
+    requests = []
+    for _ in range(4):
+        requests.append(await model.send())
+        await model.settled()
+    assert [len(worker.outstanding) for worker in model.workers] == [2, 2]
+    return model, requests
+
+
+async def test_an_idle_instance_takes_what_another_was_only_sent_ahead(stage, autojump_clock):
+    model, (_, ours, theirs, _) = await two_with_room_behind(stage)
+    healthy, stuck = model.workers
+    ahead = stuck.not_begun()[0].requests[0]
+    await trio.sleep(0.2)
+    healthy.finish()
+    healthy.finish()
+    await model.settled()
+    assert [batch.requests for batch in stuck.taken_back] == [[ahead]]
+    assert [batch.requests for batch in healthy.outstanding.values()] == [[ahead]]
+    assert ahead.attempts == 1
+    del ours, theirs
+
+
+async def test_an_idle_instance_waits_as_long_as_a_short_execution_takes(stage, autojump_clock):
+    model, _ = await two_with_room_behind(stage)
+    healthy, busy = model.workers
+    healthy.finish()
+    healthy.finish()
+    await model.settled()
+    assert not busy.taken_back
+    await trio.sleep(0.05)  # nobody rings
+    assert len(busy.taken_back) == 1
+    assert len(healthy.outstanding) == 1
+
+
+async def test_ten_short_requests_do_not_wait_for_a_long_one(stage, autojump_clock):
+    model = stage(instances=two_instances(), capacity=2)
+    long = await model.send()
+    await model.settled()
+    short = [await model.send() for _ in range(10)]
+    healthy = model.workers[1]
+
+    async def work():
+        while not all(request.answered for request in short):
+            await trio.sleep(0.2 if healthy.outstanding else 0.01)
+            if healthy.outstanding:
+                healthy.finish()
+
+    model.nursery.start_soon(work)
+    for request in short:
+        await request.reply.wait()
+    assert model.now < 2.3  # one after the other on the one that is free
+    assert long.reply.at is None
+
+
+async def test_what_waits_behind_a_hang_goes_first_where_no_instance_is_ever_idle(stage, autojump_clock):
+    model, _ = await two_with_room_behind(stage)
+    healthy, stuck = model.workers
+    ahead = stuck.not_begun()[0].requests[0]
+    for _ in range(20):
+        await model.send()
+    for _ in range(6):
+        await trio.sleep(0.2)
+        healthy.finish()
+        await model.settled()
+    assert ahead.reply.at is not None, "it still waits"
+    assert len(stuck.outstanding) == 1  # and nothing else is sent there
+
+
+async def test_nothing_is_sent_ahead_behind_an_execution_that_lasts(stage, autojump_clock):
+    model = stage(capacity=2)
+    await model.send()
+    await model.settled()
+    await trio.sleep(1)
+    waits = await model.send()
+    await model.settled()
+    assert waits in model.state.queue
+    model.worker.finish()
+    await model.settled()
+    assert model.worker.sizes == [1, 1]
+
+
+async def test_a_busy_pair_of_instances_hands_nothing_to_and_fro(stage, autojump_clock):
+    model, _ = await two_with_room_behind(stage)
+    for _ in range(200):
+        await model.send()
+    for turn in range(40):
+        await trio.sleep(0.01)
+        model.workers[turn % 2].finish()
+        await model.settled()
+    assert not any(worker.taken_back for worker in model.workers)
+
+
+async def test_what_is_ahead_and_has_not_begun_is_answered_at_once_where_its_client_leaves(
+    stage, autojump_clock
+):
+    model = stage(capacity=2, scheduling=DynamicBatching(preferred_batch_sizes=(2,)))
+    await model.send()
+    await model.send()
+    await model.settled()
+    left, stays = await model.send(), await model.send()
+    await model.settled()
+    assert model.worker.sizes == [2, 2]
+    model.state.cancel(left)
+    assert left.reply.error.code is ErrorCode.CANCELLED
+    assert not model.worker.cancelled
+    model.worker.finish()
+    await model.settled()
+    assert model.worker.sent[-1][1] == [stays]
+    assert (left.attempts, stays.attempts) == (0, 1)
+
+
+async def test_the_client_of_what_has_begun_leaves_it_to_the_model(stage, autojump_clock):
+    model = stage(capacity=2)
+    begun = await model.send()
+    await model.settled()
+    model.state.cancel(begun)
+    assert model.worker.cancelled == [begun]
+    assert begun.reply.at is None
+
+
+async def test_an_instance_that_leaves_gives_back_what_it_has_not_begun(stage, autojump_clock):
+    model, _ = await two_with_room_behind(stage)
+    leaving, staying = model.workers
+    ahead = leaving.not_begun()[0].requests[0]
+    model.state.remove_instance(leaving.instance)
+    assert len(leaving.outstanding) == 1
+    staying.finish()
+    staying.finish()
+    await model.settled()
+    assert staying.sent[-1][1] == [ahead]

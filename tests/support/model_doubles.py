@@ -1,5 +1,6 @@
 """Stand-ins for what surrounds a model's state: reply ports, workers that finish on cue, a model's specification."""
 
+import math
 from functools import partial
 from pathlib import Path
 
@@ -105,6 +106,8 @@ class FakeWorker:
         self.sent = []  # (time, requests, alone), in order
         self.cancelled = []
         self.fail_next = None  # an exception for the next dispatch
+        self.took = 0.0
+        self.taken_back = []  # batches, in order
 
     @property
     def idle(self):
@@ -122,13 +125,35 @@ class FakeWorker:
     def waiting(self):
         return 0
 
+    @property
+    def busy_since(self):
+        if self.free_lanes > 0:
+            return math.inf
+        return max(batch.since for batch in list(self.outstanding.values())[: self.lanes])
+
+    def not_begun(self):
+        return list(self.outstanding.values())[self.lanes :]
+
+    def holding(self, request):
+        return next((batch for batch in self.outstanding.values() if request in batch.requests), None)
+
+    def take_back(self, batch, now):
+        if batch not in self.not_begun():
+            return False
+        del self.outstanding[batch.id]
+        self.taken_back.append(batch)
+        for request in batch.requests:
+            request.attempts -= 1
+        return True
+
     def dispatch(self, requests, *, now, alone=False):
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
         assert self.has_room
         assert not any(request.answered and not request.padding for request in requests)
-        batch = InFlight(len(self.sent), list(requests), FakeSlot(), alone=alone, began_at=now)
+        begins = now if self.free_lanes > 0 else math.inf
+        batch = InFlight(len(self.sent), list(requests), FakeSlot(), alone=alone, began_at=begins)
         self.outstanding[batch.id] = batch
         self.sent.append((now, list(requests), alone))
         for request in requests:
@@ -141,6 +166,9 @@ class FakeWorker:
     def finish(self, *, answers=None, borrowed=False):
         """The oldest batch is done."""
         batch = self.outstanding.pop(next(iter(self.outstanding)))
+        self.took = trio.current_time() - batch.since
+        for each in list(self.outstanding.values())[: self.lanes]:
+            each.began_at = min(each.began_at, trio.current_time())
         given = answers or [None] * len(batch.requests)
         cuts = [
             (request, list(request.inputs), answer)

@@ -80,6 +80,22 @@ class Pausing(Doubling):
         super().execute(batch)
 
 
+class Selective(Doubling):
+    """Writes down what it executes; on negative inputs it waits until a file appears, and on -2 for ever."""
+
+    name = "selective"
+
+    def execute(self, batch):
+        values = batch.stacked("INPUT")[:, 0].tolist()
+        with open(self.model.parameters["journal"], "a") as journal:
+            journal.writelines(f"{value:g}\n" for value in values)
+        if -2.0 in values:
+            time.sleep(3600)
+        while min(values) < 0 and not os.path.exists(self.model.parameters["gate"]):
+            time.sleep(0.002)
+        super().execute(batch)
+
+
 class Hostile(Doubling):
     """Attacks the server's end when told to; see each cue."""
 

@@ -98,6 +98,11 @@ class Running:
         """The worker's process, from the tree."""
         return int(str(self.info(instance)["pid"]))
 
+    def begun(self, instance: int = 0) -> frozenset[int]:
+        """The batches that an instance's model has in its hands."""
+        worker = self.state.instances[instance].worker
+        return frozenset() if worker is None else worker.executing()
+
     def info(self, instance: int = 0) -> dict[str, object]:
         return self.node(f"models/{self.state.spec.name}/1/instances/{instance}")["info"]  # type: ignore[return-value]
 
@@ -157,6 +162,7 @@ def serve() -> Serve:
         classes = {
             "doubling": "Doubling",
             "pausing": "Pausing",
+            "selective": "Selective",
             "hostile": "Hostile",
             "dies_after_sending": "DiesAfterSending",
             "impure": "Impure",

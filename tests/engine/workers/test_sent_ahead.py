@@ -1,0 +1,125 @@
+"""What a real worker was only sent ahead: another instance may take it, and nobody executes it once its client has left."""
+
+import pytest
+import trio
+
+from actors.messages.errors import ErrorCode, TritiumError
+from actors.specs import Direct, DynamicBatching, InstanceSpec
+from tests.engine.workers.conftest import until
+
+LONG, HANG = -1.0, -2.0
+TWO = tuple(InstanceSpec(name=f"model_{n}") for n in range(2))
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def selective(serve, tmp_path):
+    """A model of which negative requests take until the test opens the gate, and the values that it has executed."""
+    gate, journal = tmp_path / "gate", tmp_path / "journal"
+    journal.touch()
+
+    def executed():
+        return [float(line) for line in journal.read_text().split()]
+
+    def opened(**changes):
+        changes.setdefault("scheduling", Direct())
+        return serve("selective", parameters={"gate": str(gate), "journal": str(journal)}, **changes)
+
+    return opened, gate, executed
+
+
+@pytest.mark.parametrize("scheduling", [Direct(), DynamicBatching()], ids=["direct", "batching"])
+async def test_ten_short_requests_are_answered_beside_a_long_one(selective, scheduling):
+    serve, gate, _ = selective
+    async with serve(instances=TWO, scheduling=scheduling) as model:
+        long = await model.send(LONG)
+        await until(lambda: any(model.begun(n) for n in range(2)))
+        short = [await model.send(float(n)) for n in range(10)]
+        with trio.fail_after(20):
+            for request in short:
+                assert not isinstance(await model.answer(request), TritiumError)
+        assert not long.answered
+        gate.touch()
+        assert not isinstance(await model.answer(long), TritiumError)
+
+
+async def test_what_was_sent_ahead_to_an_instance_that_hangs_is_answered_by_the_other(selective):
+    serve, _, executed = selective
+    async with serve(instances=TWO) as model:
+        # All in one turn of the loop: while both instances are busy, each is sent one more.
+        hang, *others = [model.request([value]) for value in (HANG, 1.0, 2.0, 3.0, 4.0)]
+        for request in (hang, *others):
+            model.state.submit_nowait(request, in_company=True)
+        with trio.fail_after(20):
+            for request in others:
+                answer = await model.answer(request)
+                assert not isinstance(answer, TritiumError)
+        assert not hang.answered
+        assert sorted(executed()) == [HANG, 1.0, 2.0, 3.0, 4.0]  # each once
+        assert [request.attempts for request in others] == [1] * 4
+        model.state.give_up("the test is over")
+
+
+async def test_what_follows_a_hang_of_the_only_instance_is_answered_after_its_limit(selective):
+    serve, _, executed = selective
+    async with serve(execution_timeout=0.5) as model:
+        hang, *others = [model.request([value]) for value in (HANG, 1.0, 2.0)]
+        for request in (hang, *others):
+            model.state.submit_nowait(request, in_company=True)
+        error = await model.answer(hang)
+        assert error.code is ErrorCode.DEADLINE_EXCEEDED
+        for request in others:
+            assert not isinstance(await model.answer(request), TritiumError)
+        assert executed() == [HANG, 1.0, 2.0]
+
+
+async def test_what_was_sent_ahead_and_has_not_begun_is_never_executed_once_its_client_has_left(selective):
+    serve, gate, executed = selective
+    async with serve() as model:
+        long, left, stays = [model.request([value]) for value in (LONG, 1.0, 2.0)]
+        for request in (long, left, stays):
+            model.state.submit_nowait(request, in_company=True)
+        await until(lambda: len(model.begun()) == 1)
+        assert left.attempts == 1  # it lies in the worker
+        model.state.cancel(left)
+        answer = await model.answer(left)
+        assert answer.code is ErrorCode.CANCELLED
+        assert not long.answered
+        gate.touch()
+        for request in (long, stays):
+            assert not isinstance(await model.answer(request), TritiumError)
+        await model.infer(3.0)
+        assert executed() == [LONG, 2.0, 3.0]
+
+
+async def test_a_batch_mate_of_a_request_whose_client_has_left_is_executed(selective):
+    serve, gate, executed = selective
+    async with serve(scheduling=DynamicBatching()) as model:
+        long = model.request([LONG])
+        model.state.submit_nowait(long)  # alone in its model, so it goes at once
+        left, stays = [model.request([value]) for value in (1.0, 2.0)]
+        for request in (left, stays):
+            model.state.submit_nowait(request, in_company=True)
+        await until(lambda: len(model.begun()) == 1)
+        model.state.cancel(left)
+        assert (await model.answer(left)).code is ErrorCode.CANCELLED
+        gate.touch()
+        for request in (long, stays):
+            assert not isinstance(await model.answer(request), TritiumError)
+        assert executed() == [LONG, 2.0]
+
+
+async def test_a_worker_that_dies_with_batches_taken_back_loses_nothing(selective):
+    serve, _, executed = selective
+    async with serve(execution_timeout=0.5, instances=TWO) as model:
+        hang, *others = [model.request([value]) for value in (HANG, 1.0, 2.0, 3.0)]
+        for request in (hang, *others):
+            model.state.submit_nowait(request, in_company=True)
+        assert (await model.answer(hang)).code is ErrorCode.DEADLINE_EXCEEDED
+        for request in others:
+            assert not isinstance(await model.answer(request), TritiumError)
+        await until(lambda: all(each.worker is not None for each in model.state.instances))
+        for value in (4.0, 5.0, 6.0, 7.0):
+            await model.infer(value)
+        assert sorted(executed()) == [HANG, *(float(n) for n in range(1, 8))]
