@@ -76,6 +76,11 @@ class Scheduler(TurnTaker):
         self.answer_door()
         state, queue = self.state, self.state.queue
         self._expire(queue, now)
+        if (
+            queue.next_expiry() <= now
+        ):  # there are too many for one turn: nobody is dispatched whose time is up
+            state.ring()
+            return -math.inf
         expiry = math.inf
         for instance in state.instances:
             if len(instance.suspects):

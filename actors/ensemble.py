@@ -13,7 +13,7 @@ The actor holds nothing: a restarted one finds requests, lines and gates where t
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NoReturn
 
@@ -60,7 +60,9 @@ class Ensembler(TurnTaker):
         self._contributing: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._lines: dict[int, _Line] = {}  # by the identity of the model that has no room
-        self._gated: dict[Step, float] = {}  # and when their patience is over, in that order
+        self._gated: OrderedDict[Step, float] = (
+            OrderedDict()
+        )  # and when their patience is over, in that order
         self._loans: list[Loan] = []
         self._last: dict[int, ModelState] = {}  # versions that ran each step last
         self._kept: list[ModelState] = []  # pinned for requests that have not begun
@@ -132,6 +134,11 @@ class Ensembler(TurnTaker):
         if queue.next_expiry() <= now:
             for request, error in queue.expire(now):
                 state.fail(request, error, FailureReason.OTHER)
+            if (
+                queue.next_expiry() <= now
+            ):  # there are too many for one turn: nobody is begun whose time is up
+                state.ring()
+                return -math.inf
         started = 0
         while len(queue) and not self._lines and started < STARTED_AT_ONCE:
             for request in queue.take(1):
@@ -260,14 +267,14 @@ class Ensembler(TurnTaker):
         if line is None:
             line = self._lines[id(step.model)] = _Line(step.model)
             self.state.ring()
-        line.steps.append(step)
+        line.steps[step] = None
 
     def leave_line(self, step: Step) -> bool:
         """See `actors.ensemble_request.Ensembling`."""
         line = self._lines.get(id(step.model))
         if line is None or step.submitting or step not in line.steps:
             return False
-        line.steps.remove(step)
+        del line.steps[step]
         return True
 
     def unattended_lines(self) -> Iterable[_Line]:
@@ -283,22 +290,22 @@ class Ensembler(TurnTaker):
     async def work_off(self, line: _Line) -> None:
         """Submit the steps of a line, in their order, each when its model has room for it. Returns when there is none left."""
         while line.steps:
-            step = line.steps[0]
+            step = next(iter(line.steps))
             step.submitting = True
             try:
                 await step.submit()
             except TritiumError as error:
-                line.steps.popleft()
+                del line.steps[step]
                 step.put(error, final=True)
             except Exception:
-                line.steps.popleft()
+                del line.steps[step]
                 step.put(
                     Internal(f"{step.request.prefix}could not be submitted to '{line.model.spec.name}'"),
                     final=True,
                 )
                 raise
             else:
-                line.steps.popleft()
+                del line.steps[step]
                 step.accepted()
         del self._lines[id(line.model)]
         self.state.ring()
@@ -311,7 +318,7 @@ class _Line:
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
-        self.steps: deque[Step] = deque()
+        self.steps: OrderedDict[Step, None] = OrderedDict()
         self.attended = False  # somebody works it off
 
 

@@ -108,6 +108,9 @@ class Sequencer(TurnTaker):
             for request, error in queue.expire(now):
                 state.fail(request, error, failure_reason(error))
             wake_at = queue.next_expiry()
+            if wake_at <= now:  # there are too many for one turn: nobody is dispatched whose time is up
+                state.ring()
+                return -math.inf
         for instance in state.rotation if self._hold.open or self._opens() else ():
             worker = instance.worker
             if worker is not None:

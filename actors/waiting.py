@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from typing import Final
 
 import trio
 
@@ -12,6 +13,9 @@ from actors.messages.requests import InferRequest
 from actors.scheduling.fairness import Turns
 from actors.scheduling.queueing import RequestQueue
 from actors.scheduling.sequences import SequenceQueue
+
+REFUSED_AT_ONCE: Final = 128
+"""Callers that are woken at a time where all are refused; each that has gone wakes the next. Waking one costs some 30 µs."""
 
 
 class _Place:
@@ -24,9 +28,9 @@ class _Place:
         self.refusal: TritiumError | None = None
 
     def refuse(self, error: TritiumError) -> None:
-        """End the wait with `error`."""
-        self.refusal = error
-        self.called.set()
+        """End the wait with `error`, as soon as its caller looks."""
+        if self.refusal is None:
+            self.refusal = error
 
 
 class WaitingLine:
@@ -42,6 +46,7 @@ class WaitingLine:
         self._on_left = on_left
         self._places: OrderedDict[InferRequest, _Place] = OrderedDict()
         self._turns = None if queue.ledger is None else Turns()
+        self._refused: deque[_Place] = deque()  # not woken yet
 
     def __len__(self) -> int:
         return len(self._places)
@@ -92,6 +97,8 @@ class WaitingLine:
             self._turns.remove(request)
         if self._sequences is not None:
             self._sequences.waits_for_room(request, waits=False)
+        if self._refused:
+            self._refused.popleft().called.set()
         self.call_next()  # it runs after us: whether we came in or went away, there may be room for the next
         self._on_left()
 
@@ -111,9 +118,13 @@ class WaitingLine:
         place = self._places.get(request)
         if place is not None:
             place.refuse(error)
+            place.called.set()
         return place is not None
 
     def refuse_all(self, error: TritiumError) -> None:
-        """End every wait with `error`."""
+        """End every wait with `error`: nobody who waits now comes in any more. They are woken some at a time."""
         for place in self._places.values():
             place.refuse(error)
+        self._refused = deque(self._places.values())
+        for _ in range(min(REFUSED_AT_ONCE, len(self._refused))):
+            self._refused.popleft().called.set()

@@ -46,7 +46,7 @@ class InFlight:
     One of a decoupled model stays `open` when its execution is over, as long as some of its requests are.
     """
 
-    __slots__ = ("alone", "began_at", "id", "open", "requests", "slot", "started_at")
+    __slots__ = ("_places", "alone", "began_at", "id", "open", "requests", "slot", "started_at")
 
     def __init__(
         self, batch_id: int, requests: Sequence[InferRequest], slot: Slot, *, alone: bool, began_at: float
@@ -58,6 +58,13 @@ class InFlight:
         self.began_at = began_at  # of execution, as far as the server can know: when it became the oldest
         self.open = 0  # requests whose answer comes in parts, and has not ended
         self.started_at = math.inf  # `began_at` as it was before the first part
+        self._places: dict[InferRequest, int] | None = None
+
+    def place_of(self, request: InferRequest) -> int | None:
+        """Return which of its requests `request` is; None for none of them. Cheap for one after the other."""
+        if self._places is None:
+            self._places = {member: place for place, member in enumerate(self.requests)}
+        return self._places.get(request)
 
     @property
     def since(self) -> float:
@@ -355,10 +362,10 @@ class LiveWorker:
                 self._cancel_stream(stream)
             return
         for batch in self.outstanding.values():
-            for index, member in enumerate(batch.requests):
-                if member is request:
-                    self._control.cancel(batch.slot.index, index)
-                    return
+            place = batch.place_of(request)
+            if place is not None:
+                self._control.cancel(batch.slot.index, place)
+                return
 
     def _cancel_stream(self, stream: PartStream) -> None:
         """By frame, and on the page: the worker looks there as it begins with a batch, which the frame may come before."""

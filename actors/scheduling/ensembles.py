@@ -22,7 +22,7 @@ step should have written has no value, not even null, which is a deadlock in the
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -391,12 +391,12 @@ class Gates:
         """`limit` of 0 keeps every gate open."""
         self._limit = limit
         self._outside: dict[int, int] = {}  # runs that have passed and not ended, by step
-        self._waiting: dict[int, dict[object, None]] = {}  # by step, in order
+        self._waiting: dict[int, OrderedDict[object, None]] = {}  # by step, in order
 
     def enter(self, step: int, run: object) -> bool:
         """Whether `run` may go; else it waits here."""
         if self._limit and self._outside.get(step, 0) >= self._limit:
-            self._waiting.setdefault(step, {})[run] = None
+            self._waiting.setdefault(step, OrderedDict())[run] = None
             return False
         self._pass(step)
         return True
@@ -421,8 +421,8 @@ class Gates:
 
     def withdraw(self, step: int, run: object) -> bool:
         """Take `run` out, which is not to go any more. False where it does not wait."""
-        waiting = self._waiting.get(step, {})
-        if run not in waiting:
+        waiting = self._waiting.get(step)
+        if waiting is None or run not in waiting:
             return False
         del waiting[run]
         return True

@@ -25,7 +25,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 from typing import Final
 
 from actors.frames import Answer
@@ -42,7 +42,7 @@ from actors.messages.tensors import Tensor
 from actors.scheduling.batching import BatchPolicy, Dispatch, Wait, affordable
 from actors.scheduling.controls import Controls, Extra, Padding, zeros
 from actors.scheduling.implicit_state import ImplicitState
-from actors.scheduling.queueing import RequestQueue
+from actors.scheduling.queueing import ENDED_AT_ONCE, RequestQueue
 from actors.scheduling.sequence_slots import (
     Batch,
     Impatience,
@@ -60,6 +60,7 @@ from actors.specs import Direct, DirectStrategy, ModelSpec, OldestStrategy, Sequ
 RECHECK: Final = 0.05
 """Seconds that a sequence from the backlog has its slot at least, however long ago its last request came (section 6.2)."""
 
+_LOOKS: Final = 8  # sequences with slots that are asked for a request to let in, each time that there is room
 _NEVER: Final = Wait(math.inf)
 _FLAGS: Final = FLAG_SEQUENCE_START | FLAG_SEQUENCE_END
 
@@ -79,6 +80,7 @@ class SequenceQueue(RequestQueue):
         "_controls",
         "_expired",
         "_free",
+        "_going_on",
         "_groups",
         "_idle",
         "_iterative",
@@ -138,6 +140,7 @@ class SequenceQueue(RequestQueue):
         self._shares = (Share(), Share())  # of the backlog, of slots
         self._alone: set[InferRequest] = set()
         self._waiting_for_room: dict[int | str, OrderedDict[InferRequest, None]] = {}
+        self._going_on: OrderedDict[int | str, None] = OrderedDict()  # those of them that have a slot
         self._arrivals = count()
         self._numbers = count()
         self._made = count(1)
@@ -219,23 +222,28 @@ class SequenceQueue(RequestQueue):
 
     def waits_for_room(self, request: InferRequest, *, waits: bool) -> None:
         """`request` begins, or has ceased, to wait for room: until then no later one of its sequence may pass it."""
-        line = self._waiting_for_room.setdefault(request.correlation_id, OrderedDict())
+        name = request.correlation_id
+        line = self._waiting_for_room.setdefault(name, OrderedDict())
         if waits:
             line[request] = None
+            sequence = self._live.get(name)
+            if sequence is not None and sequence.group is not None:
+                self._going_on[name] = None
         else:
             line.pop(request, None)
         if not line:
-            del self._waiting_for_room[request.correlation_id]
+            del self._waiting_for_room[name]
+            self._going_on.pop(name, None)
 
     def next_to_go_on(self) -> InferRequest | None:
-        """Return one that waits for room and has it: of a sequence with a slot, which is not to wait for the backlog's room."""
-        for correlation_id, line in self._waiting_for_room.items():
-            sequence = self._live.get(correlation_id)
-            if (
-                sequence is not None
-                and sequence.group is not None
-                and self.admits(request := next(iter(line)))
-            ):
+        """Return one that waits for room and has it: of a sequence with a slot, which is not to wait for the backlog's room.
+
+        Few are looked at: what does not fit now is looked at again when something has left.
+        """
+        if self._shares[True].requests >= max(1, self._limits.requests):
+            return None
+        for name in islice(self._going_on, _LOOKS):
+            if self.admits(request := next(iter(self._waiting_for_room[name]))):
                 return request
         return None
 
@@ -355,6 +363,8 @@ class SequenceQueue(RequestQueue):
             group.ready.clear()
             for sequence in sequences:
                 sequence.group = None
+                if not sequence.closing:
+                    self._going_on.pop(sequence.correlation_id, None)
                 self._move(sequence, seated=False)
                 running = sequence.running
                 following = running or (sequence.queue[0] if sequence.queue else None)
@@ -392,6 +402,8 @@ class SequenceQueue(RequestQueue):
     def _seat(self, sequence: LiveSequence, group: SlotGroup, index: int, now: float) -> None:
         sequence.group, sequence.index = group, index
         group.slots[index] = sequence
+        if sequence.key in self._waiting_for_room and not sequence.closing:
+            self._going_on[sequence.correlation_id] = None
         self._move(sequence, seated=True)
         self._timers.drop(sequence.patience[1])
         sequence.patience = math.inf, 0
@@ -424,7 +436,8 @@ class SequenceQueue(RequestQueue):
             sequence.closing = True
             self._timers.drop(sequence.timer)
             sequence.timer = 0
-            self._live.pop(sequence.key, None)  # a probe's never was there
+            if self._live.pop(sequence.key, None) is not None:  # a probe's never was there
+                self._going_on.pop(sequence.correlation_id, None)
 
     def _finish(self, sequence: LiveSequence, now: float) -> None:
         """Nothing of the sequence runs: make its next request ready, or free its slot where it has come to its end."""
@@ -671,13 +684,17 @@ class SequenceQueue(RequestQueue):
                 self._vacate(sequence, sequence.last_arrival)
         return True
 
-    def expire(self, now: float) -> list[tuple[InferRequest, TritiumError]]:
+    def expire(self, now: float, *, at_most: int = ENDED_AT_ONCE) -> list[tuple[InferRequest, TritiumError]]:
         """End what is due at `now`: requests by their own deadlines, waits in the backlog, idle sequences.
 
-        Return the requests that this takes out, each with what to tell its client.
+        Return the requests that this takes out, each with what to tell its client. `at_most` so many timers are looked at, and
+        none when so many requests have ended; where there are more, `next_expiry` is still due.
         """
         ended: list[tuple[InferRequest, TritiumError]] = []
-        while (target := self._timers.pop_due(now)) is not None:
+        for _ in range(at_most):
+            target = self._timers.pop_due(now) if len(ended) < at_most else None
+            if target is None:
+                break
             if isinstance(target, LiveSequence):
                 self._look_idle(target, now)
             elif isinstance(target, Impatience):
