@@ -28,10 +28,11 @@ from actors.instance import Launched, threads_for
 from actors.messages.events import Log
 from actors.scheduling.confinement import Usage
 from actors.scheduling.retries import DeathReason, Exit, Oom, Signal
-from actors.specs import InstanceSpec, ModelSpec
+from actors.specs import InstanceSpec, ModelSpec, Sandbox
 from engine.config.backends import BackendTraits
 from engine.confining import confining_environ
 from engine.environments.runtime import interpreter, variables
+from engine.inheritance import ALWAYS, scrubbed
 from engine.process_family import Family
 from engine.process_mark import MARK
 from engine.spares import Environment, Spares
@@ -40,44 +41,6 @@ from engine.worker.serve import Serving, Stopped
 T = TypeVar("T")
 
 WORKER: Final = Path(__file__).parent / "worker" / "__main__.py"
-
-INHERITED: Final = frozenset(
-    {
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "TMPDIR",
-        "TZ",
-        "LANG",
-        "LANGUAGE",
-        "LD_LIBRARY_PATH",
-        "LD_PRELOAD",
-    }
-    | {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "XDG_CACHE_HOME"}
-    | {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"}
-)
-"""Environment variables that workers get from the server. Secrets of the server are not among them."""
-
-INHERITED_PREFIXES: Final = (
-    "LC_",
-    "CUDA_",
-    "NVIDIA_",
-    "NCCL_",
-    "OMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "KMP_",
-    "ORT_",
-    "TORCH",
-    "PYTORCH_",
-    "HF_",
-    "ROCR_",
-)
-
-SECRET_SUFFIXES: Final = ("_KEY", "_PASSWORD", "_SECRET", "_TOKEN")
-"""What a variable with such a prefix is called where it is a secret after all, such as `HF_TOKEN`."""
 
 _THREAD_VARIABLES: Final = (
     "OMP_NUM_THREADS",
@@ -133,10 +96,11 @@ class WorkerLauncher:
         spare_workers: int = 0,
         log: Log | None = None,
     ) -> None:
-        """At most `spare_workers` processes wait for a model."""
+        """`environ` is what workers inherit (`engine.inheritance`); at most `spare_workers` processes wait for a model."""
         self.spares = Spares(self._start_spare, limit=spare_workers, log=log)
         self._backends = backends
-        self._environ = scrubbed(environ)
+        self._inherited = {**environ, **ALWAYS}
+        self._minimal = scrubbed(environ)
         self._spawner = Spawner()
         self._oom_kills = OomKills()
         self._burials = trio.CapacityLimiter(BURIALS_AT_ONCE)
@@ -165,7 +129,9 @@ class WorkerLauncher:
 
     def environment(self, spec: ModelSpec, instance: InstanceSpec) -> Environment:
         """Return what a worker process of this instance is started with."""
-        environ = variables({**self._environ, **_thread_environ(spec, instance, self._environ)}, spec.runtime)
+        strict = spec.confinement.sandbox is Sandbox.STRICT
+        inherited = self._minimal if strict else self._inherited
+        environ = variables({**inherited, **_thread_environ(spec, instance, inherited)}, spec.runtime)
         files = (
             spec.model_directory,
             spec.version_directory,
@@ -205,15 +171,6 @@ class WorkerLauncher:
 
     async def _start_spare(self, environment: Environment) -> ProcessWorker:
         return await self._start(environment, environment.backend)
-
-
-def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what a worker may see of the server's environment."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in INHERITED or (name.startswith(INHERITED_PREFIXES) and not name.endswith(SECRET_SUFFIXES))
-    } | {"PYTHONUNBUFFERED": "1"}
 
 
 def _thread_environ(spec: ModelSpec, instance: InstanceSpec, environ: Mapping[str, str]) -> dict[str, str]:

@@ -28,6 +28,7 @@ from engine.cli.words import (
 )
 from engine.cli.words import SettingsError as SettingsError
 from engine.hooks import read_start_after, warnings_of
+from engine.inheritance import INHERIT, inherited
 from engine.listening import (
     GrpcSettings,
     RestrictedHeader,
@@ -117,6 +118,7 @@ class Settings:
     rate_limit_resources: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
     host_policies: Mapping[str, HostPolicy] = field(default_factory=dict)
     spare_workers: int = 4  # processes that wait for a model, at most
+    worker_environment: str = INHERIT  # one of `engine.inheritance.CHOICES`
 
     cache: CacheSettings | None = None  # of responses
     start_after: StartAfter = field(default_factory=StartAfter)  # of a model's first batch
@@ -161,6 +163,10 @@ class Settings:
     def settings_for(self, backend: str) -> dict[str, str]:
         """Return what `--backend-config` says for one backend: its own settings over those for all."""
         return {**self.backend_settings.get("", {}), **self.backend_settings.get(backend, {})}
+
+    def for_workers(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return what workers get of the server's environment."""
+        return inherited(environ, mode=self.worker_environment, repositories=self.model_repositories)
 
     def options(self) -> list[tuple[str, str]]:
         """Return (name, value) of what an operator wants to see at start-up."""
@@ -227,6 +233,7 @@ def _settings(given: Given, environ: Mapping[str, str]) -> Settings:
         rate_limit_resources=_resources(given),
         host_policies=read_host_policies(given.all("host-policy")),
         spare_workers=given.integer("spare-workers", 4, most=1024),
+        worker_environment=given.text("worker-environment", INHERIT),
         cache=read_cache(given, environ),
         start_after=_start_after(given, environ),
         id=given.text("id", "triton"),

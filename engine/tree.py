@@ -238,7 +238,10 @@ class _Composition:
         self._custom_metrics = CustomMetrics(enabled=settings.allow_metrics)
         self._custom_metrics.answer(self._subjects)
         self._launcher = self._machine.launcher(
-            self._backends, environ=environ, spare_workers=settings.spare_workers, log=self._log
+            self._backends,
+            environ=settings.for_workers(environ),
+            spare_workers=settings.spare_workers,
+            log=self._log,
         )
         self.subtrees = ModelSubtrees(
             self._models,
@@ -278,6 +281,7 @@ class _Composition:
             ReadOptions(
                 backends=self._backends,
                 gpus=gpu_count(environ),
+                environ=settings.for_workers(environ),
                 backend_settings=settings.backend_settings,
                 config_name=settings.model_config_name,
                 auto_complete=not settings.disable_auto_complete_config,

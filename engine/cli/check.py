@@ -230,6 +230,7 @@ def inspect(
                 directory.path,
                 backends=backends,
                 gpus=gpus,
+                environ=settings.for_workers(os.environ),
                 backend_settings=settings.backend_settings,
                 config_name=settings.model_config_name,
                 auto_complete=not settings.disable_auto_complete_config,

@@ -36,6 +36,16 @@ INSTANCE_FLAGS: Final = (
         " instance group without a 'host_policy' has cpu, gpu_<id> or model, by its kind. Repeatable.",
     ),
     Flag(
+        name="worker-environment",
+        group=Group.INSTANCES,
+        default="inherit",
+        metavar="MODE",
+        check=OneOf("invalid argument for --worker-environment", "inherit", "minimal"),
+        help="inherit: workers have the server's environment variables, but for its own settings (TRITIUM_*) and the credentials of its"
+        " repositories and cache. minimal: only what programs and frameworks need, such as PATH and CUDA_*; so it is in a strict"
+        " sandbox in any case.",
+    ),
+    Flag(
         name="spare-workers",
         kind=Kind.INT,
         group=Group.INSTANCES,

@@ -122,6 +122,7 @@ def load_model_config(
     *,
     backends: Mapping[str, BackendTraits],
     gpus: int = 0,
+    environ: Mapping[str, str] | None = None,
     backend_settings: Mapping[str, Mapping[str, str]] | None = None,
     config_name: str = "",
     auto_complete: bool = True,
@@ -135,7 +136,7 @@ def load_model_config(
 ) -> LoadedConfig:
     """Read, complete, validate and translate the configuration of the model in `model_directory`.
 
-    `gpus` is how many there are; `backend_settings` holds the command line's settings by backend, those for every
+    `gpus` is how many there are; `environ` is what processes that run model code inherit, by default as in `engine.inheritance`; `backend_settings` holds the command line's settings by backend, those for every
     backend under ""; `config_name` chooses `configs/<name>.pbtxt`. `override`, the JSON configuration of a load request,
     stands in the file's place. `namespace` and `content`, a digest by version, are passed on to the specifications.
     `model_name` is the model's where its directory is called otherwise, as a copy of a remote one may be.
@@ -214,6 +215,7 @@ def load_model_config(
                 backends=backends,
                 settings=settings,
                 gpus=gpus,
+                environ=environ,
                 run_model_code=run_model_code,
                 runtime=runtimes.get(directory.number, Runtime()),
             )

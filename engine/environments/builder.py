@@ -23,7 +23,7 @@ from actors.specs import Runtime
 from engine.environments.cache import EnvironmentCache
 from engine.environments.declared import Environment, Kind
 from engine.environments.layout import EnvironmentFailed, Facts
-from engine.launch import scrubbed
+from engine.inheritance import scrubbed
 from engine.process_family import Family
 from engine.process_mark import MARK
 

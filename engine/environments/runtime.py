@@ -8,8 +8,18 @@ from typing import Final
 
 from actors.specs import Runtime
 
-_SERVERS_OWN: Final = frozenset({"PYTHONPATH", "PYTHONPYCACHEPREFIX"})
-"""Variables that lead a Python to packages or compiled files that were made for another one."""
+_SERVERS_OWN: Final = frozenset(
+    {
+        "PYTHONPATH",
+        "PYTHONPYCACHEPREFIX",
+        "PYTHONHOME",
+        "PYTHONPLATLIBDIR",
+        "PYTHONEXECUTABLE",
+        "PYTHONUSERBASE",
+    }
+    | {"VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CONDA_PROMPT_MODIFIER"}
+)
+"""Variables that lead a Python to a library, packages or compiled files that were made for another one, or name that one."""
 
 
 def interpreter(runtime: Runtime) -> str:

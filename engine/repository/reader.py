@@ -53,6 +53,7 @@ class ReadOptions:
 
     backends: Mapping[str, BackendTraits]
     gpus: int = 0
+    environ: Mapping[str, str] | None = None
     backend_settings: Mapping[str, Mapping[str, str]]
     config_name: str = ""
     auto_complete: bool = True
@@ -221,6 +222,7 @@ class RepositoryReader:
             fetched.path,
             backends=options.backends,
             gpus=options.gpus,
+            environ=options.environ,
             backend_settings=options.backend_settings,
             config_name=options.config_name,
             auto_complete=options.auto_complete,

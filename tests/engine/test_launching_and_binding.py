@@ -5,11 +5,11 @@ import socket
 import pytest
 
 from engine.devices import gpu_count
-from engine.launch import scrubbed
+from engine.inheritance import scrubbed
 from engine.sockets import AddressInUse, bind
 
 
-def test_a_worker_sees_what_it_needs_of_the_environment():
+def test_a_minimal_environment_has_what_programs_need():
     environ = {
         "PATH": "/bin",
         "LC_ALL": "C",
@@ -33,7 +33,7 @@ def test_a_worker_sees_what_it_needs_of_the_environment():
         "PATHS",
     ],
 )
-def test_a_worker_sees_no_secret(name):
+def test_a_minimal_environment_has_no_secret(name):
     assert scrubbed({name: "hidden"}) == {"PYTHONUNBUFFERED": "1"}
 
 

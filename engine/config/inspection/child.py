@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from actors.specs import Runtime
 from engine.environments.runtime import interpreter, variables
+from engine.inheritance import inherited
 
 PROGRAM: Final = Path(__file__).parents[2] / "worker" / "completion.py"
 
@@ -50,14 +51,12 @@ def ask(
 ) -> Answer:
     """Let the backend class `module:Class` complete the configuration in `model`, the fields of its `ModelInfo`.
 
-    It runs on the interpreter of `runtime`, the server's own by default, and within the limits that the variables `confined`
+    It has the variables `environ`, those of a server that is told nothing else by default. It runs on the interpreter of `runtime`, the server's own by default, and within the limits that the variables `confined`
     tell (`engine.confining`), as the model's workers will. Waits for up to `timeout` seconds; never raises for what model code does. Must not run on an event loop.
     """
-    from engine.launch import scrubbed  # it brings trio, which `tritium check` needs only here
-
     request = json.dumps({"backend": backend, "model": model}).encode()
     runtime = runtime or Runtime()
-    environ = scrubbed(os.environ if environ is None else environ) | _ENVIRONMENT
+    environ = {**(inherited(os.environ) if environ is None else environ), **_ENVIRONMENT}
     try:
         environ = {**variables(environ, runtime), **(confined or {})}
         return _run(request, interpreter(runtime), environ, timeout)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from actors.messages.errors import ErrorCode
-from actors.specs import Runtime
+from actors.specs import Runtime, Sandbox
 from engine.config.backends import BackendTraits
 from engine.config.complete import normalise
 from engine.config.files import inside
@@ -34,6 +34,7 @@ from engine.config.provenance import Provenance
 from engine.config.settings import CONFINING, read_settings
 from engine.config.translate import artifact
 from engine.confining import confining_environ
+from engine.inheritance import inherited, scrubbed
 from engine.repository.layout import VersionDirectory
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
@@ -65,6 +66,7 @@ class Inspection:
     gpus: int = 0
     run_model_code: bool = True
     runtime: Runtime = field(default_factory=Runtime)
+    environ: Mapping[str, str] | None = None  # of processes that run the model's code
 
     def applies(self, config: ModelConfig) -> bool:
         """Whether there is anything to ask the model for, of a configuration whose backend is known."""
@@ -140,7 +142,14 @@ class Inspection:
         if confined is None:
             return []  # whoever reads the settings says why
         timeout, problems = self._timeout(config)
-        answer = child.ask(traits.target, model, timeout=timeout, runtime=self.runtime, confined=confined)
+        answer = child.ask(
+            traits.target,
+            model,
+            timeout=timeout,
+            environ=self._environ(model["parameters"], traits),
+            runtime=self.runtime,
+            confined=confined,
+        )
         problems += [
             Problem(severity=Severity.WARNING, message=f"{origin}: {message}", path=path)
             for level, message in answer.log
@@ -170,6 +179,13 @@ class Inspection:
             else replace(problem, path=problem.path or path)
             for problem in problems
         ]
+
+    def _environ(self, parameters: Mapping[str, str], traits: BackendTraits) -> Mapping[str, str]:
+        """Return the environment that the model's workers have: a minimal one in a strict sandbox."""
+        environ = inherited(os.environ) if self.environ is None else self.environ
+        confining = {key: parameters[key] for key in CONFINING if key in parameters}
+        settings, _ = read_settings(confining, traits)
+        return scrubbed(environ) if settings.confinement.sandbox is Sandbox.STRICT else environ
 
     def _confined(
         self, parameters: Mapping[str, str], traits: BackendTraits, place: Path
