@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from actors.call import Call
 from actors.interfaces import ServedModel
-from actors.messages.errors import TritiumError, Unavailable
+from actors.messages.errors import NEVER, TritiumError, Unavailable
 from actors.messages.requests import InferRequest
 from actors.model import InstanceState, ModelState
 from actors.scheduling.ensembles import Wiring
@@ -57,7 +57,7 @@ class CallWaits:
             return
         chain = find_deadlock(call, lambda node: self._waits_of(node, call))
         if chain is not None:
-            raise Unavailable(_told(call, chain))
+            raise Unavailable(_told(call, chain), retry_after=NEVER)
 
     def _needed(self, call: Call) -> Iterator[ModelState]:
         return self._models(call.model, call.request.requested_outputs)

@@ -23,7 +23,7 @@ from actors.fault_points import fault_point
 from actors.found import FoundModel
 from actors.lane import Lane
 from actors.loading import Surroundings
-from actors.messages.errors import ErrorCode, TritiumError, Unavailable
+from actors.messages.errors import NEVER, ErrorCode, TritiumError, Unavailable
 from actors.messages.events import Event
 from actors.operations import (
     NOWHERE,
@@ -43,7 +43,8 @@ from actors.operations import (
     not_polled,
     read_parameters,
 )
-from actors.router import ambiguous
+from actors.router import OnTheWay, ambiguous
+from actors.scheduling.coming_back import after_load
 from actors.specs import ModelKey
 from actors.supervision.context import ChildContext
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
@@ -88,6 +89,7 @@ class Catalog:
         )  # told what must be looked at again
         # Whose loads that of a model waits for because the model itself, being loaded, has asked for them.
         self.awaited_by: Callable[[str], AbstractSet[str]] = lambda _: frozenset()
+        self._looked = False  # into the repositories, at the start
         self.start_failed = False  # something that should have been loaded at start was not
         self._unlisted: Sequence[str] = ()  # repositories that the start went without, and why
         self._catching_up: list[Lane] = []  # what was found in them since is loaded by these
@@ -136,6 +138,7 @@ class Catalog:
     async def _start_up(self) -> None:
         listing = await self._list()
         keys = listing.keys
+        self._looked = True
         self.start_failed = bool(listing.failures)
         self._unlisted = listing.failures
         wanted = keys if "*" in self._startup else [key for key in keys if key.name in self._startup]
@@ -235,11 +238,30 @@ class Catalog:
         seconds = round(trio.current_time() - busy.since, 3)
         return {"phase": phase, "seconds": seconds, "attempt": busy.attempt, **busy.details}
 
+    def on_the_way(self, name: str, namespace: str) -> OnTheWay | None:
+        """Tell of a model that is being loaded, or waits to be; None of any other. See `Router.on_the_way`."""
+        if not self._looked:
+            return OnTheWay(
+                told="the server has just started and looks into its repositories", retry_after=1.0
+            )
+        key = ModelKey(name, namespace)
+        if key not in self._lanes and self._around.router.namespacing and not namespace:
+            key = next((each for each in self._lanes if each.name == name), key)
+        lane = self._lanes.get(key)
+        since = None if lane is None else lane.loading_since
+        if lane is None or since is None:
+            return None
+        seconds = max(0.0, trio.current_time() - since)
+        return OnTheWay(
+            told=_told(self.progress(key)),
+            retry_after=after_load(seconds, before=lane.deployment.load_seconds),
+        )
+
     # -- inside ----------------------------------------------------------------------------------------------------------
 
     def _require_explicit(self) -> None:
         if self._mode is not ControlMode.EXPLICIT:
-            raise Unavailable(POLLING)
+            raise Unavailable(POLLING, retry_after=NEVER)
 
     async def _list(self) -> Listing:
         listing = await self._source.listing()
@@ -370,6 +392,20 @@ class Catalog:
                 parts = lane.deployment.depends_on
                 await self._do(key, Unload())
                 await self._unload_parts(parts)
+
+
+def _told(progress: Mapping[str, object] | None) -> str:
+    """Return what is being done with a model, in words."""
+    if progress is None:
+        return "it waits to be loaded"
+    known = {"phase", "seconds", "attempt"}
+    details = "".join(
+        f", {key.replace('_', ' ')} {value}" for key, value in progress.items() if key not in known
+    )
+    attempt = f", attempt {progress['attempt']}" if progress["attempt"] != 1 else ""
+    return (
+        f"it is being loaded (phase '{progress['phase']}' for {progress['seconds']:.0f} s{attempt}{details})"
+    )
 
 
 def _circular(found: FoundModel, circle: Sequence[ModelKey]) -> FoundModel:

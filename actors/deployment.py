@@ -61,6 +61,7 @@ class Deployment:
         self.override: Override | None = None  # a load request's configuration that is in force
         self.overrode = ""  # and the digest of the files that it is in force over
         self.left = False  # it is in the repository no more
+        self.load_seconds = 0.0  # that the last load took
         self._around = around
         self._on_retired = on_retired
         self._on_changed = on_changed
@@ -266,6 +267,7 @@ class Deployment:
         around = self._around
         replaced = around.router.serve(self.key, states)
         around.swapped(self.key, [states[number].spec for number in sorted(states)])
+        self.load_seconds = max([state.load_seconds for state in started.values()], default=self.load_seconds)
         for number, state in sorted(started.items()):
             around.log(
                 Event.MODEL_READY,

@@ -78,7 +78,8 @@ class WaitingRoom:
         if now < self._retry_at:
             raise Unavailable(
                 f"{request.prefix}model '{self.key}' could not be loaded: {self._failure} "
-                f"(tried again in {math.ceil(self._retry_at - now)} s at the earliest)"
+                f"(tried again in {math.ceil(self._retry_at - now)} s at the earliest)",
+                retry_after=self._retry_at - now,
             )
         if self.waiting >= bounds.requests:
             raise self._full(request, f"{self.waiting} requests wait", "tritium.queue.max_requests")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -41,6 +42,7 @@ class Lane:
         self.standing = False  # its actor was started
         self._waiting: deque[Operation] = deque()
         self._current: Operation | None = None
+        self._began = 0.0  # when that did
         self._scope: trio.CancelScope | None = None
         self._arrived = trio.Event()
 
@@ -61,6 +63,14 @@ class Lane:
     def has_work(self) -> bool:
         """Whether something is being done, or is still to be done."""
         return self._current is not None or bool(self._waiting)
+
+    @property
+    def loading_since(self) -> float | None:
+        """Since when the model is being loaded; infinite where it waits to be, None where it is not."""
+        current = self._current
+        if current is not None and (current.loads or self.deployment.progress is not None):
+            return self._began
+        return math.inf if any(operation.loads for operation in self._waiting) else None
 
     @property
     def over(self) -> bool:
@@ -91,7 +101,7 @@ class Lane:
             ctx.publish(namespace=self.deployment.key.namespace)
         while True:
             while self._waiting:
-                self._current = self._waiting.popleft()
+                self._current, self._began = self._waiting.popleft(), trio.current_time()
                 ctx.publish(busy_with=type(self._current).__name__.lower())
                 try:
                     await self._carry_out(self._current)

@@ -29,6 +29,7 @@ from actors.messages.requests import InferRequest, InferResponse, Parameter
 from actors.messages.tensors import Tensor
 from actors.parts import Arrived
 from actors.scheduling.batching import policy_for
+from actors.scheduling.coming_back import Pace
 from actors.scheduling.marks import marks_of
 from actors.scheduling.ordering import ReorderBuffer
 from actors.scheduling.queueing import RequestQueue
@@ -177,6 +178,7 @@ class ModelState:
         self._validate = Validator(spec)
         self._on_status = on_status
         self._wall_clock = wall_clock
+        self._pace = Pace()
         self._line = WaitingLine(self.queue, spec.name, self._look_again)
         self._ring, self.doorbell = trio.open_memory_channel[None](1)
         self._rung = False
@@ -338,7 +340,11 @@ class ModelState:
     def _enqueue(self, request: InferRequest, *, in_company: bool = False) -> None:
         if self.cache is not None and self.cache.holds(request):
             return
-        self.queue.push(request, trio.current_time())
+        try:
+            self.queue.push(request, trio.current_time())
+        except Unavailable as full:
+            full.retry_after = full.retry_after or self._room_after()
+            raise
         self.in_flight.add(request)
         if self.cache is not None:
             self.cache.queued(request)
@@ -357,12 +363,22 @@ class ModelState:
         try:
             self.queue.push(request, since)
         except Unavailable as full:
+            full.retry_after = full.retry_after or self._room_after()
             self.fail(request, full, FailureReason.OTHER)
             return
         self.in_flight.add(request)
         if self.cache is not None:
             self.cache.queued(request)
         self.ring()
+
+    def _room_after(self) -> float:
+        """Return in how many seconds what waits in the queue may have been answered; 0 where nobody knows."""
+        return self._pace.after(
+            len(self.queue),
+            answered=self.statistics.success_count,
+            usual=lambda: self.statistics.lane_rate * sum(each.spec.lanes for each in self.rotation),
+            now=trio.current_time(),
+        )
 
     def _refuse_if_late(self, request: InferRequest, slo: Admission) -> None:
         """Raise Unavailable for what can't be answered in time."""

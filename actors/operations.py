@@ -54,6 +54,7 @@ class Operation(ABC):
     """One thing asked of one model, and how it ended."""
 
     gives_way = False  # whether an order to unload takes its place
+    loads = False  # whether the model may serve once it is done
     # How many lives of a lane may end before it does. Who asked for it may try again; but what nobody waits for is done in the
     # next life, or the model would stay as it was until something about it changes once more.
     lives = 1
@@ -86,7 +87,7 @@ class Operation(ABC):
 class _FromRepository(Operation):
     """Read the model's directory, and have what is found serve."""
 
-    gives_way = True
+    gives_way = loads = True
 
     def __init__(self, source: ModelSource, ensure: Ensure) -> None:
         super().__init__()
@@ -267,7 +268,7 @@ class Unload(Operation):
 class Wake(Operation):
     """Of a request for a model that is loaded on demand."""
 
-    gives_way = True
+    gives_way = loads = True
 
     async def carry_out(self, deployment: Deployment) -> None:
         """Load it, unless it is."""

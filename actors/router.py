@@ -21,6 +21,20 @@ _VERSION_LIMIT = 2**63
 # `int` reads more than this: other scripts' digits, blanks, underscores. 4,000 digits are fewer than it refuses to read.
 _NUMBER = re.compile(r"[+-]?[0-9]{1,4000}")
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnTheWay:
+    """A load that is going on: what it is at, in words, and in how many seconds it may be over."""
+
+    told: str
+    retry_after: float
+
+
+def _nobody(name: str, namespace: str) -> OnTheWay | None:
+    del name, namespace
+    return None
+
+
 Fronting = Callable[[Mapping[int, ModelState]], ServedModel | None]
 """Chooses who answers requests that name no version, from the READY ones; None: the highest version."""
 
@@ -58,7 +72,9 @@ class Router:
     """Every model version that was ever asked to run, and those models that never could be."""
 
     def __init__(self, *, namespacing: bool = False) -> None:
-        self._namespacing = namespacing
+        self.namespacing = namespacing  # models of several repositories may share a name
+        # Tells of the load of a model of this name, of that namespace where one is given.
+        self.on_the_way: Callable[[str, str], OnTheWay | None] = _nobody
         self._models: dict[ModelKey, _Known] = {}
         self._named: dict[str, list[ModelKey]] = {}  # keys by the name that requests use
         self._fronts: dict[str, ServedModel] = {}  # by that name: who answers requests that name no version
@@ -228,9 +244,12 @@ class Router:
                 return front
         number = parse_version(version) if version else 0  # looked at before the model is
         key = ModelKey(name, namespace)
-        known = self._models[key if namespace and key in self._models else self._only_key(name)]
+        if not (namespace and key in self._models):
+            key = self._only_key(name, number)
+        known = self._models[key]
         if not version:
-            raise NotFound(f"Request for unknown model: '{name}' has no available versions")
+            nothing = NotFound(f"Request for unknown model: '{name}' has no available versions")
+            raise self._loading(key, number) or nothing
         state = known.serving.get(number)
         if state is not None and state.status is Status.READY:
             return state
@@ -241,8 +260,18 @@ class Router:
             and number not in known.past
             and all(each.spec.version != number for each in known.background)
         ):
-            raise NotFound(f"Request for unknown model: '{name}' version {number} is not found")
-        raise _not_ready(name, number)
+            loading = None if known.serving else self._loading(key, number)
+            raise loading or NotFound(f"Request for unknown model: '{name}' version {number} is not found")
+        raise self._loading(key, number) or _not_ready(name, number)
+
+    def _loading(self, key: ModelKey, number: int) -> Unavailable | None:
+        """Return the error of a model, or of its version `number`, that is being loaded: what it waits for, and how long."""
+        way = self.on_the_way(key.name, key.namespace)
+        if way is None:
+            return None
+        state = f"version {number} is not at ready state" if number else "has no available versions"
+        told = f"Request for unknown model: '{key.name}' {state}: {way.told}"
+        return Unavailable(told, retry_after=way.retry_after)
 
     def _namespaced_front(self, name: str, namespace: str) -> ServedModel | None:
         known = self._models.get(ModelKey(name, namespace))
@@ -261,11 +290,12 @@ class Router:
         known = self._models.get(key)
         return {} if known is None else known.dormant
 
-    def _only_key(self, name: str) -> ModelKey:
+    def _only_key(self, name: str, number: int = 0) -> ModelKey:
         keys = self._named.get(name, ())
         if not keys:
             unknown = f"Request for unknown model: '{name}' is not found"
-            raise InvalidArgument(unknown) if self._namespacing else NotFound(unknown)
+            loading = self._loading(ModelKey(name), number)
+            raise loading or (InvalidArgument(unknown) if self.namespacing else NotFound(unknown))
         if len(keys) > 1:
             raise ambiguous(name, len(keys))
         return keys[0]

@@ -188,6 +188,12 @@ class ModelStatistics:
             summaries.compute_infer.observe(infer_ns // 1000)
             summaries.compute_output.observe(output_ns // 1000)
 
+    @property
+    def lane_rate(self) -> float:
+        """How many requests a second one lane answers while it executes, so far; 0 where none was executed."""
+        seconds = sum(sum(entry[1:]) for entry in self.per_batch_size.values()) / 1e9
+        return self.success_count / seconds if seconds > 0 else 0.0
+
     def first_part(self, ns: int) -> None:
         """Count the first response to a request of a decoupled model, `ns` after the request."""
         if self.first_response is not None:

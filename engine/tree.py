@@ -311,6 +311,7 @@ class _Composition:
         mode = ControlMode(settings.control_mode)
         startup = settings.load_models if mode is ControlMode.EXPLICIT else ("*",)
         self.catalog = Catalog(around, reader, self._lanes, mode=mode, startup=startup)
+        self.router.on_the_way = self.catalog.on_the_way
         self.readiness = Readiness(
             self.router,
             strict=settings.strict_readiness,

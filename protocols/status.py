@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from actors.messages.errors import ErrorCode, Unavailable
+from actors.messages.errors import NEVER, ErrorCode, TritiumError, Unavailable
 
 # Contract: http.md section 1.1 and grpc.md section 2 for Triton's eight. The last two are Tritium's own (DESIGN section 4).
 STATUS: Final[Mapping[ErrorCode, tuple[int, int]]] = {
@@ -33,6 +33,11 @@ def grpc_status(code: ErrorCode) -> int:
     return STATUS[code][1]
 
 
-def retry_seconds(error: Unavailable) -> int:
-    """Return after how many whole seconds to try again what `error` refused, at least 1 (RFC 9110, section 10.2.3)."""
+def retry_seconds(error: TritiumError) -> int:
+    """Return after how many whole seconds to try again what `error` refused (RFC 9110, section 10.2.3).
+
+    At least 1, which is also told where nobody knows; 0 where it is not worth trying again, or not a matter of time.
+    """
+    if not isinstance(error, Unavailable) or error.retry_after == NEVER:
+        return 0
     return max(1, math.ceil(error.retry_after))

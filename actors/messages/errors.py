@@ -6,7 +6,9 @@ wire is the wire's affair: see `protocols.status`.
 
 from __future__ import annotations
 
+import math
 from enum import Enum
+from typing import Final
 
 
 class ErrorCode(Enum):
@@ -75,10 +77,14 @@ class InvalidArgument(TritiumError):
     code = ErrorCode.INVALID_ARG
 
 
+NEVER: Final = math.inf
+"""`Unavailable.retry_after` of what is refused whenever it is asked for."""
+
+
 class Unavailable(TritiumError):
     """It exists but can't serve now: queue full, timed out in the queue, not ready, stopping, instance lost.
 
-    `retry_after` is in how many seconds it may be worth trying again; 0 where nobody knows.
+    `retry_after` is in how many seconds it may be worth trying again: 0 where nobody knows, NEVER where waiting is no cure.
     """
 
     code = ErrorCode.UNAVAILABLE

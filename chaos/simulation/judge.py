@@ -127,6 +127,7 @@ class Judge:
                     or (bool(request.sequence) and self._sequence_lost(outcome))
                     or (model.bounded and _refused_by_policy(outcome, took))
                     or self._gone(outcome, model)
+                    or (_says_on_its_way(outcome) and self._control.may_be_gone(model.name, outcome.began))
                     or outcome.ended >= self._draining_since
                     or self._result_lost(outcome, model)
                 )
@@ -193,6 +194,14 @@ def _says_gone(outcome: Outcome) -> bool:
         outcome.message.endswith(f"Request for unknown model: '{name}' {what}")
         for name in names
         for what in ("is not found", "has no available versions")
+    )
+
+
+def _says_on_its_way(outcome: Outcome) -> bool:
+    """Whether it is what a model is told by that serves nobody yet (docs/differences.md)."""
+    return any(
+        f"Request for unknown model: '{name}' has no available versions: it " in outcome.message
+        for name in (outcome.request.model, *MODELS[outcome.request.model].steps)
     )
 
 

@@ -482,10 +482,10 @@ def status_of(error: TritiumError | GRPCError) -> tuple[int, str]:
 
 
 def trailing_metadata(error: TritiumError | GRPCError) -> Metadata | None:
-    """Return what a client is told beside the status: when to try again, where that is known."""
-    if isinstance(error, Unavailable) and error.retry_after:
-        return replies.try_again(retry_seconds(error))
-    return None
+    """Return what a client is told beside the status UNAVAILABLE: when to try again."""
+    if not isinstance(error, Unavailable):
+        return None
+    return replies.try_again(retry_seconds(error), known=error.retry_after > 0)
 
 
 def release_outcome(outcome: Outcome) -> None:

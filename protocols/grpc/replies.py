@@ -61,23 +61,26 @@ def trailers_with(metadata: Metadata, status: int = 0, message: str = "") -> byt
 
 def trailers_only(status: int, message: str = "", metadata: Metadata | None = None) -> bytes:
     """Return the one block of an answer without messages. Raises ValueError and TypeError as `encoded`."""
-    if metadata:
-        return encode_headers((_OK, _TYPE, *_status(status, message), *encoded(metadata)))
-    return _trailers_only(status, message[: MAX_MESSAGE + 1])
+    return _trailers_only(status, message[: MAX_MESSAGE + 1], tuple(metadata.items()) if metadata else ())
 
 
 @lru_cache(maxsize=_KEPT)
-def _trailers_only(status: int, message: str) -> bytes:
-    return encode_headers((_OK, _TYPE, *_status(status, message)))
+def _trailers_only(status: int, message: str, metadata: tuple[tuple[str, str | bytes], ...]) -> bytes:
+    own = encoded(dict(metadata)) if metadata else ()
+    return encode_headers((_OK, _TYPE, *_status(status, message), *own))
 
 
-def try_again(seconds: int) -> Metadata:
-    """Return the trailing metadata of a call that is worth making again after `seconds`.
+def try_again(seconds: int, *, known: bool) -> Metadata:
+    """Return the trailing metadata of a call that is worth making again after `seconds`; 0 for never.
 
     `grpc-retry-pushback-ms` tells a client with a retry policy how long to wait before its next attempt (gRFC A6,
-    "Pushback"); `retry-after` tells everybody else.
+    "Pushback"); `retry-after` tells everybody else. A negative pushback ends its attempts. Where the time is not `known`
+    there is none: the policy's own back-off, which begins with milliseconds, is the better guess then.
     """
-    return {"retry-after": str(seconds), _PUSHBACK: str(seconds * 1000)}
+    if not seconds:
+        return {_PUSHBACK: "-1"}
+    told = {"retry-after": str(seconds)}
+    return {**told, _PUSHBACK: str(seconds * 1000)} if known else told
 
 
 def refused(refusal: Refusal) -> bytes:

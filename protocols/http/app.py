@@ -37,7 +37,7 @@ from protocols.http.admission import Refused, Verdict
 from protocols.http.bodies import NO_DECOUPLED, BodyLimits, BodyTooLong, ForeignBody, announced, as_refused
 from protocols.http.cross_site import foreign_origin
 from protocols.http.disconnects import DisconnectHook, watched
-from protocols.http.fields import JSON, Header, failure_fields, server_timing
+from protocols.http.fields import JSON, SOON, Header, failure_fields, server_timing
 from protocols.http.generate import GenerateOptions, Generator
 from protocols.http.marking import peer_of, put_marks
 from protocols.http.reply import ReplyPort
@@ -159,7 +159,7 @@ def _failure(error: TritiumError) -> _Answer:
 
 _NOT_FOUND: Final = _error(404, "Not Found", _NO_HEADERS)
 _WRONG_METHOD: Final = _error(405, "Method Not Allowed")
-_EXITING: Final = _error(503, "Server exiting")
+_EXITING: Final = _error(503, "Server exiting", [JSON, SOON])
 _YES: Final = _Answer(200, _NO_HEADERS)
 _NO: Final = _Answer(400, _NO_HEADERS)
 

@@ -24,6 +24,7 @@ import trio
 from actors.fault_points import fault_point
 from protocols.buffers import behind
 from protocols.http.admission import DISCARD_PAUSE, DISCARD_TIME, MOST_DISCARDED, Admit, Refused, refused
+from protocols.http.fields import JSON, SOON
 from protocols.http.parser import Request, RequestLimits, RequestParser
 from protocols.kserve.metadata import error
 from protocols.listening import LAST_CALL
@@ -43,7 +44,7 @@ _MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
 _IN_A_ROW: Final = 8  # pipelined requests answered before other tasks get a turn
 
 _TOO_SLOW: Final = 408, "Request Timeout"
-_EXITING: Final = 503, "Server exiting"
+_EXITING: Final = 503, "Server exiting", (JSON, SOON)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON: Final = ((b"content-type", b"application/json"),)
 _ASGI: Final = {"version": "3.0", "spec_version": "2.5"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from actors.messages.errors import TritiumError, Unavailable
+from actors.messages.errors import TritiumError
 from protocols.kserve.compression import OFFERED, UnsupportedCompression
 from protocols.status import retry_seconds
 
@@ -13,6 +13,9 @@ Header = tuple[bytes, bytes]
 JSON: Final[Header] = (b"content-type", b"application/json")
 EVENTS: Final[Header] = (b"content-type", b"text/event-stream; charset=utf-8")
 
+SOON: Final[Header] = (b"retry-after", b"1")
+"""With a status of 503 for which nobody knows when it will be over."""
+
 _PHASES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
@@ -20,9 +23,8 @@ def failure_fields(error: TritiumError) -> list[Header]:
     """Return the fields that go with the status of `error`, its Content-Type left open."""
     if isinstance(error, UnsupportedCompression):
         return [(b"accept-encoding", OFFERED)]
-    if isinstance(error, Unavailable) and error.retry_after:
-        return [(b"retry-after", b"%d" % retry_seconds(error))]
-    return []
+    seconds = retry_seconds(error)
+    return [(b"retry-after", b"%d" % seconds)] if seconds else []
 
 
 def server_timing(timing: tuple[int, int, int, int]) -> Header:

@@ -1,12 +1,13 @@
 """What should run is started: so many at a time, each on its own, and every caller gets its true outcome."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import trio
 
 from actors.catalog import POLLING, ControlMode
-from actors.messages.errors import Internal, InvalidArgument, TritiumError, Unavailable
+from actors.messages.errors import ErrorCode, Internal, InvalidArgument, TritiumError, Unavailable
 from actors.operations import Listing, check_name, read_parameters
 from actors.specs import InstanceSpec, ModelKey, Probe, Residency
 from tests.support.catalog_doubles import EXPLICIT, World, failure, model
@@ -760,3 +761,78 @@ async def test_only_the_version_at_fault_is_blamed(begin, autojump_clock):
         ("m", 1, "UNAVAILABLE", "unloaded"),
         ("m", 2, "UNAVAILABLE", "Invalid argument: no"),
     ]
+
+
+# -- while it loads
+
+
+def refused(world, name, version=""):
+    """What a request to a model is told that nobody answers for: the error's code, text and when to try again."""
+    with pytest.raises(TritiumError) as caught:
+        world.router.resolve(name, version)
+    return caught.value.code, caught.value.message, getattr(caught.value, "retry_after", None)
+
+
+async def test_a_model_that_is_being_loaded_is_unavailable_and_says_what_it_waits_for(
+    begin, nursery, autojump_clock
+):
+    world = await begin(model("m", 1), **EXPLICIT)
+    world.tree.seconds = {"m": 20.0}
+    assert refused(world, "m")[:2] == (ErrorCode.NOT_FOUND, "Request for unknown model: 'm' is not found")
+    nursery.start_soon(world.catalog.load, "m", {})
+    await trio.sleep(8)
+    begins = "Request for unknown model: 'm' has no available versions: it is being loaded (phase '"
+    code, message, after = refused(world, "m")
+    assert (code, after) == (ErrorCode.UNAVAILABLE, pytest.approx(8.0))
+    assert message.startswith(begins)
+    assert "' for 8 s)" in message
+    code, message, after = refused(world, "m", "1")
+    assert (code, after) == (ErrorCode.UNAVAILABLE, pytest.approx(8.0))
+    assert message.startswith("Request for unknown model: 'm' version 1 is not at ready state: it is being ")
+    await trio.sleep(13)
+    assert world.router.resolve("m").spec.version == 1
+
+    await world.catalog.unload("m")
+    await trio.sleep(1)
+    assert refused(world, "m")[0] is ErrorCode.NOT_FOUND
+    nursery.start_soon(world.catalog.load, "m", {})
+    await trio.sleep(5)
+    assert refused(world, "m")[2] == pytest.approx(15.0, abs=0.1)  # the last load took 20 s
+
+
+async def test_a_model_that_waits_to_be_loaded_is_unavailable_too(begin, nursery, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    world.source.read_seconds = {"m": 4.0}
+    world.tree.fails = {"m": 1}
+    errors = []
+
+    async def load():
+        errors.append(await failure(world.catalog.load("m", {})))
+
+    nursery.start_soon(load)
+    await trio.sleep(3)
+    code, message, after = refused(world, "m")
+    assert (code, after) == (ErrorCode.UNAVAILABLE, pytest.approx(3.0))
+    assert "(phase 'reading' for 3 s)" in message
+    assert refused(world, "m", "7")[0] is ErrorCode.UNAVAILABLE  # nobody knows yet which versions there are
+    await trio.sleep(5)
+    assert errors
+    assert refused(world, "m")[0] is ErrorCode.NOT_FOUND  # nothing comes of waiting any more
+
+
+async def test_before_the_repositories_were_looked_into_nobody_knows_what_there_is(nursery, autojump_clock):
+    world = World(model("m"))
+    world.source.listing_seconds = 2.0
+    await world.begin(nursery, wait=False)
+    await trio.sleep(1)
+    code, message, after = refused(world, "anything")
+    assert (code, after) == (ErrorCode.UNAVAILABLE, 1.0)
+    assert "has no available versions: the server has just started" in message
+    await world.catalog.finished.wait()
+    assert refused(world, "anything")[0] is ErrorCode.NOT_FOUND
+
+
+async def test_a_load_that_nobody_may_ask_for_is_not_worth_asking_for_again(begin, autojump_clock):
+    world = await begin(model("m"))
+    error = await failure(world.catalog.load("m", {}))
+    assert error.retry_after == math.inf

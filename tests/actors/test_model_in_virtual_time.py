@@ -190,6 +190,32 @@ async def test_a_level_with_a_maximum_refuses_instead(stage, autojump_clock):
         await model.send()
 
 
+async def fill(model):
+    """Send until the queue is full. Raises Unavailable."""
+    while True:
+        await model.send()
+
+
+async def test_a_full_queue_tells_when_what_waits_will_be_answered(stage, autojump_clock):
+    """By the rate at which it has answered since it was first full."""
+    model = stage(scheduling=with_policy(max_queue_size=3))
+    await busy(model)
+    before = model.state.statistics.success_count
+    told, expected = [], []
+    for turn in range(4):
+        with pytest.raises(Unavailable) as caught:
+            await fill(model)
+        told.append(caught.value.retry_after)
+        answered = model.state.statistics.success_count - before
+        expected.append(3 * 4.0 * turn / answered if answered else 0.0)
+        await trio.sleep(4)
+        model.worker.finish()
+        await model.settled()
+    assert told == pytest.approx(expected)
+    assert told[0] == 0.0  # nobody knows, and clients are told a second
+    assert min(told[1:]) > 0.0
+
+
 async def test_a_waiting_caller_who_leaves_lets_the_next_one_in(stage, autojump_clock):
     model = stage(queue_bounds=QueueBounds(requests=1))
     await busy(model)

@@ -17,6 +17,7 @@ from protocols.grpc.replies import (
     trailers,
     trailers_only,
     trailers_with,
+    try_again,
 )
 
 
@@ -49,6 +50,22 @@ def test_an_answer_without_messages_is_one_block():
         ("grpc-message", "no"),
     ]
     assert fields(trailers_only(0, metadata={"x": "1"}))[-1] == ("x", "1")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "known", "told"),
+    [
+        (3, True, {"retry-after": "3", "grpc-retry-pushback-ms": "3000"}),
+        (1, False, {"retry-after": "1"}),  # a policy's own back-off is the better guess
+        (0, True, {"grpc-retry-pushback-ms": "-1"}),  # never: policies give up
+    ],
+)
+def test_a_client_is_told_when_to_try_again(seconds, known, told):
+    metadata = try_again(seconds, known=known)
+    assert metadata == told
+    for _ in range(2):  # the second one is remembered
+        assert dict(fields(trailers_only(14, "full", metadata))).items() >= told.items()
+    assert "retry-after" not in dict(fields(trailers_only(14, "full")))
 
 
 def test_refusals_tell_what_http_and_grpc_clients_understand():

@@ -110,7 +110,7 @@ def add_body(**members):
 
 def refusal(answer):
     status, fields, body = answer
-    assert fields == JSON
+    assert fields == ({**JSON, "retry-after": "1"} if status == 503 else JSON)
     return status, json.loads(body)["error"]
 
 

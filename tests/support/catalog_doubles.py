@@ -120,9 +120,10 @@ class FakeSource:
         self.reads = []
         self.copies = []
         self.read_seconds = {}
+        self.listing_seconds = 0
 
     async def listing(self):
-        await trio.lowlevel.checkpoint()
+        await trio.sleep(self.listing_seconds)
         if self.unreadable:
             return Listing(keys=(), failures=(self.unreadable,))
         return Listing(keys=[ModelKey(name) for name in sorted(self.models)])
@@ -194,6 +195,7 @@ class World:
             compose=self._compose,
         )
         self.catalog = Catalog(self.around, self.source, self.lanes, mode=mode, startup=startup)
+        self.router.on_the_way = self.catalog.on_the_way
         self.root = Supervisor(
             [
                 self.lanes.spec("lanes"),

@@ -4,10 +4,12 @@ import json
 import signal
 from functools import partial
 
+import grpc
 import numpy as np
 import psutil
 import pytest
 import trio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.survival.changing import (
     Workshop,
@@ -703,6 +705,49 @@ async def test_of_two_loads_at_once_each_is_told_what_it_asked_for(tritium_serve
         statuses = {label: answer.status for label, answer in answers.items()}
         assert statuses == {"good": 200, "bad": 500, "good too": 200}
         assert await identity(server, "a") == (1, 1)
+
+
+async def test_a_model_that_is_being_loaded_says_so_and_when_to_come_back(tritium_server, workshop, tmp_path):
+    go = tmp_path / "go"
+    workshop.model(
+        "slow",
+        initialize=f"import os, time\n        while not os.path.exists({str(go)!r}): time.sleep(0.01)",
+    )
+    async with tritium_server(ready=False) as server:
+        await server.wait_ports()
+
+        async def begun():
+            return b"(phase '" in (await server.get("/v2/models/slow/ready")).body
+
+        await eventually(begun)
+        for path in ("ready", "config", "versions/1/ready"):
+            answer = await server.get(f"/v2/models/slow/{path}")
+            assert answer.status == 503
+            assert int(answer.headers["retry-after"]) >= 1
+            what = "version 1 is not at ready state" if "versions" in path else "has no available versions"
+            assert answer.error.startswith(f"Request for unknown model: 'slow' {what}: it is being loaded (")
+        async with await server.connect() as connection:
+            await connection.send(inference("slow", {"TICKET": np.array([1], np.int32)}))
+            answer = await connection.receive()
+        assert (answer.status, int(answer.headers["retry-after"]) >= 1) == (503, True)
+        error = await trio.to_thread.run_sync(grpc_failure, server, "slow")
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "it is being loaded (" in error.details()
+        trailers = dict(error.trailing_metadata())
+        assert int(trailers["grpc-retry-pushback-ms"]) == 1000 * int(trailers["retry-after"]) > 0
+        assert (await server.get("/v2/models/nowhere/ready")).status == 404
+        go.touch()
+        await server.wait_loaded()
+        assert await identity(server, "slow") == (1, 1)
+
+
+def grpc_failure(server, model):
+    """What a client of gRPC is told that asks for a model's metadata."""
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=model), timeout=20)
+    return caught.value
 
 
 async def test_an_unload_takes_the_place_of_a_load_that_has_not_ended(tritium_server, workshop):
