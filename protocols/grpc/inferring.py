@@ -21,7 +21,7 @@ from protocols.grpc.call import SHUTTING_DOWN
 from protocols.grpc.head import meant_by
 from protocols.grpc.inference import READ_AT_ONCE, AnswerPlan, Forwarded, InferDecoder, Target
 from protocols.grpc.responses import MAX_MESSAGE, encode
-from protocols.kserve.requests import forward_headers
+from protocols.kserve.forwarding import forward_headers
 
 if TYPE_CHECKING:
     from actors.messages.requests import ReplyPort

@@ -13,8 +13,6 @@ A server that keeps header names as they came may give them in `scope["tritium.r
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +31,7 @@ from actors.messages.errors import (
     Unsupported,
 )
 from actors.messages.requests import InferRequest, InferResponse
+from actors.slices import in_slices
 from protocols.http.admission import Refused, Verdict
 from protocols.http.bodies import NO_DECOUPLED, BodyLimits, BodyTooLong, ForeignBody, announced, as_refused
 from protocols.http.cross_site import foreign_origin
@@ -50,15 +49,18 @@ from protocols.kserve.compression import (
     decompress,
     is_compressed,
 )
-from protocols.kserve.documents import dump, misfit, parse
+from protocols.kserve.documents import dump, misfit
+from protocols.kserve.forwarding import forward_headers
+from protocols.kserve.loading import load_parameters, parameters_of
+from protocols.kserve.long_texts import LongText
 from protocols.kserve.requests import (
     DEFAULT_MAX_INPUT_SIZE,
     InferDecoder,
     OutputPlan,
-    forward_headers,
-    parse_json_size,
 )
 from protocols.kserve.responses import Body, encode
+from protocols.kserve.short_texts import TooLong, read_short
+from protocols.kserve.sizes import check_json_size, parse_json_size
 from protocols.memo import Memo
 from protocols.status import http_status
 
@@ -78,6 +80,7 @@ _TARGET_SIZE: Final = 1024  # bytes of what a path leads to, beside its names
 _IN_A_THREAD: Final = 64 * 1024  # answers from this size are compressed off the loop
 # At zlib's best ratio of 1,032 these make 4 MiB, which takes a few milliseconds.
 _UNFOLDED_AT_ONCE: Final = 4096
+_LONGEST_PLAN: Final = 64 * 1024  # of traffic: some hundred versions
 _MAX_BODY: Final = 2**31 - 1
 _DEEP: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
 
@@ -383,11 +386,12 @@ class V2App:
         return _json(metadata.repository_index(await self._server.repository.index(ready_only=ready_only)))
 
     async def _load(self, route: Route, _scope: Scope, receive: Receive) -> _Answer | None:
-        document = await self._optional_document(receive)
+        document = await self._optional_document(receive, long_strings=True)
         if document is None:
             return None
         _refuse_repository_name(route)
-        await self._server.repository.load(route.model, _load_parameters(document))
+        parameters = await in_slices(load_parameters(document))
+        await self._server.repository.load(route.model, parameters)
         return _Answer(200, _JSON)
 
     async def _unload(self, route: Route, _scope: Scope, receive: Receive) -> _Answer | None:
@@ -395,7 +399,7 @@ class V2App:
         if document is None:
             return None
         _refuse_repository_name(route)
-        parameters = _parameters(document)
+        parameters = parameters_of(document)
         dependents = parameters.get("unload_dependents", False)
         if type(dependents) is not bool:
             raise misfit(parameters, "unload_dependents", "boolean")
@@ -411,8 +415,12 @@ class V2App:
         body = await self._body(receive)
         if body is None:
             return None
+        if len(body) > _LONGEST_PLAN:
+            raise InvalidArgument(
+                f"a traffic plan has {_LONGEST_PLAN} bytes at most, and this body {len(body)}"
+            )
         try:
-            document = self._parsed(body) if body else None
+            document = await self._parsed(body) if body else None
         except Internal as error:  # what Triton's own endpoints answer to such a body
             raise InvalidArgument(error.message) from error
         if type(document) is not dict:
@@ -422,22 +430,22 @@ class V2App:
     async def _not_offered(self, route: Route, _scope: Scope, _receive: Receive) -> _Answer:
         raise Unsupported(f"{_NOT_OFFERED[route.endpoint]} is not supported by this version of Tritium")
 
-    async def _optional_document(self, receive: Receive) -> dict[str, Any] | None:
+    async def _optional_document(
+        self, receive: Receive, *, long_strings: bool = False
+    ) -> dict[str, Any] | None:
         """Return the members of the JSON object in the body, none for an empty body; None where the client left."""
         body = await self._body(receive)
         if body is None:
             return None
-        document = self._parsed(body) if body else {}
+        document = await self._parsed(body, long_strings=long_strings) if body else {}
         return document if type(document) is dict else {}
 
-    def _parsed(self, body: Buffer) -> Any:
-        limit = self._options.max_input_size
-        if len(body) > limit:
-            raise InvalidArgument(
-                f"request JSON size of {len(body)} bytes exceeds the maximum allowed input size of {limit} bytes. "
-                "Use --http-max-input-size to increase the limit."
-            )
-        return parse(body)
+    async def _parsed(self, body: Buffer, *, long_strings: bool = False) -> Any:
+        check_json_size(len(body), self._options.max_input_size)
+        try:
+            return read_short(body)
+        except TooLong:
+            return await in_slices(LongText(body, long_strings=long_strings).document())
 
     async def _body(self, receive: Receive) -> Buffer | None:
         """Return the request's body; None where the client left before its end."""
@@ -472,15 +480,29 @@ class V2App:
         json_size = fields.get(b"inference-header-content-length")
         pattern = self._options.header_forward_pattern
         port = ReplyPort()
-        request, plan = self._decoder.decode(
-            body,
-            None if json_size is None else parse_json_size(json_size, len(body)),
-            model.spec,
-            requested_version=int(route.version) if route.version else -1,
-            reply=port,
-            accepted_at=trio.current_time(),
-            forwarded=None if pattern is None else _forwarded(scope, pattern),
-        )
+        given = (body, None if json_size is None else parse_json_size(json_size, len(body)), model.spec)
+        requested_version = int(route.version) if route.version else -1
+        forwarded = None if pattern is None else _forwarded(scope, pattern)
+        try:
+            request, plan = self._decoder.decode(
+                *given,
+                requested_version=requested_version,
+                reply=port,
+                accepted_at=trio.current_time(),
+                forwarded=forwarded,
+            )
+        except TooLong:
+            request, plan = await in_slices(
+                self._decoder.decode_long(
+                    *given,
+                    requested_version=requested_version,
+                    reply=port,
+                    accepted_at=trio.current_time(),
+                    forwarded=forwarded,
+                )
+            )
+            model = self._server.models.resolve(route.model, route.version)  # once more, for the same reason
+        del body, given  # of a long JSON text the request keeps nothing
         if model.marks is not None:
             put_marks(model.marks, request, scope)
         hook: DisconnectHook | None = scope.get("extensions", {}).get("tritium.disconnect")
@@ -581,36 +603,3 @@ def _asks_deep(query: bytes) -> bool:
 def _refuse_repository_name(route: Route) -> None:
     if route.repository:
         raise Unsupported("'repository_name' specification is not supported")
-
-
-def _parameters(document: Mapping[str, Any]) -> dict[str, Any]:
-    if "parameters" not in document:
-        return {}
-    parameters = document["parameters"]
-    if type(parameters) is not dict:
-        raise Internal("Unable to parse 'parameters': attempt to get members for non-object")
-    return parameters
-
-
-def _load_parameters(document: Mapping[str, Any]) -> dict[str, object]:
-    """Return the parameters of a load: `config` as text, `file:<path>` as bytes."""
-    given = _parameters(document)
-    loaded: dict[str, object] = {}
-    for key, value in given.items():
-        if key != "config" and not key.startswith("file:"):
-            raise Internal("unexpected error on creating Triton parameter")
-        if type(value) is not str:
-            raise misfit(given, key, "string")
-        loaded[key] = value if key == "config" else _lenient_base64(value)
-    return loaded
-
-
-def _lenient_base64(text: str) -> bytes:
-    """Return what the base64 `text` holds; whatever is no base64 in it is passed over."""
-    significant = re.sub(rb"[^A-Za-z0-9+/]", b"", text.encode("utf-8", "replace"))
-    if len(significant) % 4 == 1:
-        significant = significant[:-1]
-    try:
-        return base64.b64decode(significant + b"=" * (-len(significant) % 4))
-    except binascii.Error as error:  # pragma: no cover  # what could fail was taken out above
-        raise Internal("unexpected error on creating Triton parameter") from error

@@ -22,6 +22,7 @@ import trio
 from actors.interfaces import Models, ServedModel
 from actors.messages.errors import Cancelled, Internal, InvalidArgument, TritiumError
 from actors.messages.requests import InferRequest, InferResponse
+from actors.slices import in_slices
 from protocols.http.bodies import ONLY_IDENTITY
 from protocols.http.disconnects import DisconnectHook, Receive, watched
 from protocols.http.fields import EVENTS, JSON, Header, failure_fields, server_timing
@@ -29,7 +30,14 @@ from protocols.http.marking import peer_of, put_marks
 from protocols.http.reply import release
 from protocols.http.routes import Endpoint, Route
 from protocols.kserve import metadata
-from protocols.kserve.generate import NOT_ONE_RESPONSE, decode_generate, encode_generated, event
+from protocols.kserve.generate import (
+    NOT_ONE_RESPONSE,
+    decode_generate,
+    decode_long_generate,
+    encode_generated,
+    event,
+)
+from protocols.kserve.short_texts import TooLong
 from protocols.status import http_status
 
 Scope = MutableMapping[str, Any]
@@ -72,14 +80,17 @@ class Generator:
             raise InvalidArgument(ONLY_IDENTITY)
         model = self._models.resolve(route.model, route.version)  # it may have been replaced meanwhile
         port = PartsPort()
-        request = decode_generate(
-            body,
-            model.spec,
-            max_input_size=self._options.max_input_size,
-            requested_version=int(route.version) if route.version else -1,
-            reply=port,
-            accepted_at=trio.current_time(),
-        )
+        given: dict[str, Any] = {
+            "max_input_size": self._options.max_input_size,
+            "requested_version": int(route.version) if route.version else -1,
+            "reply": port,
+            "accepted_at": trio.current_time(),
+        }
+        try:
+            request = decode_generate(body, model.spec, **given)
+        except TooLong:
+            request = await in_slices(decode_long_generate(body, model.spec, **given))
+            model = self._models.resolve(route.model, route.version)  # once more, for the same reason
         del body  # it may be long, and so may the stream that answers it
         if model.marks is not None:
             put_marks(model.marks, request, scope)

@@ -44,21 +44,22 @@ def parse(text: Buffer) -> Any:
 def _parse_liberal(text: bytes) -> Any:
     fault = locate_fault(text)
     if fault is not None:
-        _refuse(fault)
+        refuse(fault)
     decoded = text.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     try:
-        return json.loads(_without_liberties(decoded), parse_int=_integer, parse_float=_double)
+        return json.loads(without_liberties(decoded), parse_int=as_integer, parse_float=as_double)
     except json.JSONDecodeError as error:
         # Only reached past what `locate_fault` walks: the standard library's position, in the parser's nearest words.
         offset = len(decoded[: error.pos].encode("utf-8", "surrogateescape"))
-        _refuse(Fault("Invalid value.", offset))
+        refuse(Fault("Invalid value.", offset))
     except OverflowError:
-        _refuse(Fault("Number too big to be stored in double.", 0))
+        refuse(Fault("Number too big to be stored in double.", 0))
     except RecursionError:
-        raise _too_deep() from None
+        raise too_deep() from None
 
 
-def _too_deep() -> InvalidArgument:
+def too_deep() -> InvalidArgument:
+    """Return the error for a text that nests deeper than any parser follows."""
     return InvalidArgument(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
 
 
@@ -73,13 +74,13 @@ def parse_members(text: bytes) -> Members:
 
     It takes several times longer. Raises InvalidArgument where the text nests deeper than the parser follows.
     """
-    decoded = _without_liberties(text.decode("utf-8", "surrogateescape").removeprefix("\ufeff"))
+    decoded = without_liberties(text.decode("utf-8", "surrogateescape").removeprefix("\ufeff"))
     try:
         members: Members = json.loads(
-            decoded, object_pairs_hook=_members, parse_int=_integer, parse_float=_double
+            decoded, object_pairs_hook=_members, parse_int=as_integer, parse_float=as_double
         )
     except RecursionError:
-        raise _too_deep() from None
+        raise too_deep() from None
     return members
 
 
@@ -93,11 +94,12 @@ def _members(pairs: list[tuple[str, Any]]) -> Members:
     return members
 
 
-def _refuse(fault: Fault) -> NoReturn:
+def refuse(fault: Fault) -> NoReturn:
+    """Raise Internal for a text with `fault`."""
     raise Internal(f"failed to parse the request JSON buffer: {fault.text} at {fault.offset}") from None
 
 
-def _without_liberties(text: str) -> str:
+def without_liberties(text: str) -> str:
     """Return `text` with the bare words that the standard library does not know spelt as those it does."""
     if _LIBERTIES.search(text) is None:
         return text
@@ -110,14 +112,16 @@ def _standard_word(found: re.Match[str]) -> str:
     return "NaN" if found[0] == "-NaN" else "Infinity"
 
 
-def _integer(digits: str) -> int | float:
+def as_integer(digits: str) -> int | float:
+    """Return a whole number as the fast parser does: as a float where 64 bits don't hold it. Raises OverflowError."""
     if len(digits) > 20:
-        return _double(digits)
+        return as_double(digits)
     value = int(digits)
     return value if -(2**63) <= value <= _UINT64_MAX else float(value)
 
 
-def _double(digits: str) -> float:
+def as_double(digits: str) -> float:
+    """Return a number. Raises OverflowError where no float holds it."""
     value = float(digits)
     if math.isinf(value):
         raise OverflowError

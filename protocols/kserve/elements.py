@@ -19,8 +19,12 @@ from actors.messages.datatypes import DataType
 from actors.messages.errors import Internal, InvalidArgument
 from actors.messages.tensors import element_count, unpack_bytes
 from protocols.kserve.documents import MAX_DEPTH, dump, encode_text, not_a
+from protocols.kserve.long_texts import LongArray
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from actors.messages.errors import TritiumError
     from actors.messages.tensors import Buffer
 
 INT64_MAX: Final = 2**63 - 1
@@ -43,11 +47,12 @@ _RULES: Final[dict[DataType, tuple[frozenset[type], str, str]]] = {
 }
 
 
-def pack(data: list[Any], name: str, datatype: DataType, count: int, limit: int) -> Buffer:
+def pack(data: list[Any] | LongArray, name: str, datatype: DataType, count: int, limit: int) -> Buffer:
     """Return the `count` elements of the JSON array `data` in binary layout, for input `name`.
 
-    Raises the errors of contract http.md section 7: InvalidArgument for datatypes that JSON can't carry, nesting too
-    deep and data over `limit` bytes, Internal for wrong types and counts.
+    A `LongArray` must have been given to the `Packing` of the same input. Raises the errors of contract http.md section 7:
+    InvalidArgument for datatypes that JSON can't carry, nesting too deep and data over `limit` bytes, Internal for wrong
+    types and counts.
     """
     rule = _RULES.get(datatype)
     if rule is None:
@@ -62,28 +67,127 @@ def pack(data: list[Any], name: str, datatype: DataType, count: int, limit: int)
                 f"exceeds maximum allowed size ({INT64_MAX})"
             )
         _check_size(name, nbytes, limit)
+    if isinstance(data, LongArray):
+        assert isinstance(data.taker, Packing), "whoever reads it gives it to a Packing"
+        return data.taker.finish()
     elements, kinds = _flatten(data, datatype)
-    allowed, kind, code = rule
-    if len(elements) != count or not kinds <= allowed:
+    if len(elements) != count or not kinds <= rule[0]:
         raise _misfit(elements, kinds, datatype, count)
+    packed = _packed(elements, datatype)
     if datatype is DataType.BYTES:
-        packed = _pack_strings(elements)
         _check_size(name, len(packed), limit)
-        return packed
+    return packed
+
+
+def _packed(elements: list[Any], datatype: DataType) -> Buffer:
+    """Return elements of the right types in binary layout. Raises Internal for what no integer holds."""
+    if datatype is DataType.BYTES:
+        return _pack_strings(elements)
     if datatype is DataType.BOOL:
         return bytes(elements)
+    _, kind, code = _RULES[datatype]
     try:
-        return struct.pack(f"<{count}{code}", *elements)
+        return struct.pack(f"<{len(elements)}{code}", *elements)
     except (struct.error, OverflowError):  # out of the narrow type's range
         return _narrow(elements, datatype, kind)
 
 
+def can_pack(datatype: DataType) -> bool:
+    """Whether JSON can carry elements of `datatype`."""
+    return datatype in _RULES
+
+
+class Packing:
+    """Takes the elements of a long array into binary layout, piece by piece: a `long_texts.Taker`.
+
+    It makes of them what `pack` makes of a short one. `count` is how many there must be, None for any number; more than
+    `limit` bytes are not kept. `text_size` bounds what the text can hold, in bytes.
+    """
+
+    def __init__(self, name: str, datatype: DataType, count: int | None, limit: int, text_size: int) -> None:
+        self.datatype = datatype
+        self.count = count
+        self.seen = 0
+        self._name = name
+        self._limit = limit
+        self._size = 0
+        # Room for all that may come, made once: memory that is not written to costs nothing, growing costs copies.
+        if datatype is DataType.BYTES:
+            room = min(text_size * 4 // 3, limit)
+        else:
+            room = (text_size if count is None else min(count, text_size)) * datatype.size
+        self._packed: memoryview = np.empty(room + 8, np.uint8).data
+        # The first thing wrong: told by `finish`, for what is wrong elsewhere in the request comes first.
+        self._wrong: TritiumError | None = None
+
+    def take(self, elements: list[Any], kinds: set[type]) -> None:
+        """See `long_texts.Taker`."""
+        before = self.seen
+        self.seen += len(elements)
+        if self._wrong is not None or not elements:
+            return
+        if not kinds <= _RULES[self.datatype][0]:
+            kinds = set(map(type, elements))
+        if not kinds <= _RULES[self.datatype][0] or (self.count is not None and self.seen > self.count):
+            left = len(elements) if self.count is None else self.count - before
+            self._give_up(_misfit(elements, kinds, self.datatype, left))
+            return
+        try:
+            self._add(_packed(elements, self.datatype))
+        except Internal as error:
+            self._give_up(Internal(error.message))
+
+    def take_string(self, pieces: Iterator[bytes]) -> Generator[None, None, None]:
+        """See `long_texts.Taker`."""
+        if self._wrong is not None or self.datatype is not DataType.BYTES or self.seen == self.count:
+            self.take([""], {str})
+            yield
+            return
+        self.seen += 1
+        place = self._size
+        self._add(bytes(4))
+        for piece in pieces:
+            if not self._add(piece):
+                return
+            yield
+        self._packed[place : place + 4] = (self._size - place - 4).to_bytes(4, "little")
+
+    def too_deep(self) -> InvalidArgument:
+        """See `long_texts.Taker`."""
+        return _too_deep(self.datatype)
+
+    def finish(self) -> Buffer:
+        """Return the elements. Raises as `pack` does."""
+        if self._wrong is not None:
+            raise self._wrong
+        if self.count is not None and self.seen < self.count:
+            raise Internal("Failed to parse 'data' field: shape does not match true shape")
+        return self._packed[: self._size]
+
+    def _add(self, packed: Buffer) -> bool:
+        end = self._size + len(packed)
+        if end > self._limit:
+            self._give_up(_too_big(self._name, end, self._limit))
+            return False
+        self._packed[self._size : end] = packed
+        self._size = end
+        return True
+
+    def _give_up(self, error: TritiumError) -> None:
+        self._wrong = error
+        self._packed = memoryview(b"")
+
+
 def _check_size(name: str, nbytes: int, limit: int) -> None:
     if nbytes > limit:
-        raise InvalidArgument(
-            f"JSON input '{name}' has a byte_size ({nbytes} bytes) that exceeds the maximum allowed value of "
-            f"{limit} bytes. Use --http-max-input-size to increase the limit."
-        )
+        raise _too_big(name, nbytes, limit)
+
+
+def _too_big(name: str, nbytes: int, limit: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"JSON input '{name}' has a byte_size ({nbytes} bytes) that exceeds the maximum allowed value of "
+        f"{limit} bytes. Use --http-max-input-size to increase the limit."
+    )
 
 
 def _flatten(data: list[Any], datatype: DataType) -> tuple[list[Any], set[type]]:
@@ -155,12 +259,18 @@ def _narrow(elements: list[Any], datatype: DataType, kind: str) -> Buffer:
 
 
 def _pack_strings(elements: list[str]) -> bytes:
-    parts: list[bytes] = []
-    for element in elements:
-        raw = encode_text(element)
-        parts.append(len(raw).to_bytes(4, "little"))
-        parts.append(raw)
-    return b"".join(parts)
+    try:
+        encoded = list(map(str.encode, elements))
+    except UnicodeEncodeError:
+        encoded = list(map(encode_text, elements))
+    if len(encoded) == 1:
+        return len(encoded[0]).to_bytes(4, "little") + encoded[0]
+    lengths = struct.pack(f"<{len(encoded)}I", *map(len, encoded))
+    return b"".join(chain.from_iterable(zip(_fours(lengths), encoded, strict=True)))
+
+
+def _fours(lengths: bytes) -> list[bytes]:
+    return [four for (four,) in struct.iter_unpack("4s", lengths)]
 
 
 def render(name: str, datatype: DataType, shape: Sequence[int], data: Buffer) -> bytes:

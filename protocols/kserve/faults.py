@@ -11,6 +11,8 @@ import re
 from typing import Final, NamedTuple
 
 WALKED: Final = 64 * 1024
+SAID_OF_OBJECT: Final = "Missing a comma or '}' after an object member."
+SAID_OF_ARRAY: Final = "Missing a comma or ']' after an array element."
 _LONGEST_TOKEN: Final = 16  # a fault this near to the end of the walk may be of the walk's making
 
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
@@ -82,12 +84,7 @@ def _walk_value(text: bytes, at: int) -> int:
                     at = _member_name(text, at)
                 break
             if follower != (b"}" if container == _OBJECT else b"]"):
-                raise _Stop(
-                    "Missing a comma or } after an object member."
-                    if container == _OBJECT
-                    else "Missing a comma or ] after an array element.",
-                    at,
-                )
+                raise _Stop(SAID_OF_OBJECT if container == _OBJECT else SAID_OF_ARRAY, at)
             at += 1
             open_containers.pop()
         else:

@@ -6,11 +6,18 @@ never takes the place of a forwarded header, in whichever case it spells the nam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from actors.messages.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from actors.messages.requests import Parameter
+
+_RESERVED_HEADERS: Final = frozenset(
+    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
+)
 
 
 def with_forwarded(
@@ -22,3 +29,21 @@ def with_forwarded(
     taken = {name.lower() for name in forwarded}
     own = {name: value for name, value in parameters.items() if name.lower() not in taken}
     return {**own, **forwarded}
+
+
+def forward_headers(
+    headers: Sequence[tuple[bytes, bytes]], pattern: re.Pattern[str]
+) -> dict[str, str] | None:
+    """Return the headers that `pattern` matches anywhere in their names, as parameters; None where none does.
+
+    Raises InvalidArgument for a match with a name that Triton reserves.
+    """
+    forwarded: dict[str, str] = {}
+    for raw_name, raw_value in headers:
+        name = raw_name.decode("latin-1")
+        if pattern.search(name) is None:
+            continue
+        if name in _RESERVED_HEADERS or name.startswith("triton_"):
+            raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+        forwarded[name] = raw_value.decode("latin-1")
+    return forwarded or None

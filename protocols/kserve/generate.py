@@ -17,13 +17,17 @@ from actors.messages.errors import Internal, InvalidArgument, TritiumError
 from actors.messages.requests import InferRequest, InferResponse
 from actors.messages.tensors import Tensor, element_count
 from actors.specs import InputSpec, ModelSpec
-from protocols.kserve.documents import Verbatim, dump, misfit, not_a, parse, parse_members, text
-from protocols.kserve.elements import INT64_MAX, pack, render
-from protocols.kserve.requests import RAISE_LIMIT, check_json_size, custom_parameter
+from protocols.kserve.caps import check_parameters
+from protocols.kserve.documents import Verbatim, dump, misfit, not_a, parse_members, text
+from protocols.kserve.elements import INT64_MAX, Packing, can_pack, pack, render
+from protocols.kserve.long_texts import LongArray, LongText
+from protocols.kserve.requests import custom_parameter
 from protocols.kserve.responses import parameter_values
+from protocols.kserve.short_texts import read_short
+from protocols.kserve.sizes import RAISE_LIMIT, check_json_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from actors.messages.requests import Parameter, ReplyPort
     from actors.messages.tensors import Buffer
@@ -33,6 +37,9 @@ NOT_ONE_RESPONSE: Final = (
     "number of responses"
 )
 _NESTED: Final = "parameters"
+# Members of the request's object are values of its first level, and those of `parameters` of the second.
+_DEPTH_OF_NESTED: Final = 2
+_ARRAYS: Final = frozenset((list, LongArray))
 
 
 def decode_generate(
@@ -46,25 +53,73 @@ def decode_generate(
 ) -> InferRequest:
     """Return the request for the model `spec` that is the JSON object in `body`. It wants all outputs.
 
-    `max_input_size` bounds the JSON text, and then the bytes of all tensors together. Raises InvalidArgument and Internal.
+    `max_input_size` bounds the JSON text, and then the bytes of all tensors together. Raises InvalidArgument and Internal,
+    and TooLong where `decode_long_generate` must do it.
     """
     check_json_size(len(body), max_input_size)
-    document = parse(body)
-    if type(document) is not dict:
-        raise Internal("attempt to get members for non-object")
+    document = read_short(body)
     request = InferRequest(
         model_name=spec.name, requested_version=requested_version, reply=reply, accepted_at=accepted_at
     )
+    _fill(request, document, spec, max_input_size, lambda: _repeated_inputs(body, document, spec))
+    return request
+
+
+def decode_long_generate(
+    body: Buffer,
+    spec: ModelSpec,
+    *,
+    max_input_size: int,
+    requested_version: int,
+    reply: ReplyPort,
+    accepted_at: float,
+) -> Generator[None, None, InferRequest]:
+    """Do as `decode_generate` does, in slices."""
+    size = len(body)
+    check_json_size(size, max_input_size)
+
+    def taker_for(depth: int, _: Mapping[str, Any], key: str) -> Packing | None:
+        declared = spec.inputs_by_name.get(key) if depth <= _DEPTH_OF_NESTED else None
+        if declared is None or not can_pack(declared.datatype):
+            return None
+        return Packing(key, declared.datatype, None, INT64_MAX, size)
+
+    reading = LongText(body, taker_for)
+    document = yield from reading.document()
+    request = InferRequest(
+        model_name=spec.name, requested_version=requested_version, reply=reply, accepted_at=accepted_at
+    )
+
+    def repeated() -> Iterable[str]:
+        holders = (document, document.get(_NESTED))
+        return (key for holder, key in reading.repeated if any(holder is each for each in holders))
+
+    _fill(request, document, spec, max_input_size, repeated)
+    return request
+
+
+def _fill(
+    request: InferRequest,
+    document: Any,
+    spec: ModelSpec,
+    max_input_size: int,
+    repeated: Callable[[], Iterable[str]],
+) -> None:
+    """Put into `request` what `document` says. `repeated` tells which keys it has more than once."""
+    if type(document) is not dict:
+        raise Internal("attempt to get members for non-object")
     if "id" in document:
         if type(document["id"]) is not str:
             raise misfit(document, "id", "string")
         request.id = document["id"]
-    _refuse_repeated_inputs(body, document, spec, request.prefix)
+    for key in repeated():
+        if key in spec.inputs_by_name:
+            raise InvalidArgument(f"{request.prefix}input '{key}' already exists in request")
     reader = _Reader(spec, max_input_size)
     reader.read_all(document)
+    check_parameters(len(reader.parameters))
     request.inputs = reader.inputs
     request.parameters = reader.parameters or None
-    return request
 
 
 class _Reader:
@@ -104,11 +159,11 @@ class _Reader:
         if declared is None:
             self.parameters[key] = custom_parameter(key, value)
         else:
-            self.inputs.append(self._tensor(declared, value if type(value) is list else [value]))
+            self.inputs.append(self._tensor(declared, value if type(value) in _ARRAYS else [value]))
 
-    def _tensor(self, declared: InputSpec, elements: list[Any]) -> Tensor:
+    def _tensor(self, declared: InputSpec, elements: list[Any] | LongArray) -> Tensor:
         name, datatype = declared.name, declared.datatype
-        count = len(elements)
+        count = elements.taker.seen if isinstance(elements, LongArray) else len(elements)
         dims = (-1, *declared.dims) if self._batches else declared.dims
         shape = deduce_shape(dims, count)
         if shape is None:
@@ -148,8 +203,8 @@ def deduce_shape(dims: Sequence[int], count: int) -> tuple[int, ...] | None:
     return tuple(shape) if left == 1 else None
 
 
-def _refuse_repeated_inputs(body: Buffer, document: Mapping[str, Any], spec: ModelSpec, prefix: str) -> None:
-    """Refuse an input that the object, or its `parameters`, gives twice: of two texts a model must not get just one.
+def _repeated_inputs(body: Buffer, document: Mapping[str, Any], spec: ModelSpec) -> Iterable[str]:
+    """Return the keys that the object, or its `parameters`, has twice: of two texts a model must not get just one.
 
     The fast parser keeps the last of equal keys and doesn't tell. So the text is read again, by a slower one, where it has
     the quoted name of an input more than once.
@@ -158,12 +213,9 @@ def _refuse_repeated_inputs(body: Buffer, document: Mapping[str, Any], spec: Mod
     given = {*document, *(nested if type(nested) is dict else ())} & spec.inputs_by_name.keys()
     whole = body if isinstance(body, bytes) else bytes(body)
     if not any(whole.count(json.dumps(name, ensure_ascii=False).encode()) > 1 for name in given):
-        return
+        return ()
     members = parse_members(whole)
-    for repeated in (members.repeated, getattr(members.get(_NESTED), "repeated", ())):
-        for key in repeated:
-            if key in spec.inputs_by_name:
-                raise InvalidArgument(f"{prefix}input '{key}' already exists in request")
+    return (*members.repeated, *getattr(members.get(_NESTED), "repeated", ()))
 
 
 def encode_generated(response: InferResponse) -> bytes:

@@ -11,7 +11,6 @@ Contract: http.md sections 6 and 7; texts and codes are exact. Errors come in th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,14 +18,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from actors.messages.datatypes import BY_PROTOCOL_NAME, DataType
 from actors.messages.errors import Internal, InvalidArgument, Unsupported
 from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
-from actors.messages.tensors import Tensor
-from actors.specs import InputSpec, ModelSpec
-from protocols.kserve.documents import misfit, not_a, parse
-from protocols.kserve.elements import INT64_MAX, pack
+from actors.messages.tensors import MAX_DIMS, Tensor, element_count
+from actors.specs import ModelSpec
+from protocols.kserve.caps import check_count, check_dims, check_name, check_parameters
+from protocols.kserve.documents import misfit, not_a
+from protocols.kserve.elements import INT64_MAX, Packing, can_pack, pack
 from protocols.kserve.forwarding import with_forwarded
+from protocols.kserve.long_texts import LongArray, LongText, Tally
+from protocols.kserve.raw_requests import raw_tensor
+from protocols.kserve.short_texts import read_short
+from protocols.kserve.sizes import RAISE_LIMIT, check_json_size
 from protocols.memo import MEANING_FACTOR, MEANINGS_BYTES, Memo
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from actors.messages.requests import Parameter, ReplyPort
     from actors.messages.tensors import Buffer
 
@@ -34,12 +40,9 @@ DEFAULT_MAX_INPUT_SIZE: Final = 64 * 1024 * 1024
 
 _KEPT_TEXTS: Final = 512  # JSON texts remembered by a decoder,
 _KEPT_LENGTH: Final = 4096  # none longer than this
-_SIGNED: Final = re.compile(rb"\s*[+-]?[0-9]+\s*")
-_RESERVED_HEADERS: Final = frozenset(
-    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
-)
+# The root, `inputs`, an input: its members are values of the third level.
+_DEPTH_OF_INPUT: Final = 3
 NO_SHARED_MEMORY: Final = "shared memory is not supported by this version of Tritium"
-RAISE_LIMIT: Final = "Use --http-max-input-size to increase the limit."
 
 
 class OutputChoice(NamedTuple):
@@ -107,41 +110,53 @@ class InferDecoder:
 
         `json_size` is the value of the Inference-Header-Content-Length header, None where it was not sent;
         `forwarded` are headers that become parameters. The request's tensors view `body`.
-        Raises InvalidArgument, Internal and Unsupported.
+        Raises InvalidArgument, Internal and Unsupported, and TooLong where `decode_long` must do it.
         """
         if json_size == 0:
             return self._decode_raw(body, spec, requested_version, reply, accepted_at, forwarded)
         size = len(body) if json_size is None else json_size
         meaning = self._meaning(body, size, spec, framed=json_size is not None)
-        return (
-            InferRequest(
-                model_name=spec.name,
-                requested_version=requested_version,
-                id=meaning.id,
-                inputs=_tensors(meaning.inputs, memoryview(body), size),
-                requested_outputs=meaning.requested_outputs,
-                parameters=meaning.parameters
-                if forwarded is None
-                else with_forwarded(meaning.parameters, forwarded),
-                priority=meaning.priority,
-                timeout=meaning.timeout,
-                correlation_id=meaning.correlation_id,
-                flags=meaning.flags,
-                reply=reply,
-                accepted_at=accepted_at,
-            ),
-            meaning.outputs,
-        )
+        return _request(meaning, body, size, spec, requested_version, reply, accepted_at, forwarded)
+
+    def decode_long(
+        self,
+        body: Buffer,
+        json_size: int | None,
+        spec: ModelSpec,
+        *,
+        requested_version: int,
+        reply: ReplyPort,
+        accepted_at: float,
+        forwarded: Mapping[str, str] | None = None,
+    ) -> Generator[None, None, tuple[InferRequest, OutputPlan]]:
+        """Do as `decode` does, in slices."""
+        size = len(body) if json_size is None else json_size
+        check_json_size(size, self._max_input_size)
+        limit = self._max_input_size
+
+        def taker_for(depth: int, members: Mapping[str, Any], key: str) -> Packing | None:
+            return _packing(members, limit, size) if depth == _DEPTH_OF_INPUT and key == "data" else None
+
+        document = yield from LongText(memoryview(body)[:size], taker_for).document()
+        inputs = document.get("inputs") if type(document) is dict else None
+        for element in inputs if type(inputs) is list else ():
+            data = element.get("data") if type(element) is dict else None
+            if type(data) is LongArray:
+                yield from _pack_anew(data, _packing(element, limit, size))
+        framed = json_size is not None
+        meaning = _read(document, len(body) - size, spec, limit=limit, framed=framed)
+        return _request(meaning, body, size, spec, requested_version, reply, accepted_at, forwarded)
 
     def _meaning(self, body: Buffer, size: int, spec: ModelSpec, *, framed: bool) -> _Meaning:
-        text = body if size == len(body) else bytes(body[:size])
+        text = body if size == len(body) else memoryview(body)[:size]
         if size <= _KEPT_LENGTH and framed:
             text = bytes(text)
             kept = self._meanings.get(text)
             if kept is not None and kept.binary_size == len(body) - size:
                 return kept
         check_json_size(size, self._max_input_size)
-        meaning = _read(parse(text), len(body) - size, spec, limit=self._max_input_size, framed=framed)
+        document = read_short(text)
+        meaning = _read(document, len(body) - size, spec, limit=self._max_input_size, framed=framed)
         if meaning.binary_size and size <= _KEPT_LENGTH and all(part.data is None for part in meaning.inputs):
             self._meanings.remember(bytes(text), meaning, MEANING_FACTOR * size)
         return meaning
@@ -167,8 +182,62 @@ class InferDecoder:
             reply=reply,
             accepted_at=accepted_at,
         )
-        request.inputs = (_raw_tensor(body, spec, request.prefix),)
+        request.inputs = (raw_tensor(body, spec, request.prefix),)
         return request, BINARY_OUTPUTS
+
+
+def _request(
+    meaning: _Meaning,
+    body: Buffer,
+    size: int,
+    spec: ModelSpec,
+    requested_version: int,
+    reply: ReplyPort,
+    accepted_at: float,
+    forwarded: Mapping[str, str] | None,
+) -> tuple[InferRequest, OutputPlan]:
+    return (
+        InferRequest(
+            model_name=spec.name,
+            requested_version=requested_version,
+            id=meaning.id,
+            inputs=_tensors(meaning.inputs, memoryview(body), size),
+            requested_outputs=meaning.requested_outputs,
+            parameters=meaning.parameters
+            if forwarded is None
+            else with_forwarded(meaning.parameters, forwarded),
+            priority=meaning.priority,
+            timeout=meaning.timeout,
+            correlation_id=meaning.correlation_id,
+            flags=meaning.flags,
+            reply=reply,
+            accepted_at=accepted_at,
+        ),
+        meaning.outputs,
+    )
+
+
+def _packing(members: Mapping[str, Any], limit: int, text_size: int) -> Packing | None:
+    """Return what takes the data of the input that has `members`; None where they don't say what it is, or are wrong."""
+    name, shape = members.get("name"), members.get("shape")
+    datatype_name = members.get("datatype")
+    datatype = BY_PROTOCOL_NAME.get(datatype_name) if type(datatype_name) is str else None
+    if type(name) is not str or datatype is None or not can_pack(datatype) or type(shape) is not list:
+        return None
+    if len(shape) > MAX_DIMS or not all(type(dim) is int and dim > 0 for dim in shape) or not shape:
+        return None
+    count = element_count(shape)
+    return Packing(name, datatype, count, limit, text_size) if count * datatype.size <= limit else None
+
+
+def _pack_anew(data: LongArray, packing: Packing | None) -> Generator[None, None, None]:
+    """Give `data` to `packing` where it was read before all that it depends on was known."""
+    taker = data.taker
+    if packing is None:
+        return
+    if isinstance(taker, Packing) and taker.datatype is packing.datatype and taker.count == packing.count:
+        return
+    yield from data.give(packing)
 
 
 def _tensors(parts: Sequence[_Input], body: memoryview, at: int) -> list[Tensor]:
@@ -182,55 +251,6 @@ def _tensors(parts: Sequence[_Input], body: memoryview, at: int) -> list[Tensor]
     return tensors
 
 
-def check_json_size(size: int, limit: int) -> None:
-    """Raise InvalidArgument for a JSON text of more than `limit` bytes."""
-    if size > limit:
-        raise InvalidArgument(
-            f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. {RAISE_LIMIT}"
-        )
-
-
-def parse_json_size(value: bytes, body_size: int) -> int:
-    """Return the Inference-Header-Content-Length header as a number within the body."""
-    size = int(value) if value.isdigit() and len(value) < 11 else _signed(value)
-    if not 0 <= size <= body_size:
-        raise InvalidArgument(
-            f"inference header size should be in range (0, {body_size}), got: {value.decode('latin-1')}"
-        )
-    return size
-
-
-def _signed(value: bytes) -> int:
-    shown = value.decode("latin-1")
-    if _SIGNED.fullmatch(value) is None:
-        raise InvalidArgument(f"Unable to parse Inference-Header-Content-Length, got: {shown}")
-    size = int(value) if len(value) < 100 else 2**31
-    if not -(2**31) <= size < 2**31:
-        raise InvalidArgument(
-            "Unable to parse Inference-Header-Content-Length, value is out of range "
-            f"[ -2147483648, 2147483647 ], got: {shown}"
-        )
-    return size
-
-
-def forward_headers(
-    headers: Sequence[tuple[bytes, bytes]], pattern: re.Pattern[str]
-) -> dict[str, str] | None:
-    """Return the headers that `pattern` matches anywhere in their names, as parameters; None where none does.
-
-    Raises InvalidArgument for a match with a name that Triton reserves.
-    """
-    forwarded: dict[str, str] = {}
-    for raw_name, raw_value in headers:
-        name = raw_name.decode("latin-1")
-        if pattern.search(name) is None:
-            continue
-        if name in _RESERVED_HEADERS or name.startswith("triton_"):
-            raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
-        forwarded[name] = raw_value.decode("latin-1")
-    return forwarded or None
-
-
 def _read(document: Any, behind: int, spec: ModelSpec, *, limit: int, framed: bool) -> _Meaning:
     """Return what `document` says; `behind` is the number of bytes after its text."""
     members: dict[str, Any] = document if type(document) is dict else {}
@@ -242,23 +262,28 @@ def _read(document: Any, behind: int, spec: ModelSpec, *, limit: int, framed: bo
     if "parameters" in members:
         _read_parameters(members["parameters"], meaning)
     inputs = members.get("inputs")
+    if type(inputs) is LongArray:
+        raise misfit(None, "name", "string")
     if type(inputs) is not list:
         raise misfit(members, "inputs", "array")
+    check_count(len(inputs), len(spec.inputs), "input", spec.name)
     reader = _InputReader(spec, meaning.id, behind, limit=limit, framed=framed)
     meaning.inputs = [reader.read(element) for element in inputs]
     meaning.binary_size = behind - reader.left
     if reader.left:
         raise InvalidArgument(f"unexpected additional input data for model '{spec.name}'")
     if "outputs" in members:
-        _read_outputs(members["outputs"], meaning)
+        _read_outputs(members["outputs"], meaning, spec)
     return meaning
 
 
 def _read_parameters(document: Any, meaning: _Meaning) -> None:
     if type(document) is not dict:
         raise Internal("Unable to parse 'parameters': attempt to get members for non-object")
+    check_parameters(len(document))
     custom: dict[str, Parameter] = {}
     for key, value in document.items():
+        check_name(key, "a parameter")
         kind = type(value)
         match key:
             case "sequence_id":
@@ -331,8 +356,9 @@ class _InputReader:
 
     def read(self, element: Any) -> _Input:
         name = _string(element, "name")
+        check_name(name, "an input")
         datatype_name = _string(element, "datatype")
-        shape = _shape(element)
+        shape = _shape(name, element)
         datatype = BY_PROTOCOL_NAME.get(datatype_name)
         parameters = element.get("parameters")
         if type(parameters) is not dict:
@@ -344,7 +370,7 @@ class _InputReader:
             size = self._binary_size(name, parameters)
             return _Input(name, datatype or self._no_datatype(name), shape, size, None)
         data = element["data"]
-        if type(data) is not list:
+        if type(data) is not list and type(data) is not LongArray:
             raise misfit(element, "data", "array")
         count = _element_count(name, shape)
         if count == 0:
@@ -383,10 +409,14 @@ def unknown_datatype(name: str, request_id: str, spec: ModelSpec) -> InvalidArgu
     )
 
 
-def _shape(element: Any) -> tuple[int, ...]:
+def _shape(name: str, element: Any) -> tuple[int, ...]:
     shape = element.get("shape")
+    if type(shape) is LongArray and isinstance(shape.taker, Tally):
+        check_dims(name, shape.taker.seen)
+        raise Internal(f"Unable to parse 'shape': {not_a('unsigned-integer')}")
     if type(shape) is not list:
         raise misfit(element, "shape", "array")
+    check_dims(name, len(shape))
     for dim in shape:
         if type(dim) is not int or dim < 0:
             raise Internal(f"Unable to parse 'shape': {not_a('unsigned-integer')}")
@@ -430,9 +460,12 @@ def _element_count(name: str, shape: tuple[int, ...]) -> int:
     return count
 
 
-def _read_outputs(document: Any, meaning: _Meaning) -> None:
+def _read_outputs(document: Any, meaning: _Meaning, spec: ModelSpec) -> None:
+    if type(document) is LongArray:
+        raise misfit(None, "name", "string")
     if type(document) is not list:
         raise Internal(f"Unable to parse 'outputs': {not_a('array')}")
+    check_count(len(document), len(spec.outputs), "output", spec.name)
     named: dict[str, OutputChoice] = {}
     names: list[str] = []
     for element in document:
@@ -459,39 +492,3 @@ def _output_choice(parameters: dict[str, Any]) -> OutputChoice:
     if type(binary) is not bool:
         raise misfit(parameters, "binary_data", "boolean")
     return OutputChoice(binary, classes)
-
-
-def _raw_tensor(body: Buffer, spec: ModelSpec, prefix: str) -> Tensor:
-    """Return the model's single input made of a whole body, its shape deduced (contract, section 6.6)."""
-    if len(spec.inputs) != 1:
-        raise InvalidArgument(
-            f"{prefix}Raw request must only have 1 input (found 1) to be deduced but got {len(spec.inputs)} inputs "
-            f"in '{spec.name}' model configuration"
-        )
-    (declared,) = spec.inputs
-    leading = (1,) if spec.batches else ()
-    if declared.datatype is DataType.BYTES:
-        if declared.dims != (1,):
-            raise InvalidArgument(
-                f"{prefix}For BYTE datatype raw input '{declared.name}', the model must have input shape [1]"
-            )
-        packed = len(body).to_bytes(4, "little") + bytes(body)
-        return Tensor(declared.name, DataType.BYTES, (*leading, 1), packed)
-    dims = _deduce(declared, len(body), prefix)
-    return Tensor(declared.name, declared.datatype, (*leading, *dims), memoryview(body))
-
-
-def _deduce(declared: InputSpec, nbytes: int, prefix: str) -> tuple[int, ...]:
-    dims = declared.dims
-    if dims.count(-1) == 0:
-        return dims
-    if dims.count(-1) > 1:
-        raise InvalidArgument(
-            f"{prefix}The shape of the raw input '{declared.name}' can not be deduced because there are more than "
-            "one variable-sized dimension"
-        )
-    fixed = declared.datatype.size
-    for dim in dims:
-        fixed *= 1 if dim == -1 else dim
-    deduced = nbytes // fixed if fixed else 0
-    return tuple(deduced if dim == -1 else dim for dim in dims)

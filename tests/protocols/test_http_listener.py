@@ -713,7 +713,7 @@ async def test_a_body_that_keeps_the_pace_is_served_while_draining(serve, backen
             await trio.sleep(1.9)
             await client.send(padding[at : at + 2000])
         await client.send(body)
-        await served.until(lambda s: s.phases.get(Phase.ANSWERING))
+        await served.until(lambda _: model.submitted)
         (request,) = model.submitted
         request.reply.put(model.respond(request, ()), final=True)
         status, fields, _ = await client.response()

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from actors.messages.datatypes import DataType
 from actors.messages.errors import Internal, InvalidArgument, Unsupported
 from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+from protocols.kserve.forwarding import forward_headers
 from protocols.kserve.requests import (
     BINARY_OUTPUTS,
     JSON_OUTPUTS,
     InferDecoder,
     OutputChoice,
-    forward_headers,
-    parse_json_size,
 )
+from protocols.kserve.sizes import parse_json_size
 from tests.protocols.fakes import KeptPort, make_spec
 
 SPEC = make_spec("m", inputs=[("A", DataType.INT32, (-1,)), ("B", DataType.FP32, (-1,))])

@@ -1,0 +1,106 @@
+"""Pieces of long JSON texts: where to cut them, and what they hold (see `long_texts`)."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from protocols.kserve.documents import as_double, as_integer, without_liberties
+from protocols.kserve.faults import locate_fault
+
+# Numbers of which the standard library must not make what it likes: see `documents.as_integer`.
+_UNUSUAL: Final = re.compile(rb"[eE]|[0-9]{19}")
+_QUOTE, _COMMA, _OPEN, _CLOSE, _BRACE = b'",[]{'
+
+
+def end_of(pattern: re.Pattern[bytes], text: memoryview, at: int, limit: int) -> int:
+    """Return where the match of `pattern`, which matches nothing as well, ends before `limit`."""
+    found = pattern.match(text, at, limit)
+    return at if found is None else found.end()
+
+
+def survey(chunk: bytes, depth: int) -> tuple[int, int, int, int]:
+    """Return where the outermost bracket closes in `chunk`, where its last comma is, with how many brackets open, and most.
+
+    Places are -1 where there is none. Only what comes before the first object counts.
+    """
+    if b'"' not in chunk and b"[" not in chunk and b"{" not in chunk:
+        close = chunk.find(b"]")
+        if close < 0:
+            return -1, chunk.rfind(b","), depth, depth
+        if depth == 1:
+            return close, -1, 0, depth
+    if b"\\" in chunk:
+        chunk = chunk.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    letters = np.frombuffer(chunk, np.uint8)
+    steps = (letters == _OPEN).astype(np.int8) - (letters == _CLOSE)
+    commas = letters == _COMMA
+    braces = letters == _BRACE
+    if b'"' in chunk:
+        outside = np.cumsum(letters == _QUOTE) & 1 == 0
+        steps *= outside
+        commas &= outside
+        braces &= outside
+    levels = np.cumsum(steps, dtype=np.int32) + depth
+    (closed,) = (levels == 0).nonzero()
+    (objects,) = braces.nonzero()
+    end = int(closed[0]) if closed.size else -1
+    limit = end if end >= 0 else letters.size
+    if objects.size and objects[0] < limit:
+        limit = int(objects[0])
+        end = -1
+    deepest = int(levels[:limit].max()) if limit else depth
+    (places,) = commas[:limit].nonzero()
+    if not places.size:
+        return end, -1, 0, deepest
+    cut = int(places[-1])
+    return end, cut, int(levels[cut]), deepest
+
+
+def liberal(source: bytes, piece: bytes) -> Any:
+    """Return the value of a short text; None where it is none. `piece` is what of it may hold strings."""
+    try:
+        return orjson.loads(source)
+    except orjson.JSONDecodeError:
+        pass
+    if b"\\u" in piece and locate_fault(source) is not None:
+        return None
+    decoded = without_liberties(source.decode("utf-8", "surrogateescape"))
+    try:
+        if _UNUSUAL.search(source) is None:
+            return json.loads(decoded)
+        return json.loads(decoded, parse_int=as_integer, parse_float=as_double)
+    except (json.JSONDecodeError, OverflowError):
+        return None
+
+
+def flat(value: list[Any]) -> tuple[list[Any], set[type]]:
+    """Return the scalars of `value` in order, and the set of their types."""
+    level = value
+    while list in (kinds := set(map(type, level))):
+        inner: list[Any] = []
+        for element in level:
+            if type(element) is list:
+                inner += element
+            else:
+                inner.append(element)
+        level = inner
+    return level, kinds
+
+
+def text_of(quoted: bytes) -> str:
+    """Return the string that is written as `quoted`, and known to be one."""
+    try:
+        text: str = orjson.loads(quoted)
+    except orjson.JSONDecodeError:
+        text = json.loads(quoted.decode("utf-8", "surrogateescape"))
+    return text
+
+
+def resolved(escaped: bytes) -> bytes:
+    """Return the bytes that `escaped`, a piece of a string that is known to be one, stands for."""
+    return text_of(b'"' + escaped + b'"').encode("utf-8", "surrogateescape")
