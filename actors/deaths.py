@@ -6,15 +6,15 @@ server keeps their state all of them; elsewhere they have ended.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from actors.messages.errors import Cancelled, TritiumError, Unavailable
 from actors.messages.requests import InferRequest
-from actors.scheduling.retries import Aftermath, Quarantine
+from actors.scheduling.retries import Aftermath, Fingerprint, Quarantine
 from actors.scheduling.sequences import SequenceQueue
 from actors.statistics import FailureReason
 
@@ -22,24 +22,51 @@ if TYPE_CHECKING:
     from actors.model import InstanceState, ModelState
 
 
+_ACCUSED: Final = 4096  # fingerprints: a batch that killed its worker has one for each request
+
+
 class Deaths:
     """Settles the deaths of one model version's workers."""
 
     def __init__(self, state: ModelState, remembered: float) -> None:
-        """`remembered` is for how many seconds a request that hung is known."""
+        """`remembered` is for how many seconds a request is known that hung, or under which a worker died."""
         self._state = state
         self._hung = Quarantine(remembered)  # what hung once, and may have been unlucky
+        self.accused = Quarantine(remembered, capacity=_ACCUSED)  # what executed as a worker died
 
-    def settle(self, instance: InstanceState, aftermath: Aftermath) -> None:
-        """Carry out what was decided after the death of `instance`'s worker."""
+    def known(self, marks: Mapping[InferRequest, Fingerprint]) -> Mapping[InferRequest, Fingerprint]:
+        """Return those of `marks` under which a worker has died before."""
+        now = trio.current_time()
+        return {request: mark for request, mark in marks.items() if self.accused.holds(mark, now)}
+
+    def recognise(self, request: InferRequest, now: float) -> None:
+        """Have `request` run in a batch of its own if it is accused, so that nobody else suffers, and it is known for certain."""
+        request.accused = self.accused.find(request, now)
+        if request.accused is not None:
+            request.batch_key = object()
+
+    def acquit(self, request: InferRequest) -> None:
+        """`request`, which was accused, has its answer, and its worker lives."""
+        if isinstance(request.accused, Fingerprint):
+            self.accused.discard(request.accused)
+            request.accused = None
+
+    def settle(
+        self, instance: InstanceState, aftermath: Aftermath, marks: Mapping[InferRequest, Fingerprint]
+    ) -> None:
+        """Carry out what was decided after the death of `instance`'s worker. `marks` are fingerprints that were made by then."""
         state, sequences = self._state, self._state.sequences
         now = trio.current_time()
+        for request in aftermath.accused:
+            mark = marks.get(request)
+            if mark is not None:
+                self.accused.add(request, now, mark)
         if sequences is not None:
             sequences.about_to_leave(instance.key)
         for request in aftermath.quarantine:
-            self._quarantine(request, now)
+            self._quarantine(request, now, marks.get(request))
         for request in aftermath.hung:
-            self._remember_hang(request, now)
+            self._remember_hang(request, now, marks.get(request))
         for request in aftermath.cancelled:
             state.fail(request, Cancelled(""), FailureReason.CANCELED)
         for request, error in aftermath.refuse:
@@ -107,16 +134,16 @@ class Deaths:
             for request in self._state.sequences.leave(instance.key, trio.current_time(), unrun=unrun):
                 self._state.fail(request, _sequence_lost(request, instance, why), FailureReason.BACKEND)
 
-    def _remember_hang(self, request: InferRequest, now: float) -> None:
+    def _remember_hang(self, request: InferRequest, now: float, mark: Fingerprint | None) -> None:
         """A request is not run again after a hang, so its second one is that of a request with the same inputs."""
         if self._hung.match(request, now):
-            self._quarantine(request, now)
+            self._quarantine(request, now, mark)
         else:
-            self._hung.add(request, now)
+            self._hung.add(request, now, mark)
 
-    def _quarantine(self, request: InferRequest, now: float) -> None:
+    def _quarantine(self, request: InferRequest, now: float, mark: Fingerprint | None) -> None:
         self._state.statistics.quarantined += 1
-        self._state.quarantine.add(request, now)
+        self._state.quarantine.add(request, now, mark)
 
 
 def _sequence_lost(request: InferRequest, instance: InstanceState, why: str) -> Unavailable:

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -35,12 +35,14 @@ from actors.records import named
 from actors.scheduling.confinement import Usage, judge, next_look
 from actors.scheduling.retries import (
     DeathReason,
+    Fingerprint,
     Hang,
     Oom,
     ProtocolError,
     Signal,
     StartFailed,
     after_death,
+    fingerprint_of,
 )
 from actors.specs import InstanceSpec, ModelSpec, Retry, WarmupSample
 from actors.subjects import Caller
@@ -51,6 +53,7 @@ EOF_TO_EXIT_SECONDS: Final = 0.05  # for a worker that closed its socket to exit
 STOP_SECONDS: Final = 5.0  # from STOP to SIGTERM: time for `finalize`
 TERMINATE_SECONDS: Final = 2.0  # from SIGTERM to SIGKILL
 TRIM_SECONDS: Final = 15.0
+HASHED_AT_ONCE: Final = 4 * 1024 * 1024  # bytes of inputs on the event loop: some 5 ms
 PACKETS_IN_A_ROW: Final = 64  # from one worker, before others get their turn
 
 
@@ -545,7 +548,8 @@ class InstanceActor:
             self._load_error = (
                 f"the worker of instance '{self._name}' died of {reason} while it loaded the model"
             )
-        held, halves = self._settle(worker, reason)
+        marks = await self._fingerprints(worker, reason)
+        held, halves = self._settle(worker, reason, marks)
         self._culprit = None  # or its slot stays mapped, two descriptors, until this actor is garbage
         worker.close()
         output.close()
@@ -582,28 +586,53 @@ class InstanceActor:
             "instance": self._name,
         }
 
-    def _settle(
+    def _executing(self, worker: LiveWorker, reason: DeathReason) -> list[InFlight]:
+        """Return the batches that the model may have had in its hands."""
+        executing_ids = worker.executing()
+        if self._crashed or isinstance(reason, ProtocolError):
+            # A result that nobody could make sense of, or that was lost here, is one of these: the model may have run them.
+            executing_ids |= {batch.id for batch in worker.executing_now()}
+        return [
+            batch
+            for held in (worker.outstanding, worker.open)
+            for batch in held.values()
+            if batch.id in executing_ids
+        ]
+
+    async def _fingerprints(
         self, worker: LiveWorker, reason: DeathReason
+    ) -> Mapping[InferRequest, Fingerprint]:
+        """Return what the inputs look like that executed: large ones are hashed on a thread, which others need not wait for."""
+        if not reason.blames_request:
+            return {}
+        requests = [
+            request
+            for batch in self._executing(worker, reason)
+            for request in batch.requests
+            if not (request.padding or request.answered or request.synthetic)
+        ]
+
+        def make() -> dict[InferRequest, Fingerprint]:
+            return {request: fingerprint_of(request) for request in requests}
+
+        if sum(request.nbytes for request in requests) <= HASHED_AT_ONCE:
+            return make()
+        return await trio.to_thread.run_sync(make)
+
+    def _settle(
+        self, worker: LiveWorker, reason: DeathReason, marks: Mapping[InferRequest, Fingerprint]
     ) -> tuple[dict[str, Sequence[str]], list[Sequence[str]]]:
         """Decide about everything the worker held. Deaths while a suspect is hunted are not the instance's fault.
 
         Return what the log is to say of it: the requests that it held, and the parts that a batch was split into.
         """
         state, instance = self._state, self._instance
-        executing_ids = worker.executing()
-        if self._crashed or isinstance(reason, ProtocolError):
-            # A result that nobody could make sense of, or that was lost here, is one of these: the model may have run them.
-            executing_ids |= {batch.id for batch in worker.executing_now()}
-        executing = [
-            batch
-            for held in (worker.outstanding, worker.open)
-            for batch in held.values()
-            if batch.id in executing_ids
-        ]
+        executing = self._executing(worker, reason)
+        begun = {batch.id for batch in executing}
         waiting = [
             request
             for batch in worker.outstanding.values()
-            if batch.id not in executing_ids
+            if batch.id not in begun
             for request in batch.requests
         ]
         for request in waiting:
@@ -621,11 +650,12 @@ class InstanceActor:
             alone=any(batch.alone for batch in executing),
             instance=self._name,
             culprit=executing.index(self._culprit) if self._culprit in executing else None,
+            known=state.known_killers(marks),
         )
         # Nor is being stopped from outside: that worker could not have made progress.
         if hunting or aftermath.suspects or (isinstance(reason, Hang) and reason.suspended):
             self._ctx.progressed()
-        state.settle(instance, aftermath)
+        state.settle(instance, aftermath, marks)
         if self._load_error is not None:
             state.load_failed(f"{self._load_code.rendered}: {self._load_error}", instance)
         held = {

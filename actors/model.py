@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
@@ -34,7 +35,7 @@ from actors.scheduling.marks import marks_of
 from actors.scheduling.ordering import ReorderBuffer
 from actors.scheduling.queueing import RequestQueue
 from actors.scheduling.rate_limits import RateLimiter
-from actors.scheduling.retries import Aftermath, Quarantine, SuspectQueue
+from actors.scheduling.retries import Aftermath, Fingerprint, Quarantine, SuspectQueue
 from actors.scheduling.sequences import SequenceQueue
 from actors.scheduling.slo import Admission
 from actors.slices import in_slices
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from actors.interfaces import ServedModel
 
 QUARANTINE_SECONDS: Final = 600.0
+_NO_MARKS: Final[Mapping[InferRequest, Fingerprint]] = MappingProxyType({})
 PROBE_SECONDS: Final = 5.0  # contract, python_backend.md section 1.2
 STOPPING: Final = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
@@ -329,6 +331,8 @@ class ModelState:
                 f"{request.prefix}this request is quarantined: it killed workers of model '{self.spec.name}' before; "
                 f"the same inputs are refused for {QUARANTINE_SECONDS:.0f} s after that"
             )
+        if self._deaths.accused:
+            self._deaths.recognise(request, trio.current_time())
         if self.cache is not None and self.cache.intercept(request):
             return
         if self.slo is not None:
@@ -356,9 +360,7 @@ class ModelState:
     def queue_again(self, request: InferRequest, since: float) -> None:
         """Queue what was accepted at `since` and has waited in the cache, for nothing. Its queue timeout runs from then."""
         if self.quarantine and self.quarantine.match(request, trio.current_time()):
-            self.statistics.quarantined += 1
-            why = f"{request.prefix}this request is quarantined: it killed workers of model '{self.spec.name}' before"
-            self.fail(request, Poisoned(why), FailureReason.BACKEND)
+            self._refuse_quarantined(request)
             return
         try:
             self.queue.push(request, since)
@@ -506,6 +508,10 @@ class ModelState:
 
     def dispatch(self, worker: LiveWorker, requests: Sequence[InferRequest], *, alone: bool = False) -> bool:
         """Hand a batch to an instance with room. Where that fails, which is False, its requests are answered, and nobody else's."""
+        if self.quarantine and self.sequences is None:
+            requests = self._sift(requests)
+            if not requests:
+                return False
         try:
             worker.dispatch(requests, now=trio.current_time(), alone=alone)
         except (OSError, MemoryError) as error:
@@ -525,6 +531,22 @@ class ModelState:
                 self.slo.dispatched(len(self.queue))
             self._line.call_next()
             return True
+
+    def _sift(self, requests: Sequence[InferRequest]) -> Sequence[InferRequest]:
+        """Refuse what was quarantined since it was accepted; return the rest."""
+        now, newest = trio.current_time(), self.quarantine.added_at
+        kept = []
+        for request in requests:
+            if request.accepted_at <= newest and self.quarantine.match(request, now):
+                self._refuse_quarantined(request)
+            else:
+                kept.append(request)
+        return kept
+
+    def _refuse_quarantined(self, request: InferRequest) -> None:
+        self.statistics.quarantined += 1
+        why = f"{request.prefix}this request is quarantined: it killed workers of model '{self.spec.name}' before"
+        self.fail(request, Poisoned(why), FailureReason.BACKEND)
 
     def take_back(self, instance: InstanceState, batch: InFlight) -> bool:
         """Put a batch that was handed to `instance` back to where it waited, unless its model has begun with it, which is False."""
@@ -576,6 +598,8 @@ class ModelState:
                 clients += 1
                 rows += request.rows
             total_ns = int((now - request.accepted_at) * 1e9)
+            if request.accused is not None and not (answer is not None and answer.open):
+                self._deaths.acquit(request)
             if answer is not None:
                 if answer.rescheduled:
                     self._reschedule(request)
@@ -636,6 +660,8 @@ class ModelState:
         queue_ns = min(total_ns, max(0, int((batch.started_at - request.accepted_at) * 1e9)))
         if arrived.first and not request.synthetic:
             self.statistics.first_part(total_ns)
+        if arrived.final and request.accused is not None:
+            self._deaths.acquit(request)
         if answer is not None and answer.code is not None:
             error = TritiumError.of(answer.code, answer.message)
             if arrived.final:
@@ -707,9 +733,21 @@ class ModelState:
 
     # -- deaths and ends -----------------------------------------------------------------------------------------
 
-    def settle(self, instance: InstanceState, aftermath: Aftermath) -> None:
-        """Carry out what `actors.scheduling.retries` decided after the death of `instance`'s worker."""
-        self._deaths.settle(instance, aftermath)
+    def known_killers(self, marks: Mapping[InferRequest, Fingerprint]) -> Mapping[InferRequest, Fingerprint]:
+        """Return those of `marks` under which a worker has died not long ago."""
+        return self._deaths.known(marks)
+
+    def settle(
+        self,
+        instance: InstanceState,
+        aftermath: Aftermath,
+        marks: Mapping[InferRequest, Fingerprint] = _NO_MARKS,
+    ) -> None:
+        """Carry out what `actors.scheduling.retries` decided after the death of `instance`'s worker.
+
+        `marks` are fingerprints of what executed, as far as they were made.
+        """
+        self._deaths.settle(instance, aftermath, marks)
 
     def fail_queued(self, error: TritiumError) -> None:
         """Answer everything that waits with `error`."""

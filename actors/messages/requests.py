@@ -40,6 +40,7 @@ class InferRequest:
 
     __slots__ = (
         "accepted_at",
+        "accused",
         "affinity",
         "alone_deaths",
         "answered",
@@ -127,6 +128,7 @@ class InferRequest:
         # What the frontend notes of the client, where the model asks for it: see `actors.scheduling.marks`.
         self.affinity = ""  # value of the header that keeps a client with one version
         self.tenant = ""  # whose share of the queue it takes
+        self.accused: object = None  # its fingerprint, where a worker has died under one like it
         self.attempts = 0  # executions begun
         self.alone_deaths = 0  # workers it killed while it ran alone
         self.unexplained_deaths = 0  # workers that died under it for a reason no request can cause

@@ -11,6 +11,12 @@ A hang is told apart: a request that outlasts the execution limit alone is answe
 only take as long again. A death that no request can cause (somebody's SIGKILL) makes nobody a suspect, until it
 has happened to the same request so often that chance is not a good explanation.
 
+A model that may not run twice on one request can't be searched like that: all that executed is refused, and its clients
+may send it again. So it is the inputs that are remembered, by their *fingerprint*: everything that executed is *accused*,
+and what comes with an accused fingerprint runs in a batch of its own. If it gets an answer it is acquitted. The second death
+under the same fingerprint convicts, unless several accused ones were executing, of which any may have done it; those stay
+accused. The same holds for a request that kills alone and whose client does not stay for the second time.
+
 Nothing here waits or knows an instance; `after_death` counts on the requests and returns what to do with each.
 """
 
@@ -18,11 +24,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from signal import Signals
-from typing import ClassVar, Final, TypeAlias
+from types import MappingProxyType
+from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 from actors.messages.errors import Cancelled, DeadlineExceeded, Poisoned, TritiumError, Unavailable
 from actors.messages.requests import InferRequest
@@ -47,6 +55,8 @@ _FAULTS: Final = frozenset(
 )
 
 Group: TypeAlias = tuple[InferRequest, ...]
+
+_NOBODY: Final[Mapping[InferRequest, Hashable]] = MappingProxyType({})
 
 
 class _Death:
@@ -208,6 +218,7 @@ class Aftermath:
     cancelled: Group = ()  # their clients have left
     quarantine: Group = ()  # those among the refused that are known to kill
     hung: Group = ()  # those among the refused that hung alone: the next one like them is known to
+    accused: Group = ()  # whose fingerprints are to be remembered
 
 
 def after_death(
@@ -219,25 +230,29 @@ def after_death(
     alone: bool,
     instance: str,
     culprit: int | None = None,
+    known: Mapping[InferRequest, Hashable] = _NOBODY,
 ) -> Aftermath:
     """Decide about `executing` batches and `waiting` requests of `instance`, which died of `reason`.
 
     `alone` says that what executed was a suspect group. `culprit` is the index of the batch at fault where that is
-    known (the one that hung); the other batches then were bystanders. Counts deaths on the requests.
+    known (the one that hung); the other batches then were bystanders. `known` are the fingerprints of those among the
+    executing that are accused already. Counts deaths on the requests.
     """
     inquest = _Inquest(reason, retry=retry, alone=alone, instance=instance)
     blamed = [batch for at, batch in enumerate(executing) if culprit in (None, at)]
     by_itself = len(blamed) == 1 and len(blamed[0]) == 1
+    inquest.convict(list(chain.from_iterable(blamed)), known)
     for at, batch in enumerate(executing):
         live = inquest.live(batch)
         if retry is Retry.NEVER:
-            inquest.refuse(live, _hung if isinstance(reason, Hang) and culprit in (None, at) else _lost)
+            inquest.refuse_all(batch, live, blamed=culprit in (None, at))
         elif culprit not in (None, at):
             inquest.requeue += live
         elif not reason.blames_request:
             inquest.unexplained(live)
         elif by_itself:
             inquest.accuse(live)
+            inquest.remember(request for request in batch if request.cancelled)
         elif live:
             inquest.suspects += _halves(live)
     inquest.requeue += inquest.live(waiting)
@@ -258,6 +273,8 @@ class _Inquest:
         self.cancelled: list[InferRequest] = []
         self.quarantine: list[InferRequest] = []
         self.hung: list[InferRequest] = []
+        self.accused: list[InferRequest] = []
+        self.convicted: frozenset[InferRequest] = frozenset()
 
     def close(self) -> Aftermath:
         return Aftermath(
@@ -267,6 +284,7 @@ class _Inquest:
             cancelled=tuple(self.cancelled),
             quarantine=tuple(self.quarantine),
             hung=tuple(self.hung),
+            accused=tuple(self.accused),
         )
 
     def live(self, requests: Sequence[InferRequest]) -> list[InferRequest]:
@@ -274,6 +292,32 @@ class _Inquest:
         unanswered = [request for request in requests if not request.answered]
         self.cancelled += [request for request in unanswered if request.cancelled]
         return [request for request in unanswered if not request.cancelled]
+
+    def convict(self, blamed: Sequence[InferRequest], known: Mapping[InferRequest, Hashable]) -> None:
+        """Name those under whose fingerprint a worker has died for the second time, if they alone can have done it."""
+        accused = [request for request in blamed if request in known and not request.answered]
+        if self.reason.blames_request and len({known[request] for request in accused}) == 1:
+            self.convicted = frozenset(accused)
+            self.quarantine += [request for request in accused if request.cancelled]
+
+    def remember(self, requests: Iterable[InferRequest]) -> None:
+        """Have the fingerprints of `requests` count as accused."""
+        self.accused += [request for request in requests if not request.answered]
+
+    def refuse_all(
+        self, batch: Sequence[InferRequest], live: Sequence[InferRequest], *, blamed: bool
+    ) -> None:
+        """Refuse the `live` ones of a batch that may not run twice; `blamed` says that it may have caused this death."""
+        hung = isinstance(self.reason, Hang)
+        blamed = blamed and self.reason.blames_request
+        for request in live:
+            if blamed and request in self.convicted:
+                self.refuse([request], _hung if hung else _repeated)
+                self.quarantine.append(request)
+            else:
+                self.refuse([request], _hung if hung and blamed else _lost)
+        if blamed:
+            self.remember(batch)
 
     def refuse(
         self, requests: Iterable[InferRequest], why: Callable[[_Inquest, InferRequest], TritiumError]
@@ -289,8 +333,10 @@ class _Inquest:
                 self.hung.append(request)
                 if self.alone:  # so it has hung before, in company
                     self.quarantine.append(request)
-            elif request.alone_deaths > ALONE_DEATHS_ALLOWED:
-                self.refuse([request], _poisoned)
+            elif request.alone_deaths > ALONE_DEATHS_ALLOWED or request in self.convicted:
+                self.refuse(
+                    [request], _poisoned if request.alone_deaths > ALONE_DEATHS_ALLOWED else _repeated
+                )
                 self.quarantine.append(request)
             else:
                 self.suspects.append((request,))
@@ -333,6 +379,14 @@ def _poisoned(inquest: _Inquest, request: InferRequest) -> TritiumError:
         f"{request.prefix}this request killed a worker of model '{request.model_name}' {request.alone_deaths} times while "
         f"nothing else ran in it, the last time by {inquest.reason}. It and its like are refused for a while; find out "
         "what in these inputs the model can't take"
+    )
+
+
+def _repeated(inquest: _Inquest, request: InferRequest) -> TritiumError:
+    return Poisoned(
+        f"{request.prefix}workers of model '{request.model_name}' died twice under a request with these inputs, the last "
+        f"time by {inquest.reason}. It and its like are refused for a while; find out what in these inputs the model can't "
+        "take"
     )
 
 
@@ -437,6 +491,18 @@ def _too_late(request: InferRequest) -> TritiumError:
     )
 
 
+class Fingerprint(NamedTuple):
+    """What a request's inputs look like: two requests have the same one if their inputs are equal."""
+
+    quick: int
+    digest: bytes
+
+
+def fingerprint_of(request: InferRequest) -> Fingerprint:
+    """Return the fingerprint of all inputs. Some 1 ms for each MiB."""
+    return Fingerprint(_quick_key(request), _digest(request))
+
+
 class Quarantine:
     """Remembers for `ttl` seconds what refused requests looked like, so that sending one again kills nobody.
 
@@ -445,13 +511,14 @@ class Quarantine:
     quarantine is false and costs nothing. Never holds more than `capacity` fingerprints: the oldest gives way.
     """
 
-    __slots__ = ("_by_digest", "_capacity", "_quick", "_ttl")
+    __slots__ = ("_by_digest", "_capacity", "_quick", "_ttl", "added_at")
 
     def __init__(self, ttl: float, *, capacity: int = 256) -> None:
         self._ttl = ttl
         self._capacity = capacity
         self._by_digest: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # oldest first
         self._quick: Counter[int] = Counter()
+        self.added_at = -math.inf  # when something was last added
 
     def __len__(self) -> int:
         """How many fingerprints are held; expired ones leave at the next `add` or `match`."""
@@ -460,11 +527,11 @@ class Quarantine:
     def __bool__(self) -> bool:
         return bool(self._by_digest)
 
-    def add(self, request: InferRequest, now: float) -> None:
-        """Remember `request` until `now + ttl`."""
+    def add(self, request: InferRequest, now: float, mark: Fingerprint | None = None) -> None:
+        """Remember `request`, whose fingerprint is `mark` if the caller has it, until `now + ttl`."""
         self._forget_expired(now)
-        quick = _quick_key(request)
-        digest = _digest(request)
+        quick, digest = fingerprint_of(request) if mark is None else mark
+        self.added_at = now
         if digest in self._by_digest:
             self._forget(digest)
         elif len(self._by_digest) >= self._capacity:
@@ -474,10 +541,28 @@ class Quarantine:
 
     def match(self, request: InferRequest, now: float) -> bool:
         """Whether `request` has the inputs of one that was refused not long ago."""
+        return self.find(request, now) is not None
+
+    def find(self, request: InferRequest, now: float) -> Fingerprint | None:
+        """Return the fingerprint of `request` if it is held."""
         if not self._by_digest:
-            return False
+            return None
         self._forget_expired(now)
-        return _quick_key(request) in self._quick and _digest(request) in self._by_digest
+        quick = _quick_key(request)
+        if quick not in self._quick:
+            return None
+        digest = _digest(request)
+        return Fingerprint(quick, digest) if digest in self._by_digest else None
+
+    def holds(self, mark: Fingerprint, now: float) -> bool:
+        """Whether this fingerprint is held."""
+        self._forget_expired(now)
+        return mark.digest in self._by_digest
+
+    def discard(self, mark: Fingerprint) -> None:
+        """Forget a fingerprint, if it is held."""
+        if mark.digest in self._by_digest:
+            self._forget(mark.digest)
 
     def _forget_expired(self, now: float) -> None:
         while self._by_digest:

@@ -27,6 +27,7 @@ from actors.scheduling.retries import (
     StartFailed,
     SuspectQueue,
     after_death,
+    fingerprint_of,
 )
 from actors.specs import Retry
 
@@ -49,7 +50,16 @@ def make_requests(n):
     return tuple(make_request(str(at)) for at in range(n))
 
 
-def death(reason, *executing, waiting=(), retry=Retry.ALWAYS, alone=False, instance="add_0", culprit=None):
+def death(
+    reason,
+    *executing,
+    waiting=(),
+    retry=Retry.ALWAYS,
+    alone=False,
+    instance="add_0",
+    culprit=None,
+    known=None,
+):
     return after_death(
         reason,
         executing,
@@ -58,6 +68,7 @@ def death(reason, *executing, waiting=(), retry=Retry.ALWAYS, alone=False, insta
         alone=alone,
         instance=instance,
         culprit=culprit,
+        known=known or {},
     )
 
 
@@ -183,6 +194,132 @@ def test_an_unexplained_death_does_not_allow_a_second_run_either():
     assert refusals(death(KILL, batch, retry=Retry.NEVER)) == dict.fromkeys(batch, Unavailable)
 
 
+# The same inputs again
+
+
+def test_what_executed_is_accused_where_it_may_not_run_twice():
+    batch, beside, waiting = make_requests(2), make_requests(1), make_requests(2)
+    aftermath = death(SEGV, batch, beside, waiting=waiting, retry=Retry.NEVER)
+    assert aftermath.accused == (*batch, *beside)
+    assert aftermath.quarantine == ()
+    assert aftermath.requeue == waiting
+
+
+@pytest.mark.parametrize("reason", [KILL, StartFailed("no such file"), Hang(1.0, suspended=True)])
+def test_nobody_is_accused_of_what_no_request_can_cause(reason):
+    (request,) = make_requests(1)
+    aftermath = death(reason, [request], retry=Retry.NEVER, known={request: "a"})
+    assert (aftermath.accused, aftermath.quarantine) == ((), ())
+    assert refusals(aftermath) == {request: Unavailable}
+
+
+def test_the_second_death_under_the_same_inputs_convicts():
+    request = make_request("r1")
+    aftermath = death(SEGV, [request], retry=Retry.NEVER, known={request: "a"})
+    ((refused, error),) = aftermath.refuse
+    assert refused is request
+    assert error.code is ErrorCode.POISONED
+    assert error.message == (
+        "[request id: r1] workers of model 'add' died twice under a request with these inputs, the last time by signal 11 "
+        "(SIGSEGV). It and its like are refused for a while; find out what in these inputs the model can't take"
+    )
+    assert aftermath.quarantine == (request,)
+
+
+def test_in_company_too_the_only_one_that_was_accused_before_is_convicted():
+    poison, mate, twin = make_requests(3)
+    aftermath = death(SEGV, [mate, poison, twin], retry=Retry.NEVER, known={poison: "a", twin: "a"})
+    assert refusals(aftermath) == {poison: Poisoned, twin: Poisoned, mate: Unavailable}
+    assert aftermath.quarantine == (poison, twin)
+
+
+def test_of_several_that_were_accused_before_nobody_is_convicted_in_company():
+    one, other = make_requests(2)
+    aftermath = death(SEGV, [one, other], retry=Retry.NEVER, known={one: "a", other: "b"})
+    assert refusals(aftermath) == dict.fromkeys((one, other), Unavailable)
+    assert aftermath.quarantine == ()
+    assert aftermath.accused == (one, other)
+
+
+def test_a_second_hang_that_is_not_retried_is_late_and_quarantined():
+    (request,) = make_requests(1)
+    aftermath = death(Hang(1.0), [request], retry=Retry.NEVER, known={request: "a"})
+    assert refusals(aftermath) == {request: DeadlineExceeded}
+    assert aftermath.quarantine == (request,)
+
+
+def test_a_bystander_of_a_known_culprit_is_not_accused():
+    bystander, guilty = make_requests(1), make_requests(1)
+    aftermath = death(Hang(1.0), bystander, guilty, retry=Retry.NEVER, culprit=1)
+    assert aftermath.accused == guilty
+
+
+def test_a_client_that_leaves_each_time_does_not_get_round_the_second_death():
+    request = make_request()
+    request.cancelled = True
+    for retry in Retry:
+        assert death(SEGV, [request], retry=retry).accused == (request,)
+        aftermath = death(SEGV, [request], retry=retry, known={request: "a"})
+        assert (aftermath.cancelled, aftermath.quarantine) == ((request,), (request,))
+
+
+def test_a_pure_model_s_request_whose_like_killed_alone_gets_no_second_chance():
+    (request,) = make_requests(1)
+    aftermath = death(SEGV, [request], known={request: "a"})
+    assert refusals(aftermath) == {request: Poisoned}
+    assert aftermath.quarantine == (request,)
+
+
+def clients_that_send_again(values, poison, batch_size, luck=()):
+    """Serve one request for each of `values` on a model that may not run twice, whose clients send again after a 503.
+
+    Accused ones run by themselves, as `actors.deaths.Deaths.recognise` has it. Returns what each client got in the end,
+    and the number of deaths.
+    """
+    accused, quarantined, got = set(), set(), {}
+    luck, deaths = iter(luck), 0
+    waiting = list(enumerate(values))
+    while waiting:
+        first = waiting.pop(0)
+        if first[1] in quarantined:
+            got[first[0]] = Poisoned
+            continue
+        batch = [first]
+        while waiting and len(batch) < batch_size and not {first[1], waiting[0][1]} & accused:
+            batch.append(waiting.pop(0))
+        made = {make_request(str(client)): (client, value) for client, value in batch}
+        killed = next(luck, False)
+        if not killed and not any(value in poison for _, value in batch):
+            got |= dict.fromkeys((client for client, _ in batch), "answer")
+            accused -= {value for _, value in batch}
+            continue
+        deaths += 1
+        known = {request: value for request, (_, value) in made.items() if value in accused}
+        aftermath = death(KILL if killed else SEGV, list(made), retry=Retry.NEVER, known=known)
+        accused |= {made[request][1] for request in aftermath.accused}
+        quarantined |= {made[request][1] for request in aftermath.quarantine}
+        for request, error in aftermath.refuse:
+            if isinstance(error, Poisoned):
+                got[made[request][0]] = Poisoned
+            else:
+                waiting.append(made[request])
+    return got, deaths
+
+
+@given(
+    values=st.lists(st.integers(0, 9), min_size=1, max_size=24),
+    poison=st.sets(st.integers(0, 9)),
+    batch_size=st.integers(1, 8),
+    luck=st.lists(st.booleans(), max_size=10),
+)
+def test_clients_that_send_again_are_answered_and_each_poison_kills_twice_at_most(
+    values, poison, batch_size, luck
+):
+    got, deaths = clients_that_send_again(values, poison, batch_size, luck)
+    assert got == {client: Poisoned if value in poison else "answer" for client, value in enumerate(values)}
+    assert deaths <= 2 * len(poison & set(values)) + sum(luck)
+
+
 # Hangs
 
 
@@ -303,9 +440,13 @@ batches = st.lists(requests_in_any_state(), max_size=4)
     retry=st.sampled_from(Retry),
     alone=st.booleans(),
     culprit=st.sampled_from([None, 0, 2]),
+    marks=st.lists(st.sampled_from([None, "a", "b"]), min_size=12, max_size=12),
 )
-def test_every_request_ends_in_exactly_one_place(reason, executing, waiting, retry, alone, culprit):
-    aftermath = death(reason, *executing, waiting=waiting, retry=retry, alone=alone, culprit=culprit)
+def test_every_request_ends_in_exactly_one_place(reason, executing, waiting, retry, alone, culprit, marks):
+    known = {request: mark for request, mark in zip(chain(*executing), marks, strict=False) if mark}
+    aftermath = death(
+        reason, *executing, waiting=waiting, retry=retry, alone=alone, culprit=culprit, known=known
+    )
     placed = [
         *aftermath.requeue,
         *chain.from_iterable(aftermath.suspects),
@@ -315,7 +456,10 @@ def test_every_request_ends_in_exactly_one_place(reason, executing, waiting, ret
     held = [request for request in chain(*executing, waiting) if not request.answered]
     assert len(placed) == len(held)
     assert set(placed) == set(held)
-    assert set(aftermath.quarantine) <= {request for request, _ in aftermath.refuse}
+    assert set(aftermath.quarantine) <= {request for request, _ in aftermath.refuse} | set(
+        aftermath.cancelled
+    )
+    assert set(aftermath.accused) <= {request for request in chain(*executing) if not request.answered}
     assert set(aftermath.cancelled) == {request for request in held if request.cancelled}
     assert all(aftermath.suspects)
     if retry is Retry.NEVER:
@@ -643,3 +787,18 @@ def test_quarantine_remembers_exactly_the_latest_and_unexpired(steps):
                 del expiries[next(iter(expiries))]
         assert quarantine.match(requests[at], now) == (at in expiries)
         assert len(quarantine) == len(expiries)
+
+
+def test_a_fingerprint_is_the_same_for_equal_inputs_and_can_be_forgotten():
+    quarantine = Quarantine(60.0)
+    mark = fingerprint_of(carrying(tensor("A"), tensor("B")))
+    assert mark == fingerprint_of(carrying(tensor("B"), tensor("A")))
+    quarantine.add(carrying(tensor("A"), tensor("B")), 1.0, mark)
+    assert quarantine.find(carrying(tensor("B"), tensor("A")), 1.0) == mark
+    assert quarantine.find(carrying(tensor("B")), 1.0) is None
+    assert quarantine.holds(mark, 1.0)
+    assert quarantine.added_at == 1.0
+    quarantine.discard(mark)
+    quarantine.discard(mark)
+    assert not quarantine.holds(mark, 1.0)
+    assert not quarantine

@@ -50,12 +50,13 @@ async def test_a_poison_request_is_found_and_its_batchmates_all_get_answers(serv
     gate = tmp_path / "gate"
     async with serve("pausing", parameters={"gate": str(gate)}) as model:
         blocker = await model.send(0.0)
-        await until(lambda: blocker.attempts == 1)
-        second = await model.send(0.0)
-        await until(lambda: second.attempts == 1)
         values = [1.0, 2.0, 3.0, POISON, 5.0, 6.0, 7.0, 8.0]
-        batch = [await model.send(value) for value in values]
+        batch = [model.request([value]) for value in values]
+        for request in batch:
+            model.state.submit_nowait(request, in_company=True)
+        await until(lambda: executes(model))
         gate.touch()
+        await model.answer(blocker)
         for value, request in zip(values, batch, strict=True):
             answer = await model.answer(request)
             if value == POISON:
@@ -100,14 +101,71 @@ async def test_an_impure_model_is_not_run_twice_and_the_error_comes_at_once(serv
         assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
 
 
+async def test_inputs_that_kill_an_impure_model_twice_are_refused_from_then_on(serve):
+    async with serve("impure", retry=Retry.NEVER) as model:
+        codes = []
+        for _ in range(4):
+            try:
+                codes.append((await model.answer(await model.send(POISON))).code)
+            except TritiumError as refused:
+                codes.append(refused.code)
+        assert codes == [ErrorCode.UNAVAILABLE, *[ErrorCode.POISONED] * 3]
+        assert model.state.statistics.deaths == {"signal_11": 2}
+        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
+
+
+async def test_batchmates_of_a_poison_request_are_served_when_they_are_sent_again(serve):
+    async with serve("impure", retry=Retry.NEVER) as model:
+        values = [1.0, POISON, 3.0]
+
+        async def ask():
+            requests = [model.request([value]) for value in values]
+            for request in requests:
+                model.state.submit_nowait(request, in_company=True)
+            return [await model.answer(request) for request in requests]
+
+        assert [each.code for each in await ask()] == [ErrorCode.UNAVAILABLE] * 3
+        good, poison, fine = await ask()
+        assert poison.code is ErrorCode.POISONED
+        assert "died twice under a request with these inputs" in poison.message
+        assert (good.outputs[0].as_numpy()[0, 0], fine.outputs[0].as_numpy()[0, 0]) == (2, 6)
+        assert model.state.statistics.deaths == {"signal_11": 2}
+
+
+async def test_the_same_poison_many_times_at_once_kills_an_impure_model_twice(serve):
+    async with serve("impure", retry=Retry.NEVER, scheduling=Direct()) as model:
+        requests = [model.request([POISON]) for _ in range(8)]
+        for request in requests:
+            model.state.submit_nowait(request, in_company=True)
+        codes = [(await model.answer(request)).code for request in requests]
+        assert codes == [ErrorCode.UNAVAILABLE, *[ErrorCode.POISONED] * 7]
+        assert model.state.statistics.deaths == {"signal_11": 2}
+
+
+async def test_an_impure_model_s_good_requests_are_not_held_against_them(serve):
+    async with serve("impure", retry=Retry.NEVER) as model:
+        for _ in range(3):  # somebody else's faults, each under the same inputs
+            request = model.request([671.0])  # it goes on until its client leaves
+            await model.state.submit(request)
+            await until(model.begun)
+            os.kill(model.pid(), signal.SIGSEGV)
+            assert (await model.answer(request)).code is ErrorCode.UNAVAILABLE
+            again = await model.send(671.0)
+            await until(model.begun)
+            model.state.cancel(again)
+            assert (await model.answer(again)).message == "saw it"
+        assert model.state.statistics.quarantined == 0
+
+
 async def test_what_an_impure_model_had_not_begun_is_run_after_the_restart(serve, tmp_path):
     gate = tmp_path / "gate"
-    async with serve("pausing", parameters={"gate": str(gate)}, retry=Retry.NEVER) as model:
-        first = await model.send(1.0)
+    pausing = {"parameters": {"gate": str(gate)}, "scheduling": Direct()}
+    async with serve("pausing", retry=Retry.NEVER, **pausing) as model:
+        first, second, third = [model.request([value]) for value in (1.0, 2.0, 3.0)]
+        for request in (first, second, third):
+            model.state.submit_nowait(request, in_company=True)
         await until(lambda: executes(model))
-        second = await model.send(2.0)
-        await until(lambda: second.attempts == 1)
-        third = await model.send(3.0)
+        assert second.attempts == 1  # it waits in the worker
         os.kill(model.pid(), signal.SIGKILL)
         assert (await model.answer(first)).code is ErrorCode.UNAVAILABLE
         gate.touch()
