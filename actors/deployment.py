@@ -159,7 +159,8 @@ class Deployment:
         self.left = False
         for warning in found.warnings:
             self._around.log(Event.MODEL_LOADING, level="warning", model=self.key.name, warning=warning)
-        for error in found.errors:
+        # The first one is the reason that `_refuse` gives.
+        for error in found.errors if found.specs else found.errors[1:]:
             self._around.log(Event.MODEL_LOADING, level="error", model=self.key.name, error=error)
         if not found.specs:
             self._refuse(found)
@@ -196,7 +197,7 @@ class Deployment:
             Event.MODEL_LOAD_FAILED if self.serving else Event.MODEL_UNAVAILABLE,
             level="error",
             model=self.key.name,
-            reason=found.reason,
+            reason=found.errors[0] if found.errors else found.reason,
         )
         if found.duplicate:
             self.retire_all()

@@ -23,6 +23,7 @@ from actors.comeback import Comeback
 from actors.fault_points import fault_point
 from actors.frames import FrameError, Result
 from actors.gathering import Cut
+from actors.load_errors import without_importing
 from actors.load_turns import LoadTurns
 from actors.messages.errors import ErrorCode, TritiumError
 from actors.messages.events import Event, Log
@@ -468,10 +469,14 @@ class InstanceActor:
         """The model can't be loaded: final for a version that never served, a death like others for one that did."""
         if self._load_error is not None:
             return
-        self._load_error = message
-        self._verdict = StartFailed(message)
+        self._load_error = without_importing(message)
+        # Why the first start failed is told by whoever asked for the load.
+        self._verdict = StartFailed(self._load_error if self._instance.started_once else "")
         if traceback:
-            self._log(Event.WORKER_OUTPUT, level="error", actor=self._ctx.path, line=traceback)
+            said = without_importing(traceback)
+            self._log(Event.WORKER_OUTPUT, level="error", actor=self._ctx.path, line=said)
+        if self._load_error != message:
+            self._log(Event.WORKER_OUTPUT, level="debug", actor=self._ctx.path, line=traceback or message)
 
     def finished(self, batch: InFlight, result: Result, answers: Sequence[Cut], *, borrowed: bool) -> None:
         """Answer a batch's requests, and note the progress."""

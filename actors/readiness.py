@@ -354,7 +354,10 @@ class Readiness:
             Event.READINESS_CHANGED,
             level="info" if verdict.ready and not failed else "warning",
             ready=verdict.ready,
-            failed=[f"{part}: {_shown(part.reason)}" for part in failed[:_LISTED]],
+            failed=[
+                f"{part}: {'unavailable' if part.logged else _shown(part.reason)}"
+                for part in failed[:_LISTED]
+            ],
             parts_failed=len(failed),
             **({"reason": _shown(verdict.missing)} if verdict.missing else {}),
         )

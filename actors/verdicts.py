@@ -44,6 +44,7 @@ class Part:
     reason: str  # empty: all is well
     since: float  # on trio's clock
     essential: bool = True
+    logged: bool = False  # its reason was, where it became unavailable
     awaited: bool = False  # nothing speaks against it but that it has not been heard yet
 
     @property
@@ -131,5 +132,6 @@ def _part(standing: Standing, before: Part | None, *, opened: bool, now: float) 
         reason=reason,
         since=before.since if before is not None and before.ok is not bool(reason) else now,
         essential=standing.essential and standing.reason != DUPLICATE_REASON,
+        logged=standing.status == "UNAVAILABLE" and bool(standing.reason),
         awaited=bool(reason) and not standing.trouble and standing.status == "READY",
     )

@@ -25,7 +25,7 @@ from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.process import allow_many_files, leaves, settle_garbage_collection
 from engine.settings import Settings, SettingsError
 from engine.sockets import AddressInUse
-from engine.tree import Log, RunningServer, ServerFailed, open_server
+from engine.tree import Log, RunningServer, ServerFailed, advice_on_repositories, open_server
 from protocols.http.admission import Verdict
 from protocols.http.bodies import announced
 
@@ -135,13 +135,14 @@ class HostedTree:
 
 
 def _warnings(settings: Settings) -> tuple[str, ...]:
+    found = (*settings.warnings, *advice_on_repositories(settings))
     if not settings.drain_delay:
-        return settings.warnings
+        return found
     http = (
         "--drain-delay-secs has no effect on HTTP under another server, which closes its listening sockets at SIGTERM: have"
         " a preStop hook wait before that"
     )
-    return (*settings.warnings, http)
+    return (*found, http)
 
 
 def _only_process() -> IO[bytes] | None:

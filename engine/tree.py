@@ -58,6 +58,7 @@ from engine.observability.requests import RequestHook, request_hook
 from engine.observability.supervision import supervision_observer
 from engine.observability.system import MachineSampler
 from engine.placement import resolve as resolve_policies
+from engine.repository.advice import no_models, single_model
 from engine.repository.copies import Janitor
 from engine.repository.fingerprint import Digests
 from engine.repository.observation import Observer
@@ -179,6 +180,20 @@ def check_repositories(settings: Settings) -> None:
             raise ServerFailed(
                 f"creating server: Invalid argument - repository path is not a valid directory: '{path}'"
             )
+        if settings.control_mode == "none" and not is_remote(path) and (said := single_model(Path(path))):
+            raise ServerFailed(f"creating server: Invalid argument - {said}")
+
+
+def advice_on_repositories(settings: Settings) -> list[str]:
+    """Return warnings about repositories that are likely to be a mistake."""
+    if settings.control_mode == "explicit" and not settings.load_models:
+        return []  # it begins empty, and somebody will put models into it
+    local = [Path(path) for path in settings.model_repositories if not is_remote(path)]
+    ends = (
+        settings.control_mode == "none" and settings.exit_on_error
+    )  # of one model: see `check_repositories`
+    alone = [] if ends else [said for path in local if (said := single_model(path))]
+    return alone + [said for path in local if (said := no_models(path))]
 
 
 @asynccontextmanager

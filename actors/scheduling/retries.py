@@ -200,7 +200,7 @@ class StartFailed(_Death):
         return False
 
     def __str__(self) -> str:
-        return f"a failed start: {self.detail}"
+        return f"a failed start: {self.detail}" if self.detail else "a failed start"
 
 
 DeathReason: TypeAlias = (

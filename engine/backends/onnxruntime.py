@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     Allocate = Callable[[str, DataType, Sequence[int]], Array]
 
 _BIND_FROM = 256 * 1024  # bytes of all outputs together; see the theory of operation
+# What ONNX Runtime says of a file that it can make nothing of.
+_DAMAGED = ("Protobuf parsing failed", "does not have a graph", "No graph was found", "ModelProto corruption")
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 
 _DATATYPES = {
@@ -268,7 +270,13 @@ def loses_device(text: str) -> bool:
 def _describe(error: Exception) -> str:
     """Return an ONNX Runtime error the way Triton's clients know it: `onnx runtime error <n>: <text>`."""
     match = _ORT_ERROR.search(str(error))
-    return f"onnx runtime error {match[1]}: {match[2]}" if match else f"onnx runtime error: {error}"
+    text = f"onnx runtime error {match[1]}: {match[2]}" if match else f"onnx runtime error: {error}"
+    if not any(each in text for each in _DAMAGED):
+        return text
+    return (
+        f"{text} (it is damaged, cut short, or no ONNX model: export it again, or copy it again and compare its checksum with the"
+        " original's)"
+    )
 
 
 def _artifact(model: ModelInfo) -> str:

@@ -12,6 +12,7 @@ from actors.scheduling.cache import LruCache
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
 from actors.supervision.supervisor import Supervisor
 from engine.cache.settings import CacheSettings, LocalCache, RedisCache
+from engine.extras import how_to_install
 
 INTENSITY: Final = Intensity(3, 60.0)
 
@@ -61,7 +62,7 @@ def _open_redis(settings: RedisCache, log: Log) -> FarCache:
         from engine.cache.redis_store import RedisStore, patience  # only who uses it needs the library
     except ImportError as error:
         raise CacheUnusable(
-            f"--cache-config redis needs a library that is not installed: {error}; pip install 'tritium[redis]'"
+            f"--cache-config redis needs a library that is not installed: {error}; {how_to_install('redis')}"
         ) from error
     try:
         store = RedisStore(settings)

@@ -15,13 +15,14 @@ from typing import Final
 
 from engine.cli.compositions import held_against_models
 from engine.cli.environments import prepared
-from engine.cli.findings import Finding, Report, as_json, as_lines, drawn, plain
+from engine.cli.findings import Finding, Report, as_json, as_lines, drawn, one_line_each, plain
 from engine.config.backends import discover
 from engine.config.load import LoadedConfig, load_model_config
 from engine.config.problems import did_you_mean
 from engine.devices import gpu_count
 from engine.environments.cache import EnvironmentCache, Standing
 from engine.environments.declared import Kind
+from engine.repository.advice import is_model, no_models
 from engine.repository.layout import DUPLICATE_REASON, ModelDirectory, scan
 from engine.settings import Settings, SettingsError, default_environment_cache
 
@@ -67,7 +68,6 @@ examples:
 """
 
 _URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_VERSION: Final = re.compile(r"[1-9][0-9]*")
 
 
 def check(argv: Sequence[str]) -> int:
@@ -97,8 +97,13 @@ def check(argv: Sequence[str]) -> int:
     except NoSuchModel as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    for path in options.paths:
+        if not is_model(path) and (said := no_models(path)):
+            sys.stderr.write(f"{said}\n")
     if options.json:
         sys.stdout.write(json.dumps(as_json(report), indent=2) + "\n")
+    elif options.quiet:
+        sys.stdout.write("".join(f"{line}\n" for line in one_line_each(report)))
     elif sys.stdout.isatty():
         drawn(as_lines(report))
     else:
@@ -122,7 +127,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MODEL",
         help="check only this model of the repositories; repeatable",
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the report as JSON")
+    form.add_argument(
+        "--quiet", action="store_true", help="print one line for each model, and no configurations"
+    )
     parser.add_argument(
         "--no-model-code",
         action="store_true",
@@ -259,25 +268,3 @@ def _in_environments(
     standing = Standing(cache, prepared(cache, made) if made else {})
     config = read(run_model_code=True, environments=standing)
     return read(run_model_code=False, environments=standing) if config.unbuilt else config
-
-
-def is_model(directory: Path) -> bool:
-    """Whether this is the directory of one model, and not of many.
-
-    A model has a configuration, or version directories with files in them. Of a repository whose models are called by
-    numbers, those directories have configurations or versions of their own.
-    """
-    try:
-        if (directory / "config.pbtxt").exists():
-            return True
-        versions = [path for path in directory.iterdir() if _VERSION.fullmatch(path.name) and path.is_dir()]
-        return any(_holds_a_version(path) for path in versions)
-    except OSError:
-        return False
-
-
-def _holds_a_version(directory: Path) -> bool:
-    entries = list(directory.iterdir())
-    names = {entry.name for entry in entries}
-    nested = any(_VERSION.fullmatch(entry.name) and entry.is_dir() for entry in entries)
-    return bool(entries) and not nested and "config.pbtxt" not in names

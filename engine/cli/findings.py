@@ -114,6 +114,26 @@ def as_lines(report: Report) -> Iterator[StyledLine]:
     yield [(said, "bold")]
 
 
+def one_line_each(report: Report) -> Iterator[str]:
+    """Yield a line for each model, with the first thing that is wrong with it, and one for each bad repository."""
+    for problem in report.problems:
+        yield printable(str(problem))
+    for finding in report.findings:
+        yield f"{printable(finding.name)}: {_in_short(finding)}"
+
+
+def _in_short(finding: Finding) -> str:
+    config = finding.config
+    if config is None:
+        return f"error: {printable(finding.reason)}"
+    errors = list(config.errors)
+    if not errors:
+        warnings = sum(problem.severity is Severity.WARNING for problem in config.problems)
+        return "ok" if not warnings else f"ok, {warnings} warning{'s' if warnings > 1 else ''}"
+    first = printable(str(errors[0]).strip().partition("\n")[0])
+    return first if len(errors) == 1 else f"{first} (and {len(errors) - 1} more)"
+
+
 def _finding(finding: Finding) -> Iterator[StyledLine]:
     mark = ("✓ ", "bold green") if finding.ok else ("✗ ", "bold red")
     if finding.only_unserved:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.backends.base import Backend
+from engine.extras import how_to_install, is_missing
 
 GROUP: Final = "tritium.backends"
 PYTHON: Final = "python"
@@ -20,6 +21,13 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "pytorch": "engine.backends.pytorch:PyTorchBackend",
     "python": "engine.backends.python.backend:PythonBackend",
 }
+
+
+_NEEDS: Final[Mapping[str, tuple[str, str]]] = {
+    "onnxruntime": ("onnxruntime", "onnx"),
+    "pytorch": ("torch", "torch"),
+}
+"""What workers of our backends import, and the extra of Tritium that brings it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +43,7 @@ class BackendTraits:
     target: str = ""  # `module:Class`, as in the entry point
     implementation: str = ""  # path of the `model.py` that serves all models of a backend written in Python
     unavailable: str = ""  # why the class can't be imported; empty where it can
+    missing: str = ""  # the package that its workers need and that is not installed, and how to install it
 
     @property
     def runs_python(self) -> bool:
@@ -89,6 +98,15 @@ def _inspect(name: str, target: str) -> BackendTraits:
         found: Any = import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-        return traits_of(found, name=name, target=target)
+        traits = traits_of(found, name=name, target=target)
     except Exception as error:  # noqa: BLE001  # a third party's module may raise anything; its models are told
         return BackendTraits(name=name, target=target, unavailable=f"{type(error).__name__}: {error}")
+    return replace(traits, missing=_missing(name)) if target == BUILT_IN.get(name) else traits
+
+
+def _missing(name: str) -> str:
+    """Return what keeps a backend of ours from running here, with the cure; its workers have the server's interpreter."""
+    package, extra = _NEEDS.get(name, ("", ""))
+    if not package or not is_missing(package):
+        return ""
+    return f"the package '{package}' is not installed: {how_to_install(extra)}"

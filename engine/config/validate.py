@@ -148,6 +148,11 @@ def _library(config: ModelConfig, backends: Mapping[str, BackendTraits]) -> Iter
             if traits
             else _backend_hint(name, backends),
         )
+    elif traits.missing:
+        yield Problem(
+            message=f"model '{config.name}' can't run with backend '{name}' here, {traits.missing}",
+            key="backend",
+        )
 
 
 def _backend_hint(name: str, backends: Mapping[str, BackendTraits]) -> str:

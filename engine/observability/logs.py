@@ -280,12 +280,12 @@ class _Deliver:
 def _renderer(settings: LogSettings, sink: LogSink, environ: Mapping[str, str]) -> Processor:
     match settings.format:
         case "json":
-            return _render_json
+            return _JsonLines(whole=settings.verbose > 0)
         case "console":
             return _console(colors=not settings.file and sys.stdout.isatty())
         case "default" | "ISO8601":
             escape = environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
-            return _TritonLines(iso=settings.format == "ISO8601", escape=escape)
+            return _TritonLines(iso=settings.format == "ISO8601", escape=escape, whole=settings.verbose > 0)
 
 
 def _console(*, colors: bool) -> Processor:
@@ -300,24 +300,31 @@ def _console(*, colors: bool) -> Processor:
     return render
 
 
-def _render_json(_: WrappedLogger, __: str, event: EventDict) -> str:
-    moment = event.pop("timestamp")
-    line = {
-        "timestamp": f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z",
-        "level": event.pop("level"),
-        "event": event.pop("event"),
-    }
-    trace = _traceback(event.pop("exc_info", None))
-    line.update(event)
-    if trace:
-        line["exception"] = trace
-    return json.dumps(line, default=repr)
+class _JsonLines:
+    """An object a line."""
+
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+
+    def __call__(self, _: WrappedLogger, __: str, event: EventDict) -> str:
+        moment = event.pop("timestamp")
+        line = {
+            "timestamp": f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z",
+            "level": event.pop("level"),
+            "event": event.pop("event"),
+        }
+        trace = _traceback(event.pop("exc_info", None), whole=self._whole)
+        line.update(event)
+        if trace:
+            line["exception"] = trace
+        return json.dumps(line, default=repr)
 
 
 class _TritonLines:
     """Triton's two formats, in which the event is a sentence: Triton's own where it has one for it."""
 
-    def __init__(self, *, iso: bool, escape: bool) -> None:
+    def __init__(self, *, iso: bool, escape: bool, whole: bool) -> None:
+        self._whole = whole
         self._iso = iso
         self._escape = escape
         self._pid = os.getpid()
@@ -326,7 +333,7 @@ class _TritonLines:
         moment: datetime = event.pop("timestamp")
         letter = _LETTERS[event.pop("level")]
         source = f"{event.pop('filename', '?')}:{event.pop('lineno', 0)}"
-        trace = _traceback(event.pop("exc_info", None))
+        trace = _traceback(event.pop("exc_info", None), whole=self._whole)
         message = sentence(event.pop("event"), event)
         if trace:
             message = f"{message}\n{trace}"
@@ -378,14 +385,42 @@ def _plain(value: object) -> str:
     return repr(text) if not text or any(character in text for character in ' "=\n') else text
 
 
-def _traceback(exc_info: Any) -> str:
+_MACHINERY: Final = (
+    "<frozen importlib",
+    os.path.join("actors", "supervision", ""),
+    os.path.join("site-packages", "trio", ""),
+)
+"""In whose frames no error lies: what imports modules, and what runs tasks."""
+
+
+def _traceback(exc_info: Any, *, whole: bool) -> str:
+    """Return a traceback as Python writes it; unless `whole`, without the frames of what only led there."""
     if not exc_info:
         return ""
     if isinstance(exc_info, BaseException):
         exc_info = (type(exc_info), exc_info, exc_info.__traceback__)
     elif not isinstance(exc_info, tuple):
         exc_info = sys.exc_info()
-    return "" if exc_info[0] is None else "".join(traceback.format_exception(*exc_info)).rstrip()
+    if exc_info[0] is None:
+        return ""
+    told = traceback.TracebackException(*exc_info)
+    if not whole:
+        _leave_out_machinery(told)
+    return "".join(told.format()).rstrip()
+
+
+def _leave_out_machinery(told: traceback.TracebackException) -> None:
+    """Take out the frames of the machinery, of causes and contexts too; a traceback of nothing else stays as it is."""
+    ahead, seen = [told], set()
+    while ahead:
+        each = ahead.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        kept = [frame for frame in each.stack if not any(part in frame.filename for part in _MACHINERY)]
+        if kept:
+            each.stack = traceback.StackSummary.from_list(kept)
+        ahead += [one for one in (each.__cause__, each.__context__, *(each.exceptions or ())) if one]
 
 
 # -- one line a request

@@ -28,6 +28,7 @@ CLOSURE = (
     "engine.worker.calls",
     "engine.worker.execution",
     "engine.worker.feeds",
+    "engine.worker.pointers",
     "engine.worker.serve",
     "engine.worker.process",
     "engine.worker.limits",

@@ -28,6 +28,7 @@ from engine.worker.execution import Slot, WorkerBatch
 from engine.worker.feeds import Feed, Incoming, make_feed, receive
 from engine.worker.forking import when_forked
 from engine.worker.parts import OpenRequests
+from engine.worker.pointers import pointers_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +87,11 @@ class Serving:
         try:
             backend, model = self._load(body)
         except Exception as error:  # noqa: BLE001  # any failure of the user's code or files is the load's reason
-            self._send(frames.encode_json(frames.LOAD_FAILED, _describe(error)))
+            said = _describe(error)
+            found = pointers_in(body["model"]["version_directory"])
+            if found:
+                said["message"] = f"{found} ({said['message']})"
+            self._send(frames.encode_json(frames.LOAD_FAILED, said))
             return
         self._feed = self._make_feed(backend, model)
         told = {"asks": type(backend).ready is not Backend.ready, "unapplied": list(self._unapplied)}

@@ -26,7 +26,7 @@ from engine.config.inspection.autofill import (
     snippet,
 )
 from engine.config.inspection.onnx_file import read_onnx
-from engine.config.inspection.ports import Unloadable, Unreadable
+from engine.config.inspection.ports import Pointer, Unloadable, Unreadable
 from engine.config.inspection.torch_file import Sketch, read_torch
 from engine.config.jsonform import json_value
 from engine.config.problems import Problem, Severity
@@ -298,10 +298,19 @@ def _unreadable(config: ModelConfig, path: Path, kind: str, error: Unreadable) -
             f" outputs: {error}"
         ),
         path=path,
-        hint=""
-        if isinstance(error, Unloadable)
-        else "write 'input' and 'output' into config.pbtxt if it can be run all the same",
+        hint=_what_to_do(kind, error),
     )
+
+
+def _what_to_do(kind: str, error: Unreadable) -> str:
+    if isinstance(error, Pointer):
+        return ""  # its message says it
+    if isinstance(error, Unloadable):
+        return (
+            f"it is damaged, cut short, or no {kind} model: export it again, or copy it again and compare its checksum with the"
+            " original's"
+        )
+    return "write 'input' and 'output' into config.pbtxt if it can be run all the same"
 
 
 def _not_told(config: ModelConfig, sketch: Sketch, path: Path) -> Problem:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.messages.datatypes import DataType
+from engine.worker.pointers import POINTER, is_pointer
 
 
 class Unreadable(Exception):
@@ -18,6 +19,10 @@ class Unreadable(Exception):
 
 class Unloadable(Unreadable):
     """A model file is such that no framework loads it either."""
+
+
+class Pointer(Unloadable):
+    """In the place of a model file is what Git LFS leaves there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +57,13 @@ def opened(path: Path) -> Iterator[int]:
     except (OSError, ValueError) as error:
         raise Unloadable(f"{getattr(error, 'strerror', None) or error}") from error
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             raise Unloadable("it is no regular file")
+        if not found.st_size:
+            raise Unloadable("it is empty")
+        if is_pointer(str(path)):
+            raise Pointer(f"it {POINTER}")
         yield descriptor
     finally:
         os.close(descriptor)

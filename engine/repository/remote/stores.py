@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any, Final, Protocol, TypeVar
 
 from actors.messages.errors import Internal, TritiumError
+from engine.extras import how_to_install
 from engine.repository.remote import credentials as whom
 from engine.repository.remote.credentials import (
     AzureCredentials,
@@ -265,7 +266,7 @@ def _obstore(scheme: Scheme) -> Any:
         return importlib.import_module("obstore")
     except ImportError as error:
         raise Internal(
-            f"{scheme.value}:// file-system not supported. To enable, pip install 'tritium[cloud]'."
+            f"{scheme.value}:// file-system not supported. To enable, {how_to_install('cloud')}."
         ) from error
 
 
@@ -368,7 +369,7 @@ def _s3_provider(identity: S3Credentials, environ: Mapping[str, str]) -> tuple[A
         boto_errors = importlib.import_module("botocore.exceptions")
     except ImportError as error:
         raise _Unusable(
-            "AWS profiles and AWS's own chain of credentials need boto3: pip install 'tritium[cloud]', "
+            f"AWS profiles and AWS's own chain of credentials need boto3: {how_to_install('cloud')}, "
             "or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         ) from error
     try:

@@ -14,7 +14,7 @@ from google.protobuf import text_format
 from onnx import TensorProto, helper
 
 from engine.__main__ import main
-from engine.cli.check import is_model
+from engine.repository.advice import is_model
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 CONFIG = """\

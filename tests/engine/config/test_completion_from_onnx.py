@@ -373,7 +373,7 @@ def tag(number, wire):
 @pytest.mark.parametrize(
     ("damaged", "what"),
     [
-        (b"", "there is no graph in it"),
+        (b"", "it is empty"),
         (b"\x00\x00", "byte 1 begins no field"),
         (b"hello world", "byte 3 begins no field"),
         (tag(7, 2) + varint(1 << 40), "it ends in the middle of a field"),

@@ -39,7 +39,7 @@ def test_no_configuration_is_an_empty_one(load):
     assert loaded.readable
     assert loaded.reason == (  # the file in the model's place is empty, too
         "Invalid argument: autofill failed for model 'm': the ONNX file 'model.onnx' does not tell its inputs and outputs:"
-        " there is no graph in it"
+        " it is empty"
     )
 
 

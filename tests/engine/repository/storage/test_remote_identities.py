@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.messages.errors import Internal, NotFound
+from engine.extras import how_to_install
 from engine.repository.remote.metadata import MetadataToken
 from engine.repository.remote.stores import CloudBucket
 from engine.repository.remote.uris import Location, Scheme
@@ -113,7 +114,7 @@ def test_without_boto3_a_profile_says_what_to_install(
     monkeypatch.setitem(sys.modules, "obstore.auth.boto3", None)
     told = ask(open_remote, "s3://127.0.0.1:1/bucket", {"AWS_PROFILE": "team"})
     assert (
-        "need boto3: pip install 'tritium[cloud]', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in told
+        f"need boto3: {how_to_install('cloud')}, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in told
     )
 
 
@@ -125,7 +126,7 @@ def test_without_the_library_a_remote_repository_says_what_to_install(
     with pytest.raises(Internal) as caught:
         open_remote(uri, {})
     assert caught.value.message == (
-        f"{uri[:5]} file-system not supported. To enable, pip install 'tritium[cloud]'."
+        f"{uri[:5]} file-system not supported. To enable, {how_to_install('cloud')}."
     )
 
 

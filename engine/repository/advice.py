@@ -1,0 +1,69 @@
+"""What a directory is that was given as a model repository and holds no models: what is told, and what to do instead."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+_VERSION: Final = re.compile(r"[1-9][0-9]*")
+_LOOKED_AT: Final = 1000  # entries of a directory
+
+
+def is_model(directory: Path) -> bool:
+    """Whether this is the directory of one model, and not of many.
+
+    A model has a configuration, or version directories with files in them. Of a repository whose models are called by
+    numbers, those directories have configurations or versions of their own.
+    """
+    try:
+        if (directory / "config.pbtxt").exists():
+            return True
+        versions = [path for path in directory.iterdir() if _VERSION.fullmatch(path.name) and path.is_dir()]
+        return any(_holds_a_version(path) for path in versions)
+    except OSError:
+        return False
+
+
+def _holds_a_version(directory: Path) -> bool:
+    entries = list(directory.iterdir())
+    names = {entry.name for entry in entries}
+    nested = any(_VERSION.fullmatch(entry.name) and entry.is_dir() for entry in entries)
+    return bool(entries) and not nested and "config.pbtxt" not in names
+
+
+def single_model(repository: Path) -> str:
+    """Return what to say of a repository that is the directory of one model; nothing where it is a repository.
+
+    One that has a stray config.pbtxt, and models beside it, is one.
+    """
+    if not is_model(repository) or any(map(is_model, _folders(repository))):
+        return ""
+    whole = repository.resolve()
+    return (
+        f"'{repository}' is the directory of one model, '{whole.name}', and not a repository of models: give the directory that"
+        f" it is in, '{whole.parent}'"
+    )
+
+
+def no_models(repository: Path) -> str:
+    """Return what to say of a repository without any folder in it; nothing where there is one."""
+    if not repository.is_dir() or _folders(repository):
+        return ""
+    return (
+        f"the model repository '{repository}' has no models: each is a folder in it, with its versions in numbered folders, such"
+        f" as {repository}/resnet/1/model.onnx"
+    )
+
+
+def _folders(repository: Path) -> list[Path]:
+    found: list[Path] = []
+    try:
+        for entry in repository.iterdir():
+            if not entry.name.startswith(".") and entry.is_dir():
+                found.append(entry)
+            if len(found) >= _LOOKED_AT:
+                break
+    except OSError:
+        return []
+    return found
