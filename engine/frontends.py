@@ -17,6 +17,7 @@ from actors.supervision.spec import ChildSpec, Intensity, Restart, Strategy
 from actors.supervision.supervisor import Supervisor
 from engine.listening import GrpcSettings, RestrictedHeader, host_port
 from engine.observability.requests import RequestHook
+from engine.re2 import compiled
 from engine.settings import Settings
 from protocols.grpc.listener import GrpcListener
 from protocols.grpc.options import GrpcOptions
@@ -92,7 +93,7 @@ def _restricted(apis: Mapping[str, RestrictedHeader]) -> dict[Category, tuple[st
 
 
 def _pattern(pattern: str) -> re.Pattern[str] | None:
-    return re.compile(pattern, re.IGNORECASE) if pattern else None
+    return compiled(pattern, re.IGNORECASE) if pattern else None
 
 
 class Frontend:

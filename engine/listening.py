@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final, Literal, cast
 
 from engine.cli.words import Given, SettingsError, read_size
+from engine.re2 import compiled
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
 
@@ -211,7 +212,7 @@ def read_pattern(given: Given, name: str) -> str:
     """Return a flag's regular expression as it was given. Raises SettingsError for what is none."""
     pattern = given.text(name, "")
     try:
-        re.compile(pattern)
+        compiled(pattern)
     except re.error as error:
         raise SettingsError(f"--{name} is not a regular expression. Got {pattern}: {error}") from None
     return pattern

@@ -30,6 +30,7 @@ from engine.log_reader.requests import slowest
 from engine.log_reader.selecting import LEVELS, NoTime, Selection, moment, span
 from engine.log_reader.timeline import timeline
 from engine.log_reader.tracing import trace
+from engine.re2 import compiled
 
 
 def logs(argv: Sequence[str]) -> int:
@@ -143,7 +144,7 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
 
 def _pattern(text: str) -> re.Pattern[str]:
     try:
-        return re.compile(text)
+        return compiled(text)
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
 
