@@ -5,7 +5,7 @@ Contract: grpc.md section 7. Integers narrower than their field are cut to their
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -49,17 +49,17 @@ _FIELDS: Final = (
 )
 _STRING: Final = STRINGS << 3 | DELIMITED
 _SHORT: Final = tuple(size.to_bytes(4, "little") for size in range(0x80))
-# Elements converted in one go. Each takes a few dozen nanoseconds, during which no other thread of the process runs:
-# so many are the interpreter's own switch interval.
-_AT_ONCE: Final = 64 * 1024
+# Elements, or bytes of encoded ones, converted in one go: each takes a few dozen nanoseconds.
+_AT_ONCE: Final = 16 * 1024
+_STRINGS_AT_ONCE: Final = 1024
 _FLOATS: Final = frozenset((DataType.FP32, DataType.FP64))
 _AS_ON_THE_WIRE: Final = frozenset((DataType.BOOL, DataType.FP32, DataType.FP64))
 
 
-def pack_contents(
+def packing(
     contents: InferTensorContents, datatype: DataType | None, *, name: str, model: str
-) -> Buffer:
-    """Return the elements of input `name` in binary layout; nothing where no field holds any.
+) -> Generator[None, None, Buffer]:
+    """Return, in slices, the elements of input `name` in binary layout; nothing where no field holds any.
 
     `datatype` is the declared one, None where it does not exist. Raises InvalidArgument where another field than the
     declared datatype's holds elements, or more than one does.
@@ -67,14 +67,15 @@ def pack_contents(
     populated = [field for field in _FIELDS if getattr(contents, field.name)]
     if not populated:
         return b""
-    return _pack(contents, *_checked(populated, datatype, name, model))
+    return (yield from _pack(contents, *_checked(populated, datatype, name, model)))
 
 
-def pack_lifted(pieces: Sequence[Piece], datatype: DataType | None, *, name: str, model: str) -> Buffer:
-    """Do as `pack_contents` does with contents that were taken out of their message.
+def packing_lifted(
+    pieces: Sequence[Piece], datatype: DataType | None, *, name: str, model: str
+) -> Generator[None, None, Buffer]:
+    """Do as `packing` does with contents that were taken out of their message.
 
-    Raises Malformed as well, where the pieces do not hold what their fields say. May take as long as a second, during which
-    other threads get their turns.
+    Raises Malformed as well, where the pieces do not hold what their fields say.
     """
     populated = [
         field
@@ -86,10 +87,10 @@ def pack_lifted(pieces: Sequence[Piece], datatype: DataType | None, *, name: str
     datatype, field = _checked(populated, datatype, name, model)
     parts = [piece.content for piece in pieces if piece.content]
     if datatype is DataType.BYTES:
-        return _strings(parts[0])
+        return (yield from _strings(parts[0]))
     if field.implied in _FLOATS:
         return _floats(parts, datatype)
-    return _integers(parts, datatype)
+    return (yield from _integers(parts, datatype))
 
 
 def _checked(
@@ -110,18 +111,23 @@ def _checked(
     return datatype, field
 
 
-def _pack(contents: InferTensorContents, datatype: DataType, field: _Field) -> Buffer:
+def _pack(contents: InferTensorContents, datatype: DataType, field: _Field) -> Generator[None, None, Buffer]:
     values = getattr(contents, field.name)
     count = len(values)
     if datatype in _AS_ON_THE_WIRE:
         return _wire_tail(contents, count * datatype.size)
-    slices = (values[at : at + _AT_ONCE] for at in range(0, count, _AT_ONCE))
     if datatype is DataType.BYTES:
-        return b"".join(map(pack_bytes, slices))
+        packed = bytearray()
+        for at in range(0, count, _AT_ONCE):
+            packed += pack_bytes(values[at : at + _AT_ONCE])
+            yield
+        return packed
     elements = np.empty(count, dtype=datatype.numpy)
-    for at, part in zip(range(0, count, _AT_ONCE), slices, strict=True):
+    for at in range(0, count, _AT_ONCE):
+        part = values[at : at + _AT_ONCE]
         converted = np.fromiter(part, dtype=field.implied.numpy, count=len(part))
         elements[at : at + _AT_ONCE] = converted.astype(datatype.numpy, copy=False)
+        yield
     return elements.view(np.uint8).data
 
 
@@ -142,9 +148,13 @@ def _floats(parts: Sequence[memoryview], datatype: DataType) -> Buffer:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _integers(parts: Sequence[memoryview], datatype: DataType) -> Buffer:
+def _integers(parts: Sequence[memoryview], datatype: DataType) -> Generator[None, None, Buffer]:
     """Return the integers whose encodings are in `parts`, cut to the bytes of `datatype`."""
-    count = sum(_last_bytes(encoded).size for part in parts for encoded in _slices(part))
+    count = 0
+    for part in parts:
+        for encoded in _slices(part):
+            count += _last_bytes(encoded).size
+            yield
     elements = np.empty(count, dtype=datatype.numpy)
     at = 0
     for part in parts:
@@ -152,6 +162,7 @@ def _integers(parts: Sequence[memoryview], datatype: DataType) -> Buffer:
             values = _decoded(encoded)
             elements[at : at + values.size] = values != 0 if datatype is DataType.BOOL else values
             at += values.size
+            yield
     return elements.view(np.uint8).data
 
 
@@ -196,12 +207,17 @@ def _decoded(encoded: _Bytes) -> _Numbers:
     return values
 
 
-def _strings(part: memoryview) -> Buffer:
+def _strings(part: memoryview) -> Generator[None, None, Buffer]:
     """Return the strings of a `bytes_contents`, each behind its length, as BYTES tensors have them."""
     packed = bytearray()
     at, end = 0, len(part)
+    walked = 0
     try:
         while at < end:
+            walked += 1
+            if walked == _STRINGS_AT_ONCE:
+                walked = 0
+                yield
             if part[at] != _STRING:
                 raise Malformed("long contents hold strings and something else")
             size = part[at + 1]

@@ -10,7 +10,7 @@ Contract: grpc.md section 7; texts and codes are exact, and errors come in the o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -21,8 +21,8 @@ from actors.messages.errors import Internal, InvalidArgument, Unsupported
 from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
 from actors.messages.tensors import Tensor
 from actors.specs import ModelSpec
-from protocols.grpc.contents import pack_contents, pack_lifted
-from protocols.grpc.lifting import Piece, lift
+from protocols.grpc.contents import packing, packing_lifted
+from protocols.grpc.lifting import STRINGS, Piece, lifting
 from protocols.grpc.wire import (
     ID,
     MAX_FIELDS,
@@ -31,8 +31,10 @@ from protocols.grpc.wire import (
     RAW,
     Malformed,
     long_size,
-    split,
+    splitting,
 )
+from protocols.kserve.caps import check_count, check_dims, check_name, check_parameters
+from protocols.kserve.compression import finish
 from protocols.kserve.forwarding import with_forwarded
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
 from protocols.kserve.requests import NO_SHARED_MEMORY, unknown_datatype
@@ -46,10 +48,12 @@ Forwarded = Mapping[str, str] | InvalidArgument | None
 """Metadata that becomes parameters, None for none, or what is wrong with it: told when its turn comes."""
 
 READ_AT_ONCE: Final = 64 * 1024
-"""Of how many bytes, raw tensors left out, a request may be to be decoded on the loop. Typed contents are that long."""
+"""Of how many bytes, as `Target.unread_size` counts them, a request may be to be decoded in one go."""
 
 _KEPT: Final = 512  # meanings remembered by a decoder,
 _KEPT_LENGTH: Final = 4096  # none of more bytes than this
+_SURPLUS: Final = 64  # raw tensors beyond those that a request names, which are looked at and left out
+_WORK: Final = {STRINGS: 4, 6: 0, 7: 0}
 _UINT64_MAX: Final = 2**64 - 1
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 _CUSTOM: Final = frozenset(("bool_param", "int64_param", "string_param", "double_param"))
@@ -127,8 +131,12 @@ class Target:
 
     @property
     def unread_size(self) -> int:
-        """Bytes that `decode` has to work through. Typed contents can make that a second's work, which suits a thread."""
+        """Bytes that `decode` has to work through. Typed contents can make that a second's work (`InferDecoder.learning`)."""
         return 0 if self.unread is None else self.unread.size
+
+
+Steps = Generator[None, None, Target]
+"""What is left of a long peek: stops now and then, and returns the target."""
 
 
 class InferDecoder:
@@ -141,6 +149,11 @@ class InferDecoder:
 
     def peek(self, message: Buffer) -> Target:
         """Return whose request `message` is. Raises Internal where it is no ModelInferRequest."""
+        target = self.begin_peek(message)
+        return target if isinstance(target, Target) else finish(target)
+
+    def begin_peek(self, message: Buffer) -> Target | Steps:
+        """Do as `peek` does; where that takes long, return the steps that are left to be done. Both raise as it does."""
         front = 0
         if type(message) is bytes:
             try:
@@ -164,22 +177,21 @@ class InferDecoder:
                         # Of another length it would not be known; of the same, it may be what others said before.
                         known = self._meanings.get(message[:front] + message[at:end])
                         if known is None:
-                            return self._peek_anew(message, front)
+                            return _begun(self._peeking(message, front))
                         meaning = known
-                    raw = _raw_only(message, end)
+                    raw = _raw_only(message, end, len(meaning.names) + _SURPLUS)
                     if raw is not None:
                         return Target(request_id, raw, meaning, meaning, None)
             except (IndexError, ValueError):
                 pass  # unusual or broken: what follows tells
-        return self._peek_anew(message, front)
+        return _begun(self._peeking(message, front))
 
-    def _peek_anew(self, message: Buffer, front: int) -> Target:
+    def _peeking(self, message: Buffer, front: int) -> Steps:
         lifted: Mapping[int, Sequence[Piece]] = {}
         try:
-            pieces, request_id, raw = split(message)
-            size = sum(map(len, pieces))
-            if size > READ_AT_ONCE:
-                rest, lifted = lift(pieces)
+            pieces, request_id, raw = yield from splitting(message)
+            if sum(map(len, pieces)) > _KEPT_LENGTH:
+                rest, lifted = yield from lifting(pieces)
             else:
                 rest = b"".join(pieces)
             meaning = self._meanings.get(rest) if len(rest) <= _KEPT_LENGTH else None
@@ -191,6 +203,7 @@ class InferDecoder:
             raise Internal(
                 f"failed to parse the {len(message)} bytes received as inference.ModelInferRequest: {error}"
             ) from error
+        size = len(rest) + sum(map(_work, lifted.values()))
         return Target(request_id, raw, document, None, _Unread(document, rest, front, lifted, size))
 
     def decode(
@@ -206,11 +219,10 @@ class InferDecoder:
     ) -> tuple[InferRequest, AnswerPlan]:
         """Return the request that `target` holds and how its answer is to be written.
 
-        May run in a thread for a target whose `unread_size` is over 4 KiB: those are not remembered.
         `deadline` is absolute, on the clock of `accepted_at`. The request's tensors view the message.
         Raises InvalidArgument and Unsupported.
         """
-        meaning = target.meaning or self._learn(target, spec, forwarded)
+        meaning = target.meaning or finish(self.learning(target, spec, forwarded))
         parameters = meaning.parameters
         if forwarded is not None:
             parameters = with_forwarded(parameters, _accepted(forwarded))
@@ -235,10 +247,16 @@ class InferDecoder:
         )
         return request, meaning.plan
 
-    def _learn(self, target: Target, spec: ModelSpec, forwarded: Forwarded) -> Meaning:
+    def learning(
+        self, target: Target, spec: ModelSpec, forwarded: Forwarded
+    ) -> Generator[None, None, Meaning]:
+        """Find out what `target` means, and have it keep that, so that `decode` is short. Raises as `decode` does.
+
+        Stops now and then, some tenths of a millisecond apart.
+        """
         assert target.unread is not None, "a target has a meaning or is unread"
         document, rest, front, _, _ = target.unread
-        meaning = _read(document, target, spec, forwarded)
+        meaning = yield from _reading(document, target, spec, forwarded)
         if meaning.data is None and len(rest) <= _KEPT_LENGTH:
             self._meanings.remember(rest, meaning, MEANING_FACTOR * len(rest))
             if len(self._meanings) <= 1:  # the others were forgotten
@@ -248,8 +266,24 @@ class InferDecoder:
         return meaning
 
 
-def _raw_only(message: bytes, at: int) -> list[memoryview] | None:
-    """Return the raw tensors of which `message` consists from `at` on, None where there is anything else."""
+def _begun(steps: Steps) -> Target | Steps:
+    """Take the first two steps, which is all that most need. Raises as they do."""
+    try:
+        next(steps)
+        next(steps)
+    except StopIteration as end:
+        target: Target = end.value
+        return target
+    return steps
+
+
+def _work(pieces: Sequence[Piece]) -> int:
+    """Return how long contents take to be packed, in bytes of others: strings long, and floats no time at all."""
+    return sum(_WORK.get(piece.field, 1) * len(piece.content) for piece in pieces)
+
+
+def _raw_only(message: bytes, at: int, most: int) -> list[memoryview] | None:
+    """Return the first `most` raw tensors, where `message` consists of such from `at` on; None where there is anything else."""
     view = memoryview(message)
     end = len(message)
     raw: list[memoryview] = []
@@ -265,7 +299,8 @@ def _raw_only(message: bytes, at: int) -> list[memoryview] | None:
             size, at = long_size(message, at + 1)
         content = at
         at += size
-        raw.append(view[content:at])
+        if len(raw) < most:
+            raw.append(view[content:at])
     return raw if at == end else None
 
 
@@ -281,7 +316,10 @@ def _no_data(name: str, spec: ModelSpec) -> InvalidArgument:
     )
 
 
-def _read(document: ModelInferRequest, target: Target, spec: ModelSpec, forwarded: Forwarded) -> Meaning:
+def _reading(
+    document: ModelInferRequest, target: Target, spec: ModelSpec, forwarded: Forwarded
+) -> Generator[None, None, Meaning]:
+    _check_counts(document, spec)
     meaning = Meaning(document.model_name, document.model_version)
     empty_final = _read_parameters(document.parameters, meaning)
     meaning.names = tuple(declared.name for declared in document.inputs)
@@ -290,7 +328,7 @@ def _read(document: ModelInferRequest, target: Target, spec: ModelSpec, forwarde
     if forwarded is not None:
         _accepted(forwarded)
     assert target.unread is not None, "its document is read"
-    meaning.data = _read_data(document.inputs, len(target.raw), target.unread.lifted, spec)
+    meaning.data = yield from _reading_data(document.inputs, len(target.raw), target.unread.lifted, spec)
     classes = {output.name: _classes(output) for output in document.outputs}
     if classes or empty_final:
         meaning.plan = AnswerPlan(classes or None, empty_final)
@@ -300,6 +338,23 @@ def _read(document: ModelInferRequest, target: Target, spec: ModelSpec, forwarde
         for declared in document.inputs
     )
     return meaning
+
+
+def _check_counts(document: ModelInferRequest, spec: ModelSpec) -> None:
+    """Raise InvalidArgument where there is more of anything than a request may have (`protocols.kserve.caps`)."""
+    check_parameters(len(document.parameters))
+    check_count(len(document.inputs), len(spec.inputs), "input", spec.name)
+    check_count(len(document.outputs), len(spec.outputs), "output", spec.name)
+    for key in document.parameters:
+        check_name(key, "a parameter")
+    for declared in document.inputs:
+        check_name(declared.name, "an input")
+        check_name(declared.datatype, "a datatype")
+        check_dims(declared.name, len(declared.shape))
+        check_parameters(len(declared.parameters))
+    for output in document.outputs:
+        check_name(output.name, "an output")
+        check_parameters(len(output.parameters))
 
 
 def _refuse_datatype(name: str, request_id: str, spec: ModelSpec) -> DataType:
@@ -364,9 +419,9 @@ def _custom_parameter(key: str, kind: str | None, value: Any) -> Parameter:
 # Tensors
 
 
-def _read_data(
+def _reading_data(
     inputs: Sequence[Any], raw_count: int, lifted: Mapping[int, Sequence[Piece]], spec: ModelSpec
-) -> list[Buffer] | None:
+) -> Generator[None, None, list[Buffer] | None]:
     """Return typed contents, packed; None where the inputs' data is to be found among the raw tensors."""
     typed: list[Buffer] = []
     taken = 0
@@ -389,9 +444,10 @@ def _read_data(
         if typed_here:
             datatype = BY_PROTOCOL_NAME.get(declared.datatype)
             if place in lifted:
-                typed.append(_pack_lifted(lifted[place], datatype, name, spec))
+                typed.append((yield from _packing(lifted[place], datatype, name, spec)))
             else:
-                typed.append(pack_contents(declared.contents, datatype, name=name, model=spec.name))
+                contents = declared.contents
+                typed.append((yield from packing(contents, datatype, name=name, model=spec.name)))
         elif taken < raw_count:
             taken += 1
         else:
@@ -399,9 +455,11 @@ def _read_data(
     return typed or None
 
 
-def _pack_lifted(pieces: Sequence[Piece], datatype: DataType | None, name: str, spec: ModelSpec) -> Buffer:
+def _packing(
+    pieces: Sequence[Piece], datatype: DataType | None, name: str, spec: ModelSpec
+) -> Generator[None, None, Buffer]:
     try:
-        return pack_lifted(pieces, datatype, name=name, model=spec.name)
+        return (yield from packing_lifted(pieces, datatype, name=name, model=spec.name))
     except Malformed as error:
         raise Internal(f"failed to parse the contents of input tensor '{name}': {error}") from error
 

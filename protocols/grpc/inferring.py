@@ -17,9 +17,10 @@ from actors.interfaces import ServedModel, Server
 from actors.messages.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
 from actors.messages.requests import InferRequest, InferResponse
 from actors.router import parse_version
+from actors.slices import in_slices
 from protocols.grpc.call import SHUTTING_DOWN
 from protocols.grpc.head import meant_by
-from protocols.grpc.inference import READ_AT_ONCE, AnswerPlan, Forwarded, InferDecoder, Target
+from protocols.grpc.inference import READ_AT_ONCE, AnswerPlan, Forwarded, InferDecoder, Steps, Target
 from protocols.grpc.responses import MAX_MESSAGE, encode
 from protocols.kserve.forwarding import forward_headers
 
@@ -50,9 +51,10 @@ class Intake:
         max_message: int = MAX_MESSAGE,
     ) -> None:
         decoder = InferDecoder()
-        self.peek = decoder.peek
+        self.peek = decoder.begin_peek
         self.max_message = max_message
         self._decode = decoder.decode
+        self._learning = decoder.learning
         self._server = server
         self._pattern = header_forward_pattern
 
@@ -102,12 +104,11 @@ class Intake:
             _mark(request, model.marks, call)
         return request, plan
 
-    async def decode_in_thread(self, given: Given) -> tuple[InferRequest, AnswerPlan]:
+    async def decode_in_slices(self, given: Given) -> tuple[InferRequest, AnswerPlan]:
         """Do as `decode` does, for a target whose `unread_size` is over `READ_AT_ONCE`."""
-        call = given[4]
-        decoded = await trio.to_thread.run_sync(partial(self.decode, *given), limiter=call.wire.threads)
-        await trio.lowlevel.checkpoint_if_cancelled()
-        return decoded
+        target, model, forwarded = given[0], given[1], given[5]
+        await in_slices(self._learning(target, model.spec, forwarded))
+        return self.decode(*given)
 
 
 def _mark(request: InferRequest, marks: ClientMarks, call: Call) -> None:
@@ -139,22 +140,33 @@ class ModelInferMethod:
         """Have a model answer `call`. Raises TritiumError where none will."""
         intake = self._intake
         target = intake.peek(message)
-        model, version = intake.find(target)
-        if model.spec.decoupled:
-            raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        given = (target, model, version, call, call, intake.forwarded(call.head), trio.current_time())
+        if not isinstance(target, Target):
+            call.start(partial(self._begin_slowly, call, target))
+            return
+        given = self._given(call, target)
         if target.unread_size > READ_AT_ONCE:
-            call.start(partial(self._begin_slowly, call, given))
+            call.start(partial(self._decode_slowly, call, given))
             return
         request, plan = intake.decode(*given)
+        model = given[1]
         call.context = (model, request, plan)
         try:
             model.submit_nowait(request)
         except trio.WouldBlock:
             call.start(partial(model.submit, request))
 
-    async def _begin_slowly(self, call: Call, given: Given) -> None:
-        request, plan = await self._intake.decode_in_thread(given)
+    def _given(self, call: Call, target: Target) -> Given:
+        intake = self._intake
+        model, version = intake.find(target)
+        if model.spec.decoupled:
+            raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        return (target, model, version, call, call, intake.forwarded(call.head), trio.current_time())
+
+    async def _begin_slowly(self, call: Call, steps: Steps) -> None:
+        await self._decode_slowly(call, self._given(call, await in_slices(steps)))
+
+    async def _decode_slowly(self, call: Call, given: Given) -> None:
+        request, plan = await self._intake.decode_in_slices(given)
         model = given[1]
         call.context = (model, request, plan)
         await model.submit(request)

@@ -22,8 +22,9 @@ import trio
 
 from actors.messages.errors import Cancelled, DeadlineExceeded, Internal, TritiumError
 from actors.messages.requests import InferResponse
+from actors.slices import in_slices
 from protocols.grpc.call import Leaving, release
-from protocols.grpc.inference import ALL_OUTPUTS, READ_AT_ONCE
+from protocols.grpc.inference import ALL_OUTPUTS, READ_AT_ONCE, Target
 from protocols.grpc.responses import Encoded, encode_stream, encode_stream_error
 
 if TYPE_CHECKING:
@@ -210,6 +211,8 @@ class StreamedInference:
     async def _decode(self, exchange: Exchange, message: Buffer) -> None:
         intake = self._intake
         target = intake.peek(message)
+        if not isinstance(target, Target):
+            target = await in_slices(target)
         exchange.id, exchange.version = target.id, target.model_version
         exchange.model, version = intake.find(target)
         if exchange.model.spec.decoupled:
@@ -219,7 +222,7 @@ class StreamedInference:
         now = trio.current_time()
         given = (target, exchange.model, version, exchange, self._stream.call, self._forwarded, now)
         if target.unread_size > READ_AT_ONCE:
-            exchange.request, exchange.plan = await intake.decode_in_thread(given)
+            exchange.request, exchange.plan = await intake.decode_in_slices(given)
         else:
             exchange.request, exchange.plan = intake.decode(*given)
 

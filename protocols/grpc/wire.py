@@ -9,13 +9,17 @@ Reference: the protobuf documentation, "Encoding"; limits are those of its own d
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
 
-MAX_FIELDS: Final = 65_536
+MAX_FIELDS: Final = 8192
 """Top-level fields that one message may have. Two bytes make a field, which costs a hundred times that when taken apart."""
+
+FIELDS_AT_ONCE: Final = 256
+"""Fields that are taken apart between two stops: some tenths of a millisecond."""
 
 # Tags (number << 3 | wire type) of ModelInferRequest's fields, all of them length-delimited.
 MODEL_NAME: Final = 0x0A
@@ -29,6 +33,8 @@ _MAX_TAG: Final = 2**32 - 1
 _TAG_VARINT: Final = 5  # bytes that a tag may take
 VALUE_VARINT: Final = 10
 """Bytes that a length or a value may take, of whose bits the lowest 64 count."""
+_GROUP_FIELDS: Final = 1024  # that a group may have: they are skipped in one go
+_LONGEST_ID: Final = 16 * 1024 * 1024  # bytes: a longer one takes milliseconds to be read
 _GROUP_DEPTH: Final = 100  # as deep as protobuf follows
 
 _VARINT, _FIXED64, DELIMITED, GROUP, _GROUP_END, _FIXED32 = range(6)
@@ -64,8 +70,8 @@ def delimited(tag: int, content: bytes) -> bytes:
     return b"%c%b%b" % (tag, varint(len(content)), content)
 
 
-def split(message: Buffer) -> Pieces:
-    """Take a ModelInferRequest apart. Raises Malformed; `rest` may still be found wanting by protobuf."""
+def splitting(message: Buffer) -> Generator[None, None, Pieces]:
+    """Take a ModelInferRequest apart, in slices. Raises Malformed; `rest` may still be found wanting by protobuf."""
     view = memoryview(message)
     end = len(view)
     rest: list[memoryview] = []
@@ -73,9 +79,11 @@ def split(message: Buffer) -> Pieces:
     request_id = ""
     at = kept_from = in_groups = 0
     try:
-        for _ in range(MAX_FIELDS):
+        for number in range(MAX_FIELDS):
             if at >= end:
                 break
+            if not (number + 1) % FIELDS_AT_ONCE:
+                yield
             start = at
             tag = view[at]
             if tag != RAW and tag not in _OTHERS and tag != ID:
@@ -85,6 +93,8 @@ def split(message: Buffer) -> Pieces:
                     in_groups += fields
                     if in_groups > MAX_FIELDS:
                         raise _too_many()
+                    if fields > FIELDS_AT_ONCE:
+                        yield
                     continue
                 if tag not in {RAW, ID}:
                     at = skip_value(view, tag, at)
@@ -103,10 +113,13 @@ def split(message: Buffer) -> Pieces:
             if tag == RAW:
                 raw.append(view[content:at])
             elif tag == ID:
+                if size > _LONGEST_ID:
+                    raise Malformed(f"its id has {size} bytes, more than {_LONGEST_ID}")
                 request_id = str(view[content:at], "utf-8")
             else:
                 continue
-            rest.append(view[kept_from:start])
+            if kept_from < start:
+                rest.append(view[kept_from:start])
             kept_from = at
         else:
             if at < end:
@@ -117,7 +130,8 @@ def split(message: Buffer) -> Pieces:
         raise Malformed("the id is not UTF-8") from None
     if at > end:
         raise Malformed(f"it is cut short after {end} bytes")
-    rest.append(view[kept_from:])
+    if kept_from < end:
+        rest.append(view[kept_from:])
     return Pieces(rest, request_id, raw)
 
 
@@ -155,7 +169,7 @@ def tag_at(message: Buffer, at: int) -> tuple[int, int]:
 def skip_group(message: Buffer, number: int, at: int) -> tuple[int, int]:
     """Return where the group ends whose fields begin at `at`, and how many fields it has, itself included."""
     groups = [number]
-    for fields in range(1, MAX_FIELDS + 1):
+    for fields in range(1, _GROUP_FIELDS + 1):
         start = at
         tag, at = tag_at(message, at)
         if tag & 7 == GROUP:
@@ -168,7 +182,7 @@ def skip_group(message: Buffer, number: int, at: int) -> tuple[int, int]:
             raise Malformed(f"the group that ends at byte {start} was never begun")
         elif not groups:
             return at, fields
-    raise _too_many()
+    raise Malformed(f"a group has more than {_GROUP_FIELDS} fields")
 
 
 def skip_value(message: Buffer, tag: int, at: int) -> int:

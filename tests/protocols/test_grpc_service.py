@@ -567,47 +567,58 @@ async def test_the_hook_learns_what_came_of_each_request_that_could_be_read(serv
 
 
 def typed_request(count):
-    """Return a request whose tensor is `count` zeros as typed contents."""
-    request = infer_request("scores", id="typed")
-    request.inputs.add(name="X", datatype="FP32", shape=[1, count]).contents.fp32_contents.extend([0] * count)
+    """Return a request whose tensor is `count` empty strings as typed contents."""
+    request = infer_request("strings", id="typed")
+    request.inputs.add(name="X", datatype="BYTES", shape=[1, count]).contents.bytes_contents.extend(
+        [b""] * count
+    )
     return request
 
 
-async def test_long_typed_contents_are_read_in_a_thread_while_others_are_served(server, method):
+async def test_long_typed_contents_are_read_in_slices_while_others_are_served(server, method):
     call = make_call()
-    async with call.wire.threads:  # it has room for one
-        method.begin(call, typed_request(20_000).SerializeToString())
-        (body,) = call.wire.started
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(body)
-            await trio.testing.wait_all_tasks_blocked()
-            assert server.model("scores").submitted == []
+    method.begin(call, typed_request(100_000).SerializeToString())
+    (body,) = call.wire.started
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(body)
+        await trio.lowlevel.checkpoint()
+        for _ in range(3):
             assert (await infer(method, SUM)).id == "7"
-            call.wire.threads.total_tokens += 1
+            await trio.lowlevel.checkpoint()
+            assert server.model("strings").submitted == []
     (outcome,) = call.wire.answers
-    assert (outcome.id, len(outcome.outputs[0].data)) == ("typed", 80_000)
+    assert (outcome.id, len(outcome.outputs[0].data)) == ("typed", 400_000)
     outcome.release()
+
+
+async def test_a_message_of_many_fields_is_taken_apart_in_slices(server, method):
+    call = make_call()
+    message = infer_request("held", id="many").SerializeToString() + b"\x3a\0" * 8000
+    method.begin(call, message)
+    (body,) = call.wire.started
+    assert call.wire.answers == []
+    await body()
+    assert [request.id for request in server.model("held").submitted] == ["many"]
 
 
 async def test_a_call_that_is_given_up_while_its_contents_are_read_never_reaches_the_model(server, method):
     call = make_call()
-    async with call.wire.threads:
-        method.begin(call, typed_request(20_000).SerializeToString())
-        (body,) = call.wire.started
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(body)
-            await trio.testing.wait_all_tasks_blocked()
-            method.cancel(call)
-            nursery.cancel_scope.cancel()
+    method.begin(call, typed_request(100_000).SerializeToString())
+    (body,) = call.wire.started
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(body)
+        await trio.lowlevel.checkpoint()
+        method.cancel(call)
+        nursery.cancel_scope.cancel()
     method.finished(call, Cancelled(""))
-    assert server.model("scores").submitted == []
+    assert server.model("strings").submitted == []
     assert call.wire.answers == []
 
 
 async def test_what_is_wrong_with_long_typed_contents_is_the_answer(method):
     request = typed_request(20_000)
     request.inputs[0].datatype = "INT32"
-    with pytest.raises(InvalidArgument, match="of type 'FP32', expected datatype 'INT32'"):
+    with pytest.raises(InvalidArgument, match="of type 'BYTES', expected datatype 'INT32'"):
         await infer(method, request)
 
 

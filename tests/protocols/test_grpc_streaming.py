@@ -101,23 +101,23 @@ async def test_answers_come_in_the_order_of_the_requests(server):
         assert ids(call.received) == ["warm", "0", "1", "2"]
 
 
-async def test_a_request_that_is_read_in_a_thread_keeps_its_turn(server):
-    long = infer_request("scores", id="long")
-    long.inputs.add(name="X", datatype="FP32", shape=[1, 20_000]).contents.fp32_contents.extend([0] * 20_000)
-    broken = infer_request("scores", id="broken")
-    broken.inputs.add(name="X", datatype="INT32", shape=[1, 20_000]).CopyFrom(long.inputs[0])
+async def test_a_request_that_is_read_in_slices_keeps_its_turn(server):
+    long = infer_request("strings", id="long")
+    long.inputs.add(name="X", datatype="BYTES", shape=[1, 50_000]).contents.bytes_contents.extend(
+        [b""] * 50_000
+    )
+    broken = infer_request("strings", id="broken")
+    broken.inputs.add().CopyFrom(long.inputs[0])
     broken.inputs[0].datatype = "INT32"
+    held = server.model("held")
     async with warm(server) as call:
-        async with call.wire.threads:  # it has room for one
-            call.send(infer_request("held", X, id="first"), long, broken, infer_request("held", X, id="last"))
-            await settle()
-            held = server.model("held").submitted
-            assert [request.id for request in held] == ["first"]
-            came = trio.Event()
-            server.model("held").on_submit = came.set
+        came = trio.Event()
+        held.on_submit = lambda: came.set() if held.submitted[-1].id == "last" else None
+        call.send(infer_request("held", X, id="first"), long, broken, infer_request("held", X, id="last"))
         await came.wait()
-        answer(server.model("held"), held[1])
-        answer(server.model("held"), held[0])
+        first, last = held.submitted
+        answer(held, last)
+        answer(held, first)
         answers = [await call.receive() for _ in range(4)]
     assert ids(answers) == ["first", "long", "broken", "last"]
     assert [bool(each.error_message) for each in answers] == [False, False, True, False]
