@@ -15,7 +15,7 @@ from actors.messages.events import Event, Log
 from actors.supervision.context import ChildContext
 from actors.supervision.spec import ChildSpec, Intensity, Restart, Strategy
 from actors.supervision.supervisor import Supervisor
-from engine.listening import GrpcSettings, RestrictedHeader, host_port
+from engine.listening import ConnectionSettings, GrpcSettings, RestrictedHeader, host_port
 from engine.observability.requests import RequestHook
 from engine.re2 import compiled
 from engine.settings import Settings
@@ -23,6 +23,8 @@ from protocols.grpc.listener import GrpcListener
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.services import services
 from protocols.http.app import V2App, V2Options
+from protocols.http.connection import ConnectionLimits
+from protocols.http.listener import ListenerLimits
 from protocols.kserve.categories import Category
 from protocols.listening import Listener
 
@@ -40,10 +42,20 @@ def v2_app(settings: Settings, server: Server, *, on_finished: RequestHook | Non
     )
 
 
+def http_limits(settings: ConnectionSettings) -> ListenerLimits:
+    """Return how many connections an HTTP listener has, and how patient each is."""
+    return ListenerLimits(
+        max_connections=settings.most,
+        per_address=settings.address_limit,
+        connection=ConnectionLimits(idle_timeout=settings.idle_timeout),
+    )
+
+
 def grpc_listener(
     settings: GrpcSettings,
     server: Server,
     *,
+    connections: ConnectionSettings | None = None,
     tls: ssl.SSLContext | None,
     on_finished: RequestHook | None,
     log: Log,
@@ -54,7 +66,11 @@ def grpc_listener(
     `uniform` returns random numbers in [0, 1), see `GrpcListener`.
     """
     keepalive = settings.keepalive
+    connections = connections or ConnectionSettings()
     options = GrpcOptions(
+        max_connections=connections.most,
+        per_address=connections.address_limit,
+        idle_timeout=connections.idle_timeout,
         connection_bytes=settings.connection_bytes,
         compression=settings.compression,
         keepalive_time=keepalive.time,

@@ -5,6 +5,7 @@ Contract: grpc.md sections 1 and 3, http.md section 2.1, repository.md section 1
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Final, Literal, cast
 
 from engine.cli.words import Given, SettingsError, read_size
 from engine.re2 import compiled
+from protocols.room import AddressLimit, Network
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
 
@@ -94,6 +96,47 @@ class GrpcSettings:
         yield "grpc", f"{host_port(self.address, self.port)}{secured}"
         if self.unix_socket:
             yield "grpc_unix_socket", self.unix_socket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """How many connections each port has, and how long one may be idle (seconds, `math.inf` for ever)."""
+
+    most: int = 8192
+    idle_timeout: float = 600.0
+    per_address: int = 0  # any number
+    trusted: tuple[Network, ...] = ()
+
+    @property
+    def address_limit(self) -> AddressLimit | None:
+        """What one address may have; None for any number."""
+        return AddressLimit(self.per_address, self.trusted) if self.per_address else None
+
+
+def read_connections(given: Given) -> ConnectionSettings:
+    """Read the flags about connections. Raises SettingsError."""
+    per_address = given.integer("max-connections-per-address", 0)
+    trusted = tuple(_network(text) for group in given.all("trusted-proxies") for text in group.split(","))
+    if trusted and not per_address:
+        given.warnings.append(
+            "--trusted-proxies has no effect: only --max-connections-per-address counts by address"
+        )
+    return ConnectionSettings(
+        most=given.integer("max-connections", 8192, least=1),
+        idle_timeout=given.number("connection-idle-timeout-secs", 600.0) or math.inf,
+        per_address=per_address,
+        trusted=trusted,
+    )
+
+
+def _network(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text.strip())
+    except ValueError as error:
+        raise SettingsError(
+            f"--trusted-proxies takes addresses and networks. Got {text}: {error}",
+            hint="for example --trusted-proxies=10.0.0.0/8,192.0.2.7,2001:db8::/64",
+        ) from None
 
 
 def read_grpc(given: Given) -> GrpcSettings:

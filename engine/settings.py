@@ -30,9 +30,11 @@ from engine.cli.words import SettingsError as SettingsError
 from engine.hooks import read_start_after, warnings_of
 from engine.inheritance import INHERIT, inherited
 from engine.listening import (
+    ConnectionSettings,
     GrpcSettings,
     RestrictedHeader,
     host_port,
+    read_connections,
     read_grpc,
     read_pattern,
     read_restrictions,
@@ -128,6 +130,8 @@ class Settings:
     strict_readiness: bool = True
     exit_timeout: float = 30.0
     drain_delay: float = 0.0  # from the signal to the end of accepting
+
+    connections: ConnectionSettings = field(default_factory=ConnectionSettings)  # of each port
 
     allow_http: bool = True
     http_address: str = "0.0.0.0"  # Triton's default: a server in a container is meant to be reached
@@ -241,6 +245,7 @@ def _settings(given: Given, environ: Mapping[str, str]) -> Settings:
         strict_readiness=given.boolean("strict-readiness", True),
         exit_timeout=float(given.integer("exit-timeout-secs", 30)),
         drain_delay=given.number("drain-delay-secs", 0.0),
+        connections=read_connections(given),
         allow_http=allow_http,
         http_address=http_address,
         http_port=given.integer("http-port", 8000, most=65535),

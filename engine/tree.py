@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -48,7 +48,7 @@ from engine.composing import Composer
 from engine.devices import gpu_count
 from engine.environments.builder import EnvironmentBuilder
 from engine.environments.cache import EnvironmentCache
-from engine.frontends import Frontend, grpc_listener, v2_app
+from engine.frontends import Frontend, grpc_listener, http_limits, v2_app
 from engine.machine import Machine, ThisMachine
 from engine.model_control import ModelControl, is_loading
 from engine.observability.custom_metrics import CustomMetrics
@@ -76,6 +76,8 @@ from protocols.grpc.listener import GrpcListener
 from protocols.http.admission import admit_short
 from protocols.http.app import V2App
 from protocols.http.listener import HttpListener
+from protocols.http.routes import is_health
+from protocols.listening import Listener
 
 ROOT_INTENSITY: Final = Intensity(3, 60.0)
 
@@ -392,36 +394,52 @@ class _Composition:
             grpc_listener,
             settings.grpc,
             self.server,
+            connections=settings.connections,
             on_finished=self._hook("grpc"),
             log=self._log,
             uniform=self._machine.random().random,
         )
         self._grpc_listeners: list[GrpcListener] = []
+        self._listeners: dict[str, Sequence[Listener[Any]]] = {}  # by protocol
         self.http = self.grpc = self.grpc_unix = self.metrics = None
         if sockets.http is not None:
             self.http = Frontend(
                 "http",
                 "HTTPService",
                 sockets.http,
-                HttpListener(self.app, admit=self.app.admit),
+                self._http_listener(),
                 log=self._log,
             )
         if sockets.grpc is not None:
             listener = listen(tls=grpc_tls)
             self._grpc_listeners.append(listener)
+            self._listeners["grpc"] = self._grpc_listeners
             self.grpc = Frontend("grpc", _GRPC_TITLE, sockets.grpc, listener, log=self._log)
         if sockets.grpc_unix is not None:
             listener = listen(tls=None)
             self._grpc_listeners.append(listener)
+            self._listeners["grpc"] = self._grpc_listeners
             self.grpc_unix = Frontend("grpc-unix", _GRPC_TITLE, sockets.grpc_unix, listener, log=self._log)
         if sockets.metrics is not None:
             self.metrics = Frontend(
                 "metrics",
                 "Metrics Service",
                 sockets.metrics,
-                HttpListener(self._metrics_app(), admit=admit_short),
+                HttpListener(
+                    self._metrics_app(), limits=http_limits(settings.connections), admit=admit_short
+                ),
                 log=self._log,
             )
+
+    def _http_listener(self) -> HttpListener:
+        listener = HttpListener(
+            self.app,
+            limits=http_limits(self._settings.connections),
+            admit=self.app.admit,
+            is_welcome=is_health,
+        )
+        self._listeners["http"] = [listener]
+        return listener
 
     def _metrics_app(self) -> MetricsApp:
         settings = self._settings
@@ -439,6 +457,7 @@ class _Composition:
                 traffic=self.traffic,
                 residency=self.residents,
                 grpc=self._grpc_listeners,
+                connections=self._listeners,
                 cache=self._cache,
                 workers=self._launcher.spares,
                 custom=self._custom_metrics,

@@ -11,12 +11,14 @@ import itertools
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
 from protocols.accepting import Door, OnceAMinute, OnExhausted
+from protocols.room import AddressLimit, GoingLine, Occupant, first_to_go, reserve
 
 LAST_CALL: Final = 5.0
 """Seconds, while the server ends, for which what a client is sending may pause before its request is whole."""
@@ -24,7 +26,7 @@ LAST_CALL: Final = 5.0
 Spawn = Callable[[str, Callable[[], Awaitable[None]]], None]
 
 
-class AcceptedConnection(Protocol):
+class AcceptedConnection(Occupant, Protocol):
     """What a listener asks of its connections."""
 
     async def serve(self) -> None:
@@ -36,8 +38,22 @@ class AcceptedConnection(Protocol):
     def drain(self) -> None:
         """Finish what is open, begin nothing new, and come to an end. Never waits."""
 
+    def give_way(self) -> None:
+        """Come to an end soon, so that another has room. Asked only of one that `yields_at` a time that has passed. Never waits."""
+
     def close(self) -> None:
         """Let go of the socket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionCounts:
+    """A listener's connections: those that are open and may be, and since its start those that were ended or turned away."""
+
+    open: int
+    most: int
+    gave_way: int  # ended while they were idle or slow, so that others had room
+    crowded_out: int  # turned away because all others were busy
+    over_address_limit: int  # turned away because their address had too many
 
 
 C = TypeVar("C", bound=AcceptedConnection)
@@ -46,10 +62,20 @@ C = TypeVar("C", bound=AcceptedConnection)
 class Listener(ABC, Generic[C]):
     """Accepts connections for as long as there is room, and drains. What a connection is, subclasses say."""
 
-    def __init__(self, max_connections: int) -> None:
-        """Over `max_connections`, clients wait in the kernel's backlog."""
+    def __init__(self, max_connections: int, per_address: AddressLimit | None = None) -> None:
+        """Over `max_connections`, idle ones make room for others (`protocols.room`).
+
+        Where none is idle, a few more are let in; beyond those, clients wait in the kernel's backlog.
+        """
         self._connections: dict[C, None] = {}  # in the order in which they came
-        self._door = Door(max_connections)
+        self._most = max_connections
+        self._going: GoingLine[C] = GoingLine()
+        self._leaving: set[C] = set()  # those that were told to give way
+        self._per_address = per_address
+        self._origins: dict[C, str] = {}
+        self._of_origin: dict[str, dict[C, None]] = {}
+        self._gave_way = self._crowded_out = self._over_address_limit = 0
+        self._door = Door(max_connections + reserve(max_connections))
         self._names = itertools.count(1)
         self._accepted = 0
         self._drain = trio.Event()
@@ -74,7 +100,7 @@ class Listener(ABC, Generic[C]):
             for care in self._care():
                 nursery.start_soon(care)
             task_status.started()
-            await self._door.stand_at(sock, partial(self._admit, spawn), OnceAMinute(on_exhausted))
+            await self._door.stand_at(sock, partial(self._admit, spawn), self._relieved(on_exhausted))
             await self.wait_drained()
             nursery.cancel_scope.cancel()
 
@@ -103,7 +129,73 @@ class Listener(ABC, Generic[C]):
     def close(self) -> None:
         """Let go of what is held besides connections. For when `serve` will not be called again."""
 
+    def counts(self) -> ConnectionCounts:
+        """Return how many connections there are, and how many were ended or turned away."""
+        return ConnectionCounts(
+            open=len(self._connections),
+            most=self._most,
+            gave_way=self._gave_way,
+            crowded_out=self._crowded_out,
+            over_address_limit=self._over_address_limit,
+        )
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more connections are open than should be, those that are coming to an end left out."""
+        return len(self._connections) - len(self._leaving) > self._most
+
+    def _relieved(self, on_exhausted: OnExhausted | None) -> OnExhausted:
+        """Return what is told that descriptors or memory are used up: a connection that is idle gives some back."""
+        tell = OnceAMinute(on_exhausted)
+
+        def exhausted(failure: OSError) -> None:
+            tell(failure)
+            self._make_room(trio.current_time())
+
+        return exhausted
+
+    def _relieve(self, now: float) -> None:
+        """Have connections give way that have become idle or slow while there were too many. For the sweep."""
+        while self.crowded and self._make_room(now):
+            pass
+
+    def _make_room(self, now: float) -> bool:
+        """Have one connection give way, where there is one that may."""
+        return self._dismiss(self._going.next(self._connections, now))
+
+    def _dismiss(self, connection: C | None) -> bool:
+        if connection is None:
+            return False
+        self._leaving.add(connection)
+        self._gave_way += 1
+        connection.give_way()
+        return True
+
+    def _origin(self, accepted: socket.socket) -> str | None:
+        """Return what is counted for a limit of its address; None where that is not limited."""
+        if self._per_address is None or accepted.family == socket.AF_UNIX:
+            return None
+        try:
+            return self._per_address.origin(accepted.getpeername()[0])
+        except OSError:  # it has left
+            return None
+
+    def _has_place(self, origin: str | None, now: float) -> bool:
+        """Whether a client may have one more connection; one that it has and does not use makes room for it."""
+        if origin is None or self._per_address is None:
+            return True
+        others = [each for each in self._of_origin.get(origin, ()) if each not in self._leaving]
+        return len(others) < self._per_address.most or self._dismiss(first_to_go(others, now))
+
     def _admit(self, spawn: Spawn, accepted: socket.socket) -> None:
+        now = trio.current_time()
+        origin = self._origin(accepted)
+        if not self._has_place(origin, now):
+            self._over_address_limit += 1
+            self._turn_away(accepted)
+            accepted.close()
+            self._door.left()
+            return
         try:
             connection = self._adopt(accepted)
         except BaseException:
@@ -112,6 +204,11 @@ class Listener(ABC, Generic[C]):
             raise
         self._connections[connection] = None
         self._accepted += 1
+        if origin is not None:
+            self._origins[connection] = origin
+            self._of_origin.setdefault(origin, {})[connection] = None
+        if self.crowded and not self._make_room(now):
+            self._squeeze_in(connection)
         if self._drain.is_set():
             connection.drain()
         try:
@@ -128,6 +225,13 @@ class Listener(ABC, Generic[C]):
 
     def _forget(self, connection: C) -> None:
         del self._connections[connection]
+        self._leaving.discard(connection)
+        origin = self._origins.pop(connection, None)
+        if origin is not None:
+            of_origin = self._of_origin[origin]
+            del of_origin[connection]
+            if not of_origin:
+                del self._of_origin[origin]
         self._release(connection)
         self._door.left()
         if not self._connections and self._drain.is_set():
@@ -140,6 +244,12 @@ class Listener(ABC, Generic[C]):
     @abstractmethod
     def _adopt(self, accepted: socket.socket) -> C:
         """Make a connection of a socket. Where this raises, the socket is the caller's still."""
+
+    def _turn_away(self, accepted: socket.socket) -> None:  # most protocols have no words for it
+        """Tell a client that its address has too many connections, if that can be said at once. Its socket is closed next."""
+
+    def _squeeze_in(self, connection: C) -> None:
+        """Note that `connection` was let in although there is no room: all others are busy."""
 
     async def _serve(self, connection: C) -> None:
         await connection.serve()

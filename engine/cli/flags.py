@@ -18,6 +18,7 @@ from typing import Final
 
 from engine.cli.flag import Flag, Group, Kind, OneOf, grpc_threads, positive, trace_config
 from engine.cli.flags_cache import CACHE_FLAGS
+from engine.cli.flags_connections import CONNECTION_FLAGS
 from engine.cli.flags_grpc import GRPC_FLAGS
 from engine.cli.flags_instances import INSTANCE_FLAGS
 
@@ -96,6 +97,7 @@ _HONOURED: Final = (
         help="Tritium's own: on SIGTERM or SIGINT, how long the server serves on before --exit-timeout-secs begins. It says at"
         " once that it is not ready, so that load balancers have so long to send requests elsewhere. A second signal cuts it short.",
     ),
+    *CONNECTION_FLAGS,
     # -- model repository
     Flag(
         name="model-repository",

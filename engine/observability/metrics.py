@@ -32,6 +32,7 @@ from actors.statistics import (
     ModelStatistics,
 )
 from actors.traffic import TrafficSample
+from engine.observability.connections import ConnectionSource, connection_blocks
 from engine.observability.loop_lag import LoopLag
 from engine.observability.sources import (
     CacheSource,
@@ -356,6 +357,7 @@ class Exposition:
         cache: CacheSource | None = None,
         workers: WorkerSource | None = None,
         custom: CustomSource | None = None,
+        connections: Mapping[str, Sequence[ConnectionSource]] | None = None,
     ) -> None:
         self._source = source
         self._settings = settings
@@ -370,6 +372,7 @@ class Exposition:
         self._cache = cache
         self._workers = workers
         self._custom = custom
+        self._connections = connections
 
     def blocks(self) -> Iterator[str]:
         """Yield the text of each family that has a series."""
@@ -384,6 +387,8 @@ class Exposition:
             yield from _residency_blocks(self._residency)
         if self._grpc:
             yield from _grpc_blocks(self._grpc)
+        if self._connections:
+            yield from connection_blocks(self._connections)
         if self._cache is not None:
             yield from cache_blocks(self._cache)
         if self._workers is not None:

@@ -56,6 +56,7 @@ _LINGER_SIZE: Final = 4 * 1024 * 1024
 _MOST_UNREAD: Final = (
     16 * 1024 * 1024
 )  # bytes of refusals and the like that wait for a client that reads nothing
+_GIVING_WAY: Final = 0.25  # seconds that a client has to close a connection that ends for another
 _GOODBYE: Final = 1.0  # seconds that a client has to answer the ping behind the first GOAWAY
 
 _RETIRING: Final = b"goodbye?"  # payloads of our pings
@@ -129,6 +130,8 @@ class GrpcConnection:
         ] = {}  # then: how many bytes of a call have come, and since when
         self._goodbye_by = math.inf  # when the second GOAWAY is due
         self._leaving = False  # the last GOAWAY is out: ends with the last call
+        self.served = False  # it brought a call
+        self._yielding = False  # it was told to give way to another
         self._closing = False  # answers have been told to end
 
     # For statistics
@@ -147,6 +150,11 @@ class GrpcConnection:
     def idle_since(self) -> float:
         """Since when no call has been open, as of the last sweep; inf while there is one. `withdraw` ends it gracefully."""
         return self._keepalive.idle_since(calls=len(self._h2.streams))
+
+    @property
+    def yields_at(self) -> float:
+        """From when on it may be ended for another (`protocols.room.Occupant`)."""
+        return math.inf if self._yielding else self.idle_since
 
     # The task
 
@@ -265,6 +273,16 @@ class GrpcConnection:
 
     # Told by the listener
 
+    def give_way(self) -> None:
+        """Come to an end, so that another has room. A call that is on its way was not begun, which its client knows by GOAWAY."""
+        self._yielding = True
+        if self._nursery is None:  # its client has still to show that it speaks HTTP/2
+            self._transport.shut(abort=True)
+            return
+        self.deadline = min(self.deadline, trio.current_time() + _GIVING_WAY)
+        if not self._leaving:
+            self._say_goodbye()
+
     def withdraw(self) -> None:
         """Take no new streams once the client knows, and finish those that are open, however long they take.
 
@@ -352,6 +370,7 @@ class GrpcConnection:
     def opened(self, stream: Stream, head: CallHead[Method]) -> None:
         """Open a call."""
         stream.call = call = Call(self, stream, head)
+        self.served = True
         self._calls[call] = None
         method = head.method
         if head.refusal is not None or method is None:

@@ -73,7 +73,7 @@ class GrpcListener(Listener[GrpcConnection]):
         uniform: Callable[[], float] = random.random,
     ) -> None:
         self._options = options = options or GrpcOptions()
-        super().__init__(options.max_connections)
+        super().__init__(options.max_connections, options.per_address)
         self._tls = tls
         self._uniform = uniform
         self._on_refused = on_refused
@@ -140,6 +140,7 @@ class GrpcListener(Listener[GrpcConnection]):
             now = trio.current_time()
             for connection in list(self._connections):
                 connection.sweep(now)
+            self._relieve(now)
 
 
 class CallDeadlines:

@@ -11,6 +11,7 @@ from typing import Literal
 from actors.messages.errors import TritiumError
 from actors.messages.requests import InferRequest, InferResponse
 from protocols.kserve.categories import Category
+from protocols.room import AddressLimit
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
 FinishedHook = Callable[[InferRequest, "InferResponse | TritiumError", str], None]
@@ -36,6 +37,7 @@ class GrpcOptions:
 
     connection_bytes: int = 64 * 1024 * 1024
     max_connections: int = 8192
+    per_address: AddressLimit | None = None
     max_receive_message: int = MAX_MESSAGE
     max_send_message: int = MAX_MESSAGE
     compression: CompressionLevel = "none"

@@ -28,6 +28,7 @@ from protocols.http.fields import JSON, SOON
 from protocols.http.parser import Request, RequestLimits, RequestParser
 from protocols.kserve.metadata import error
 from protocols.listening import LAST_CALL
+from protocols.room import PATIENCE
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
@@ -45,6 +46,9 @@ _IN_A_ROW: Final = 8  # pipelined requests answered before other tasks get a tur
 
 _TOO_SLOW: Final = 408, "Request Timeout"
 _EXITING: Final = 503, "Server exiting", (JSON, SOON)
+_CROWDED: Final = (
+    "the server has as many connections as it takes, and all of them are busy; see --max-connections"
+)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON: Final = ((b"content-type", b"application/json"),)
 _ASGI: Final = {"version": "3.0", "spec_version": "2.5"}
@@ -64,6 +68,7 @@ _SPELLING: Final = {
         b"Content-Type",
         b"Inference-Header-Content-Length",
         b"Location",
+        b"Retry-After",
         b"Server-Timing",
     )
 }
@@ -93,6 +98,18 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """How a connection is treated that was let in although all others are busy.
+
+    While it is still `crowded`, only what `is_welcome` by its path is answered, and that is the last. `turned_away` is told of others.
+    """
+
+    crowded: Callable[[], bool]
+    is_welcome: Callable[[bytes], bool]
+    turned_away: Callable[[], None]
+
+
 class Connection:
     """Serves one accepted socket. It is the `tritium.disconnect` hook of its own requests."""
 
@@ -103,7 +120,9 @@ class Connection:
         "_draining",
         "_extensions",
         "_gone",
+        "_guest",
         "_hurried",
+        "_idle_since",
         "_keep_alive",
         "_limits",
         "_parser",
@@ -114,12 +133,14 @@ class Connection:
         "_started",
         "_streaming",
         "_withdrawn",
+        "_yielding",
         "buffered",
         "deadline",
         "disconnected",
         "expired",
         "on_disconnect",
         "phase",
+        "served",
     )
 
     def __init__(
@@ -144,6 +165,10 @@ class Connection:
         self._client = _address(sock.getpeername)
         self._server = _address(sock.getsockname)
         self._extensions = {"tritium.response": {}, "tritium.disconnect": self}
+        self.served = False  # it brought a request
+        self._idle_since = trio.current_time()
+        self._guest: Guest | None = None
+        self._yielding = False  # it was told to give way to another
         self._draining = False
         self._withdrawn = False  # the server is about to drain
         # While the server ends: when the body would have been due, had nothing of it come.
@@ -182,6 +207,34 @@ class Connection:
             self._shutdown(socket.SHUT_RDWR)
         else:
             self._shutdown(socket.SHUT_RD)
+
+    @property
+    def yields_at(self) -> float:
+        """From when on it may be ended for another (`protocols.room.Occupant`)."""
+        if self._yielding:
+            return math.inf
+        limits = self._limits
+        if self.phase is Phase.IDLE:
+            return self._idle_since
+        if self.phase is Phase.READING:
+            usual = limits.grace if self._parser.in_body else limits.head_timeout
+        elif self.phase is Phase.WRITING:
+            usual = limits.grace
+        else:
+            return math.inf
+        return self.deadline - usual + PATIENCE
+
+    def give_way(self) -> None:
+        """Come to an end, so that another has room: at once, but for a request that is here already."""
+        self._yielding = True
+        if self.phase is Phase.IDLE:
+            trio.lowlevel.notify_closing(self._socket)  # whoever waits for a request looks once more
+        else:
+            self.expire()
+
+    def squeeze_in(self, guest: Guest) -> None:
+        """Note that there is no room for this connection: what it brings is answered as `guest` says."""
+        self._guest = guest
 
     def withdraw(self) -> None:
         """End with the next answer, so that the client's next connection may be to another server."""
@@ -254,6 +307,7 @@ class Connection:
         limits = self._limits
         self._hurried = None
         self.phase = Phase.IDLE
+        self._idle_since = started
         self.deadline = started + limits.idle_timeout
         while not parser.ready:
             if parser.refusal is not None:
@@ -275,7 +329,7 @@ class Connection:
                     if parser.awaits_continue:
                         parser.awaits_continue = False
                         await self._write([_CONTINUE])
-            elif self._draining:
+            elif self._draining or self._yielding:
                 if not self._read() or not self._has_come():
                     return None
                 continue
@@ -317,6 +371,9 @@ class Connection:
         self._keep_alive = request.keep_alive
         self._answered = False
         self._started = self._streaming = None
+        self.served = True
+        if self._guest is not None and await self._turned_away(self._guest, request):
+            return
         path = request.path
         scope: Message = {
             "type": "http",
@@ -350,6 +407,19 @@ class Connection:
                 self._gone = None
         if not self._answered:
             self._keep_alive = False
+
+    async def _turned_away(self, guest: Guest, request: Request) -> bool:
+        """Answer a request for which there is no room; False where it may go on after all."""
+        if not guest.crowded():
+            self._guest = None
+            return False
+        self._yielding = True  # it goes with this answer
+        if guest.is_welcome(request.path):
+            return False
+        guest.turned_away()
+        self._keep_alive = False
+        await self._respond(503, [JSON, SOON], [error(_CROWDED)], None)
+        return True
 
     def _receive_body(self, request: Request) -> Callable[[], Awaitable[Message]]:
         """Return an ASGI `receive`: the whole body once, then the disconnect."""
@@ -436,7 +506,7 @@ class Connection:
         if size is not None and status not in _BODILESS:
             parts.append(b"Content-Length: %d\r\n" % size)
         # What was sent ahead is answered before the end.
-        if (self._draining or self._withdrawn) and not self._parser.ready:
+        if (self._draining or self._withdrawn or self._yielding) and not self._parser.ready:
             self._keep_alive = False
         if not self._keep_alive:
             parts.append(b"Connection: close\r\n")
@@ -514,6 +584,8 @@ class Connection:
         self._request = Request()
         await self._respond(answer.status, answer.headers, [answer.body], None)
         self._shutdown(socket.SHUT_WR)
+        if self._yielding:
+            return
         self.phase = Phase.READING
         self.expired = False
         end = trio.current_time() + DISCARD_TIME

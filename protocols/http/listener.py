@@ -7,6 +7,7 @@ The *sweep* shuts down the sockets of connections whose deadline has passed.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 from collections import Counter
@@ -18,18 +19,33 @@ import trio
 
 from actors.fault_points import fault_point
 from protocols.http.admission import Admit
-from protocols.http.connection import Application, Connection, ConnectionLimits, Phase, watched_events
+from protocols.http.connection import (
+    Application,
+    Connection,
+    ConnectionLimits,
+    Guest,
+    Phase,
+    watched_events,
+)
+from protocols.kserve.metadata import error
 from protocols.listening import Listener
+from protocols.room import AddressLimit
 
 _SWEEP_PERIOD: Final = 1.0
 _SCRATCH: Final = 64 * 1024
+_SAID: Final = error("your address has as many connections as it may; see --max-connections-per-address")
+_TOO_MANY: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(_SAID), _SAID)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerLimits:
-    """How many connections at once, and how patient each is. Over the limit, clients wait in the kernel's backlog."""
+    """How many connections at once, in all and from one address, and how patient each is."""
 
     max_connections: int = 8192
+    per_address: AddressLimit | None = None
     connection: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
@@ -47,13 +63,22 @@ class HttpListener(Listener[Connection]):
     """Serves one ASGI application on accepted connections."""
 
     def __init__(
-        self, app: Application, *, limits: ListenerLimits | None = None, admit: Admit | None = None
+        self,
+        app: Application,
+        *,
+        limits: ListenerLimits | None = None,
+        admit: Admit | None = None,
+        is_welcome: Callable[[bytes], bool] = lambda _: True,
     ) -> None:
-        """`admit` is asked whether a long body may come; without it, every body may that the limits allow."""
+        """`admit` is asked whether a long body may come; without it, every body may that the limits allow.
+
+        `is_welcome` picks the paths that are answered even where all connections are busy: those of health checks.
+        """
         self._app = app
         self._admission = admit
         self._limits = limits or ListenerLimits()
-        super().__init__(self._limits.max_connections)
+        super().__init__(self._limits.max_connections, self._limits.per_address)
+        self._guest = Guest(lambda: self.crowded, is_welcome, self._crowd_out)
         self._by_descriptor: dict[int, Connection] = {}
         self._epoll = select.epoll()
         self._scratch = memoryview(bytearray(_SCRATCH))
@@ -98,6 +123,16 @@ class HttpListener(Listener[Connection]):
         self._epoll.unregister(connection.fileno)
         connection.close()
 
+    def _crowd_out(self) -> None:
+        self._crowded_out += 1
+
+    def _squeeze_in(self, connection: Connection) -> None:
+        connection.squeeze_in(self._guest)
+
+    def _turn_away(self, accepted: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it has left, or takes nothing: then it learns by the end
+            accepted.send(_TOO_MANY)
+
     async def _watch(self) -> None:
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
@@ -113,3 +148,4 @@ class HttpListener(Listener[Connection]):
             for connection in list(self._connections):
                 if connection.deadline <= now:
                     connection.expire()
+            self._relieve(now)

@@ -141,3 +141,9 @@ def match(path: str) -> Route | None:
         if found is not None:
             return build(found)
     return None
+
+
+def is_health(path: bytes) -> bool:
+    """Whether `path` (undecoded, without its query) is asked by health checks."""
+    route = match(path.decode("latin-1"))
+    return route is not None and route.endpoint.category is Category.HEALTH

@@ -1,6 +1,7 @@
 """tritonserver's flags and our variables become settings, or an error in the contract's words (repository.md section 10)."""
 
 import contextlib
+import math
 import os
 
 import pytest
@@ -159,6 +160,35 @@ def test_backend_settings_for_all_give_way_to_those_for_one():
         "threads": "2",
         "path": "a,b=c",
     }
+
+
+def test_connections_are_bounded_as_asked():
+    plain = read().connections
+    assert (plain.most, plain.idle_timeout, plain.address_limit) == (8192, 600.0, None)
+    asked = read(
+        "--max-connections=100",
+        "--connection-idle-timeout-secs=0",
+        "--max-connections-per-address=5",
+        "--trusted-proxies=10.0.0.0/8,192.0.2.7",
+        "--trusted-proxies=2001:db8::/64",
+    )
+    assert (asked.connections.most, asked.connections.idle_timeout) == (100, math.inf)
+    limit = asked.connections.address_limit
+    assert limit is not None
+    assert limit.most == 5
+    assert [limit.origin(host) for host in ("10.9.9.9", "192.0.2.7", "2001:db8::5")] == [None] * 3
+    assert limit.origin("192.0.2.8") == "192.0.2.8"
+
+
+def test_proxies_that_nothing_asks_for_are_warned_of():
+    (warning,) = read("--trusted-proxies=10.0.0.0/8").warnings
+    assert "--max-connections-per-address" in warning
+
+
+def test_what_is_no_network_is_refused():
+    refused = refusal("--max-connections-per-address=1", "--trusted-proxies=10.0.0.0/8,here")
+    assert "Got here" in refused.message
+    assert "10.0.0.0/8" in refused.hint
 
 
 def test_each_restricted_api_knows_its_header():

@@ -26,6 +26,7 @@ from engine.observability.system import MachineSampler, ProcessSample, cpu_utili
 from engine.settings import MetricsSettings
 from engine.subtree import ModelSubtrees
 from protocols.grpc.listener import GrpcStatistics
+from protocols.listening import ConnectionCounts
 
 SPEC = ModelSpec(
     name="add",
@@ -498,3 +499,32 @@ def test_tenants_and_promises_have_series_where_a_model_has_them():
     assert 'tritium_slo_refused_total{model="add",reason="p99",version="2"} 2\n' in text
     assert "tritium_slo_measured_p99_seconds" not in text  # nothing is known of it
     assert "tritium_slo" not in exposition(sample()).text()
+
+
+def test_connections_of_one_protocol_are_counted_together():
+    class Source:
+        def __init__(self, **counts):
+            self._counts = {
+                "open": 1,
+                "most": 8,
+                "gave_way": 2,
+                "crowded_out": 3,
+                "over_address_limit": 4,
+                **counts,
+            }
+
+        def counts(self):
+            return ConnectionCounts(**self._counts)
+
+    text = exposition(connections={"http": [Source()], "grpc": [Source(open=5), Source(open=6)]}).text()
+    for line in (
+        'tritium_connections{protocol="http"} 1',
+        'tritium_connections{protocol="grpc"} 11',
+        'tritium_connections_limit{protocol="grpc"} 16',
+        'tritium_connections_gave_way_total{protocol="http"} 2',
+        'tritium_connections_turned_away_total{protocol="http",reason="busy"} 3',
+        'tritium_connections_turned_away_total{protocol="grpc",reason="address"} 8',
+    ):
+        assert line in text.splitlines()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert len(families["tritium_connections_turned_away"].samples) == 4
