@@ -208,15 +208,22 @@ async def test_a_cancelled_request_is_told_to_the_model(serve, tmp_path):
         assert (tmp_path / "cancelled-a").exists()
 
 
-async def test_a_client_that_leaves_before_the_model_has_begun_is_told_to_it(serve, tmp_path):
+async def test_a_request_whose_client_leaves_before_the_model_has_begun_is_never_executed(serve, tmp_path):
     async with serve("streaming", **decoupled("in_threads", tmp_path)) as model:
+        worker = model.state.instances[0].worker
         for _ in range(10):
             os.kill(model.pid(), signal.SIGSTOP)
             port = await stream(model, 100_000_000, id="a")
-            await until(lambda: not model.state.instances[0].worker.idle)
+            await until(lambda: not worker.idle)
             model.state.cancel(port.request)
+            await port.ended.wait()  # though the worker is stopped
+            assert [part.code for part in port.parts] == [ErrorCode.CANCELLED]
             os.kill(model.pid(), signal.SIGCONT)
-            await port.ended.wait()
+            await until(lambda: not worker.slots_in_use)  # it has passed over it
+        assert not (tmp_path / "cancelled-a").exists()
+        last = await stream(model, 1)
+        await last.ended.wait()
+        assert last.numbers == [0.0]
 
 
 async def test_a_request_that_waits_for_a_client_that_leaves_comes_free(serve, tmp_path):
