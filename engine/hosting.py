@@ -25,6 +25,7 @@ from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.process import allow_many_files, leaves, settle_garbage_collection
 from engine.settings import Settings, SettingsError
 from engine.sockets import AddressInUse
+from engine.surroundings import in_the_way
 from engine.tree import Log, RunningServer, ServerFailed, advice_on_repositories, open_server
 from protocols.http.admission import Verdict
 from protocols.http.bodies import announced
@@ -135,7 +136,7 @@ class HostedTree:
 
 
 def _warnings(settings: Settings) -> tuple[str, ...]:
-    found = (*settings.warnings, *advice_on_repositories(settings))
+    found = (*settings.warnings, *in_the_way(), *advice_on_repositories(settings))
     if not settings.drain_delay:
         return found
     http = (

@@ -21,6 +21,7 @@ from engine.process import (
 )
 from engine.settings import Settings, SettingsError
 from engine.sockets import AddressInUse
+from engine.surroundings import in_the_way
 from engine.tree import Log, RunningServer, ServerFailed, advice_on_repositories, open_server
 
 Beside = Callable[[RunningServer, Log], Awaitable[None]]
@@ -73,7 +74,7 @@ def complain(error: SettingsError, *, json: bool) -> None:
 async def _serve(settings: Settings, announcer: Announcer, sink: LogSink, beside: Beside) -> int:
     """Return the exit status."""
     log = Log()
-    for warning in (*settings.warnings, *advice_on_repositories(settings)):
+    for warning in (*settings.warnings, *in_the_way(), *advice_on_repositories(settings)):
         log(Event.SERVER_STARTING, level="warning", warning=warning)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with open_server(settings) as running:
