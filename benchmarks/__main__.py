@@ -42,6 +42,7 @@ examples:
   python -m benchmarks                                    everything, some eight minutes
   python -m benchmarks --quick --only onnx-binary         one scenario, a second a cell
   python -m benchmarks --only grpc-unary grpc-stream      two scenarios over gRPC, beside the references
+  python -m benchmarks --only hostile --hostile gRPC      hostile inputs over gRPC, some 7 s each
   python -m benchmarks --compare HEAD~1 .                 a commit and the working tree, in turn, three rounds
   python -m benchmarks --compare http://127.0.0.1:8000 .  a running server and the working tree
   python -m benchmarks --write-repository /tmp/models     the models, to serve them with something else
@@ -117,6 +118,9 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds", type=_natural, help="rounds a cell, medians reported (default: 1, comparing: 3)"
     )
     how.add_argument("--kills", type=_natural, help="how often a worker is killed (default: 20, quick: 5)")
+    how.add_argument(
+        "--hostile", default="", metavar="TEXT", help="only hostile inputs whose name holds this"
+    )
     out = parser.add_argument_group("where to")
     out.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
     out.add_argument("--markdown", nargs="?", const="-", metavar="FILE", help=(
@@ -144,7 +148,7 @@ def options(argv: Sequence[str] | None = None) -> Options:
             parser.error(str(error))
         if len({target.label for target in targets}) != len(targets) or len(targets) < 2:
             parser.error("--compare takes two or more different targets")
-    chosen = given.only or _NAMES
+    chosen = given.only or [name for name in _NAMES if name != "hostile"]
     scenarios = [each for each in SCENARIOS if each.name in chosen]
     grpc_scenarios = [each for each in GRPC_SCENARIOS if each.name in chosen]
     wanted = ("wrk", "h2load") if given.client == "both" else (given.client,)
@@ -166,6 +170,7 @@ def options(argv: Sequence[str] | None = None) -> Options:
         targets=targets,
         comparing=bool(given.compare),
         kills=given.kills or (5 if given.quick else 20),
+        hostile=given.hostile,
     )
     return Options(order=order, json=given.json, markdown=given.markdown)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchmarks.results import Cell, Measured, Report, Timings
+from benchmarks.results import Attack, Cell, Measured, Report, Timings
 
 BEGIN: Final = "<!-- benchmarks:begin -->"
 END: Final = "<!-- benchmarks:end -->"
@@ -154,6 +154,24 @@ def _memory(report: Report) -> Table:
     return Table("Resident memory, idle", ["of", "server MiB", "workers", "workers MiB, summed"], rows)
 
 
+def _attacks(report: Report) -> Table:
+    rows = [
+        [
+            each.name,
+            each.answer,
+            mebibytes(each.size),
+            milliseconds(each.turn),
+            mebibytes(each.memory),
+            mebibytes(each.allowed),
+            milliseconds(each.beside),
+            ratio(each.beside, each.beside_sink),
+        ]
+        for each in report.attacks
+    ]
+    columns = ["input", "answer", "MiB sent", "longest turn ms", "memory MiB", "allowed MiB"]
+    return Table("Hostile inputs", [*columns, "neighbour p99 ms", "÷ beside a sink"], rows, words=2)
+
+
 def _skipped(report: Report) -> Table:
     rows = [[each.what, each.subject, " ".join(each.reason.split())] for each in report.skipped]
     return Table("Not measured", ["what", "of", "why"], rows, words=3)
@@ -166,7 +184,7 @@ def tables(report: Report) -> Sequence[Table]:
         load = [_against_yardstick(report, clients=clients), _against_references(report)]
     else:
         load = [_side_by_side(report, clients=len({cell.client for cell in report.rows}) > 1)]
-    every = [*load, _timings(report), _memory(report), _skipped(report)]
+    every = [*load, _timings(report), _memory(report), _attacks(report), _skipped(report)]
     return [table for table in every if table.rows]
 
 
@@ -219,6 +237,19 @@ def _timings_json(each: Timings) -> dict[str, Any]:
         "p50": _number(each.p50),
         "p99": _number(each.p99),
         "seconds": list(each.seconds),
+    }
+
+
+def _attack_json(each: Attack) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "size": each.size,
+        "answer": each.answer,
+        "turn": each.turn,
+        "memory": each.memory,
+        "allowed": each.allowed,
+        "beside": _number(each.beside),
+        "beside_sink": _number(each.beside_sink),
     }
 
 
@@ -277,6 +308,7 @@ def as_json(report: Report) -> dict[str, Any]:
             {"subject": each.subject, "server": each.server, "workers": list(each.workers)}
             for each in report.memory
         ],
+        "attacks": [_attack_json(each) for each in report.attacks],
         "skipped": [
             {"what": each.what, "subject": each.subject, "reason": each.reason} for each in report.skipped
         ],

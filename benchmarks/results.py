@@ -127,6 +127,24 @@ class Memory:
     workers: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    """What one hostile input did to a server. Sizes are bytes, times seconds.
+
+    `turn` is the loop's longest turn, of its own CPU time; `memory` what the server took beyond what it had, `allowed` what the rule lets
+    it take. `beside` and `beside_sink` are a neighbour's p99 while the input is sent again and again, to the server and to a sink.
+    """
+
+    name: str
+    size: int
+    answer: str
+    turn: float
+    memory: int
+    allowed: int
+    beside: float
+    beside_sink: float
+
+
 @dataclass(frozen=True, slots=True)
 class Skipped:
     """Something that was asked for and not measured."""
@@ -149,6 +167,7 @@ class Report:
     transfers: Sequence[tuple[str, Timings]]  # scenario and its copies-and-loopback yardstick
     timings: Sequence[Timings]
     memory: Sequence[Memory]
+    attacks: Sequence[Attack] = ()
     skipped: Sequence[Skipped]
     references: Sequence[str] = ()  # who was measured beside the servers over gRPC
 

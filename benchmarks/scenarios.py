@@ -150,6 +150,7 @@ OPERATIONS: Final = {  # measured besides the load: what `--only` takes, and wha
     "startup": "start of the server with ten ONNX models, until ready",
     "memory": "resident memory of the idle server process",
     "recovery": "a worker is killed, until the next good answer",
+    "hostile": "the loop's longest turn, memory, and a neighbour's latency under hostile inputs; only where it is named",
 }
 
 RECOVERY_SCENARIO: Final = next(each for each in SCENARIOS if each.name == "python-binary")

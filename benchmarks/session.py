@@ -13,9 +13,10 @@ from benchmarks.grpc.clients import for_way
 from benchmarks.grpc.runner import GrpcRunner
 from benchmarks.grpc.subjects import of as grpc_face
 from benchmarks.grpc.subjects import reference
+from benchmarks.hostile.measure import Siege
 from benchmarks.operations import NoRecovery
 from benchmarks.payloads import WrongAnswer
-from benchmarks.results import Memory, Report, Skipped, Timings
+from benchmarks.results import Attack, Memory, Report, Skipped, Timings
 from benchmarks.runner import Findings, Plan, Progress, Runner
 from benchmarks.scenarios import RECOVERY_SCENARIO
 from benchmarks.subjects import Source, Subject, Target, prepared, yardstick
@@ -33,6 +34,7 @@ class Order:
     targets: Sequence[Target]
     comparing: bool
     kills: int
+    hostile: str = ""
 
 
 class Session:
@@ -44,6 +46,7 @@ class Session:
         self._scratch = scratch
         self._timings: list[Timings] = []
         self._memory: list[Memory] = []
+        self._attacks: Sequence[Attack] = ()
         self._skipped: list[Skipped] = []
 
     def run(self) -> Report:
@@ -57,6 +60,8 @@ class Session:
             sources = [stack.enter_context(prepared(target, self._scratch)) for target in self._asked.targets]
             if "startup" in self._asked.operations:
                 self._startup(sources)
+            if "hostile" in self._asked.operations:
+                self._besiege(sources)
             found, subjects = self._serve(sources)
         plan = self._asked.plan
         return Report(
@@ -68,6 +73,7 @@ class Session:
             transfers=found.transfers,
             timings=self._timings,
             memory=self._memory,
+            attacks=self._attacks,
             skipped=[*self._skipped, *found.skipped],
             references=self._references if plan.grpc_scenarios else (),
         )
@@ -91,6 +97,7 @@ class Session:
     def _serve(self, sources: Sequence[Source]) -> tuple[Findings, Sequence[str]]:
         """Start everyone, measure memory, load and recovery, in this order; return the load's findings."""
         models = self._scratch / "models"
+        models.mkdir()
         left_out = repository.write_some(models, self._models)
         with ExitStack() as stack:
             servers = []
@@ -156,6 +163,17 @@ class Session:
         for label, seconds in taken.items():
             title = f"start to ready, {STARTUP_MODELS} ONNX models"
             self._add(Timings("startup", title, label, seconds))
+
+    def _besiege(self, sources: Sequence[Source]) -> None:
+        checkout = next((source.directory for source in sources if source.directory is not None), None)
+        if checkout is None:
+            self._skipped.append(
+                Skipped("hostile", "all", "a server that was not started here can't be looked into")
+            )
+            return
+        siege = Siege(checkout, self._scratch, self._progress, seconds=self._asked.plan.seconds)
+        self._attacks, skipped = siege.run(self._asked.hostile)
+        self._skipped += skipped
 
     def _recovery(self, subject: Subject) -> None:
         seconds: list[float] = []

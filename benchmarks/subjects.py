@@ -200,11 +200,12 @@ def server(label: str, checkout: Path, repository: Path, scratch: Path) -> Itera
         log = Path(created.name)
     with running(command, cwd=checkout, log=log) as child:
         subject = Subject(label=label, host="127.0.0.1", port=http_port, grpc_port=grpc_port, pid=child.pid)
-        _wait_ready(subject, child, log)
+        wait_ready(subject, child, log)
         yield subject
 
 
-def _wait_ready(subject: Subject, child: subprocess.Popen[bytes], log: Path) -> None:
+def wait_ready(subject: Subject, child: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a server that was started here is ready. Raises NotStarted, with its last lines."""
     deadline = time.monotonic() + READY_TIMEOUT
     seen = "no answer"
     while True:
