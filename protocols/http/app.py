@@ -52,6 +52,7 @@ from protocols.kserve.compression import (
 from protocols.kserve.documents import dump, misfit
 from protocols.kserve.forwarding import forward_headers
 from protocols.kserve.loading import load_parameters, parameters_of
+from protocols.kserve.long_answers import encode_long, is_long
 from protocols.kserve.long_texts import LongText
 from protocols.kserve.requests import (
     DEFAULT_MAX_INPUT_SIZE,
@@ -534,7 +535,10 @@ class V2App:
     ) -> _Answer:
         """Return the answer that carries `response`, whose memory is given back here or by the server."""
         try:
-            body = encode(response, plan, model.spec)
+            if is_long(response, plan):
+                body = await in_slices(encode_long(response, plan, model.spec))
+            else:
+                body = encode(response, plan, model.spec)
             headers = _JSON if body.json_size is None else _binary_headers(body.json_size)
             if self._options.server_timing and response.timing is not None:
                 headers = [*headers, server_timing(response.timing)]

@@ -12,7 +12,7 @@ import math
 import select
 import socket
 import struct
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
@@ -22,6 +22,7 @@ from urllib.parse import unquote_to_bytes
 import trio
 
 from actors.fault_points import fault_point
+from actors.slices import in_slices
 from protocols.buffers import behind
 from protocols.http.admission import DISCARD_PAUSE, DISCARD_TIME, MOST_DISCARDED, Admit, Refused, refused
 from protocols.http.fields import JSON, SOON
@@ -41,6 +42,7 @@ Header = tuple[bytes, bytes]
 
 _JOINED: Final = 32 * 1024  # answers up to this size are copied together: cheaper than a scattered write
 _READ_AT_ONCE: Final = 1024 * 1024  # of a long body; keeps the loop's turns short
+_COPIED_AT_ONCE: Final = 256 * 1024
 _MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
 _IN_A_ROW: Final = 8  # pipelined requests answered before other tasks get a turn
 
@@ -521,17 +523,19 @@ class Connection:
         What the socket does not take within a turn of the loop is copied, so that a slow reader costs memory of this
         connection's and not of a model's. Once the client is gone, the rest is dropped.
         """
-        rest = b""
+        rest: list[Buffer] = []
         try:
             size = sum(map(len, buffers))
-            if size <= _JOINED or len(buffers) > _MOST_BUFFERS:
+            if size <= _JOINED:
                 buffers = [b"".join(buffers)]
             sent = self._send_some(buffers)
             if sent < size:
                 await trio.lowlevel.checkpoint()
                 buffers = behind(buffers, sent)
                 sent = self._send_some(buffers)
-                rest = b"".join(behind(buffers, sent))  # the copy
+                rest = behind(buffers, sent)
+                if release is not None:
+                    rest = await in_slices(_copied(rest))
         except OSError as failure:
             self._lost(failure)
         finally:
@@ -542,21 +546,24 @@ class Connection:
 
     def _send_some(self, buffers: Sequence[Buffer]) -> int:
         try:
-            return self._socket.send(buffers[0]) if len(buffers) == 1 else self._socket.sendmsg(buffers)
+            if len(buffers) == 1:
+                return self._socket.send(buffers[0])
+            return self._socket.sendmsg(buffers[:_MOST_BUFFERS])
         except BlockingIOError:
             return 0
 
-    async def _write_slowly(self, rest: bytes) -> None:
+    async def _write_slowly(self, rest: list[Buffer]) -> None:
         phase, self.phase = self.phase, Phase.WRITING
         started = trio.current_time()
         sent = 0
-        view = memoryview(rest)
-        self.buffered = len(rest)
+        self.buffered = sum(map(len, rest))
         try:
-            while sent < len(rest):
+            while rest:
                 self.deadline = started + self._limits.grace + sent / self._limits.minimum_rate
                 await trio.lowlevel.wait_writable(self._socket)
-                sent += self._send_some([view[sent:]])
+                taken = self._send_some(rest)
+                rest = behind(rest, taken)
+                sent += taken
         except OSError as failure:
             self._lost(failure)
         finally:
@@ -605,6 +612,17 @@ class Connection:
             if not count:
                 return
             dropped += count
+
+
+def _copied(buffers: Sequence[Buffer]) -> Generator[None, None, list[Buffer]]:
+    """Return `buffers` in memory of their own, in slices of work."""
+    copies: list[Buffer] = []
+    for buffer in buffers:
+        view = memoryview(buffer)
+        for at in range(0, len(view), _COPIED_AT_ONCE):
+            copies.append(bytes(view[at : at + _COPIED_AT_ONCE]))
+            yield
+    return copies
 
 
 _LOST: Final = frozenset(

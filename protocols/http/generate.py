@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -37,8 +37,12 @@ from protocols.kserve.generate import (
     encode_generated,
     event,
 )
+from protocols.kserve.long_answers import encode_long_generated, is_long_generated
 from protocols.kserve.short_texts import TooLong
 from protocols.status import http_status
+
+if TYPE_CHECKING:
+    from actors.messages.tensors import Buffer
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -257,29 +261,41 @@ async def _write_one(exchange: Exchange, send: Send, *, timed: bool) -> None:
             parts += more
         if exchange.left:
             return
-        headers, body = _only(exchange, parts, timed=timed)
+        response, headers, texts = _only(exchange, parts, timed=timed)
+        if response is not None:
+            texts = await _encoded(response)
     finally:
         for part in parts:
             release(part)
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    for buffer in texts:
+        await send({"type": "http.response.body", "body": buffer, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _only(exchange: Exchange, parts: Sequence[Part], *, timed: bool) -> tuple[list[Header], bytes]:
-    """Return headers and body of the answer with the only one of `parts`."""
+async def _encoded(response: InferResponse) -> Sequence[Buffer]:
+    """Return the text of one response, in buffers. Raises TritiumError."""
+    if is_long_generated(response):
+        return await in_slices(encode_long_generated(response))
+    return (encode_generated(response),)
+
+
+def _only(
+    exchange: Exchange, parts: Sequence[Part], *, timed: bool
+) -> tuple[InferResponse | None, list[Header], Sequence[Buffer]]:
+    """Return the only one of `parts`, the headers of its answer and, where it is none, the body."""
     if parts and isinstance(parts[0], TritiumError):
         raise parts[0]
     if len(parts) != 1:
         exchange.tell(Internal(NOT_ONE_RESPONSE))
-        return [JSON], metadata.error(NOT_ONE_RESPONSE)
+        return None, [JSON], (metadata.error(NOT_ONE_RESPONSE),)
     (response,) = parts
     assert isinstance(response, InferResponse), "what is no error is a response"
     exchange.tell(response)
     headers = [JSON]
     if timed and response.timing is not None:
         headers.append(server_timing(response.timing))
-    return headers, encode_generated(response)
+    return response, headers, ()
 
 
 async def _write_events(exchange: Exchange, send: Send) -> None:
@@ -315,23 +331,29 @@ class _EventWriter:
         Returns the place of the first part that was not written.
         """
         lent = self._exchange.decoupled
-        events: list[bytes] = []
+        events: list[Buffer] = []
         size = 0
         end = at
         status, headers = 200, [EVENTS]
         while end < len(parts) and size < _WRITTEN_AT_ONCE:
             part = parts[end]
-            error, document = _document(part)
+            long = isinstance(part, InferResponse) and is_long_generated(part)
+            if long and end > at:
+                break
+            error, document = await _document(part)
             if not lent:
                 release(part)
             if end == at and error is not None:
                 status = http_status(error.code)
                 headers += failure_fields(error)
-            events.append(event(document))
-            size += len(events[-1])
+            events += event(document)
+            size += sum(map(len, document))
             end += 1
+            if long:
+                break
         await self._start(status, headers)
-        await self._send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+        for body in events if size > _WRITTEN_AT_ONCE else (b"".join(events),):
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
         for part in parts[at:end]:
             release(part)
         return end
@@ -347,11 +369,11 @@ class _EventWriter:
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-def _document(part: Part) -> tuple[TritiumError | None, bytes]:
-    """Return what `part` says as a JSON text, and the error that it is, or that encoding it met."""
+async def _document(part: Part) -> tuple[TritiumError | None, Sequence[Buffer]]:
+    """Return what `part` says as a JSON text in buffers, and the error that it is, or that encoding it met."""
     if isinstance(part, InferResponse):
         try:
-            return None, encode_generated(part)
+            return None, await _encoded(part)
         except TritiumError as error:
-            return error, metadata.error(error.message)
-    return part, metadata.error(part.message)
+            return error, (metadata.error(error.message),)
+    return part, (metadata.error(part.message),)

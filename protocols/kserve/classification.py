@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -33,20 +34,62 @@ _CLASSIFIED: Final = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """An output that is to be put in order: its `rows`, how many elements are `kept` of each, and what they become.
+
+    `shape` is the answer's: [kept], with the batch dimension in front where the model batches.
+    """
+
+    rows: Array
+    kept: int
+    labels: Sequence[str]
+    floats: bool
+    shape: tuple[int, ...]
+
+    def best(self, row: Array) -> list[int]:
+        """Return the indices of the greatest elements of `row`."""
+        best: list[int] = _greatest(row, self.kept).tolist()
+        return best
+
+    def describe(self, row: Array, indices: Sequence[int]) -> list[bytes]:
+        """Return `<value>:<index>` or, where `labels` has that index, `<value>:<index>:<label>` for each of `indices`."""
+        described: list[bytes] = []
+        for index in indices:
+            value = f"{float(row[index]):.6f}" if self.floats else str(int(row[index]))
+            label = f":{self.labels[index]}" if index < len(self.labels) else ""
+            described.append(f"{value}:{index}{label}".encode())
+        return described
+
+
 def classified(output: Tensor, classes: int, spec: ModelSpec) -> Tensor:
     """Return `output` of a model replaced by its `classes` best classes, with the labels that `spec` declares for it."""
+    return _classify(output, ranking_of(output, classes, spec))
+
+
+def ranking_of(output: Tensor, classes: int, spec: ModelSpec) -> Ranking:
+    """Return how `output` of a model is put in order, with the labels that `spec` declares for it. Raises as `classify`."""
     declared = spec.outputs_by_name.get(output.name)
     labels = declared.labels if declared is not None else ()
-    return classify(output, classes, labels, batched=spec.batches)
+    return _ranking(output, classes, labels, batched=spec.batches)
 
 
 def classify(output: Tensor, classes: int, labels: Sequence[str], *, batched: bool) -> Tensor:
     """Return a BYTES tensor of the `classes` greatest elements of `output`, for each item of its batch.
 
-    Each element reads `<value>:<index>` or, where `labels` has that index, `<value>:<index>:<label>`; greatest first,
-    the lower index first among equals, NaN last. The result is [min(classes, elements)], with the batch dimension in
-    front where `batched`. Raises InvalidArgument for datatypes that have no order and for too many elements.
+    Each element reads as `Ranking.describe` says; greatest first, the lower index first among equals, NaN last. The result
+    is [min(classes, elements)], with the batch dimension in front where `batched`. Raises InvalidArgument for datatypes
+    that have no order and for too many elements.
     """
+    return _classify(output, _ranking(output, classes, labels, batched=batched))
+
+
+def _classify(output: Tensor, ranking: Ranking) -> Tensor:
+    elements = [each for row in ranking.rows for each in ranking.describe(row, ranking.best(row))]
+    return Tensor(output.name, DataType.BYTES, ranking.shape, pack_bytes(elements))
+
+
+def _ranking(output: Tensor, classes: int, labels: Sequence[str], *, batched: bool) -> Ranking:
     if output.datatype not in _CLASSIFIED:
         raise InvalidArgument(
             f"class result not available for output due to unsupported type '{output.datatype}'"
@@ -61,14 +104,7 @@ def classify(output: Tensor, classes: int, labels: Sequence[str], *, batched: bo
     rows = np.frombuffer(output.data, dtype=output.datatype.numpy).reshape(leading, per_item)
     kept = min(classes, per_item)
     floats = output.datatype is DataType.FP32 or output.datatype is DataType.FP64
-    elements: list[bytes] = []
-    for row in rows:
-        for index in _greatest(row, kept).tolist():
-            value = f"{float(row[index]):.6f}" if floats else str(int(row[index]))
-            label = f":{labels[index]}" if index < len(labels) else ""
-            elements.append(f"{value}:{index}{label}".encode())
-    shape = (leading, kept) if batched else (kept,)
-    return Tensor(output.name, DataType.BYTES, shape, pack_bytes(elements))
+    return Ranking(rows, kept, labels, floats, (leading, kept) if batched else (kept,))
 
 
 def _greatest(row: Array, count: int) -> Array:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from actors.messages.errors import TritiumError
-    from actors.messages.tensors import Buffer
+    from actors.messages.tensors import Array, Buffer
 
 INT64_MAX: Final = 2**63 - 1
 
@@ -273,22 +273,29 @@ def _fours(lengths: bytes) -> list[bytes]:
     return [four for (four,) in struct.iter_unpack("4s", lengths)]
 
 
+NO_JSON: Final = "sending {} data via JSON is not supported. Please use the binary data format for output"
+WRONG_SHAPE: Final = "output tensor shape does not match size of output for"
+
+
 def render(name: str, datatype: DataType, shape: Sequence[int], data: Buffer) -> bytes:
     """Return the elements of an output tensor as the text of a flat JSON array.
 
     Raises InvalidArgument for datatypes that JSON can't carry and Internal where data and shape disagree.
     """
     if datatype is DataType.BYTES:
-        return _render_strings(name, shape, data)
+        try:
+            return render_texts(unpack_bytes(data, name, element_count(shape)))
+        except InvalidArgument:
+            raise Internal(f"{WRONG_SHAPE} '{name}'") from None
     if datatype is DataType.FP16 or datatype is DataType.BF16:
-        raise InvalidArgument(
-            f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
-        )
+        raise InvalidArgument(NO_JSON.format(datatype))
     if element_count(shape) * datatype.size != len(data):
-        raise Internal(
-            f"Failed to write 'data' field: output tensor shape does not match size of output for '{name}'"
-        )
-    elements = np.frombuffer(data, dtype=datatype.numpy)
+        raise Internal(f"Failed to write 'data' field: {WRONG_SHAPE} '{name}'")
+    return render_numbers(np.frombuffer(data, dtype=datatype.numpy), datatype)
+
+
+def render_numbers(elements: Array, datatype: DataType) -> bytes:
+    """Return numbers or booleans as the text of a JSON array."""
     if datatype is DataType.FP32:
         elements = elements.astype(np.float64)
     elif not elements.flags.aligned:
@@ -299,11 +306,8 @@ def render(name: str, datatype: DataType, shape: Sequence[int], data: Buffer) ->
     return written
 
 
-def _render_strings(name: str, shape: Sequence[int], data: Buffer) -> bytes:
-    try:
-        elements = unpack_bytes(data, name, element_count(shape))
-    except InvalidArgument:
-        raise Internal(f"output tensor shape does not match size of output for '{name}'") from None
+def render_texts(elements: Sequence[bytes]) -> bytes:
+    """Return strings as the text of a JSON array. Bytes that are not UTF-8 stay as they are."""
     try:
         return dump([element.decode() for element in elements])
     except UnicodeDecodeError:

@@ -236,6 +236,6 @@ def encode_generated(response: InferResponse) -> bytes:
     return dump({key: document[key] for key in sorted(document)})
 
 
-def event(document: bytes) -> bytes:
-    """Return one server-sent event that carries the JSON text `document`, which has no line breaks in it."""
-    return b"data: %b\n\n" % document
+def event(document: Sequence[Buffer]) -> list[Buffer]:
+    """Return one server-sent event that carries the JSON text in the buffers `document`, which has no line breaks in it."""
+    return [b"data: ", *document, b"\n\n"]

@@ -313,7 +313,7 @@ def test_outputs_that_json_can_not_carry_are_refused():
 
 @given(st.text())
 def test_an_event_is_one_line_and_an_empty_one(text):
-    written = event(encode_generated(answer([tensor("Y", np.array([text], object))])))
+    written = b"".join(event([encode_generated(answer([tensor("Y", np.array([text], object))]))]))
     assert written.startswith(b"data: {")
     assert written.endswith(b"}\n\n")
     assert written.count(b"\n") == 2
