@@ -22,8 +22,8 @@ import trio
 from actors.fault_points import fault_point
 from actors.found import FoundModel
 from actors.lane import Lane
-from actors.loading import Surroundings
-from actors.messages.errors import NEVER, ErrorCode, TritiumError, Unavailable
+from actors.loading import Surroundings, not_polled
+from actors.messages.errors import NEVER, ErrorCode, Internal, TritiumError, Unavailable
 from actors.messages.events import Event
 from actors.operations import (
     NOWHERE,
@@ -40,7 +40,6 @@ from actors.operations import (
     Unload,
     Wake,
     check_name,
-    not_polled,
     read_parameters,
 )
 from actors.router import OnTheWay, ambiguous
@@ -162,7 +161,14 @@ class Catalog:
         self._require_explicit()
         check_name(name)
         override = read_parameters(parameters)
-        key = await self._find(name, made_up=bool(override and override.files))
+        try:
+            key = await self._find(name, made_up=bool(override and override.files))
+        except Internal:
+            for each in [key for key in self._lanes if key.name == name]:
+                self._lanes[each].deployment.set_back(
+                    {0: NOWHERE}
+                )  # it may serve though its directory is gone
+            raise
         await self._do(key, Load(self._source, self._ensure_parts, override))
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
@@ -287,7 +293,7 @@ class Catalog:
         if made_up:
             return ModelKey(name)
         self._around.log(Event.MODEL_LOAD_FAILED, level="error", model=name, reason=NOWHERE)
-        raise not_polled(ModelKey(name))
+        raise not_polled(ModelKey(name), NOWHERE)
 
     def _lane(self, key: ModelKey) -> Lane:
         lane = self._lanes.get(key)

@@ -16,7 +16,7 @@ import trio
 
 from actors.fault_points import fault_point
 from actors.found import FoundModel, Override
-from actors.loading import OUTDATED, LoadFailed, Loading, Surroundings, too_slow
+from actors.loading import OUTDATED, LoadFailed, Loading, Surroundings, not_polled, too_slow
 from actors.messages.errors import Internal, InvalidArgument, TritiumError, Unavailable
 from actors.messages.events import Event
 from actors.model import ModelState, Status
@@ -61,6 +61,7 @@ class Deployment:
         self.override: Override | None = None  # a load request's configuration that is in force
         self.overrode = ""  # and the digest of the files that it is in force over
         self.left = False  # it is in the repository no more
+        self.setback = ""  # why the last reload beside what serves came to nothing
         self.load_seconds = 0.0  # that the last load took
         self._around = around
         self._on_retired = on_retired
@@ -117,8 +118,15 @@ class Deployment:
         self.progress = Progress(phase, trio.current_time(), attempt, details or {})
         self.tell(phase=phase, attempt=attempt)
 
+    def set_back(self, reasons: Mapping[int, str]) -> None:
+        """A load came to nothing, by version, 0 for all. Where something serves that is told until a load succeeds."""
+        self._around.router.load_failed(self.key, reasons)
+        told = (self._around.router.setback(self.key, number) for number in self.serving)
+        self.setback = next(told, "")
+        self.tell(reload_failed=self.setback or None)
+
     def could_not_read(self, reason: str) -> None:
-        """Tell operators what clients are not told."""
+        """The model's files can't be read: tell operators."""
         self._around.log(
             Event.MODEL_LOAD_FAILED, level="error", model=self.key.name, phase="reading", reason=reason
         )
@@ -141,12 +149,16 @@ class Deployment:
         self.content = self.refused = ""
         try:
             await self._apply(found, forced=forced, awake=awake)
-        except TritiumError:
+        except TritiumError as error:
             self.refused = found.content
+            reasons = error.reasons if isinstance(error, LoadFailed) else {0: found.reason or error.render()}
+            self.set_back(reasons or {0: error.render()})
             if override is None and found.readable:
                 self._keep(None, "")  # the files are others, and end it
             raise
         self.content = found.content
+        self.setback = ""
+        self.tell(reload_failed=None)
         self._keep(override, found.content)
 
     def _keep(self, override: Override | None, content: str) -> None:
@@ -208,9 +220,9 @@ class Deployment:
         if found.unfit:
             raise InvalidArgument(f"load failed for model '{self.key.name}': {found.unfit};\n")
         if found.duplicate or not found.readable:
-            raise Internal(f"failed to load '{self.key.name}', failed to poll from model repository")
+            raise not_polled(self.key, found.reason)
         if not found.versions:
-            raise Internal(f"failed to load '{self.key.name}', no version is available")
+            raise Internal(f"failed to load '{self.key.name}', no version is available: {found.reason}")
         raise LoadFailed(self.key.name, found.faults)
 
     def _adopt(self, found: FoundModel) -> None:
@@ -333,6 +345,8 @@ class Deployment:
         self._disown()
         self.content = self.refused = ""
         self._keep(None, "")
+        self.setback = ""
+        self.tell(reload_failed=None)
         self.explicit = False
 
     def leave(self) -> None:

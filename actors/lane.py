@@ -99,6 +99,7 @@ class Lane:
         self.deployment.tell = ctx.publish
         if self.deployment.key.namespace:
             ctx.publish(namespace=self.deployment.key.namespace)
+        ctx.publish(reload_failed=self.deployment.setback or None)
         while True:
             while self._waiting:
                 self._current, self._began = self._waiting.popleft(), trio.current_time()

@@ -10,7 +10,7 @@ import trio
 
 from actors.found import FoundModel, LocalCopy
 from actors.interfaces import ServedModel
-from actors.messages.errors import InvalidArgument
+from actors.messages.errors import Internal, InvalidArgument
 from actors.messages.events import Event, Log
 from actors.model import ModelState, Status
 from actors.probing import ProbeOutcome, passes, probe
@@ -220,3 +220,8 @@ class Loading:
 def too_slow(spec: ModelSpec) -> str:
     """Return the reason of a load that took longer than it may."""
     return f"Unavailable: the model was not loaded within the {spec.load_timeout:g} s of tritium.load_timeout"
+
+
+def not_polled(key: ModelKey, reason: str) -> Internal:
+    """Return the error of a model that can't be read: the contract's text (repository.md section 5), and why."""
+    return Internal(f"failed to load '{key.name}', failed to poll from model repository: {reason}")

@@ -11,8 +11,8 @@ import trio
 
 from actors.deployment import Deployment
 from actors.found import FoundModel, Override
-from actors.loading import Superseded
-from actors.messages.errors import Internal, InvalidArgument, TritiumError, Unavailable
+from actors.loading import Superseded, not_polled
+from actors.messages.errors import InvalidArgument, TritiumError, Unavailable
 from actors.specs import ModelKey
 
 NOWHERE: Final = "it is in no model repository"
@@ -127,10 +127,12 @@ class Load(_FromRepository):
         try:
             override, found = await self._read_as_wanted(deployment)
         except Unreadable as error:
-            raise not_polled(deployment.key) from error
+            deployment.set_back({0: str(error)})
+            raise not_polled(deployment.key, str(error)) from error
         if found is None:
             deployment.could_not_read(NOWHERE)
-            raise not_polled(deployment.key)
+            deployment.set_back({0: NOWHERE})
+            raise not_polled(deployment.key, NOWHERE)
         try:
             found = await self._ensure(deployment.key, found)
             await deployment.apply(found, override=override, forced=self._override is not None)
@@ -321,8 +323,3 @@ def read_parameters(parameters: Mapping[str, object]) -> Override | None:
     if files and "config" not in parameters:
         raise InvalidArgument("Load parameter 'config' must be specified for model file override")
     return Override(config=config, files=files) if "config" in parameters else None
-
-
-def not_polled(key: ModelKey) -> Internal:
-    """Return all that a client is told of a model that can't be read; the log has the reason (contract, section 5)."""
-    return Internal(f"failed to load '{key.name}', failed to poll from model repository")

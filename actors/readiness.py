@@ -513,6 +513,8 @@ class Readiness:
             if reason:
                 document["reason"] = _shown(reason)
             document["since"] = self._on_the_wall(since)
+            if setback := self._router.setback(part.key, part.version):
+                document["reload_failed"] = _shown(setback)
             if not part.essential:
                 document["essential"] = False
             if watch is not None and late is None:

@@ -17,6 +17,9 @@ from actors.specs import ModelKey
 from actors.verdicts import DUPLICATE_REASON as DUPLICATE_REASON
 from actors.verdicts import UNLOADED as UNLOADED
 
+RELOAD_FAILED = "reload failed: "
+"""What the index tells beside READY begins with this where what serves is older than what was to take its place."""
+
 _VERSION_LIMIT = 2**63
 # `int` reads more than this: other scripts' digits, blanks, underscores. 4,000 digits are fewer than it refuses to read.
 _NUMBER = re.compile(r"[+-]?[0-9]{1,4000}")
@@ -28,6 +31,16 @@ class OnTheWay:
 
     told: str
     retry_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCounts:
+    """How often a model could not be loaded, and whether a version that serves is older than what was to take its place."""
+
+    name: str
+    namespace: str
+    failures: int
+    reload_failed: Mapping[int, bool]  # by version that serves
 
 
 def _nobody(name: str, namespace: str) -> OnTheWay | None:
@@ -49,6 +62,9 @@ class _Known:
     background: list[ModelState] = field(default_factory=list)  # loading, or retiring
     past: dict[int, IndexEntry] = field(default_factory=dict)  # failed to load, or was unloaded
     broken: str = ""  # why it can't even be configured, where no version tells
+    # Why the last reload beside what serves came to nothing, by version; 0 stands for all of them.
+    setbacks: Mapping[int, str] = field(default_factory=dict)
+    failures: int = 0  # of loads, since it is known
     left: bool = False  # it is in the repository no more: what retires is told of until it has ended
     fronting: Fronting | None = None
     dormant: Mapping[int, ServedModel] = field(default_factory=dict)  # answer while nothing is loaded
@@ -108,7 +124,7 @@ class Router:
         replaced = [state for state in known.serving.values() if state not in states.values()]
         known.background = [state for state in known.background if state not in states.values()] + replaced
         known.serving = dict(sorted(states.items()))
-        known.broken = ""
+        known.broken, known.setbacks = "", {}
         if states:  # what failed before is made up for; what is wanted no more was unloaded
             known.past = {
                 number: each
@@ -117,6 +133,29 @@ class Router:
             }
         self._refresh(key)
         return replaced
+
+    def load_failed(self, key: ModelKey, reasons: Mapping[int, str]) -> None:
+        """A load came to nothing, for these reasons by version, 0 standing for all. What serves goes on, and they are told beside it."""
+        known = self._known(key)
+        known.failures += 1
+        known.setbacks = dict(reasons) if known.serving else {}
+        self._refresh(key)
+
+    def setback(self, key: ModelKey, version: int) -> str:
+        """Return why the last reload of a version that serves came to nothing; empty where it did not."""
+        known = self._models.get(key)
+        if known is None or not known.setbacks or version not in known.serving:
+            return ""
+        reasons = known.setbacks
+        others = "; ".join(f"version {number}: {reason}" for number, reason in sorted(reasons.items()))
+        return reasons.get(version) or reasons.get(0) or others
+
+    def loads(self) -> Iterator[LoadCounts]:
+        """Yield what is counted of the loads of each model, for metrics."""
+        for key in sorted(self._models):
+            known = self._models[key]
+            failed = {number: bool(known.setbacks) for number in sorted(known.serving)}
+            yield LoadCounts(key.name, key.namespace, failures=known.failures, reload_failed=failed)
 
     def retired(self, key: ModelKey, state: ModelState) -> None:
         """A replaced version has answered all it had, and its subtree has ended."""
@@ -343,8 +382,13 @@ class Router:
             yield _entry(key, 0, Status.UNAVAILABLE.value, known.broken)
         shown = dict(known.past)
         for state in (*known.background, *known.serving.values()):
+            setback = self.setback(key, state.spec.version) if state.status is Status.READY else ""
             shown[state.spec.version] = _entry(
-                key, state.spec.version, state.status.value, state.reason, essential=state.spec.essential
+                key,
+                state.spec.version,
+                state.status.value,
+                f"{RELOAD_FAILED}{setback}" if setback else state.reason,
+                essential=state.spec.essential,
             )
         for number in known.dormant:
             if number not in shown:

@@ -454,6 +454,7 @@ class _Composition:
                 loop_lag=self._loop_lag,
                 machine=machine,
                 readiness=self.readiness,
+                loads=self.router,
                 traffic=self.traffic,
                 residency=self.residents,
                 grpc=self._grpc_listeners,

@@ -146,7 +146,7 @@ class Control:
             return False
         if done.code == "INTERNAL":
             unread = f"failed to load '{name}', failed to poll from model repository"
-            return done.message == unread and any(
+            return done.message.startswith(f"{unread}: ") and any(
                 self._met("unreadable", each, done.began, done.ended) for each in ("", name)
             )
         told = done.message.removeprefix(f"load failed for model '{name}': ").removesuffix("\n")

@@ -38,6 +38,7 @@ from engine.observability.sources import (
     CacheSource,
     CustomSource,
     GrpcSource,
+    LoadSource,
     MetricsSource,
     ModelSample,
     ReadinessSource,
@@ -358,6 +359,7 @@ class Exposition:
         workers: WorkerSource | None = None,
         custom: CustomSource | None = None,
         connections: Mapping[str, Sequence[ConnectionSource]] | None = None,
+        loads: LoadSource | None = None,
     ) -> None:
         self._source = source
         self._settings = settings
@@ -373,6 +375,7 @@ class Exposition:
         self._workers = workers
         self._custom = custom
         self._connections = connections
+        self._loads = loads
 
     def blocks(self) -> Iterator[str]:
         """Yield the text of each family that has a series."""
@@ -381,6 +384,8 @@ class Exposition:
             yield from self._model_blocks(models)
         if self._readiness is not None:
             yield from _readiness_blocks(self._readiness)
+        if self._loads is not None:
+            yield from _load_blocks(self._loads)
         if self._traffic is not None:
             yield from _traffic_blocks(self._traffic)
         if self._residency is not None:
@@ -565,6 +570,30 @@ def _readiness_blocks(readiness: ReadinessSource) -> Iterator[str]:
             "gauge",
             "How long the last of them took",
             [_Line("", labels, each.seconds) for each, labels in counts],
+        )
+
+
+def _load_blocks(source: LoadSource) -> Iterator[str]:
+    failures: list[_Line] = []
+    stale: list[_Line] = []
+    for each in source.loads():
+        labels = {"model": each.name, **({"namespace": each.namespace} if each.namespace else {})}
+        failures.append(_Line("", written(labels), each.failures))
+        for version, failed in each.reload_failed.items():
+            stale.append(_Line("", written({**labels, "version": str(version)}), int(failed)))
+    if failures:
+        yield _block(
+            "tritium_model_load_failures_total",
+            "counter",
+            "Loads and reloads of a model that failed",
+            failures,
+        )
+    if stale:
+        yield _block(
+            "tritium_model_reload_failed",
+            "gauge",
+            "1 while a version serves whose last reload failed",
+            stale,
         )
 
 

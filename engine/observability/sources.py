@@ -10,6 +10,7 @@ from actors.cache import ResponseCache
 from actors.far_cache import FarCache
 from actors.readiness import ProbeCounts
 from actors.residency import ResidencySample
+from actors.router import LoadCounts
 from actors.scheduling.fairness import TenantShare
 from actors.scheduling.slo import SloSample
 from actors.statistics import ModelStatistics
@@ -55,6 +56,13 @@ class ReadinessSource(Protocol):
 
     def probes(self) -> Iterable[ProbeCounts]:
         """Return what is counted of each model version that was ever probed."""
+
+
+class LoadSource(Protocol):
+    """Whoever knows which loads failed."""
+
+    def loads(self) -> Iterable[LoadCounts]:
+        """Return what is counted of each model's loads."""
 
 
 class TrafficSource(Protocol):

@@ -386,8 +386,9 @@ async def test_a_configuration_that_can_not_be_read_leaves_the_standing_of_what_
         key=M, reason="Invalid argument: line 3", readable=False, content="broken"
     )
     error = await failure(world.catalog.load("m", {}))
-    assert error.message == "failed to load 'm', failed to poll from model repository"
-    assert world.index("m") == [("m", 1, "READY", "")]
+    why = "Invalid argument: line 3"
+    assert error.message == f"failed to load 'm', failed to poll from model repository: {why}"
+    assert world.index("m") == [("m", 1, "READY", f"reload failed: {why}")]
 
 
 async def test_a_namesake_answers_to_the_bare_name_once_the_other_has_left_and_drained():

@@ -139,14 +139,16 @@ async def test_what_is_not_there_or_not_readable_cannot_be_polled(begin, autojum
     error = await failure(world.catalog.load("ghost", {}))
     assert (type(error), error.message) == (
         Internal,
-        "failed to load 'ghost', failed to poll from model repository",
+        "failed to load 'ghost', failed to poll from model repository: it is in no model repository",
     )
     world.source.models["none"] = model("none", reason="Invalid argument: at least one version")
     world.source.models["none"] = world.source.models["none"].__class__(
         key=ModelKey("none"), reason="Invalid argument: at least one version"
     )
     error = await failure(world.catalog.load("none", {}))
-    assert error.message == "failed to load 'none', no version is available"
+    assert error.message == (
+        "failed to load 'none', no version is available: Invalid argument: at least one version"
+    )
     world.source.models["bad"] = model("bad", reason="Invalid argument: dims")
     error = await failure(world.catalog.load("bad", {}))
     assert error.message == (
@@ -306,10 +308,71 @@ async def test_a_reload_that_fails_keeps_the_old(begin, autojump_clock):
     error = await failure(world.catalog.load("m", {}))
     assert "version 2 is at UNAVAILABLE state: Internal: no;" in error.message
     assert world.serving("m") == before
-    assert world.index("m") == [("m", 1, "READY", ""), ("m", 2, "UNAVAILABLE", "Internal: no")]
+    assert world.index("m") == [
+        ("m", 1, "READY", "reload failed: version 2: Internal: no"),
+        ("m", 2, "UNAVAILABLE", "Internal: no"),
+    ]
     world.source.models["m"] = model("m", 1, content="b", reason="Invalid argument: dims")
     await failure(world.catalog.load("m", {}))
     assert world.serving("m") == before
+
+
+async def test_a_reload_that_fails_is_told_beside_what_serves_until_one_succeeds(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    key = ModelKey("m")
+
+    def told():
+        [(_, _, state, reason)] = world.index("m")
+        [counts] = world.router.loads()
+        lane = world.root.tree().as_dict()["children"][0]["children"][0]
+        assert counts.reload_failed == {1: bool(reason)}
+        assert reason.removeprefix("reload failed: ") == world.router.setback(key, 1)
+        assert lane["info"].get("reload_failed", "") == world.router.setback(key, 1)
+        return state, reason, counts.failures
+
+    assert told() == ("READY", "", 0)
+    world.source.models["m"] = model("m", content="b")
+    world.tree.fails = {"m": 1}
+    await failure(world.catalog.load("m", {}))
+    assert told() == ("READY", "reload failed: Internal: no", 1)
+    world.source.models["m"] = replace(
+        model("m", content="c", reason="Internal: no such field"), readable=False, versions=()
+    )
+    error = await failure(world.catalog.load("m", {}))
+    assert error.message == (
+        "failed to load 'm', failed to poll from model repository: Internal: no such field"
+    )
+    assert told() == ("READY", "reload failed: Internal: no such field", 2)
+    del world.source.models["m"]
+    await failure(world.catalog.load("m", {}))
+    assert told() == ("READY", "reload failed: it is in no model repository", 3)
+    world.source.models["m"] = model("m")
+    world.source.unreadable = "no network"
+    error = await failure(world.catalog.load("m", {}))
+    assert error.message == "failed to load 'm', failed to poll from model repository: no network"
+    assert told() == ("READY", "reload failed: no network", 4)
+    world.source.unreadable = ""
+    await world.catalog.load("m", {})  # what serves is what the files say
+    assert told() == ("READY", "", 4)
+    world.source.models["m"] = model("m", content="b")
+    world.tree.fails = {"m": 1}
+    await failure(world.catalog.load("m", {}))
+    await world.catalog.load("m", {})
+    assert told() == ("READY", "", 5)
+
+
+async def test_an_unload_ends_what_is_told_of_a_reload(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    world.source.models["m"] = model("m", content="b")
+    world.tree.fails = {"m": 1}
+    await failure(world.catalog.load("m", {}))
+    await world.catalog.unload("m")
+    await trio.sleep(1)
+    assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
+    await world.catalog.load("m", {})
+    assert world.index("m") == [("m", 1, "READY", "")]
 
 
 async def test_only_the_versions_whose_files_changed_are_reloaded(begin, autojump_clock):

@@ -122,7 +122,9 @@ def test_an_order_is_cut_short_by_a_crash_of_its_own_lane_alone():
 
 
 def test_a_model_can_not_be_read_while_its_directory_is_gone():
-    told = "failed to load 'echo', failed to poll from model repository"
+    told = (
+        "failed to load 'echo', failed to poll from model repository: Internal: there is no directory 'echo'"
+    )
     unread = load(1, 2, code="INTERNAL", message=told)
     assert complaints(unread, windows=[Window("unreadable", "echo", 0.5, 1.5)]) == []
     assert len(complaints(unread, windows=[Window("unreadable", "wide", 0.5, 1.5)])) == 1

@@ -585,7 +585,8 @@ def test_a_model_is_loaded_from_files_that_another_made(science):
     [
         (
             "pb_utils.load_model, 'nowhere'",
-            f"Failed to load model: {WRAPPED}failed to load 'nowhere', failed to poll from model repository",
+            f"Failed to load model: {WRAPPED}failed to load 'nowhere', failed to poll from model repository: "
+            "it is in no model repository",
         ),
         (
             "pb_utils.load_model, 'spare', '', {'file:1/model.py': b''}",

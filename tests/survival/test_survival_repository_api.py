@@ -302,7 +302,7 @@ async def test_an_override_that_makes_no_sense_is_refused_and_changes_nothing(
         ),
         ("mine/models/a/load", None, 501, "'repository_name' specification is not supported"),
         ("mine/models/a/unload", None, 501, "'repository_name' specification is not supported"),
-        ("models/nowhere/load", None, 500, NOT_POLLED.format("nowhere")),
+        ("models/nowhere/load", None, 500, NOT_POLLED.format("nowhere") + ": it is in no model repository"),
         (
             "models/%2e%2e/load",
             None,
@@ -338,7 +338,8 @@ async def test_a_link_out_of_the_repository_is_no_model(tritium_server, workshop
     (workshop.repository / "b").symlink_to(outside)
     (workshop.repository / "alias").symlink_to("a")
     async with tritium_server(EXPLICIT) as server:
-        assert await triton_refusal(server, "load_model", "b") == ("500", NOT_POLLED.format("b"))
+        status, message = await triton_refusal(server, "load_model", "b")
+        assert (status, message.startswith(NOT_POLLED.format("b") + ": ")) == ("500", True)
         await triton(server, "load_model", "alias")
         assert await identity(server, "alias") == (1, 1)
 
@@ -387,11 +388,37 @@ async def test_a_reload_that_fails_leaves_what_serves(tritium_server, workshop):
             assert status == "400"
             assert message.startswith("load failed for model 'a': version 1 is at UNAVAILABLE state: ")
         workshop.write("a/config.pbtxt", 'backend: "python" max_batch_sise: 8')
-        assert await triton_refusal(server, "load_model", "a") == ("500", NOT_POLLED.format("a"))
+        status, message = await triton_refusal(server, "load_model", "a")
+        assert (status, message.startswith(NOT_POLLED.format("a") + ": ")) == ("500", True)
         assert await identity(server, "a") == (1, 1)
         assert await pids(server, "a") == before
-        assert await entries(server) == [entry("a")]
+        why = message.removeprefix(NOT_POLLED.format("a") + ": ")
+        assert "max_batch_sise" in why
+        assert await entries(server) == [entry("a", reason=f"reload failed: {why}")]
+        grpc_index = await trio.to_thread.run_sync(grpc_indexed, server)
+        assert grpc_index == [("a", "READY", f"reload failed: {why}")]
+        (part,) = (await server.get("/v2/health/ready?deep=1")).json()["parts"]
+        assert (part["ready"], part["reload_failed"]) == (True, why)
+        assert (await server.node("repository/lanes/a"))["info"]["reload_failed"] == why
+        assert await server.metric("tritium_model_reload_failed", model="a", version="1") == 1
+        assert await server.metric("tritium_model_load_failures_total", model="a") == 4
         assert await ready(server)
+
+        workshop.write("a/config.pbtxt", config())
+        workshop.write("a/1/model.py", code(3))
+        await triton(server, "load_model", "a")
+        assert await entries(server) == [entry("a")]
+        assert await server.metric("tritium_model_reload_failed", model="a", version="1") == 0
+        (part,) = (await server.get("/v2/health/ready?deep=1")).json()["parts"]
+        assert "reload_failed" not in part
+
+
+def grpc_indexed(server):
+    """The repository index over gRPC: names, states and reasons."""
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        answer = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=20)
+    return [(each.name, each.state, each.reason) for each in answer.models]
 
 
 async def test_of_a_set_of_versions_all_are_loaded_or_none(tritium_server, workshop):
@@ -415,7 +442,10 @@ async def test_a_policy_that_chooses_no_version_is_an_error(tritium_server, work
     workshop.model("a", extra=policy("specific { versions: [ 9 ] }"))
     async with tritium_server(EXPLICIT) as server:
         status, message = await triton_refusal(server, "load_model", "a")
-        assert (status, message) == ("500", "failed to load 'a', no version is available")
+        assert status == "500"
+        assert message.startswith(
+            "failed to load 'a', no version is available: Invalid argument: at least one "
+        )
 
 
 async def test_retries_are_told_in_the_index_while_they_last(tritium_server, workshop, tmp_path):
@@ -566,7 +596,8 @@ async def test_a_duplicate_can_not_be_loaded(tritium_server, workshop, second):
     workshop.model("twice")
     second.model("twice")
     async with tritium_server(EXPLICIT, also(second)) as server:
-        assert await triton_refusal(server, "load_model", "twice") == ("500", NOT_POLLED.format("twice"))
+        status, message = await triton_refusal(server, "load_model", "twice")
+        assert (status, message.startswith(NOT_POLLED.format("twice") + ": ")) == ("500", True)
         second.remove("twice")
         await triton(server, "load_model", "twice")
         assert await identity(server, "twice") == (1, 1)

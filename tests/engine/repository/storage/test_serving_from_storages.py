@@ -38,10 +38,8 @@ async def test_a_server_goes_on_with_a_download_where_another_was_cut_off(emulat
     wire.break_after(CUT_AFTER)
     async with server(1, exit_status=None) as first:
         answer = await load(first, "telling")
-        assert (answer.status, answer.error) == (
-            500,
-            "failed to load 'telling', failed to poll from model repository",
-        )
+        assert answer.status == 500
+        assert answer.error.startswith("failed to load 'telling', failed to poll from model repository: ")
         assert wire.broken.is_set()
         first.kill_all()
     wire.mend()
