@@ -227,7 +227,7 @@ class Connection:
         return self.deadline - usual + PATIENCE
 
     def give_way(self) -> None:
-        """Come to an end, so that another has room: at once, but for a request that is here already."""
+        """Come to an end, so that another has room: at once, but for a request that is here already, or comes on within `PATIENCE`."""
         self._yielding = True
         if self.phase is Phase.IDLE:
             trio.lowlevel.notify_closing(self._socket)  # whoever waits for a request looks once more
@@ -321,11 +321,12 @@ class Connection:
                 if self.phase is Phase.IDLE:
                     self.phase = Phase.READING
                     started = trio.current_time()
-                    self.deadline = started + limits.head_timeout
+                    self.deadline = started + (PATIENCE if self._yielding else limits.head_timeout)
                     if self._draining:
                         self._hurry()
                 if parser.in_body:
-                    self.deadline = started + limits.grace + parser.received / limits.minimum_rate
+                    grace = PATIENCE if self._yielding else limits.grace
+                    self.deadline = started + grace + parser.received / limits.minimum_rate
                     if self._draining:
                         self._hurry()
                     if parser.awaits_continue:
