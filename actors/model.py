@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -281,21 +282,31 @@ class ModelState:
         """Whether it serves and each live instance's own check, if it has one, agrees within `PROBE_SECONDS`."""
         if self.status is not Status.READY:
             return False
-        workers = [each.worker for each in self.instances if each.worker is not None]
-        said: list[bool] = []
+        said = await self.asked()
+        return said is not None and all(ready for _, _, ready in said)
+
+    async def asked(self) -> list[tuple[InstanceState, LiveWorker, bool]] | None:
+        """Return what each live instance says of its readiness, asked now; None where that takes longer than `PROBE_SECONDS`."""
+        workers = [(each, each.worker) for each in self.instances if each.worker is not None]
+        said: list[tuple[InstanceState, LiveWorker, bool]] = []
         all_answered = trio.Event()
 
-        def tell(ready: bool) -> None:
-            said.append(ready)
+        def tell(instance: InstanceState, worker: LiveWorker, ready: bool) -> None:  # `LiveWorker.probe`'s
+            said.append((instance, worker, ready))
             if len(said) == len(workers):
                 all_answered.set()
 
-        for worker in workers:
-            worker.probe(tell)
-        if len(said) < len(workers):
-            with trio.move_on_after(PROBE_SECONDS):
-                await all_answered.wait()
-        return len(said) == len(workers) and all(said)
+        tells = [(worker, partial(tell, instance, worker)) for instance, worker in workers]
+        for worker, each in tells:
+            worker.probe(each)
+        try:
+            if len(said) < len(workers):
+                with trio.move_on_after(PROBE_SECONDS):
+                    await all_answered.wait()
+        finally:
+            for worker, each in tells:
+                worker.forget(each)
+        return said if len(said) == len(workers) else None
 
     # -- requests in ---------------------------------------------------------------------------------------------
 

@@ -5,11 +5,12 @@ index lists it, what its instances say of themselves (the backend's own check), 
 keeps the newest verdict, so that `ready` answers without waiting. It is passive: the actor that asks the instances and
 makes the probes may die and be started again, and finds everything where it was.
 
-A verdict is made anew after each change, at once if somebody asks in between. Instances are asked every second, without a
-task and without waiting; they answer when they do. Probes run in tasks of the actor's, one at a time for each version.
+A verdict is made anew after each change, at once if somebody asks in between. Instances are asked when somebody asks whether the
+server is ready, who waits for them; what they said stands until the next time. Who watches the server's readiness asks every second. Probes run in tasks of the actor's, one at a time
+for each version.
 
-A server that has not been ready yet waits for the first word of everything that is to be asked. Afterwards what has not
-been asked yet counts as well, and what is being loaded counts as it did before, so that loading a model never takes a
+A server that has not been ready yet waits for the first probe of everything that is to be probed. Afterwards what has not
+been probed yet counts as well, and what is being loaded counts as it did before, so that loading a model never takes a
 server that serves out of its load balancer.
 """
 
@@ -19,7 +20,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final, NoReturn
 
 import trio
@@ -27,16 +27,15 @@ import trio
 from actors.fault_points import fault_point
 from actors.interfaces import DeepReport
 from actors.messages.events import Event, Log
-from actors.model import PROBE_SECONDS, InstanceState, ModelState, Status
+from actors.model import PROBE_SECONDS, ModelState, Status
 from actors.probing import ProbeOutcome, better, probe, probe_trouble
 from actors.router import Router
 from actors.specs import ModelKey
 from actors.supervision.context import ChildContext
 from actors.verdicts import Named, Standing, Verdict, judge
-from actors.worker import LiveWorker
 
-ASK_EVERY: Final = 1.0
-"""Seconds between two looks at what the instances say of themselves."""
+LOOK_EVERY: Final = 1.0
+"""Seconds between two looks at everything, where nobody said that anything is new."""
 
 PERIODIC_WITHIN: Final = 10.0
 """Seconds a periodic probe may take at most, where the model's own limit does not say."""
@@ -59,43 +58,37 @@ _SHOWN: Final = 1000  # characters of a reason
 
 
 class _OwnCheck:
-    """What the instances of one version say of themselves, for backends that have a check of their own.
+    """What the instances of one version said of themselves when somebody last asked, where the model has a check of its own.
 
     `news` is called where that changes.
     """
 
     def __init__(self, state: ModelState, news: Callable[[], None]) -> None:
         self.trouble = ""
-        self.heard = False  # it has been asked, and has answered or was too slow
+        self.applies = False  # there is something to ask
         self._state = state
         self._news = news
-        self._open = 0  # instances that have not answered yet
-        self._agreed = True
-        self._asked_at = 0.0
 
-    def ask(self, now: float) -> None:
-        """Ask every instance that serves, unless the last question is still open."""
-        if self._open:
-            if now - self._asked_at >= PROBE_SECONDS:
-                self._conclude(f"its own readiness check does not answer within {PROBE_SECONDS:g} s")
-            return
-        asked = [(each, each.worker) for each in self._state.instances if each.worker is not None]
-        self._open, self._agreed, self._asked_at = len(asked), True, now
-        if not asked:
-            self._conclude("")
-        for instance, worker in asked:
-            worker.probe(partial(self._hear, instance, worker))
+    def look(self) -> None:
+        """Find out whether there is something to ask: any worker tells it of all, those that are to come included."""
+        self.applies = self.applies or any(
+            each.worker is not None and each.worker.has_check for each in self._state.instances
+        )
 
-    def _hear(self, instance: InstanceState, worker: LiveWorker, said: bool) -> None:  # `LiveWorker.probe`'s
+    async def ask(self) -> None:
+        """Ask every instance that serves, and conclude from what they say, or from their silence."""
+        said = await self._state.asked()
+        if said is None:
+            self._conclude(f"its own readiness check does not answer within {PROBE_SECONDS:g} s")
         # A worker that dies says no; but then its instance starts another, which is what it is for.
-        self._agreed = self._agreed and (said or instance.worker is not worker)
-        self._open -= 1
-        if not self._open:
-            self._conclude("" if self._agreed else "its own readiness check says no")
+        elif all(ready or instance.worker is not worker for instance, worker, ready in said):
+            self._conclude("")
+        else:
+            self._conclude("its own readiness check says no")
 
     def _conclude(self, trouble: str) -> None:
-        if not self.heard or trouble != self.trouble:
-            self.heard, self.trouble = True, trouble
+        if trouble != self.trouble:
+            self.trouble = trouble
             self._news()
 
 
@@ -128,8 +121,6 @@ class _Watch:
     def standing(self) -> tuple[str, str]:
         """Return what is said against it, and what has not been heard yet."""
         trouble = self.check.trouble or (self.trouble if self.periodic else "")
-        if not self.check.heard:
-            return trouble, "its own readiness check has not answered yet"
         if self.periodic and self.outcome is None:
             return trouble, "it has not answered a probe inference yet"
         return trouble, ""
@@ -205,6 +196,8 @@ class Readiness:
         self._verdict = Verdict(since=trio.current_time())
         self._stale = True
         self._woken = trio.Event()
+        self._watching = 0  # how many wait for the server's readiness to turn
+        self._asking = False  # for those
         self._watches: dict[ModelState, _Watch] = {}
         self._counts: dict[Named, ProbeCounts] = {}
         self._round: _Round | None = None
@@ -217,13 +210,22 @@ class Readiness:
         return True
 
     async def ready(self) -> bool:
-        """Whether the server is ready, by the newest verdict. Never waits."""
+        """Whether the server is ready, and each essential model that has a check of its own says so now.
+
+        Waits where there are such models, for `PROBE_SECONDS` at most, and nowhere else.
+        """
+        if self._strict and self.verdict.finished and not self.exiting:
+            await self._ask(essential=True)
         return self.is_ready
 
     async def wait_turned(self, ready: bool) -> None:
         """Wait until the server is ready where it was not, or the other way round, or exits."""
-        while self.is_ready is ready and not self.exiting:
-            await self._turned.wait()
+        self._watching += 1
+        try:
+            while self.is_ready is ready and not self.exiting:
+                await self._turned.wait()
+        finally:
+            self._watching -= 1
 
     async def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a version serves and says so itself when it is asked now; raises like `Models.resolve`.
@@ -249,6 +251,18 @@ class Readiness:
         with trio.move_on_after(DEEP_BUDGET + DEEP_WITHIN):
             await shared.done.wait()
         return shared.report or self._report({}, {}, "no probe was made: readiness itself is being restarted")
+
+    async def _ask(self, *, essential: bool = False) -> None:
+        """Have the models that have a check of their own say whether they are ready."""
+        checks = [
+            watch.check
+            for watch in self._watches.values()
+            if watch.check.applies and (watch.state.spec.essential or not essential)
+        ]
+        if checks:
+            async with trio.open_nursery() as nursery:
+                for check in checks:
+                    nursery.start_soon(check.ask)
 
     # -- for others in the server ----------------------------------------------------------------------------------
 
@@ -316,7 +330,7 @@ class Readiness:
                 watch = self._watches.get(state)
                 if watch is None:
                     watch = _Watch(state, self.changed, now)
-                    watch.check.ask(now)
+                watch.check.look()
                 watches[state] = watch
         self._watches = watches
 
@@ -384,13 +398,13 @@ class Readiness:
         self.changed()
 
     async def _take_turns(self, nursery: trio.Nursery) -> NoReturn:
-        ask_at = trio.current_time()
+        look_at = trio.current_time()
         while True:
             now = trio.current_time()
-            if now >= ask_at:
-                ask_at = now + ASK_EVERY
-                for watch in self._watches.values():
-                    watch.check.ask(now)
+            if now >= look_at:
+                look_at = now + LOOK_EVERY
+                if self._watching and not self._asking:
+                    nursery.start_soon(self._ask_for_watchers)
                 self._survey()  # also where nobody said that anything is new
             elif self._stale:
                 self._survey()
@@ -399,9 +413,17 @@ class Readiness:
                 self._round.begun = True
                 nursery.start_soon(self._deep_round, self._round)
             await trio.sleep(_SHARE * (trio.current_time() - now))
-            with trio.move_on_at(min(ask_at, due)):
+            with trio.move_on_at(min(look_at, due)):
                 await self._woken.wait()
             self._woken = trio.Event()
+
+    async def _ask_for_watchers(self) -> None:
+        """Who watches the server's readiness asks for it again and again, without saying so."""
+        self._asking = True
+        try:
+            await self._ask(essential=True)
+        finally:
+            self._asking = False
 
     # -- probes ----------------------------------------------------------------------------------------------------
 
@@ -474,6 +496,7 @@ class Readiness:
                     unanswered[watch.state] = why, watch.began
 
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ask)
             for watch in probed.values():
                 nursery.start_soon(exercise, watch)
         shared.report = self._report(probed, unanswered)

@@ -129,8 +129,8 @@ class LiveWorker:
         self._taken_back: dict[int, InFlight] = {}  # batches whose frames the worker has still to pass over
         control = Segment.create(ControlPage.size_for(self._slot_count, self._cancellable), "tritium-control")
         self._control = ControlPage(control, instance.lanes, self._cancellable)
-        self._asks = False  # the backend has a readiness check of its own
-        self._last_said = True
+        self.has_check = False  # the model has a readiness check of its own
+        self._probing = False  # it has been asked, and has not answered
         self._disowned = False
         self._curious: list[Callable[[bool], None]] = []
         self._decoupled = spec.decoupled
@@ -377,14 +377,20 @@ class LiveWorker:
     def probe(self, tell: Callable[[bool], None]) -> None:
         """Have `tell` called with what the model says of its own readiness: now, or once it has been asked.
 
-        Those who ask while it is being asked share the answer. A busy model is not interrupted: its last word stands.
+        Those who ask while it is being asked share the answer. It is asked beside whatever it executes.
         """
-        if not self._asks or self.outstanding:
-            tell(self._last_said)
+        if not self.has_check:
+            tell(True)
             return
         self._curious.append(tell)
-        if len(self._curious) == 1:
+        if not self._probing:
+            self._probing = True
             self.pipe.send_nowait(bytes((frames.PROBE,)))
+
+    def forget(self, tell: Callable[[bool], None]) -> None:
+        """Who has asked by `probe` waits no more."""
+        if tell in self._curious:
+            self._curious.remove(tell)
 
     def disown(self) -> None:
         """What it is working on is answered already: nobody wants its results."""
@@ -527,15 +533,17 @@ class LiveWorker:
 
     def _on_ready(self, packet: bytes) -> None:
         body = frames.decode_json(packet)
-        self._asks = bool(body.get("asks"))
+        self.has_check = bool(body.get("asks"))
         unapplied = _texts(body, "unapplied")
         if unapplied:
             self._events.unconfined(unapplied)
         self._events.ready()
 
     def _on_probed(self, packet: bytes) -> None:
-        self._last_said = frames.decode_probed(packet)
-        self._answer_the_curious(said=self._last_said)
+        if not self._probing:
+            raise FrameError("a worker says whether it is ready without having been asked")
+        self._probing = False
+        self._answer_the_curious(said=frames.decode_probed(packet))
 
     def _answer_the_curious(self, *, said: bool) -> None:
         curious, self._curious = self._curious, []

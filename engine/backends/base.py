@@ -326,8 +326,15 @@ class Backend(ABC):
         """
 
     def ready(self) -> bool:
-        """Return whether the loaded model wants traffic."""
+        """Return whether the loaded model wants traffic.
+
+        Called when somebody asks, on a thread of its own and beside `execute`, where `has_check` is true; never twice at once.
+        """
         return True
+
+    def has_check(self) -> bool:
+        """Return whether the loaded model has a readiness check, so that `ready` is worth calling. Called once, after `load`."""
+        return type(self).ready is not Backend.ready
 
     def unload(self) -> None:
         """Release what `load` took. Called once, on a graceful stop only."""

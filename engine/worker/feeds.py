@@ -3,7 +3,8 @@
 With one lane nothing needs to be read while the model computes: a cancel is a flag in the control page, the server's death
 is a signal, and a segment that was asked for is read by who asked. So the lane reads for itself, which saves a thread
 switch per batch and the fight over the interpreter lock that comes with it. Several lanes share the connection through a
-reader thread. A decoupled model has one as well: its credit comes at any time, while its lane executes.
+reader thread. A decoupled model has one as well: its credit comes at any time, while its lane executes. So has one with a
+readiness check, which is asked for at any time too.
 """
 
 from __future__ import annotations
@@ -174,6 +175,10 @@ class ThreadedFeed(Feed):
             raise RuntimeError("the server went away while a result was being written")
 
 
-def make_feed(incoming: Incoming, lanes: int, *, on_end: Callable[[], None] | None = None) -> Feed:
-    """Return the feed for so many lanes. With `on_end`, called at the connection's end, it has a reader thread in any case."""
-    return DirectFeed(incoming) if lanes == 1 and on_end is None else ThreadedFeed(incoming, lanes, on_end)
+def make_feed(
+    incoming: Incoming, lanes: int, *, on_end: Callable[[], None] | None = None, threaded: bool = False
+) -> Feed:
+    """Return the feed for so many lanes. With `on_end`, called at the connection's end, or `threaded` it has a reader thread in any case."""
+    if lanes == 1 and on_end is None and not threaded:
+        return DirectFeed(incoming)
+    return ThreadedFeed(incoming, lanes, on_end)

@@ -93,8 +93,9 @@ class Serving:
                 said["message"] = f"{found} ({said['message']})"
             self._send(frames.encode_json(frames.LOAD_FAILED, said))
             return
+        self._has_check = backend.has_check()
         self._feed = self._make_feed(backend, model)
-        told = {"asks": type(backend).ready is not Backend.ready, "unapplied": list(self._unapplied)}
+        told = {"asks": self._has_check, "unapplied": list(self._unapplied)}
         self._send(frames.encode_json(frames.READY, told))
         others = [
             threading.Thread(
@@ -114,7 +115,7 @@ class Serving:
             self._send(frames.encode_probed(ready=_says_ready(backend)))
 
         def probe_aside() -> None:
-            # On a thread of its own: who waits for credit, or for room, must not wait for a model's check.
+            # On a thread of its own: nothing must wait for a model's check, batches above all.
             threading.Thread(target=probe, name="probe", daemon=True).start()
 
         if not model.decoupled:
@@ -122,9 +123,9 @@ class Serving:
                 self._sock,
                 self._slots,
                 on_disconnect=self._on_disconnect,
-                on_probe=probe if self._lanes == 1 else probe_aside,
+                on_probe=probe_aside,
             )
-            return make_feed(incoming, self._lanes)
+            return make_feed(incoming, self._lanes, threaded=self._has_check)
         self._open = OpenRequests(self._send, model.name)
         incoming = Incoming(
             self._sock,

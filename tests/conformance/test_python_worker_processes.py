@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,6 +39,31 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("RESULT", told)]) for _ in requests]
 """
 
+CHECKED = """
+import os, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+def meet(name):
+    # Says that it is here, and waits where it is told to.
+    path = os.path.join(FOLDER, name)
+    open(path + ".here", "w").close()
+    while os.path.exists(path + ".wait"):
+        time.sleep(0.005)
+
+class TritonPythonModel:
+    def is_ready(self):
+        meet("check")
+        return True
+
+    def execute(self, requests):
+        meet("execute")
+        told = np.array([b"{}"], dtype=object)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("RESULT", told)]) for _ in requests]
+"""
+
 ENVIRON = {
     "MY_ENV": "mine",
     "HF_TOKEN": "token",
@@ -45,9 +73,16 @@ ENVIRON = {
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the models lie."""
+    return tmp_path_factory.mktemp("repository")
+
+
+@pytest.fixture(scope="module")
+def address(repository: Path) -> Iterator[str]:
     """A server with a model in the open and one in a strict sandbox."""
-    folder = tmp_path_factory.mktemp("repository")
+    folder = repository
+    python_model(folder, "checked", CHECKED, CODE)
     python_model(folder, "open", SHOWING, CODE)
     strict = 'parameters { key: "tritium.sandbox" value { string_value: "strict" } }'
     python_model(folder, "strict", SHOWING, CODE, more=strict)
@@ -83,3 +118,52 @@ def test_a_strict_sandbox_has_a_minimal_environment(address):
     environ = shown(address, "strict")["environ"]
     assert not ENVIRON.keys() & environ.keys()
     assert "PATH" in environ
+
+
+class Meeting:
+    """Where the model `checked` says that it is, and waits."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._here, self._wait = folder / f"{name}.here", folder / f"{name}.wait"
+
+    def __enter__(self) -> None:
+        self._here.unlink(missing_ok=True)
+        self._wait.touch()
+
+    def __exit__(self, *_: object) -> None:
+        self._wait.unlink(missing_ok=True)
+
+    def reached(self) -> None:
+        deadline = time.monotonic() + 30
+        while not self._here.exists():
+            assert time.monotonic() < deadline, "it was not called"
+            time.sleep(0.005)
+
+
+def is_ready(address: str) -> bool:
+    with tritonclient.grpc.InferenceServerClient(address) as client:
+        return client.is_model_ready("checked")
+
+
+def test_no_inference_waits_for_a_check(address, repository):
+    check = Meeting(repository / "checked", "check")
+    with ThreadPoolExecutor(1) as pool:
+        with check:
+            asked = pool.submit(is_ready, address)
+            check.reached()
+            assert shown(address, "checked") == {}
+            assert not asked.done()
+        assert asked.result(30)
+
+
+def test_a_busy_model_is_asked(address, repository):
+    execution = Meeting(repository / "checked", "execute")
+    with ThreadPoolExecutor(1) as pool:
+        with execution:
+            running = pool.submit(shown, address, "checked")
+            execution.reached()
+            with Meeting(repository / "checked", "check"):
+                assert not is_ready(address)  # after its 5 seconds
+            assert is_ready(address)
+            assert not running.done()
+        assert running.result(30) == {}

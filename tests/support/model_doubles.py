@@ -97,6 +97,8 @@ class FakeSlot:
 class FakeWorker:
     """What `ModelState` and the scheduler see of a `LiveWorker`: batches stay until a test says what becomes of them."""
 
+    has_check = False
+
     def __init__(self, state, instance, *, capacity=1):
         self.state = state
         self.instance = instance
@@ -108,6 +110,12 @@ class FakeWorker:
         self.fail_next = None  # an exception for the next dispatch
         self.took = 0.0
         self.taken_back = []  # batches, in order
+
+    def probe(self, tell):
+        tell(True)
+
+    def forget(self, tell):
+        """It told at once."""
 
     @property
     def idle(self):

@@ -284,14 +284,17 @@ class PythonBackend(Backend):
 
     # -- the rest of a model's life -------------------------------------------------------------------------------
 
+    def has_check(self) -> bool:
+        """Whether the model has an `is_ready`."""
+        return getattr(self._model, "is_ready", None) is not None
+
     def ready(self) -> bool:
         """Ask the model's `is_ready`, where it has one. The caller limits how long that may take."""
         is_ready = getattr(self._model, "is_ready", None)
         if is_ready is None:
             return True
         try:
-            with self._turn:
-                answer = is_ready()
+            answer = is_ready()
             if inspect.iscoroutine(answer):
                 answer = self._loop.run(answer)
         except Exception as error:  # noqa: BLE001  # a check that fails says "not ready"
