@@ -17,7 +17,10 @@ from grpclib.const import Status
 
 from actors.messages.errors import Internal, TritiumError, Unavailable
 from actors.messages.requests import InferResponse
+from actors.slices import in_slices
 from protocols.grpc.admission import LargestLately
+from protocols.grpc.counting import counting, schema_of
+from protocols.grpc.wire import Malformed
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
@@ -35,6 +38,9 @@ STREAM_LIMIT: Final = 512 * 1024
 
 FIRST_ANSWER: Final = 64 * 1024
 """How many bytes an answer of a streaming call is expected to have before one has come."""
+
+# Bytes of a message that is parsed on the loop, where that takes a millisecond.
+_PARSED_AT_ONCE: Final = 16 * 1024
 
 SHUTTING_DOWN: Final = "GRPC server is shutting down and has stopped accepting new requests."
 
@@ -289,11 +295,21 @@ class ServerStream(Generic[Request, Reply]):
     async def recv_message(self) -> Request | None:
         """Return the next request; None after the last. Raises TritiumError where it can't be parsed."""
         message = await self.recv_raw()
-        return None if message is None else self._parsed(message)
+        if message is None:
+            return None
+        descriptor = getattr(self._request_type, "DESCRIPTOR", None)
+        if len(message) <= _PARSED_AT_ONCE or descriptor is None:
+            return self._parsed(message)
+        try:
+            await in_slices(counting(message, schema_of(descriptor)))
+        except Malformed as error:
+            raise Internal(f"Exception deserializing request! {error}") from error
+        return await trio.to_thread.run_sync(self._parsed, message, limiter=self.call.wire.threads)
 
     def _parsed(self, message: Buffer) -> Request:
         try:
-            return cast("Request", cast("Any", self._request_type).FromString(bytes(message)))
+            whole = message if isinstance(message, (bytes, bytearray)) else bytes(message)
+            return cast("Request", cast("Any", self._request_type).FromString(whole))
         except DecodeError as error:
             raise Internal("Exception deserializing request!") from error
 

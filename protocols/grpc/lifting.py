@@ -10,21 +10,12 @@ Reference: the protobuf documentation, "Encoding" ("Packed repeated fields"); co
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from actors.messages.tensors import MAX_DIMS
-from protocols.grpc.wire import (
-    DELIMITED,
-    FIELDS_AT_ONCE,
-    GROUP,
-    Malformed,
-    delimited,
-    long_size,
-    skip_group,
-    skip_value,
-    tag_at,
-)
+from protocols.grpc.counting import Count, Schema, fields, survey
+from protocols.grpc.wire import DELIMITED, FIELDS_AT_ONCE, Malformed, delimited
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
@@ -41,19 +32,14 @@ Protobuf reads those in one go, and makes an object of each element.
 MOST_REST: Final = 16 * 1024 * 1024
 """Bytes that a request may have beside its tensors: names, shapes and parameters."""
 
-MAX_INNER_FIELDS: Final = 16_384
-"""Fields that all inputs, outputs and parameters of a message may have together, contents left out,"""
-
-_INNER_FIELDS: Final = 4200  # and that one of them may have: as many as its parameters need,
 _SHAPE_BYTES: Final = 10 * MAX_DIMS  # and bytes of a shape
 _PIECES: Final = 64  # fields that numbers may come in; who packs them sends one
 
 # ModelInferRequest's fields that have fields of their own, and those of an input
 _PARAMETER, _INPUT, _OUTPUT = 0x22, 0x2A, 0x32
 _SHAPE, _CONTENTS = 0x1A, 0x2A
-_Schema = Mapping[int, "_Schema"]  # a message's fields that have fields of their own, by their tags
-_ENTRY: Final[_Schema] = {0x12: {}}  # of a map to InferParameter
-_MESSAGES: Final[_Schema] = {_PARAMETER: _ENTRY, _INPUT: {_PARAMETER: _ENTRY}, _OUTPUT: {0x12: _ENTRY}}
+_ENTRY: Final[Schema] = {0x12: {}}  # of a map to InferParameter
+_MESSAGES: Final[Schema] = {_PARAMETER: _ENTRY, _INPUT: {_PARAMETER: _ENTRY}, _OUTPUT: {0x12: _ENTRY}}
 # InferTensorContents
 _STRING: Final = 0x42
 STRINGS: Final = _STRING >> 3
@@ -77,27 +63,14 @@ class Lifted(NamedTuple):
     contents: Mapping[int, Sequence[Piece]]
 
 
-class _Count:
-    """How many fields may still come: of all that is inside of others, and of the one that is looked into.
+class _Count(Count):
+    """Counts as well the bytes of contents that are left to protobuf (`loose`)."""
 
-    `loose` is the bytes of contents that are left to protobuf.
-    """
-
-    __slots__ = ("here", "left", "loose")
+    __slots__ = ("loose",)
 
     def __init__(self) -> None:
-        self.left = MAX_INNER_FIELDS
-        self.here = _INNER_FIELDS
+        super().__init__()
         self.loose = 0
-
-    def spend(self, fields: int) -> None:
-        self.left -= fields
-        self.here -= fields
-        if self.left < 0 or self.here < 0:
-            raise Malformed(
-                f"its inputs, outputs and parameters have more than {MAX_INNER_FIELDS} fields together, or one of them"
-                f" more than {_INNER_FIELDS}"
-            )
 
 
 def lifting(message: Iterable[memoryview]) -> Generator[None, None, Lifted]:
@@ -113,11 +86,11 @@ def lifting(message: Iterable[memoryview]) -> Generator[None, None, Lifted]:
     stop_at = count.left - FIELDS_AT_ONCE
     for view in message:
         kept_from = 0
-        for tag, start, content, end in _fields(view, 0, len(view)):
+        for tag, start, content, end in fields(view, 0, len(view)):
             inside = _MESSAGES.get(tag)
             if inside is None:
                 continue
-            count.here = _INNER_FIELDS
+            count.look_into_next()
             lifted = None
             if tag == _INPUT:
                 lifted = _without_contents(view, content, end, count)
@@ -128,7 +101,7 @@ def lifting(message: Iterable[memoryview]) -> Generator[None, None, Lifted]:
                     contents[inputs] = lifted[1]
                 inputs += 1
             if lifted is None:
-                _survey(view, content, end, inside, count)
+                survey(view, content, end, inside, count)
             if count.left < stop_at:
                 stop_at = count.left - FIELDS_AT_ONCE
                 yield
@@ -139,39 +112,6 @@ def lifting(message: Iterable[memoryview]) -> Generator[None, None, Lifted]:
     return Lifted(b"".join(kept), contents)
 
 
-def _survey(view: memoryview, at: int, end: int, inside: _Schema, count: _Count) -> None:
-    """Count the fields between two places, and those inside of them: protobuf makes an object of each."""
-    for tag, _, content, behind in _fields(view, at, end, count):
-        below = inside.get(tag)
-        if below is not None:
-            _survey(view, content, behind, below, count)
-
-
-def _fields(
-    view: memoryview, at: int, end: int, count: _Count | None = None
-) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the tag of each field between two places, and where it, its content and what follows it begin."""
-    try:
-        while at < end:
-            start = at
-            tag, content = tag_at(view, start)
-            fields = 1
-            if tag & 7 == DELIMITED:
-                size, content = long_size(view, content)
-                at = content + size
-            elif tag & 7 == GROUP:
-                at, fields = skip_group(view, tag >> 3, content)
-            else:
-                at = skip_value(view, tag, content)
-            if count is not None:
-                count.spend(fields)
-            if at > end:
-                raise Malformed(f"the field at byte {start} ends behind what it is a part of")
-            yield tag, start, content, at
-    except IndexError:
-        raise Malformed(f"it is cut short after {len(view)} bytes") from None
-
-
 def _without_contents(
     view: memoryview, begin: int, end: int, count: _Count
 ) -> tuple[bytes, Sequence[Piece]] | None:
@@ -180,7 +120,7 @@ def _without_contents(
     several = False
     size = 0
     before = count.left
-    for tag, start, content, behind in _fields(view, begin, end, count):
+    for tag, start, content, behind in fields(view, begin, end, count):
         if tag == _CONTENTS:
             several = found is not None
             found = (start, content, behind)
@@ -211,7 +151,7 @@ def _pieces(view: memoryview, begin: int, end: int) -> Sequence[Piece] | None:
     if view[begin] == _STRING:
         return (Piece(STRINGS, view[begin:end]),)
     pieces: list[Piece] = []
-    for tag, _, content, behind in _fields(view, begin, end):
+    for tag, _, content, behind in fields(view, begin, end):
         if tag & 7 != DELIMITED or tag >> 3 >= STRINGS or len(pieces) == _PIECES:
             return None
         pieces.append(Piece(tag >> 3, view[content:behind]))

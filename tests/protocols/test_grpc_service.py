@@ -12,13 +12,16 @@ import trio
 import trio.testing
 
 from actors.interfaces import IndexEntry
-from actors.messages.errors import Cancelled, ErrorCode, InvalidArgument, TritiumError
+from actors.messages.errors import Cancelled, ErrorCode, Internal, InvalidArgument, TritiumError
 from actors.scheduling.marks import ClientMarks
+from protocols.grpc.call import ServerStream
+from protocols.grpc.messages import Message
 from protocols.grpc.methods import method_table
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.restrictions import CATEGORIES, restriction
 from protocols.grpc.service import InferenceService
 from protocols.grpc.services import services
+from protocols.grpc.wire import delimited
 from protocols.kserve.categories import Category
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from protocols.kserve.proto import model_config_pb2
@@ -314,6 +317,41 @@ async def test_load_parameters_have_names_and_types(server, service, key, parame
     request.parameters[key].CopyFrom(pb.ModelRepositoryParameter(**parameter))
     assert await refusal(ask(service, "RepositoryModelLoad", request)) == (ErrorCode.INVALID_ARG, text)
     assert server.repository.loaded == []
+
+
+def whole(message, request_type=pb.RepositoryModelLoadRequest):
+    """Return the stream of a unary call that sent `message`."""
+    stream = ServerStream(make_call(), request_type, unary_request=True, unary_reply=True)
+    stream.feed(Message(message, compressed=False))
+    stream.end()
+    return stream
+
+
+async def test_a_load_may_bring_large_files(server, service):
+    server.repository.explicit = True
+    request = pb.RepositoryModelLoadRequest(model_name="add")
+    request.parameters["file:1/model.onnx"].bytes_param = bytes(3_000_000)
+    stream = whole(bytearray(request.SerializeToString()))
+    await service.RepositoryModelLoad(stream)
+    assert server.repository.loaded == [("add", {"file:1/model.onnx": bytes(3_000_000)})]
+    assert len(stream.call.wire.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("request_type", "message"),
+    [
+        (pb.RepositoryModelLoadRequest, b"\x1a\0" * 10_000),
+        (pb.RepositoryModelLoadRequest, delimited(0x1A, b"\x12\0" * 10_000)),
+        (pb.RepositoryModelLoadRequest, delimited(0x1A, delimited(0x12, b"\x08\1" * 10_000))),
+        (pb.TraceSettingRequest, delimited(0x0A, delimited(0x12, b"\x0a\0" * 1000)) * 30),
+        (pb.ServerLiveRequest, b"\x78\1" * 10_000),
+        (pb.ServerLiveRequest, b"\x12\x7f" + bytes(20_000)),
+    ],
+    ids=["parameters", "of one", "of its value", "values of settings", "unknown ones", "no protobuf"],
+)
+async def test_a_request_of_more_fields_than_clients_send_is_not_parsed(request_type, message):
+    with pytest.raises(Internal, match=r"^Exception deserializing request! "):
+        await whole(message, request_type).recv_message()
 
 
 @pytest.mark.parametrize("dependents", [None, False, True])
