@@ -58,9 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tritium logs",
         description="""\
-Show what a server's log says. FILE is what `tritium serve --log-format=json`
-wrote: its --log-file, or its stdout and stderr, of which several are merged by
-time. Archives (.gz, .bz2, .xz; .zst with Python 3.14) are read as they are,
+Show what a server's log says. FILE is what `tritium serve` wrote, in any
+--log-format (json tells most): its --log-file, or its stdout; several files
+are merged by time. Archives (.gz, .bz2, .xz; .zst with Python 3.14) are read as they are,
 `-` is standard input. What is no line of the log is passed over and counted.
 
 Requests are in the log where the server has --log-requests=true; each stage of
@@ -234,10 +234,10 @@ def _told(census: Census) -> int:
         sys.stderr.write(f"{path} is cut off: what is missing could not be read\n")
     if census.broken:
         where = ", ".join(f"{count} in {path}" for path, count in sorted(census.broken.items()))
-        sys.stderr.write(f"passed over what is no line of the log: {where}\n")
+        sys.stderr.write(f"skipped lines that are not log records: {where}\n")
     if census.broken and not census.lines:
         sys.stderr.write(
-            "error: there is no line of the log in it; the server has to write JSON: --log-format=json\n"
+            "error: there is no line of a server's log in it; --log-format=json is the form that tells most\n"
         )
         return 1
     return 0

@@ -1,7 +1,7 @@
 """From a line of text to a line of the log, and back to nothing where it is none.
 
-A line of the server's log is one JSON object with `timestamp`, `level` and `event`, as `--log-format=json` writes it. What
-stands between the lines (a library's warning, a core dump's last words, a line that a full disk cut in two) is no line.
+A line of the server's log is one JSON object with `timestamp`, `level` and `event`, as `--log-format=json` writes it, or a line
+of one of the other formats (`engine.log_reader.formats`), which tells the same with some loss. What stands between the lines (a library's warning, a core dump's last words, a line that a full disk cut in two) is no line.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
+
+from engine.log_reader.formats import parse_text
 
 _HEAD: Final = frozenset({"timestamp", "level", "event"})
 
@@ -44,8 +46,15 @@ class Line:
         return {"timestamp": stamp(self.time), "level": self.level, "event": self.event, **self.keys}
 
 
-def parse(text: str | bytes, *, source: str = "", number: int = 0) -> Line | None:
-    """Return the line that `text` is, or None where it is not a line of the log."""
+def parse(
+    text: str | bytes, *, source: str = "", number: int = 0, now: datetime | None = None
+) -> Line | None:
+    """Return the line that `text` is, or None where it is not a line of the log.
+
+    `now` is the time by which a line of another format than JSON gets its year or day; by default it is the present.
+    """
+    if text[:1] not in ("{", b"{"):
+        return _parse_text(text, source=source, number=number, now=now or datetime.now(UTC))
     try:
         given = json.loads(text)
         time = _seconds(datetime.fromisoformat(given["timestamp"]))
@@ -59,6 +68,21 @@ def parse(text: str | bytes, *, source: str = "", number: int = 0) -> Line | Non
         level=level,
         event=event,
         keys={name: value for name, value in given.items() if name not in _HEAD},
+        source=source,
+        number=number,
+    )
+
+
+def _parse_text(text: str | bytes, *, source: str, number: int, now: datetime) -> Line | None:
+    words = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+    told = parse_text(words, now=now)
+    if told is None or told.moment.timestamp() < 0:
+        return None
+    return Line(
+        time=told.moment.timestamp(),
+        level=told.level,
+        event=told.event,
+        keys=told.keys,
         source=source,
         number=number,
     )

@@ -211,12 +211,24 @@ def test_lines_that_are_none_are_counted_on_the_error_output(logs, log, tmp_path
     path = tmp_path / "stdout"
     path.write_text("Model  Version\nm  1\n" + text() + "\n")
     status, _, err = logs(path)
-    assert (status, err) == (0, f"passed over what is no line of the log: 2 in {path}\n")
+    assert (status, err) == (0, f"skipped lines that are not log records: 2 in {path}\n")
 
 
-def test_a_log_in_another_format_is_told_what_the_server_needs(logs, tmp_path):
+def test_a_log_in_tritons_format_is_read(logs, tmp_path):
     path = tmp_path / "log"
-    path.write_text('I1121 01:56:38.175055 31668 subtree.py:76] "server_ready models=1"\n')
+    path.write_text(
+        'I1121 01:56:38.175055 31668 subtree.py:76] "server_ready models=1"\n'
+        'E1121 01:56:39.175055 31668 loading.py:76] "model_unavailable model=m version=1 reason=no"\n'
+    )
+    status, out, err = logs(path, "--level", "error")
+    assert (status, err) == (0, "")
+    assert "model_unavailable" in out
+    assert "server_ready" not in out
+
+
+def test_what_is_no_log_at_all_is_told(logs, tmp_path):
+    path = tmp_path / "log"
+    path.write_text("Nov 21 01:56:38 host kernel: something else\n")
     status, out, err = logs(path)
     assert (status, out) == (1, "")
     assert "--log-format=json" in err
