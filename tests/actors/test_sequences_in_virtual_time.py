@@ -165,6 +165,36 @@ async def test_a_running_request_that_is_cancelled_is_only_flagged(stage, autoju
     assert running.reply.answered
 
 
+@pytest.mark.parametrize("scheduling", [OLDEST, DIRECT, KEPT], ids=["oldest", "direct", "kept"])
+async def test_what_a_model_has_not_begun_of_a_sequence_is_cancelled_as_if_it_were_queued(
+    stage, autojump_clock, scheduling
+):
+    model = stage(scheduling)
+    model.worker.stopped = True
+    left, mate = await step(model, sequence=2, flags=START), await step(model, sequence=3, flags=START)
+    await model.settled()
+    follows = await step(model, sequence=2)
+    sent = real(model.worker)
+    assert left in sent[0]
+    model.state.cancel(left)
+    assert [each.reply.error.code for each in (left, follows)] == [ErrorCode.CANCELLED] * 2
+    assert left.attempts == 0
+    await model.settled()
+    assert real(model.worker)[-1] == [mate]
+    model.worker.stopped = False
+    model.worker.finish()
+    await model.settled()
+    assert mate.reply.answered
+    last = await step(model, sequence=3, flags=END)
+    again = await step(model, sequence=2, flags=START | END)
+    await model.settled()
+    while model.worker.outstanding:
+        model.worker.finish()
+        await model.settled()
+    assert last.reply.answered
+    assert again.reply.answered
+
+
 async def test_a_deadline_in_the_queue_ends_the_sequence(stage, autojump_clock):
     model = stage(max_batch_size=1)
     await step(model, 1, START)

@@ -110,6 +110,7 @@ class FakeWorker:
         self.fail_next = None  # an exception for the next dispatch
         self.took = 0.0
         self.taken_back = []  # batches, in order
+        self.stopped = False  # it begins with nothing
 
     def probe(self, tell):
         tell(True)
@@ -140,7 +141,7 @@ class FakeWorker:
         return max(batch.since for batch in list(self.outstanding.values())[: self.lanes])
 
     def not_begun(self):
-        return list(self.outstanding.values())[self.lanes :]
+        return list(self.outstanding.values())[0 if self.stopped else self.lanes :]
 
     def holding(self, request):
         return next((batch for batch in self.outstanding.values() if request in batch.requests), None)
