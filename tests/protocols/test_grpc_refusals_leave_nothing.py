@@ -1,0 +1,51 @@
+"""A refusal that was told is forgotten: no exception keeps the frames that it went through, and what they held."""
+
+import contextlib
+import gc
+import types
+
+import grpc
+import pytest
+
+from protocols.grpc.service import InferenceService
+from tests.protocols.fakes import FakeServer
+from tests.protocols.grpc_calls import infer_request
+from tests.protocols.grpc_serving import INFER, LIVE, STREAM, in_thread, serve
+
+GOOD = infer_request("nobody").SerializeToString()
+REFUSED = {
+    "no message": (INFER, []),
+    "two messages": (INFER, [GOOD, GOOD]),
+    "two messages to a coroutine": (LIVE, [b"", b""]),
+    "a long message and another": (INFER, [GOOD + b"\x3a\x80\x80\x04" + bytes(65_536), GOOD]),
+    "no protobuf": (INFER, [b"\xff\xff"]),
+    "no protobuf for a coroutine": (LIVE, [b"\xff\xff"]),
+    "unknown model": (INFER, [GOOD]),
+    "no protobuf on a stream": (STREAM, [b"\xff\xff"]),
+}
+
+
+def tracebacks():
+    gc.collect()
+    return sum(isinstance(each, types.TracebackType) for each in gc.get_objects())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REFUSED)
+async def test_a_refusal_leaves_no_traceback(kind):
+    path, messages = REFUSED[kind]
+    service = InferenceService(FakeServer().server)
+    async with serve(service) as served:
+        with served.channel() as channel:
+            call = channel.stream_stream(path, request_serializer=bytes, response_deserializer=bytes)
+
+            def refuse(times):
+                for _ in range(times):
+                    with contextlib.suppress(grpc.RpcError):
+                        list(call(iter(messages), timeout=20))
+
+            await in_thread(refuse, 3)
+            before = tracebacks()
+            await in_thread(refuse, 30)
+            assert tracebacks() < before + 15
+        assert not served.crashes
