@@ -8,6 +8,7 @@ except `submit`, which waits while the queue is full.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
@@ -781,6 +782,30 @@ class ModelState:
             self.fail(request, Unavailable(request.prefix + why), FailureReason.OTHER)
         if self.composite is not None:
             self.composite.give_up()
+
+    def stuck_for(self, now: float) -> float:
+        """For how many seconds every instance that serves has been at one execution; 0 while one is not, or has a limit for that."""
+        if self.spec.execution_timeout:
+            return 0.0
+        workers = [each.worker for each in self.rotation if each.worker is not None]
+        since = max((worker.stuck_since for worker in workers), default=math.inf)
+        return now - since if since < math.inf else 0.0
+
+    def give_up_stuck(self, bound: float, why: str) -> None:
+        """Answer with `why` what has been executing for `bound` seconds, and everything else where no instance is left for it."""
+        now = trio.current_time()
+        if self.stuck_for(now) >= bound:
+            self.give_up(why)
+            return
+        for instance in list(self.rotation):
+            worker = instance.worker
+            if worker is None or self.spec.execution_timeout or now - worker.stuck_since < bound:
+                continue
+            held = [request for batch in worker.outstanding.values() for request in batch.requests]
+            self.rotation.remove(instance)  # disowned it would seem to be idle
+            worker.disown()
+            for request in held:
+                self.fail(request, Unavailable(request.prefix + why), FailureReason.OTHER)
 
     async def wait_drained(self) -> None:
         """Wait until every accepted request has been answered, and no ensemble's request counts on this version."""

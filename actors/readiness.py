@@ -177,13 +177,16 @@ class Readiness:
         finished: trio.Event,
         log: Log,
         wall_clock: Callable[[], int],
+        hang_bound: float = 0.0,
         missing: Callable[[], str] = str,
     ) -> None:
         """`finished` is set when the loads at start have ended; `wall_clock` gives milliseconds since the epoch.
 
+        Every instance of a version that has been at one execution for `hang_bound` seconds speaks against it; 0: never.
         `missing` tells which repository the start went without, if one, and why.
         """
         self._missing = missing
+        self._hang_bound = hang_bound
         self._router = router
         self._strict = strict
         self._finished = finished
@@ -340,6 +343,8 @@ class Readiness:
             key = ModelKey(entry.name, entry.namespace)
             watch = watches.get((key, entry.version))
             trouble, awaited = ("", "") if watch is None else watch.standing()
+            if watch is not None and not trouble:
+                trouble = self._stuck(watch.state)
             yield Standing(
                 key=key,
                 version=entry.version,
@@ -349,6 +354,18 @@ class Readiness:
                 trouble=trouble,
                 awaited=awaited,
             )
+
+    def _stuck(self, state: ModelState) -> str:
+        """Return what to say of a version whose every instance has been at one execution for too long; empty for no such one."""
+        bound = self._hang_bound
+        if not bound or state.stuck_for(trio.current_time()) < bound:
+            return ""
+        count = len(state.rotation)
+        which = "its only instance has" if count == 1 else f"each of its {count} instances has"
+        return (
+            f"{which} been busy with one execution for more than {bound:g} s (--unready-after-hang-secs);"
+            " tritium.execution_timeout would end such a one"
+        )
 
     def _forget_counts(self, known: set[Named]) -> None:
         for gone in self._counts.keys() - known:

@@ -229,6 +229,17 @@ class LiveWorker:
             return math.inf
         return max(batch.since for batch in islice(self.outstanding.values(), lanes))
 
+    @property
+    def stuck_since(self) -> float:
+        """Since when each of its lanes has been at one execution, without progress; infinite while a lane is free.
+
+        It is infinite as well while it may be waiting for a client to read.
+        """
+        if len(self.outstanding) < self._lanes or self._waits_for_clients():
+            return math.inf
+        executing = islice(self.outstanding.values(), self._lanes)
+        return max(self._moved_at, max(batch.began_at for batch in executing))
+
     def not_begun(self) -> list[InFlight]:
         """Return the batches that its model has not begun, the oldest first, as far as the worker says now."""
         begun = self._control.executing()

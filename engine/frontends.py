@@ -8,7 +8,9 @@ import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Final
+
+import trio
 
 from actors.interfaces import Server
 from actors.messages.events import Event, Log
@@ -27,6 +29,9 @@ from protocols.http.connection import ConnectionLimits
 from protocols.http.listener import ListenerLimits
 from protocols.kserve.categories import Category
 from protocols.listening import Listener
+
+_ANSWERS_WITHIN: Final = 0.5
+"""Seconds that answers have to reach their clients, before those without one are told that the server ends."""
 
 
 def v2_app(settings: Settings, server: Server, *, on_finished: RequestHook | None) -> V2App:
@@ -171,6 +176,13 @@ class Frontend:
         self._listener.drain()
         self._sock.close()
         self._log(Event.LISTENER_CLOSED, service=self._title, address=self.address)
+        await self._listener.wait_drained()
+
+    async def give_up(self) -> None:
+        """Wait a little until answers are with their clients; tell those that have none that the server ends."""
+        with trio.move_on_after(_ANSWERS_WITHIN):
+            await self._listener.wait_drained()
+        self._listener.give_up()
         await self._listener.wait_drained()
 
     def close(self) -> None:

@@ -153,6 +153,8 @@ async def _drain(
         nursery.start_soon(watch)
         outcome.append(await running.drain())
         nursery.cancel_scope.cancel()
+    if not outcome:
+        await running.give_up("not answered before a second signal")
     if not outcome or not outcome[0]:
         announcer.last_words(
             "Exit timeout expired. Exiting immediately." if outcome else "Told twice. Exiting immediately."

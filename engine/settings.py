@@ -120,6 +120,8 @@ class Settings:
     rate_limit_resources: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
     host_policies: Mapping[str, HostPolicy] = field(default_factory=dict)
     spare_workers: int = 4  # processes that wait for a model, at most
+    default_execution_timeout: float = 0.0  # of models that have none of their own; 0: none
+    unready_after_hang: float = 300.0  # of every instance of an essential model; 0: never
     worker_environment: str = INHERIT  # one of `engine.inheritance.CHOICES`
 
     cache: CacheSettings | None = None  # of responses
@@ -185,6 +187,11 @@ class Settings:
             ("exit_on_error", str(int(self.exit_on_error))),
             ("exit_timeout", f"{self.exit_timeout:g}"),
             *([("drain_delay", f"{self.drain_delay:g}")] if self.drain_delay else []),
+            *(
+                [("default_execution_timeout", f"{self.default_execution_timeout:g}")]
+                if self.default_execution_timeout
+                else []
+            ),
             ("http", host_port(self.http_address, self.http_port) if self.allow_http else "off"),
             *(self.grpc.options() if self.allow_grpc else [("grpc", "off")]),
             ("metrics", host_port(self.metrics_address, self.metrics_port) if self.allow_metrics else "off"),
@@ -237,6 +244,8 @@ def _settings(given: Given, environ: Mapping[str, str]) -> Settings:
         rate_limit_resources=_resources(given),
         host_policies=read_host_policies(given.all("host-policy")),
         spare_workers=given.integer("spare-workers", 4, most=1024),
+        default_execution_timeout=given.number("default-execution-timeout", 0.0),
+        unready_after_hang=given.number("unready-after-hang-secs", 300.0),
         worker_environment=given.text("worker-environment", INHERIT),
         cache=read_cache(given, environ),
         start_after=_start_after(given, environ),

@@ -22,9 +22,9 @@ from actors.ensemble import Ensembler
 from actors.instance import Launcher
 from actors.interfaces import ServedModel
 from actors.load_turns import LoadTurns
-from actors.messages.errors import Internal, InvalidArgument, Unavailable
+from actors.messages.errors import Internal, InvalidArgument
 from actors.messages.events import Event, Log
-from actors.model import STOPPING, InstanceState, ModelState, Status
+from actors.model import InstanceState, ModelState, Status
 from actors.recorded_model import RecordedState
 from actors.records import Recorder
 from actors.recycling import Measure, Recycler
@@ -44,6 +44,7 @@ from engine.observability.sources import ModelSample
 from engine.process_family import Family
 from engine.settings import MetricsSettings
 
+STUCK_EVERY: Final = 0.5  # seconds between two looks at what hangs, while the server ends
 INSTANCE_INTENSITY: Final = Intensity(4, 30.0)
 """The fifth death within 30 s without an answered batch is one too many (DESIGN section 2)."""
 
@@ -361,7 +362,7 @@ class ModelSubtrees:
             )
 
     async def drain(self, within: float) -> bool:
-        """Accept nothing new and wait until all that was accepted is answered. False if that took too long."""
+        """Accept nothing new and wait until all that was accepted is answered. False if that took too long: then `give_up`."""
         states = list(self._standing.values())
         self._callees.draining = True
         for state in states:
@@ -370,9 +371,26 @@ class ModelSubtrees:
         with trio.move_on_after(within) as scope:
             for state in states:
                 await state.wait_drained()
-        for state in states:
-            state.fail_queued(Unavailable(STOPPING))
         return not scope.cancelled_caught
+
+    async def give_up_stuck(self, bound: float) -> None:
+        """The server ends: answer with UNAVAILABLE what has been executing for `bound` seconds, where its model has no limit.
+
+        It does so for ever; a `bound` of 0 leaves them alone.
+        """
+        why = (
+            f"the server is stopping, and the model has been executing for more than {bound:g} s (--unready-after-hang-secs);"
+            " send the request again, to another server"
+        )
+        while bound:
+            for state in list(self._standing.values()):
+                state.give_up_stuck(bound, why)
+            await trio.sleep(STUCK_EVERY)
+
+    def give_up(self, why: str) -> None:
+        """Answer whatever is not answered with UNAVAILABLE, and wait for no worker."""
+        for state in list(self._standing.values()):
+            state.give_up(why)
 
     def models(self) -> Iterable[ModelSample]:
         """Return every loaded version, for metrics."""

@@ -79,6 +79,9 @@ from protocols.http.listener import HttpListener
 from protocols.http.routes import is_health
 from protocols.listening import Listener
 
+LAST_WORDS: Final = 1.0
+"""Seconds that clients in flight have to take their answers, when the server has no more time for them."""
+
 ROOT_INTENSITY: Final = Intensity(3, 60.0)
 
 _GRPC_TITLE: Final = "GRPCInferenceService"
@@ -162,12 +165,32 @@ class RunningServer:
         self.readiness.exit()
         self.residents.close()
         deadline = trio.current_time() + self.settings.exit_timeout
-        with trio.move_on_at(deadline):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.subtrees.give_up_stuck, self.settings.unready_after_hang)
+            with trio.move_on_at(deadline):
+                async with trio.open_nursery() as draining:
+                    for frontend in self._frontends:
+                        draining.start_soon(frontend.drain)
+            drained = await self.subtrees.drain(max(0.0, deadline - trio.current_time()))
+            nursery.cancel_scope.cancel()
+        if trio.current_time() >= deadline:
+            await self.give_up(
+                f"not answered within {self.settings.exit_timeout:g} s of its being told to stop (--exit-timeout-secs)"
+            )
+        return drained
+
+    async def give_up(self, why: str) -> None:
+        """Answer what is not answered with UNAVAILABLE, and wait `LAST_WORDS` seconds at most until clients have it."""
+        self.subtrees.give_up(f"the server has stopped, and this was {why}; send it again, to another server")
+        with trio.move_on_after(LAST_WORDS):
             async with trio.open_nursery() as nursery:
-                for frontend in (self.http, self.grpc, self.grpc_unix):
-                    if frontend is not None:
-                        nursery.start_soon(frontend.drain)
-        return await self.subtrees.drain(max(0.0, deadline - trio.current_time()))
+                for frontend in self._frontends:
+                    nursery.start_soon(frontend.give_up)
+
+    @property
+    def _frontends(self) -> list[Frontend]:
+        """Those that serve requests."""
+        return [each for each in (self.http, self.grpc, self.grpc_unix) if each is not None]
 
 
 def check_repositories(settings: Settings) -> None:
@@ -304,6 +327,7 @@ class _Composition:
                 auto_complete=not settings.disable_auto_complete_config,
                 namespacing=settings.namespacing,
                 host_policies=_host_policies(settings),
+                execution_timeout=settings.default_execution_timeout,
             ),
             self.janitor,
             digests,
@@ -336,6 +360,7 @@ class _Composition:
             log=self._log,
             wall_clock=self._machine.wall_clock,
             missing=lambda: self.catalog.missing,
+            hang_bound=settings.unready_after_hang,
         )
         self.router.on_change(lambda _: self.readiness.changed())
         self._repository_view = RepositoryView(self.router, self.catalog, reader)

@@ -41,6 +41,9 @@ class AcceptedConnection(Occupant, Protocol):
     def give_way(self) -> None:
         """Come to an end soon, so that another has room. Asked only of one that `yields_at` a time that has passed. Never waits."""
 
+    def give_up(self) -> None:
+        """Refuse what is not answered: the process is about to end. Never waits."""
+
     def close(self) -> None:
         """Let go of the socket."""
 
@@ -120,6 +123,11 @@ class Listener(ABC, Generic[C]):
             connection.drain()
         if not self._connections:
             self._empty.set()
+
+    def give_up(self) -> None:
+        """Have each connection tell its clients that they will get no answer: the process is about to end."""
+        for connection in list(self._connections):
+            connection.give_up()
 
     async def wait_drained(self) -> None:
         """Wait until `drain` was called and no connection is left."""

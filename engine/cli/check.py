@@ -144,6 +144,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     shared = parser.add_argument_group("as for tritium serve")
     shared.add_argument(
+        "--default-execution-timeout",
+        metavar="SECONDS",
+        help="how long one execution may take of a model that has no limit of its own",
+    )
+    shared.add_argument(
         "--model-config-name",
         metavar="NAME",
         help="prefer configs/NAME.pbtxt of each model to its config.pbtxt",
@@ -197,6 +202,8 @@ def _settings(options: argparse.Namespace) -> Settings:
     words += [f"--backend-config={pair}" for pair in options.backend_config]
     if options.backend_directory is not None:
         words.append(f"--backend-directory={options.backend_directory}")
+    if options.default_execution_timeout is not None:
+        words.append(f"--default-execution-timeout={options.default_execution_timeout}")
     cache = options.environment_cache or default_environment_cache(os.environ)
     return dataclasses.replace(Settings.from_argv(words), environment_cache=cache)
 
@@ -243,6 +250,7 @@ def inspect(
                 backend_settings=settings.backend_settings,
                 config_name=settings.model_config_name,
                 auto_complete=not settings.disable_auto_complete_config,
+                execution_timeout=settings.default_execution_timeout,
                 verify_files=True,
             )
             config = _in_environments(read, cache, run_model_code=run_model_code, build=build)

@@ -71,7 +71,8 @@ def advice(spec: ModelSpec) -> Iterator[str]:
         )
     if spec.execution_timeout == 0 and not isinstance(spec.scheduling, Ensemble):
         yield (
-            "tritium.execution_timeout is off: hangs are not contained; set it to the seconds that a batch may take"
+            "tritium.execution_timeout is off: hangs are not contained; set it to the seconds that a batch may take, or"
+            " --default-execution-timeout for all models"
         )
 
 
@@ -192,7 +193,9 @@ def _settings(spec: ModelSpec) -> Iterator[tuple[str, str]]:
         return  # it has no instances, and nothing of its own is executed
     yield "instances", _instances(spec.instances)
     yield "isolation", f"{spec.isolation}, retry {spec.retry.value}"
-    yield "execution timeout", f"{spec.execution_timeout:g} s" if spec.execution_timeout else "off"
+    own = "tritium.execution_timeout" in spec.parameters
+    source = "" if own else ", by --default-execution-timeout"
+    yield "execution timeout", f"{spec.execution_timeout:g} s{source}" if spec.execution_timeout else "off"
 
 
 def _batching(spec: ModelSpec) -> str:

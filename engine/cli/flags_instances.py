@@ -36,6 +36,24 @@ INSTANCE_FLAGS: Final = (
         " instance group without a 'host_policy' has cpu, gpu_<id> or model, by its kind. Repeatable.",
     ),
     Flag(
+        name="default-execution-timeout",
+        kind=Kind.NUMBER,
+        group=Group.INSTANCES,
+        default="0",
+        metavar="SECONDS",
+        help="Tritium's own: how long one execution may take of a model that has no 'tritium.execution_timeout' of its own, after"
+        " which its worker is replaced and the clients are told. Of a decoupled model: how long without progress. 0: for ever.",
+    ),
+    Flag(
+        name="unready-after-hang-secs",
+        kind=Kind.NUMBER,
+        group=Group.INSTANCES,
+        default="300",
+        metavar="SECONDS",
+        help="Tritium's own: not ready while every instance of an essential model has been at one execution for so long. A SIGTERM"
+        " does not wait for what has. Models with an execution timeout are left to that. 0: never.",
+    ),
+    Flag(
         name="worker-environment",
         group=Group.INSTANCES,
         default="inherit",

@@ -133,13 +133,14 @@ def load_model_config(
     run_model_code: bool = True,
     verify_files: bool = False,
     environments: Environments | None = None,
+    execution_timeout: float = 0.0,
 ) -> LoadedConfig:
     """Read, complete, validate and translate the configuration of the model in `model_directory`.
 
     `gpus` is how many there are; `environ` is what processes that run model code inherit, by default as in `engine.inheritance`; `backend_settings` holds the command line's settings by backend, those for every
     backend under ""; `config_name` chooses `configs/<name>.pbtxt`. `override`, the JSON configuration of a load request,
     stands in the file's place. `namespace` and `content`, a digest by version, are passed on to the specifications.
-    `model_name` is the model's where its directory is called otherwise, as a copy of a remote one may be.
+    `execution_timeout`, in seconds, is that of a model whose parameters don't say. `model_name` is the model's where its directory is called otherwise, as a copy of a remote one may be.
 
     `environments` are those that there are; one that a Python model asks for and that has to be built first is told of as
     `unbuilt`, unless no model code is to be run: then there is a warning. Without any, what models ask for is left out of account.
@@ -197,7 +198,7 @@ def load_model_config(
     settings = _merged(backend_settings or {}, base.config.backend)
     drafts = [base] * len(chosen)
     agents = verify_agents(base.config, model_directory)
-    tritium, mistakes = _settings(base.config, traits)
+    tritium, mistakes = _settings(base.config, traits, execution_timeout)
     chosen_runtimes = Chosen()
     if environments is not None and not is_ensemble(base.config):
         parameters = {key: base.config.parameters[key].string_value for key in base.config.parameters}
@@ -302,9 +303,14 @@ def _identity(draft: Completed) -> bytes:
     return repr(draft.problems).encode() + draft.config.SerializeToString(deterministic=True)
 
 
-def _settings(config: ModelConfig, traits: BackendTraits) -> tuple[TritiumSettings, tuple[Problem, ...]]:
+def _settings(
+    config: ModelConfig, traits: BackendTraits, execution_timeout: float = 0.0
+) -> tuple[TritiumSettings, tuple[Problem, ...]]:
     parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
-    return read_settings(parameters, traits, config.version_policy, config)
+    settings, problems = read_settings(parameters, traits, config.version_policy, config)
+    if execution_timeout and "tritium.execution_timeout" not in parameters and not is_ensemble(config):
+        settings = dataclasses.replace(settings, execution_timeout=execution_timeout)
+    return settings, problems
 
 
 def _wrong_besides(

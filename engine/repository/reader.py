@@ -59,6 +59,7 @@ class ReadOptions:
     auto_complete: bool = True
     namespacing: bool = False
     host_policies: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the cores of each
+    execution_timeout: float = 0.0  # of models that have none of their own; 0: none
 
 
 class RepositoryReader:
@@ -226,6 +227,7 @@ class RepositoryReader:
             backend_settings=options.backend_settings,
             config_name=options.config_name,
             auto_complete=options.auto_complete,
+            execution_timeout=options.execution_timeout,
             override=None if override is None else override.config,
             namespace=key.namespace,
             content=None if contents is None else _by_version(contents),

@@ -64,6 +64,7 @@ _ALIVE: Final = b"anybody?"
 
 _TOO_LATE: Final = "Deadline Exceeded"
 _LEFT: Final = "the client left"
+_ENDING: Final = "Server exiting"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -301,6 +302,12 @@ class GrpcConnection:
         for call in self._calls:
             if call.server_stream is not None:
                 call.server_stream.leave()
+
+    def give_up(self) -> None:
+        """The process is about to end: refuse the calls that are not answered."""
+        for call in list(self._calls):
+            if not call.closed:
+                self.refuse(call, Unavailable(_ENDING))
 
     def _retire(self, debug: bytes) -> None:
         """Say goodbye in two steps, so that no call is lost that was on its way (RFC 9113, section 6.8)."""

@@ -253,6 +253,21 @@ class Connection:
         elif self.phase is Phase.READING:
             self._hurry()
 
+    def give_up(self) -> None:
+        """The process is about to end: refuse the request that is here. One whose answer has begun is left as it is."""
+        if self.phase is Phase.READING:
+            self.expire()
+        elif self.phase is Phase.ANSWERING and not (
+            self._answered or self._started or self._streaming is not None
+        ):
+            self._answered, self._keep_alive = True, False
+            last = refused(*_EXITING)
+            try:
+                self._socket.send(self._head(last.status, last.headers, len(last.body)) + last.body)
+                self._socket.shutdown(socket.SHUT_WR)  # whatever the application says now comes too late
+            except OSError:  # the client has gone, or reads nothing
+                return
+
     def _hurry(self) -> None:
         """The server is to end: wait `LAST_CALL` seconds for a head, and as long for the next of a body that keeps the pace."""
         now = trio.current_time()

@@ -20,6 +20,9 @@ NOON = 1_800_000_000_000  # milliseconds since the epoch, when the tests' clock 
 WALL_NOON = "2027-01-15T08:00:00.000Z"
 
 
+HANG_BOUND = 100.0
+
+
 class Worker(FakeWorker):
     """Answers each batch `after` some seconds, or never; says of itself what a test wants."""
 
@@ -89,6 +92,7 @@ class Server:
             finished=self.finished,
             log=lambda event, *, level="info", **keys: self.log.append((event, level, keys)),
             wall_clock=lambda: NOON + round((trio.current_time() - self.start) * 1000),
+            hang_bound=HANG_BOUND,
         )
         self.router.on_change(lambda key: self.readiness.changed())
         self.context = ActorContext()
@@ -789,3 +793,83 @@ async def test_a_caller_that_leaves_takes_nobody_along(serving, autojump_clock):
             server.nursery.start_soon(ask)
     await trio.sleep(1)
     assert reports[0].ready
+
+
+# -- what hangs
+
+
+def hang(worker, *, instances=1):
+    """Have every instance of its model begin with an execution that never ends."""
+    worker.hangs = True
+    for _ in range(instances):
+        worker.state.submit_nowait(make_request())
+
+
+async def test_a_server_is_not_ready_while_the_only_instance_of_a_model_hangs(serving, autojump_clock):
+    server = serving()
+    worker = server.serve()
+    await wait_all_tasks_blocked()
+    hang(worker)
+    await trio.sleep(HANG_BOUND - 1)
+    assert await server.is_ready()
+    await trio.sleep(2.5)
+    assert not await server.is_ready()
+    reason = (
+        "its only instance has been busy with one execution for more than 100 s (--unready-after-hang-secs);"
+        " tritium.execution_timeout would end such a one"
+    )
+    assert server.changes[-1] == (False, [f"model add version 1: {reason}"])
+    worker.finish()
+    await trio.sleep(1.5)
+    assert await server.is_ready()
+
+
+async def test_one_instance_that_hangs_beside_another_does_not_count(serving, autojump_clock):
+    server = serving()
+    pair = (InstanceSpec(name="add_0"), InstanceSpec(name="add_1"))
+    first = server.serve(instances=pair)
+    await wait_all_tasks_blocked()
+    hang(first)
+    await trio.sleep(2 * HANG_BOUND)
+    assert await server.is_ready()
+    other = next(each.worker for each in first.state.instances if each.worker is not first)
+    hang(other)
+    await trio.sleep(HANG_BOUND + 1.5)
+    assert not await server.is_ready()
+    assert "each of its 2 instances has been busy" in server.changes[-1][1][0]
+
+
+@pytest.mark.parametrize("spec", [{"execution_timeout": 500.0}, {"essential": False}])
+async def test_a_model_with_a_limit_or_without_a_say_may_hang(serving, autojump_clock, spec):
+    server = serving()
+    hang(server.serve(**spec))
+    await trio.sleep(2 * HANG_BOUND)
+    assert await server.is_ready()
+
+
+async def test_at_the_end_what_hangs_is_given_up_and_what_others_do_is_not(serving, autojump_clock):
+    server = serving()
+    pair = (InstanceSpec(name="add_0"), InstanceSpec(name="add_1"))
+    first = server.serve(instances=pair)
+    state = first.state
+    await wait_all_tasks_blocked()
+    first.hangs = True
+    stuck, healthy = make_request(), make_request()
+    state.submit_nowait(stuck)
+    await trio.sleep(HANG_BOUND)
+    other = next(each.worker for each in state.instances if each.worker is not first)
+    other.hangs = True
+    state.submit_nowait(healthy)
+    state.give_up_stuck(HANG_BOUND, "it is over")
+    assert stuck.reply.error.message == "[request id: <id_unknown>] it is over"
+    waiting = make_request()
+    state.submit_nowait(waiting)
+    await wait_all_tasks_blocked()
+    assert first.outstanding == {}  # what hangs is given nothing more
+    other.finish()
+    await wait_all_tasks_blocked()
+    assert healthy.reply.answered
+    other.finish()
+    assert waiting.reply.answered
+    with trio.fail_after(1):
+        await state.wait_drained()

@@ -169,6 +169,14 @@ class FakeWorker:
             request.attempts += 1
         return batch
 
+    @property
+    def stuck_since(self):
+        executing = list(self.outstanding.values())[: self.lanes]
+        return max(batch.began_at for batch in executing) if len(executing) == self.lanes else math.inf
+
+    def disown(self):
+        self.outstanding.clear()
+
     def cancel(self, request):
         self.cancelled.append(request)
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -394,3 +395,27 @@ def test_what_a_terminal_might_obey_is_spelt_out():
 
 def test_columns_start_at_the_same_place():
     assert aligned([("a", "b"), ("long", "c")]) == "a     b\nlong  c\n"
+
+
+def test_check_tells_the_limit_that_all_models_would_have(repository, capsys):
+    own = (
+        GOOD.replace('"add"', '"own"')
+        + 'parameters { key: "tritium.execution_timeout" value { string_value: "7" } }'
+    )
+    path = repository(add=GOOD, own=own)
+    assert main(["check", "--default-execution-timeout=30", path]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"execution timeout +30 s, by --default-execution-timeout\n", out)
+    assert re.search(r"execution timeout +7 s\n", out)
+    assert "hangs are not contained" not in out
+    assert main(["check", "--default-execution-timeout=30", "--json", path]) == 0
+    limits = {
+        each["name"]: each["execution_timeout"] for each in json.loads(capsys.readouterr().out)["models"]
+    }
+    assert limits == {"add": 30, "own": 7}
+
+
+@pytest.mark.parametrize("word", ["soon", "-1"])
+def test_check_refuses_a_limit_that_is_none(repository, capsys, word):
+    assert main(["check", f"--default-execution-timeout={word}", repository(add=GOOD)]) != 0
+    assert "default-execution-timeout" in capsys.readouterr().err
