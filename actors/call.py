@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from actors.calls import WorkerCalls
     from actors.worker import InFlight
 
+CANCELLED_BY_CALLER: Final = "the caller has cancelled this call"
+
 _PART_COST: Final = 1024  # bytes that one part takes beside its tensors, roughly
 
 
@@ -39,6 +41,7 @@ class Call:
         "parents",
         "request",
         "size",
+        "stopped",
     )
     relation = "call"  # of its request to its parent, in the log
 
@@ -60,6 +63,7 @@ class Call:
         self.parents = parents  # the requests of that batch on whose behalf it is made: one, or all of them
         self.blocking = blocking and batch is not None  # the execution can't end before it
         self.request: InferRequest  # until the end
+        self.stopped = False  # the caller has asked for an end
         self.ended = False  # the caller has had the last response
         self.owner = owner
         self._parts = 0  # that the caller has not taken
@@ -73,6 +77,8 @@ class Call:
 
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         """Pass on one part of the answer, or keep it until the caller has taken more. See `ReplyPort`."""
+        if self.stopped and isinstance(part, Cancelled) and not part.message:
+            part = Cancelled(CANCELLED_BY_CALLER)
         if self.ended:
             release(part)
         elif self._waiting or not self._may_send(part, final=final):
@@ -119,6 +125,12 @@ class Call:
             self.owner.tally.kept -= cost
             self._send(part, final=final)
 
+    def stop(self) -> None:
+        """The caller has had enough: the callee is told, and what it still sends is passed on as before."""
+        if not self.ended and not self.stopped and not self.request.answered:
+            self.stopped = True
+            self.model.cancel(self.request)
+
     def cancel(self, why: str) -> None:
         """Nobody needs the answer: the caller gets what waits for no credit, then an error, and the callee is told."""
         if not self.ended:
@@ -139,7 +151,7 @@ class Call:
             part, _, cost = self._waiting.popleft()
             self.owner.tally.kept -= cost
             release(part)
-        if not request.answered:
+        if not request.answered and not self.stopped:
             self.model.cancel(request)
 
     def withdraw(self) -> None:

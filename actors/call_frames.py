@@ -50,6 +50,10 @@ LARGEST_LETTER: Final = 2**31
 LARGEST_BODY: Final = 2**20
 """Bytes of the JSON in a question, or in what is told: parsing more would hold up everybody else."""
 
+GIVE_UP: Final = 0
+STOP_SENDING: Final = 1
+"""What the index of a `CANCEL` frame says: nobody reads the answer any more, or the callee is to come to an end, and is heard out."""
+
 _HEAD: Final = struct.Struct("<BBHIQQ")  # kind, zero, inputs, length of the JSON, number, nbytes
 _MORE: Final = struct.Struct("<BBHIQ")  # kind, three zeros, number: as `frames.decode_more` reads it
 

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 import trio
 
 from actors import frames
-from actors.call import Call, release, request_of
+from actors.call import CANCELLED_BY_CALLER, Call, release, request_of
 from actors.call_branch import open_branch, refuse_branch
 from actors.call_fields import WHOLE_BATCH, Attached, CallFields, read_attached, read_call
-from actors.call_frames import KINDS, LARGEST_LETTER, Letter, laid_out
+from actors.call_frames import KINDS, LARGEST_LETTER, STOP_SENDING, Letter, laid_out
 from actors.call_pipe import CallPipe, Packet
 from actors.call_segments import WORTH_A_SEGMENT, map_segment, write_segment
 from actors.fault_points import fault_point
@@ -405,9 +405,14 @@ class WorkerCalls:
             call.credit(parts, nbytes)
 
     def _on_cancel(self, packet: bytes) -> None:
-        call = self._call_of(frames.decode_cancel(packet)[0])
-        if call is not None:
-            call.cancel("the caller has cancelled this call")
+        number, how = frames.decode_cancel(packet)
+        call = self._call_of(number)
+        if call is None:
+            return
+        if how == STOP_SENDING:
+            call.stop()
+        else:
+            call.cancel(CANCELLED_BY_CALLER)
 
     def _call_of(self, number: int) -> Call | None:
         if number > self._highest:
@@ -442,6 +447,9 @@ class WorkerCalls:
     async def _submit(self, call: Call) -> None:
         """Wait for room in the callee's queue, as a client would."""
         if call.ended:  # before this task had its first turn
+            return
+        if call.request.cancelled:
+            call.put(Cancelled(CANCELLED_BY_CALLER), final=True)
             return
         model = call.model
         try:

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from actors import frames
-from actors.call_frames import LARGEST_BODY, Letter, laid_out
+from actors.call_frames import GIVE_UP, LARGEST_BODY, STOP_SENDING, Letter, laid_out
 from actors.frames import WINDOW_BYTES, WINDOW_PARTS, Part
 from actors.messages.errors import ErrorCode
 from actors.messages.tensors import Tensor
@@ -175,14 +175,19 @@ class CallStream:
             self._parts = self._nbytes = 0
 
     def cancel(self) -> None:
-        """Give the call up: what is under way still comes, and then an error with code CANCELLED. Idempotent, never waits."""
+        """Ask the callee for an end. What it still sends comes, the last response in any case. Idempotent, never waits."""
         if not self._ended:
-            self._line.send(frames.encode_cancel(self._exchange.number, 0))
+            self._line.send(frames.encode_cancel(self._exchange.number, STOP_SENDING))
+
+    def give_up(self) -> None:
+        """Say that nobody reads on: what is under way still comes, and then an error with code CANCELLED."""
+        if not self._ended:
+            self._line.send(frames.encode_cancel(self._exchange.number, GIVE_UP))
 
     def __del__(self) -> None:
         if not self._ended:
             self._exchange.unwanted = True
-            self.cancel()
+            self.give_up()
 
 
 class Calls:

@@ -20,13 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors import frames
-from actors.call_frames import LARGEST_BODY, Letter
+from actors.call_frames import GIVE_UP, LARGEST_BODY, STOP_SENDING, Letter
 from actors.call_pipe import CallPipe
 from actors.call_segments import map_segment, write_segment
 from actors.calls import MAX_ASKS, MAX_CALLS, MAX_SEGMENTS, MAX_UNREAD, CallHost, WorkerCalls
 from actors.frames import WINDOW_PARTS, FrameError, Part, Placed
 from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode, NotFound, Unavailable
+from actors.messages.errors import Cancelled, ErrorCode, NotFound, Unavailable
 from actors.messages.requests import InferResponse
 from actors.messages.tensors import Tensor
 from actors.subjects import Caller, Subjects
@@ -210,6 +210,48 @@ async def test_cancelling_ends_a_call_at_once_and_tells_the_callee():
         connection.callee.respond(request)
         assert connection.callee.released == 1
         assert connection.worker.parts() == []
+
+
+async def test_a_callee_that_is_asked_for_an_end_is_heard_out():
+    async with connected(decoupled=True) as connection:
+        connection.worker.call()
+        await connection.settle()
+        (request,) = connection.callee.requests
+        connection.callee.respond(request, final=False)
+        for _ in range(2):
+            connection.worker.sock.send(frames.encode_cancel(1, STOP_SENDING))
+        await connection.settle()
+        assert connection.callee.cancelled == [request]
+        connection.callee.respond(request, 8, final=False)
+        connection.callee.respond(request, 0)
+        parts = connection.worker.parts()
+        assert [(part.nbytes, part.final) for part in parts] == [(4, False), (8, False), (0, True)]
+
+
+async def test_what_had_not_begun_when_it_was_asked_for_an_end_says_so():
+    async with connected(decoupled=True) as connection:
+        connection.worker.call()
+        await connection.settle()
+        (request,) = connection.callee.requests
+        connection.worker.sock.send(frames.encode_cancel(1, STOP_SENDING))
+        await connection.settle()
+        connection.callee.respond(request, error=Cancelled(""))
+        (part,) = connection.worker.parts()
+        assert (part.answer.code, part.answer.message) == (
+            ErrorCode.CANCELLED,
+            "the caller has cancelled this call",
+        )
+
+
+async def test_who_reads_no_more_need_not_hear_out_a_callee():
+    async with connected(decoupled=True) as connection:
+        connection.worker.call()
+        await connection.settle()
+        for how in (STOP_SENDING, GIVE_UP):
+            connection.worker.sock.send(frames.encode_cancel(1, how))
+        await connection.settle()
+        assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED]
+        assert connection.callee.cancelled == connection.callee.requests
 
 
 async def test_a_call_that_is_cancelled_before_it_waits_for_room_is_not_submitted():
@@ -698,7 +740,7 @@ async def test_a_child_has_numbers_and_answers_of_its_own():
         child = PlayedWorker(await branch_of(connection))
         for worker in (connection.worker, child):
             worker.call()
-        await connection.settle()
+            await connection.settle()
         for size, request in zip((8, 16), connection.callee.requests, strict=True):
             connection.callee.respond(request, size)
         assert [part.nbytes for part in connection.worker.parts()] == [8]
@@ -720,9 +762,9 @@ async def test_a_child_may_ask_in_the_middle_of_a_letter():
 async def test_the_end_of_a_child_cancels_its_calls_and_nobody_elses():
     async with connected() as connection:
         child = PlayedWorker(await branch_of(connection))
-        connection.worker.call()
-        child.call()
-        await connection.settle()
+        for worker in (connection.worker, child):
+            worker.call()
+            await connection.settle()
         ours, theirs = connection.callee.requests
         child.sock.close()
         await connection.settle()

@@ -97,7 +97,7 @@ class Script:
                     number, 0, self._chance.randrange(3), self._chance.choice((0, 4, 8))
                 )
             case _:
-                return frames.encode_cancel(number, 0)
+                return frames.encode_cancel(number, self._chance.randrange(2))
 
     def _call(self) -> tuple[dict[str, object], list[Placed], bytes]:
         model = self._chance.choice((*MODELS, "parts", "parts", "later", "full", "none", "unready"))

@@ -34,6 +34,9 @@ class LocalStream(CallStream):
     def cancel(self) -> None:
         self.cancelled.set()
 
+    def give_up(self) -> None:
+        self.cancelled.set()
+
 
 class LocalCalls(Calls):
     """Answers calls by `callees`, by model; asks and tells by `subjects`."""

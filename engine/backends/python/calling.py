@@ -108,7 +108,10 @@ class Stream(Protocol):
         """Wait for the next response."""
 
     def cancel(self) -> None:
-        """Give the call up."""
+        """Ask the callee for an end."""
+
+    def give_up(self) -> None:
+        """Say that nobody reads on."""
 
 
 class _Refusal:
@@ -121,6 +124,9 @@ class _Refusal:
         return self._response
 
     def cancel(self) -> None:
+        """Nothing: it is over."""
+
+    def give_up(self) -> None:
         """Nothing: it is over."""
 
 
@@ -179,7 +185,7 @@ class ResponseIterator(Generic[Response]):
         return found  # type: ignore[return-value]  # it is not `ended`
 
     def cancel(self) -> None:
-        """Ask for an end: what is under way may still come, and then a response with an error. Never waits."""
+        """Ask the callee for an end. What it still sends comes, its last response in any case. Never waits."""
         self._stream.cancel()
 
 
@@ -200,7 +206,7 @@ class Call(Generic[Response]):
         """
         stream = self._stream = self._begin()
         if self._cancelled:
-            stream.cancel()
+            stream.give_up()
         if self._request.decoupled:
             return ResponseIterator(stream, self._read)
         return self._read(next(stream))
@@ -216,16 +222,20 @@ class Call(Generic[Response]):
         """Give the call up."""
         self._cancelled = True
         if self._stream is not None:
-            self._stream.cancel()
+            self._stream.give_up()
 
     def run_async(self) -> Future[Response | ResponseIterator[Response]]:
         """Begin it on a thread of the host's pool, and return what a coroutine awaits; cancelling that cancels the call.
 
-        Raises RuntimeError where no event loop runs in this thread.
+        A decoupled call is made at once, without a thread, for its iterator has nothing to wait for. Raises RuntimeError where no event loop runs in this thread.
         """
         import asyncio  # noqa: TID251  # as above
 
         loop = asyncio.get_running_loop()
+        if self._request.decoupled:
+            made: Future[Response | ResponseIterator[Response]] = loop.create_future()
+            made.set_result(self.run())
+            return made
         attached = contextvars.copy_context()
         future = loop.run_in_executor(self._host.pool, attached.run, self.run)
         future.add_done_callback(self._when_done)

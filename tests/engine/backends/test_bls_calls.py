@@ -381,6 +381,31 @@ return [passed((await asyncio.gather(*futures))[-1])]
     assert most[0] == 2
 
 
+def test_an_iterator_comes_when_the_call_is_made_whoever_waits_for_a_thread(model, calls):
+    gate = threading.Event()
+
+    def slow(call):
+        assert gate.wait(10)
+        yield from doubling(call)
+
+    def many(call):
+        gate.set()  # it has been made, though the only thread waits
+        yield from counting(call)
+
+    calls.callees = {"callee": slow, "counter": many}
+    body = """
+waiting = call(requests[0]).async_exec()
+stream = await pb_utils.InferenceRequest(
+    model_name="counter", inputs=requests[0].inputs(), requested_output_names=["Y"]
+).async_exec(decoupled=True)
+first = next(stream)
+await waiting
+return [passed(first)]
+"""
+    (answer,) = asked(model, body, settings={"thread-pool-size": "1"})
+    assert answer.outputs["Y"].tolist() == [[0.0, 0.0]]
+
+
 def test_a_cancelled_await_cancels_the_call(model, calls):
     waiting = threading.Event()
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from actors import frames
-from actors.call_frames import Letter
+from actors.call_frames import GIVE_UP, STOP_SENDING, Letter
 from actors.frames import WINDOW_PARTS, Answer, Part, Placed
 from actors.messages.datatypes import DataType
 from actors.messages.errors import ErrorCode
@@ -212,7 +212,7 @@ def test_cancelling_is_told_and_the_stream_goes_on_to_its_end(ends):
     stream = calls.infer(call(1, decoupled=True))
     server.letter()
     stream.cancel()
-    assert frames.decode_cancel(server.packet()) == (1, 0)
+    assert frames.decode_cancel(server.packet()) == (1, STOP_SENDING)
     server.respond(1, row(1), final=False)
     server.send(Part(1, 0, Answer(code=ErrorCode.CANCELLED, message="gone"), b"", 0, final=True))
     assert [response.code for response in stream] == [None, ErrorCode.CANCELLED]
@@ -227,7 +227,7 @@ def test_a_stream_that_nobody_holds_is_cancelled_and_its_answers_go_nowhere(ends
     calls.infer(call(1, decoupled=True))
     server.letter()
     gc.collect()
-    assert frames.decode_cancel(server.packet()) == (1, 0)
+    assert frames.decode_cancel(server.packet()) == (1, GIVE_UP)
     server.respond(1, row(1), final=False)
     server.respond(1)
     other = calls.infer(call(2))
