@@ -89,7 +89,7 @@ def test_a_json_log_tells_of_a_failed_start_and_of_being_told_twice_as_json(tmp_
 )
 @pytest.mark.parametrize("form", ["--log-format=json", "--log-format=default"])
 def test_a_start_that_makes_no_sense_is_told_in_the_form_that_was_asked_for(tmp_path, flags, words, form):
-    (tmp_path / "models").mkdir()
+    write_model(tmp_path / "models")
     with serving(tmp_path / "said", str(tmp_path / "models"), *flags, form) as server:
         assert server.wait() == 1
         if form == "--log-format=json":
