@@ -148,7 +148,7 @@ class Scheduler(TurnTaker):
             since = worker.busy_since
             if since == math.inf:
                 idle = idle or (worker.has_room and not instance.hunting)
-            elif ahead.lasts(since, now):
+            elif ahead.outlasts(since, now):
                 late = True
             elif worker.free_lanes < 0:
                 look_at = min(look_at, since + ahead.PATIENCE + NEAR)
@@ -178,29 +178,33 @@ class Scheduler(TurnTaker):
         """Return an instance with room for fresh requests: an idle one, else that with the most lanes free.
 
         One without a free lane would only hold the batch ready, so it comes last, and not at all where what it executes
-        lasts (`actors.scheduling.ahead`). Among equals the least recently served is next.
+        lasts and there are others (`actors.scheduling.ahead`). Among equals the least recently served is next.
         """
         fallback: _Choice | None = None
         most = -math.inf
+        several = len(self.state.rotation) > 1
         for instance in self.state.rotation:
             worker = instance.worker
             if worker is None or not worker.has_room or instance.hunting:
                 continue
             if worker.idle:
                 return instance, worker
-            if worker.free_lanes > most and not ahead.lasts(worker.busy_since, now):
+            if worker.free_lanes > most and not (
+                several and ahead.lasts(worker.busy_since, worker.took, now)
+            ):
                 fallback, most = (instance, worker), worker.free_lanes
         return fallback
 
     def _permitted(self, limiter: RateLimiter[InstanceState], now: float) -> _Choice | None:
         """Return an instance with room that may execute now. Of those that may not, each is in line then, and we are rung."""
+        several = len(self.state.rotation) > 1
         having_room = [
             (each, each.worker)
             for each in self.state.rotation
             if each.worker is not None
             and each.worker.has_room
             and not each.hunting
-            and not ahead.lasts(each.worker.busy_since, now)
+            and not (several and ahead.lasts(each.worker.busy_since, each.worker.took, now))
         ]
         having_room.sort(key=lambda choice: (not choice[1].idle, -choice[1].free_lanes))
         return next((choice for choice in having_room if limiter.ask(choice[0])), None)

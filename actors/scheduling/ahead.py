@@ -4,10 +4,14 @@ A batch that already lies in the worker begins the moment the one before it ends
 and back, some 0.2 ms. The price: it waits behind one execution though another instance may be free sooner, and behind a hang for
 ever. So what may be lost is bounded:
 
-- Nothing is sent ahead into a worker that has executed the same for longer than `PATIENCE`: it stays in the queue.
 - What was sent ahead is taken back once that execution has taken longer than `PATIENCE` and another instance is idle.
-- Where no instance is ever idle, one that goes on lends its room: it gets what waits behind an execution that has lasted
+- An execution *lasts* when it has taken `PATIENCE` and twice as long as the last one of that instance. Nothing is sent ahead
+  behind one that lasts where the model has other instances: it stays in the queue.
+- Where no instance is ever idle, one that goes on lends its room: it gets what waits behind an execution that has taken
   `PATIENCE` and twice as long as its own last one. In even traffic no execution does, so nothing moves to and fro.
+
+The measure is the last execution, and not a number of milliseconds, because on a machine that has too few cores everything takes
+long, and it is then that a worker should have its next batch at hand.
 
 Taking back costs a second copy of the inputs. Executions shorter than `PATIENCE` never cause it. Whether the worker has begun by
 then is not for this module to say: `actors.arena`, "Claims".
@@ -24,9 +28,14 @@ PATIENCE: Final = 0.005
 """Seconds that a batch may wait behind an execution while another instance could begin it."""
 
 
-def lasts(busy_since: float, now: float) -> bool:
-    """Whether a worker that executes since then is no place for what has not begun; never where a lane is free (infinite)."""
+def outlasts(busy_since: float, now: float) -> bool:
+    """Whether an execution has taken longer than a batch is to wait for; never where a lane is free (infinite)."""
     return now - busy_since > PATIENCE
+
+
+def lasts(busy_since: float, took: float, now: float) -> bool:
+    """Whether a worker is no place for what has not begun; `took` is how long its last execution did."""
+    return now - busy_since > PATIENCE + 2 * took
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,7 @@ def relievable(standings: Iterable[Standing], now: float) -> float:
             continue
         if each.busy_since == math.inf:
             return now - PATIENCE
-        if not lasts(each.busy_since, now):
+        if not lasts(each.busy_since, each.took, now):
             latest = max(latest, now - PATIENCE - 2 * each.took)
     return latest
 

@@ -869,16 +869,39 @@ async def test_what_waits_behind_a_hang_goes_first_where_no_instance_is_ever_idl
 
 
 async def test_nothing_is_sent_ahead_behind_an_execution_that_lasts(stage, autojump_clock):
-    model = stage(capacity=2)
-    await model.send()
-    await model.settled()
+    model = stage(instances=two_instances(), capacity=2)
+    for _ in range(2):
+        await model.send()
+        await model.settled()
     await trio.sleep(1)
     waits = await model.send()
     await model.settled()
     assert waits in model.state.queue
-    model.worker.finish()
+    model.workers[1].finish()
+    await model.settled()
+    assert [worker.sizes for worker in model.workers] == [[1], [1, 1]]
+
+
+async def test_an_only_instance_has_its_next_batch_at_hand_however_long_it_executes(stage, autojump_clock):
+    model = stage(capacity=2)
+    await model.send()
+    await model.settled()
+    await trio.sleep(1)
+    await model.send()
     await model.settled()
     assert model.worker.sizes == [1, 1]
+
+
+async def test_instances_that_are_all_slow_have_their_next_batches_at_hand(stage, autojump_clock):
+    model, _ = await two_with_room_behind(stage)
+    await trio.sleep(0.05)
+    for worker in model.workers:
+        worker.finish()
+    await trio.sleep(0.02)
+    for _ in range(2):
+        await model.send()
+        await model.settled()
+    assert [len(worker.outstanding) for worker in model.workers] == [2, 2]
 
 
 async def test_a_busy_pair_of_instances_hands_nothing_to_and_fro(stage, autojump_clock):

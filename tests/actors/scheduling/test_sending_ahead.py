@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.ahead import PATIENCE, Standing, lasts, overdue
+from actors.scheduling.ahead import PATIENCE, Standing, lasts, outlasts, overdue
 
 NOW = 100.0
 IDLE = Standing(math.inf, room=True)
@@ -17,13 +17,16 @@ def busy_for(seconds, *, room=False, took=0.0):
     return Standing(NOW - seconds, room=room, took=took)
 
 
-def test_an_execution_lasts_when_it_takes_longer_than_a_batch_is_to_wait_for():
-    assert not lasts(NOW - PATIENCE / 2, NOW)
-    assert lasts(NOW - 2 * PATIENCE, NOW)
+def test_an_execution_lasts_when_it_takes_twice_as_long_as_the_last_one_did_and_longer_than_a_moment():
+    assert not lasts(NOW - PATIENCE / 2, 0.0, NOW)
+    assert lasts(NOW - 2 * PATIENCE, 0.0, NOW)
+    assert not lasts(NOW - 2 * PATIENCE, PATIENCE, NOW)
+    assert lasts(NOW - 4 * PATIENCE, PATIENCE, NOW)
 
 
 def test_a_worker_with_a_free_lane_is_a_place_for_anything():
-    assert not lasts(math.inf, NOW)
+    assert not lasts(math.inf, 0.0, NOW)
+    assert not outlasts(math.inf, NOW)
 
 
 def test_nothing_is_taken_back_where_no_other_instance_has_room():
@@ -68,8 +71,8 @@ def test_only_what_waits_behind_a_lasting_execution_is_taken_and_only_for_an_ins
     late = overdue(given, NOW)
     assert len(set(late)) == len(late)
     for at in late:
-        assert lasts(given[at].busy_since, NOW)
-        takers = [each for each in given if each.room and not lasts(each.busy_since, NOW)]
+        assert outlasts(given[at].busy_since, NOW)
+        takers = [each for each in given if each.room and not lasts(each.busy_since, each.took, NOW)]
         assert takers
     assert late == sorted(late, key=lambda at: given[at].busy_since)
 

@@ -56,6 +56,7 @@ async def test_what_was_sent_ahead_to_an_instance_that_hangs_is_answered_by_the_
                 answer = await model.answer(request)
                 assert not isinstance(answer, TritiumError)
         assert not hang.answered
+        await until(lambda: HANG in executed())
         assert sorted(executed()) == [HANG, 1.0, 2.0, 3.0, 4.0]  # each once
         assert [request.attempts for request in others] == [1] * 4
         model.state.give_up("the test is over")
