@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 Request = TypeVar("Request")
 
-_COPIED_HERE: Final = 1024 * 1024  # bytes of a load request
 _CONVERTED_HERE: Final = 32 * 1024  # bytes of JSON; each KiB takes protobuf a fifth of a millisecond
 
 
@@ -149,11 +148,12 @@ class InferenceService(UnofferedExtensions):
         """Load or reload a model, and answer when it serves."""
         request = await _request(stream)
         _refuse_repository_name(request.repository_name)
-        if request.ByteSize() > _COPIED_HERE:  # files: taking them out of the message copies them
+        parameters: Mapping[str, object] = {}
+        if (
+            request.parameters
+        ):  # perhaps files of hundreds of megabytes: taking them out of the message copies them
             threads = stream.call.wire.threads
             parameters = await trio.to_thread.run_sync(load_parameters, request.parameters, limiter=threads)
-        else:
-            parameters = load_parameters(request.parameters)
         await self._server.repository.load(request.model_name, parameters)
         await stream.send_message(pb.RepositoryModelLoadResponse())
 

@@ -1,8 +1,13 @@
 """A call whose requests are known beforehand, with the face that coroutine methods are given."""
 
+from types import SimpleNamespace
+
 
 class ScriptedStream:
     """Gives out `requests`, then the end of the client's side; keeps what was sent in `sent`."""
+
+    # Threads as trio has them.
+    call = SimpleNamespace(wire=SimpleNamespace(threads=None))
 
     def __init__(self, *requests):
         self._requests = list(requests)
