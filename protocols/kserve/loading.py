@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from actors.messages.errors import Internal, InvalidArgument
@@ -11,6 +12,7 @@ from protocols.kserve.caps import check_parameters
 from protocols.kserve.documents import encode_text, misfit
 from protocols.kserve.long_texts import MAX_STRING, LongString
 
+_JOINED_AT_ONCE: Final = 16
 _PIECE: Final = 256 * 1024
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _NOT_BASE64: Final = bytes(set(range(256)) - set(_ALPHABET))
@@ -26,7 +28,10 @@ def parameters_of(document: Mapping[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def load_parameters(document: Mapping[str, Any]) -> Generator[None, None, dict[str, object]]:
+Step = Callable[[], Any] | None
+
+
+def load_parameters(document: Mapping[str, Any]) -> Generator[Step, Any, dict[str, object]]:
     """Return the parameters of a load: `config` as text, `file:<path>` as bytes. Yields between slices of work.
 
     Raises Internal and InvalidArgument.
@@ -48,7 +53,7 @@ def load_parameters(document: Mapping[str, Any]) -> Generator[None, None, dict[s
     return loaded
 
 
-def _lenient_base64(text: str | LongString) -> Generator[None, None, bytes]:
+def _lenient_base64(text: str | LongString) -> Generator[Step, Any, bytes]:
     """Return what base64 holds; whatever is no base64 in it is passed over."""
     pieces: Iterable[bytes]
     pieces = text.pieces() if isinstance(text, LongString) else _pieces_of(encode_text(text))
@@ -59,10 +64,12 @@ def _lenient_base64(text: str | LongString) -> Generator[None, None, bytes]:
         whole = len(significant) // 4 * 4
         parts.append(base64.b64decode(significant[:whole]))
         left = significant[whole:]
-        yield
+        yield None
     if len(left) > 1:
         parts.append(base64.b64decode(left + b"=" * (4 - len(left))))
-    return b"".join(parts)
+    # Joining long ones lets go of the GIL.
+    joined: bytes = b"".join(parts) if len(parts) < _JOINED_AT_ONCE else (yield partial(b"".join, parts))
+    return joined
 
 
 def _pieces_of(encoded: bytes) -> Iterator[bytes]:

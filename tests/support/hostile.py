@@ -35,8 +35,8 @@ class Attack:
 
 def around(data, *, datatype="FP32", shape="[1]", front="", behind=""):
     """Return the text of a request with one input, whose data is `data`."""
-    head = '{%s"inputs":[{"name":"INPUT","datatype":"%s","shape":%s,"data":' % (front, datatype, shape)
-    return head.encode() + data + b"}]" + behind.encode() + b"}"
+    head = f'"inputs":[{{"name":"INPUT","datatype":"{datatype}","shape":{shape},"data":'
+    return b"{" + front.encode() + head.encode() + data + b"}]" + behind.encode() + b"}"
 
 
 def array(item, size, last=b"1"):
