@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from actors.messages.errors import ErrorCode
 from engine.backends.python.host import SERVING, call_context, checked_text, current_host
+from engine.backends.python.loop import go_on, running_loop
 from engine.backends.python.tensors import TritonModelException
 from engine.worker.calls import CallRequest, CallResponse
 
@@ -155,7 +156,13 @@ class ResponseIterator(Generic[Response]):
         return self
 
     def __next__(self) -> Response:
-        """Wait for the next response. Raises StopIteration after the last one."""
+        """Wait for the next response. Raises StopIteration after the last one.
+
+        In a coroutine, the others of its event loop go on meanwhile.
+        """
+        loop = running_loop()
+        if loop is not None and self._lacks_one():
+            go_on(loop, loop.run_in_executor(self._host.readers, self._fetch).done)
         with self._turn:
             if self._at == len(self._seen):
                 if self._finished:
@@ -163,6 +170,15 @@ class ResponseIterator(Generic[Response]):
                 self._receive()
             self._at += 1
             return self._seen[self._at - 1]
+
+    def _lacks_one(self) -> bool:
+        return self._at == len(self._seen) and not self._finished
+
+    def _fetch(self) -> None:
+        """Have the next response there when it is asked for."""
+        with self._turn:
+            if self._lacks_one():
+                self._receive()
 
     def _receive(self) -> None:
         response = next(self._stream)

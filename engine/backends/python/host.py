@@ -29,6 +29,7 @@ SERVING = "execute"
 FINALIZING = "finalize"
 
 DEFAULT_POOL_SIZE = 32  # `thread-pool-size`, contract section 12
+MOST_READERS = 24  # and so many plain `for` of coroutines may wait within each other
 WHOLE_BATCH = -1  # in an origin, in place of a request's index
 
 _NO_CALLS = "a model reaches its server only where that has loaded it, and not in auto_complete_config"
@@ -56,13 +57,14 @@ class Host:
         self._calls = calls
         self._pool_size = pool_size
         self._pool: ThreadPoolExecutor | None = None
+        self._readers: ThreadPoolExecutor | None = None
         self._making = threading.Lock()
         when_forked(self)
 
     def forked(self) -> None:
         """This is a process that the model has forked. It may call, whatever its model was at: by now that may be another method."""
         self._making = threading.Lock()
-        self._pool = None  # whose threads are not here
+        self._pool = self._readers = None  # whose threads are not here
         if self.phase == INITIALIZING:
             self.phase = SERVING
 
@@ -87,14 +89,27 @@ class Host:
                 )
             return self._pool
 
+    @property
+    def readers(self) -> ThreadPoolExecutor:
+        """Threads that wait for a plain `for` in a coroutine: others, for those of the pool may all wait for what it gives."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        with self._making:
+            if self._readers is None:
+                self._readers = ThreadPoolExecutor(
+                    MOST_READERS, "model-readers", initializer=attach, initargs=(self,)
+                )
+            return self._readers
+
     def failure(self, message: str) -> str:
         """Return the text with which Triton wraps what the server answers to a model."""
         return f"Failed to process the request for model '{self.instance_name}', message: {message}"
 
     def close(self) -> None:
         """End the threads, once what they wait for has ended."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._readers):
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
         if self.metrics is not None:
             self.metrics.close()
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
+
+from engine.backends.python.host import MOST_READERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,3 +56,46 @@ class EventLoop:
             # What `sys.exit` raises in a task ends asyncio's loop before those who wait for the task are told.
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 loop.run_forever()
+
+
+_depth = threading.local()
+
+
+def running_loop() -> Any:
+    """Return the event loop whose callback this is, if it can `go_on` from within; else None."""
+    if "asyncio" not in sys.modules or getattr(_depth, "value", 0) >= MOST_READERS:
+        return None
+    import asyncio  # noqa: TID251  # as above
+
+    with contextlib.suppress(RuntimeError):
+        loop: Any = asyncio.get_running_loop()
+        if hasattr(loop, "_run_once") and hasattr(loop, "_ready"):  # asyncio's own, in any version so far
+            return loop
+    return None
+
+
+def go_on(loop: Any, done: Callable[[], bool]) -> None:
+    """Run other callbacks of the loop whose callback this is until `done`: a plain `for` in a coroutine can't give up its turn.
+
+    The turn of the loop that we are in has counted the callbacks that it will run. As many must be there when we return.
+    """
+    import asyncio  # noqa: TID251  # as above
+
+    task = asyncio.current_task(loop)
+    counted = len(loop._ready)  # noqa: SLF001  # there is no public way
+    _depth.value = getattr(_depth, "value", 0) + 1
+    if task is not None:
+        asyncio.tasks._leave_task(loop, task)  # noqa: SLF001  # for another one to be the current task
+    try:
+        while not done():
+            loop._run_once()  # noqa: SLF001
+    finally:
+        if task is not None:
+            asyncio.tasks._enter_task(loop, task)  # noqa: SLF001
+        _depth.value -= 1
+        while len(loop._ready) < counted:  # noqa: SLF001
+            loop.call_soon(_nothing)
+
+
+def _nothing() -> None:
+    """Fill a turn."""

@@ -406,6 +406,60 @@ return [passed(first)]
     assert answer.outputs["Y"].tolist() == [[0.0, 0.0]]
 
 
+def test_a_plain_for_in_a_coroutine_does_not_hold_up_the_loop(model, calls):
+    gate = threading.Event()
+
+    def slow(call):
+        for number in range(3):
+            assert gate.wait(10), "the event loop stands still"
+            gate.clear()
+            yield answered(("Y", FP32, np.full((1, 2), number, "f4")), final=number == 2)
+
+    calls.callees = {"callee": slow}
+    model_body = """
+    import asyncio
+    async def execute(self, requests):
+        asyncio = self.asyncio
+        over = []
+        async def others():
+            while not over:
+                self.gate.set()
+                await asyncio.sleep(0.001)
+        beside = [asyncio.ensure_future(others()) for _ in range(3)]
+        current = asyncio.current_task()
+        got = []
+        for each in await call(requests[0]).async_exec(decoupled=True):
+            got.append(each.output_tensors()[0].as_numpy())
+            assert asyncio.current_task() is current
+        over.append(True)
+        await asyncio.gather(*beside)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", got[-1])], parameters={"got": str(len(got))})]
+"""
+    backend, info = model(model_body)
+    backend._model.gate = gate
+    (answer,) = run(backend, info, [LocalRequest({"X": ONES})])
+    assert answer.outputs["Y"].tolist() == [[2.0, 2.0]]
+    assert answer.parameters == {"got": "3"}
+
+
+def test_many_coroutines_may_iterate_plainly_at_the_same_time(model, calls):
+    calls.callees = {"callee": counting}
+    body = """
+import asyncio
+async def one():
+    found = []
+    for each in await call(requests[0]).async_exec(decoupled=True):
+        found += [float(t.as_numpy()[0, 0]) for t in each.output_tensors()]
+        await asyncio.sleep(0)
+    return found
+found = await asyncio.gather(*(one() for _ in range(100)))
+assert found == [[0.0, 1.0, 2.0]] * 100, found
+return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.ones((1, 2), "f4"))])]
+"""
+    (answer,) = asked(model, body)
+    assert answer.outputs["Y"].tolist() == [[1.0, 1.0]]
+
+
 def test_a_cancelled_await_cancels_the_call(model, calls):
     waiting = threading.Event()
 
