@@ -120,13 +120,13 @@ class Levels:
     """The levels of one queue, by number and in scan order."""
 
     __slots__ = (
-        "_by_number",
         "_default",
         "_default_policy",
         "_ledger",
         "_lowest",
         "_policies",
         "fixed",
+        "known",
         "lanes",
         "present",
     )
@@ -145,36 +145,36 @@ class Levels:
         numbers = range(1, self._lowest + 1) if self.fixed and self._lowest else (default,)
         self.present = [self._made(number) for number in numbers]
         """Those that exist, the first to be served first."""
-        self._by_number = {level.number: level for level in self.present}
-        self._default = self._by_number[default]
+        self.known = {level.number: level for level in self.present}
+        self._default = self.known[default]
         self.lanes: list[Lane] = []
         """Of the levels that exist, in scan order."""
         self._list_lanes()
 
     def of(self, request: InferRequest) -> Level:
         """Return the level of `request`. One that does not exist is empty, and not `present` before it is `entered`."""
-        level = self._by_number.get(request.priority)
+        level = self.known.get(request.priority)
         if level is None:
             level = self._made(request.priority) if 1 <= request.priority <= self._lowest else self._default
         return level
 
     def above(self, level: Level) -> Level:
         """Return the level that is served before `level`, which is not the first; like `of`."""
-        return self._by_number.get(level.number - 1) or self._made(level.number - 1)
+        return self.known.get(level.number - 1) or self._made(level.number - 1)
 
     def has_room(self, level: Level) -> bool:
         """Whether `level` exists, or may."""
-        if level.number in self._by_number or len(self.present) < OCCUPIED:
+        if level.number in self.known or len(self.present) < OCCUPIED:
             return True
         self._drop_empty()
         return len(self.present) < OCCUPIED
 
     def entered(self, level: Level) -> Level:
         """Have `level` exist, for a request that comes to it. Return it, or the one that has come into its place."""
-        known = self._by_number.get(level.number)
+        known = self.known.get(level.number)
         if known is not None:
             return known
-        self._by_number[level.number] = level
+        self.known[level.number] = level
         at = bisect_left(self.present, level.number, key=_number)
         self.present.insert(at, level)
         self.lanes[2 * at : 2 * at] = (level.waiting, level.delayed)
@@ -185,7 +185,7 @@ class Levels:
         empty = 0
         while empty < len(self.present) and not self.present[empty]:
             if self.present[empty] is not self._default:
-                del self._by_number[self.present[empty].number]
+                del self.known[self.present[empty].number]
             empty += 1
         kept = [level for level in self.present[:empty] if level is self._default]
         self.present[:empty] = kept
@@ -193,7 +193,8 @@ class Levels:
 
     def _drop_empty(self) -> None:
         self.present = [level for level in self.present if level or level is self._default]
-        self._by_number = {level.number: level for level in self.present}
+        self.known.clear()
+        self.known.update((level.number, level) for level in self.present)
         self._list_lanes()
 
     def _list_lanes(self) -> None:

@@ -99,13 +99,18 @@ class RequestQueue:
         """
         if self._ledger is not None and not self._fits_tenant(request, self._ledger):
             return False
-        if not self._len:
+        levels = self._levels
+        if not self._len or (
+            levels.fixed
+            and self._len < self._bounds.requests
+            and self._nbytes + request.nbytes <= self._bounds.nbytes
+        ):
             return True
-        level = self._levels.of(request)
+        level = levels.of(request)
         if level.policy.max_queue_size > 0:
             return True
         fits = self._len < self._bounds.requests and self._nbytes + request.nbytes <= self._bounds.nbytes
-        return fits and self._levels.has_room(level)
+        return fits and levels.has_room(level)
 
     def push(self, request: InferRequest, now: float) -> None:
         """Enqueue `request` at `now`.
@@ -113,13 +118,16 @@ class RequestQueue:
         Raises Unavailable where its level has a `max_queue_size` and is full, or the queue's bytes are; and where its tenant
         has more waiting than it may, and is not to wait for that.
         """
-        level = self._levels.of(request)
+        levels = self._levels
+        level = levels.known.get(request.priority)
+        if level is None:
+            level = levels.of(request)
         if level.policy.max_queue_size:
             self._refuse_if_full(level, request)
         if self._ledger is not None:
             self._ledger.refuse_beyond_bound(request)
-        if not level and not self._levels.fixed:
-            level = self._levels.entered(level)
+        if not levels.fixed and not level:
+            level = levels.entered(level)
         lane = level.waiting
         entry = Entry(level, lane, now)
         request.queue_entry = lane[request] = entry
