@@ -20,7 +20,7 @@ from actors.messages.errors import Internal, InvalidArgument, Unsupported
 from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
 from actors.messages.tensors import MAX_DIMS, Tensor, element_count
 from actors.specs import ModelSpec
-from protocols.kserve.caps import check_count, check_dims, check_name, check_parameters
+from protocols.kserve.caps import MAX_NAME, check_count, check_dims, check_name, check_parameters
 from protocols.kserve.documents import misfit, not_a
 from protocols.kserve.elements import INT64_MAX, Packing, can_pack, pack
 from protocols.kserve.forwarding import with_forwarded
@@ -148,12 +148,14 @@ class InferDecoder:
         return _request(meaning, body, size, spec, requested_version, reply, accepted_at, forwarded)
 
     def _meaning(self, body: Buffer, size: int, spec: ModelSpec, *, framed: bool) -> _Meaning:
-        text = body if size == len(body) else memoryview(body)[:size]
         if size <= _KEPT_LENGTH and framed:
-            text = bytes(text)
-            kept = self._meanings.get(text)
+            key = bytes(body[:size])
+            kept = self._meanings.get(key)
             if kept is not None and kept.binary_size == len(body) - size:
                 return kept
+            text: Buffer = key
+        else:
+            text = body if size == len(body) else memoryview(body)[:size]
         check_json_size(size, self._max_input_size)
         document = read_short(text)
         meaning = _read(document, len(body) - size, spec, limit=self._max_input_size, framed=framed)
@@ -356,7 +358,8 @@ class _InputReader:
 
     def read(self, element: Any) -> _Input:
         name = _string(element, "name")
-        check_name(name, "an input")
+        if len(name) > MAX_NAME:
+            check_name(name, "an input")
         datatype_name = _string(element, "datatype")
         shape = _shape(name, element)
         datatype = BY_PROTOCOL_NAME.get(datatype_name)
@@ -416,7 +419,8 @@ def _shape(name: str, element: Any) -> tuple[int, ...]:
         raise Internal(f"Unable to parse 'shape': {not_a('unsigned-integer')}")
     if type(shape) is not list:
         raise misfit(element, "shape", "array")
-    check_dims(name, len(shape))
+    if len(shape) > MAX_DIMS:
+        check_dims(name, len(shape))
     for dim in shape:
         if type(dim) is not int or dim < 0:
             raise Internal(f"Unable to parse 'shape': {not_a('unsigned-integer')}")
