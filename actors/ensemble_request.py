@@ -515,10 +515,11 @@ class ComposedRequest:
             for answer in answers:
                 self._respond(answer, final=False)
             return
+        of_a_step = flow.error is not None
         error = flow.ending(self.request.prefix)
         if error is not None:
             self._finish()
-            self._fail(error)
+            self._fail(error, of_a_step=of_a_step)
             return
         for answer in answers[:-1]:
             self._respond(answer, final=False)
@@ -567,9 +568,13 @@ class ComposedRequest:
             timing=self._timing(),
         )
 
-    def _fail(self, error: TritiumError) -> None:
+    def _fail(self, error: TritiumError, *, of_a_step: bool = False) -> None:
         if self.request.answered:
             return
+        if of_a_step and not self.request.cancelled:
+            # Triton counts the failure of the step in the ensemble too, beside that of the ensemble.
+            took = trio.current_time() - self.request.accepted_at
+            self._state.statistics.failed(FailureReason.OTHER, int(took * 1e9))
         if self.request.cancelled and isinstance(error, Cancelled):
             told: TritiumError = Cancelled("")
         else:
