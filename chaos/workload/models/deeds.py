@@ -148,5 +148,9 @@ def _fail_to_start() -> None:
 
 
 def _connection() -> int:
-    """The descriptor of the worker's own connection to the server is the first argument of its process."""
-    return int(sys.argv[1])
+    """The descriptor of the worker's own connection to the server is the first argument of its program.
+
+    `sys.argv` does not have it: a model finds there what it would on Triton.
+    """
+    program = next(place for place, word in enumerate(sys.orig_argv) if word.endswith(".py"))
+    return int(sys.orig_argv[program + 1])
