@@ -17,6 +17,7 @@ from chaos.faults.asking import together
 from chaos.faults.attacks import Attack
 from chaos.faults.base import Fault, Injection, Stage, Trouble, now
 from chaos.faults.repository import PLAIN, answering, ask_guest, choose
+from chaos.faults.setbacks import until_mended, until_told
 from chaos.faults.shelves import READY, Shelf, post, serving_alone, states, until_states
 from chaos.faults.wire import HttpAnswer
 from chaos.records import LogExpected
@@ -32,6 +33,12 @@ _LOADING: Final = 15.0  # seconds that a load may take: longer than the models' 
 async def _ask(stage: Stage, model: str, what: str) -> HttpAnswer:
     """Ask for the `load` or the `unload` of a model. Raises Broken."""
     return await post(stage.server, f"/v2/repository/models/{model}/{what}")
+
+
+def _error(answer: HttpAnswer) -> str:
+    """What an answer says went wrong, or nothing."""
+    said = answer.json() if answer.body else {}
+    return str(said.get("error", ""))
 
 
 def _told(model: str, what: str, answer: HttpAnswer) -> str:
@@ -137,8 +144,12 @@ class Reloaded:
         )
 
     async def _loaded(self, stage: Stage, shelf: Shelf, right: bytes) -> None:
+        refusals: list[HttpAnswer] = []
+
         async def load(*, works: bool) -> str:
             answer = await _ask(stage, shelf.model, "load")
+            if not works:
+                refusals.append(answer)
             return "" if (answer.status == 200) is works else _told(shelf.model, "load", answer)
 
         try:
@@ -146,10 +157,14 @@ class Reloaded:
             seen = await states(stage.server, shelf.model)
             if troubles or READY not in seen.values():
                 troubles.append(f"'{shelf.model}' is {seen} after that")
+            if not self.well:
+                why = await until_told(stage.server, shelf.model)
+                troubles += [_told(shelf.model, "load", each) for each in refusals if why not in _error(each)]
         finally:
             shelf.put("1/model.py", right)
         troubles += await together([partial(load, works=True)] * 2, patience=_LOADING)
         await until_states(stage.server, shelf.model, serving_alone(1), "it should serve as before")
+        await until_mended(stage.server, shelf.model)
         await answering(stage, shelf.model)
         if troubles:
             raise Trouble("; ".join(troubles))
@@ -180,7 +195,8 @@ FAULTS: Final[Sequence[Fault]] = (
     ),
     Reloaded(
         name="broken_reload",
-        expected="A load that fails says so; the version that serves goes on, and no request fails.",
+        expected="A load that fails says so and why, and until one succeeds so do the index, the tree and a metric; the version that serves "
+        "goes on, and no request fails.",
         well=False,
     ),
 )

@@ -20,6 +20,7 @@ import trio
 from chaos.faults.asking import Question, ask_grpc, ask_http, together
 from chaos.faults.attacks import Attack
 from chaos.faults.base import Fault, Injection, NoTarget, Stage, Trouble, now
+from chaos.faults.setbacks import until_mended, until_told
 from chaos.faults.shelves import GONE, READY, Shelf, serving_alone, states, until_states
 from chaos.faults.wire import Connection
 from chaos.records import Excuse, LogExpected
@@ -222,9 +223,11 @@ class Corrupted:
     async def _mended(self, stage: Stage, shelf: Shelf, inside: str, right: bytes) -> None:
         try:
             await answering(stage, shelf.model)
+            await until_told(stage.server, shelf.model)
         finally:
             shelf.put(inside, right)
         await back(stage, shelf)
+        await until_mended(stage.server, shelf.model)
 
 
 # -- directories that go
@@ -412,6 +415,7 @@ async def ask_guest(stage: Stage, model: str, target: random.Random) -> str:
 
 
 _UNHARMED: Final = "; the version that serves goes on, and no request fails."
+_TOLD: Final = "the log says why, and until it is mended so do the index, the tree and a metric"
 
 FAULTS: Final[Sequence[Fault]] = (
     HalfCopied(
@@ -428,12 +432,12 @@ FAULTS: Final[Sequence[Fault]] = (
     ),
     Corrupted(
         name="corrupted_model",
-        expected="A model file that can't be loaded is not: the log says why" + _UNHARMED,
+        expected="A model file that can't be loaded is not: " + _TOLD + _UNHARMED,
         configuration=False,
     ),
     Corrupted(
         name="corrupted_config",
-        expected="A configuration that can't be read changes nothing: the log says why" + _UNHARMED,
+        expected="A configuration that can't be read changes nothing: " + _TOLD + _UNHARMED,
         configuration=True,
     ),
     Blinked(),

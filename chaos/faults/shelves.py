@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -86,13 +86,23 @@ async def post(server: Server, path: str, body: bytes = b"") -> HttpAnswer:
 
 
 async def states(server: Server, model: str) -> States:
-    """Return the state of each version of a model that the server's index knows, with the reason of what failed. Raises Broken."""
-    entries = (await post(server, "/v2/repository/index")).json()
+    """Return the state of each version of a model that the server's index knows, or the reason of one that failed. Raises Broken.
+
+    A version that serves is ready, whatever became of its last reload: see `chaos.faults.setbacks`.
+    """
     return {
-        int(each["version"]): each["state"] if each.get("reason", UNLOADED) == UNLOADED else each["reason"]
-        for each in entries
-        if each["name"] == model and "version" in each
+        int(each["version"]): each["state"]
+        if each["state"] == READY or each.get("reason", UNLOADED) == UNLOADED
+        else each["reason"]
+        for each in await index_rows(server, model)
+        if "version" in each
     }
+
+
+async def index_rows(server: Server, model: str) -> list[dict[str, Any]]:
+    """Return what the server's index says of a model, a row each of its versions. Raises Broken."""
+    entries = (await post(server, "/v2/repository/index")).json()
+    return [each for each in entries if each["name"] == model]
 
 
 async def until_states(server: Server, model: str, right: Callable[[States], bool], what: str) -> None:

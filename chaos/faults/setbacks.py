@@ -1,0 +1,81 @@
+"""Where an operator sees that the last reload of a model failed, beside the log: the index, the tree, and a metric."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import trio
+
+from chaos.faults.base import Server, Trouble
+from chaos.faults.shelves import PATIENCE, READY, index_rows
+from chaos.faults.wire import Connection, request
+
+PREFIX: Final = "reload failed: "
+"""What a reason in the index begins with, beside a version that serves."""
+
+METRIC: Final = "tritium_model_reload_failed"
+
+_LOOK: Final = 0.1  # seconds between two questions
+
+Places = Mapping[str, str]
+"""What each place tells; nothing where it tells of no failure."""
+
+
+async def places(server: Server, model: str) -> Places:
+    """Return what index, tree and metric tell of a model's last reload. Raises Broken."""
+    rows = await index_rows(server, model)
+    reasons = [str(each.get("reason", "")) for each in rows if each["state"] == READY]
+    node = _node(await server.tree(), f"repository/lanes/{model}")
+    return {
+        "index": next((each.removeprefix(PREFIX) for each in reasons if each.startswith(PREFIX)), ""),
+        "tree": str(node.get("info", {}).get("reload_failed") or ""),
+        "metric": metric_says(await _metrics(server), model),
+    }
+
+
+async def until_told(server: Server, model: str) -> str:
+    """Wait until all places tell that a reload failed, and return the reason. Raises Trouble where that takes too long."""
+    seen = await _until(server, model, told=True)
+    if seen["index"] != seen["tree"]:
+        raise Trouble(f"the reload of '{model}' failed for different reasons: {json.dumps(seen)}")
+    return seen["index"]
+
+
+async def until_mended(server: Server, model: str) -> None:
+    """Wait until no place tells of a failure any more. Raises Trouble where that takes too long."""
+    await _until(server, model, told=False)
+
+
+def metric_says(exposition: str, model: str) -> str:
+    """Return the metric's line of a model whose reload failed, or nothing."""
+    ours = (line for line in exposition.splitlines() if line.startswith(f"{METRIC}{{"))
+    return next((line for line in ours if f'model="{model}"' in line and not line.endswith(" 0")), "")
+
+
+async def _until(server: Server, model: str, *, told: bool) -> Places:
+    seen: Places = {}
+    with trio.move_on_after(PATIENCE):
+        while True:
+            seen = await places(server, model)
+            if all(bool(each) is told for each in seen.values()):
+                return seen
+            await trio.sleep(_LOOK)
+    what = (
+        "all places should tell of the reload that failed" if told else "it is mended, and none should tell"
+    )
+    raise Trouble(f"of '{model}' {json.dumps(seen)} after {PATIENCE:.0f} s; {what}")
+
+
+async def _metrics(server: Server) -> str:
+    async with await Connection.open(server.metrics_port) as connection:
+        await connection.send(request("GET", "/metrics"))
+        return (await connection.answer()).body.decode()
+
+
+def _node(node: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """Return the node at a path of the tree below one; nothing, where it is not there."""
+    if node["path"] == path:
+        return node
+    return next(filter(None, (_node(child, path) for child in node["children"])), {})
