@@ -33,6 +33,22 @@ PATIENCE: Final = 60.0
 MARK: Final = "LC_CHAOS_SERVER"
 """The environment variable by which a server's processes are known. Workers are given few, and those of the locale are among them."""
 
+KUBERNETES: Final[Mapping[str, str]] = {
+    f"{prefix}_{name}": value.format(address=address, port=port)
+    for prefix, address, port in (("TRITIUM", "10.0.0.1", 8000), ("TRITIUM_METRICS", "10.0.0.2", 8002))
+    for name, value in {
+        "SERVICE_HOST": "{address}",
+        "SERVICE_PORT": "{port}",
+        "SERVICE_PORT_HTTP": "{port}",
+        "PORT": "tcp://{address}:{port}",
+        f"PORT_{port}_TCP": "tcp://{address}:{port}",
+        f"PORT_{port}_TCP_PROTO": "tcp",
+        f"PORT_{port}_TCP_PORT": "{port}",
+        f"PORT_{port}_TCP_ADDR": "{address}",
+    }.items()
+}
+"""What a container finds in its environment beside Services called `tritium` and `tritium-metrics`. None of it is a setting."""
+
 _POLLING: Final = 0.01
 _ROOT: Final = Path(__file__).parents[1]
 
@@ -98,7 +114,8 @@ class Server:
         """Start a server on a repository, its output in `folder`, and return at once.
 
         With `sabotage` it is the saboteur's, with its control socket there. `ports` are those of HTTP, gRPC and metrics, 0 for the
-        kernel's choice. `environ` is added to this process's environment, of which no TRITIUM_ variable is passed on.
+        kernel's choice. `environ` is added to this process's environment, of which no TRITIUM_ variable is passed on, and to what
+        Kubernetes would add (`KUBERNETES`).
         """
         folder.mkdir(parents=True, exist_ok=True)
         number = 1 + len(list(folder.glob("*.stdout.jsonl")))
@@ -121,7 +138,7 @@ class Server:
             process = subprocess.Popen(
                 command,
                 cwd=_ROOT,
-                env={**inherited, **(environ or {}), MARK: mark},
+                env={**inherited, **KUBERNETES, **(environ or {}), MARK: mark},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
