@@ -1,4 +1,4 @@
-"""The ways to end a server, each seen through to its end: told once, told twice, and killed.
+"""The ways to end a server, each seen through to its end: told once, told behind a balancer, told twice, killed, and told while it hangs.
 
 The figures are those that `chaos.checker.endings` sets limits for.
 """
@@ -17,6 +17,7 @@ from typing import Final
 import psutil
 import trio
 
+from chaos.balancer import balanced
 from chaos.clients.clients import Clients
 from chaos.clients.connection import LOOPBACK
 from chaos.clients.history import End
@@ -28,10 +29,18 @@ from chaos.workload.control import Control
 WAITING: Final = 40
 """Requests that are under way when the server is told to end."""
 
+DRAIN_DELAY: Final = 2
+EXIT_TIMEOUT: Final = 2
+"""Seconds, as the servers of `balanced_drain` and `sigterm_hung` are told."""
+
+ENDLESS: Final = "echo-endless"
+"""The model without a limit that `sigterm_hung` needs."""
+
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _LINGER: Final = 5.0  # seconds that the kernel may take to end what is left, on a busy machine
 _READY_FOR: Final = 10.0  # seconds: a server that was told to end and is ready for so long will not end
 _OF_ITS_OWN: Final = re.compile(r"(socket|pipe|memory):\[")
+_MOST_TOLD: Final = 3
 _CLOCKS: Final = 1.0  # seconds between when a process began, by psutil, and when it did
 
 
@@ -86,6 +95,32 @@ async def sigterm(server: Server, clients: Clients, control: Control) -> Ending:
     )
 
 
+async def balanced_drain(server: Server, clients: Clients, control: Control) -> Ending:
+    """Tell it once, with clients behind a balancer that looks at readiness: not one of their requests fails."""
+    traces = Traces(server)
+    async with balanced(server) as load:
+        told = now()
+        server.signal(SIGTERM)
+    status = await server.wait_ended()
+    drained = now() - told
+    out = load.rotation.out
+    troubles = [trouble for report in load.reports for trouble in report.troubles]
+    return Ending(
+        t=told,
+        how="balanced_drain",
+        figures={
+            "not_ready": PATIENCE if out is None else out - told,
+            "asked": load.total(lambda report: report.asked),
+            "failed": load.total(lambda report: report.failed),
+            "wrong": load.total(lambda report: report.wrong),
+            "drained": drained,
+            "status": status,
+            **await traces.figures(),
+        },
+        trouble="; ".join(troubles[:_MOST_TOLD]),
+    )
+
+
 async def sigterm_twice(server: Server, clients: Clients, control: Control) -> Ending:
     """Tell it again while it drains, and can't come to an end: it goes at once, and takes everything along."""
     traces = Traces(server)
@@ -104,6 +139,34 @@ async def sigterm_twice(server: Server, clients: Clients, control: Control) -> E
     )
 
 
+async def sigterm_hung(server: Server, clients: Clients, control: Control) -> Ending:
+    """Tell it once, while a model without a limit hangs: it ends at its own limit, and whoever waits is told."""
+    traces = Traces(server)
+    async with _requests_under_way(server, clients, control, "hang", ENDLESS) as answers:
+        told = now()
+        server.signal(SIGTERM)
+        status = await server.wait_ended()
+        late = now() - told - EXIT_TIMEOUT
+    untold = [end for end in answers if not (isinstance(end, Fail) and end.code == "UNAVAILABLE")]
+    return Ending(
+        t=told,
+        how="sigterm_hung",
+        figures={
+            "late": late,
+            "accepted": len(answers),
+            "untold": len(untold),
+            "status": status,
+            **await traces.figures(),
+        },
+        trouble="; ".join(
+            [
+                *([f"the exit status is {status}, not 1"] if status != 1 else []),
+                *([f"{len(untold)} of {len(answers)}, such as: {_said(untold[0])}"] if untold else []),
+            ]
+        ),
+    )
+
+
 async def sigkill(server: Server, clients: Clients, control: Control) -> Ending:
     """Kill it in the middle of its work: nothing is left of it."""
     traces = Traces(server)
@@ -117,26 +180,28 @@ async def sigkill(server: Server, clients: Clients, control: Control) -> Ending:
 
 @asynccontextmanager
 async def _requests_under_way(
-    server: Server, clients: Clients, control: Control, conduct: str
+    server: Server, clients: Clients, control: Control, conduct: str, model: str = "echo"
 ) -> AsyncIterator[list[End]]:
     """Have `WAITING` requests accepted that can't be answered yet, and afterwards wait for the end of each, which goes to what is yielded."""
     answers: list[End] = []
-    with control.hold("echo", conduct):
+    with control.hold(model, conduct):
         async with trio.open_nursery() as nursery:
-            await _fill(server, clients, nursery, answers)
+            await _fill(server, clients, nursery, answers, model)
             yield answers
 
 
-async def _fill(server: Server, clients: Clients, nursery: trio.Nursery, answers: list[End]) -> None:
+async def _fill(
+    server: Server, clients: Clients, nursery: trio.Nursery, answers: list[End], model: str
+) -> None:
     """Have `WAITING` requests under way, and return when the server has accepted all of them."""
 
     async def ask(number: int) -> None:
-        answers.append(await clients.send("echo", protocol="http" if number % 2 else "grpc"))
+        answers.append(await clients.send(model, protocol="http" if number % 2 else "grpc"))
 
     for number in range(WAITING):
         nursery.start_soon(ask, number)
     with trio.move_on_after(PATIENCE):
-        while await server.metric("tritium_queue_depth", model="echo") < WAITING - _executing(answers):  # noqa: ASYNC110
+        while await server.metric("tritium_queue_depth", model=model) < WAITING - _executing(answers):  # noqa: ASYNC110
             await trio.sleep(0.005)
         return
     raise ServerFailed(f"{WAITING} requests did not come to wait: {server.last_words()}")

@@ -6,11 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chaos.faults import actors, clients, control, crowds, instances, machine, repository
+from chaos.faults import actors, clients, control, crowds, hangs, instances, machine, repository, streams
 from chaos.faults.base import Fault
 from chaos.faults.catalogue import catalogue
 
-_ANY: Final = (instances.FAULTS, actors.FAULTS, clients.FAULTS, crowds.FAULTS, machine.FAULTS)
+_ANY: Final = (
+    *(instances.FAULTS, hangs.FAULTS, actors.FAULTS),
+    *(clients.FAULTS, crowds.FAULTS, streams.FAULTS, machine.FAULTS),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +59,24 @@ def chosen(mode: Mode, only: Collection[str]) -> Mapping[str, Fault]:
 
 _ALONE: Final = ("server_stopped", "disk_full")
 _ENDS_CONNECTIONS: Final = ("frontends_supervisor_crash", "http_connection_crash", "grpc_connection_crash")
-_HOLDS_CONNECTIONS: Final = [each.name for each in (*clients.FAULTS, *crowds.FAULTS)]
+_HOLDS_CONNECTIONS: Final = [each.name for each in (*clients.FAULTS, *crowds.FAULTS, *streams.FAULTS)]
 _TAKES_ALL: Final = frozenset(name for name in EVERY_FAULT if name.endswith("supervisor_crash")) | {
     "all_workers_sigkill"
 }
+_HAS_GUESTS: Final = [each.name for each in (*hangs.FAULTS, *streams.FAULTS)]
+_TAKES_GUESTS: Final = (*sorted(_TAKES_ALL), "scheduler_raises", "instance_raises")
 
 EXCLUSIONS: Final[Sequence[frozenset[str]]] = (
     _TAKES_ALL,
     *(frozenset({"corrupted_model", name}) for name in _TAKES_ALL),
+    *(frozenset({takes, has}) for takes in _TAKES_GUESTS for has in _HAS_GUESTS),
     *(frozenset({ends, holds}) for ends in _ENDS_CONNECTIONS for holds in _HOLDS_CONNECTIONS),
     *(frozenset({alone, name}) for alone in _ALONE for name in EVERY_FAULT if name != alone),
 )
 """Of each of these sets no two are injected together.
 
 One supervisor takes along what another has just started again. A model whose file is broken and whose workers are all gone can't
-come back. A client that misbehaves has to see how its own connections fare. A server that stands still, or whose log has no room, tells nothing about anything else.
+come back. A fault that has models of its own asked takes no error for an answer. A client that misbehaves has to see how its own connections fare. A server that stands still, or whose log has no room, tells nothing about anything else.
 """
 
 

@@ -30,7 +30,7 @@ from chaos.records import Ending, Manifest, Phase, Tally, line_of, write_manifes
 from chaos.saboteur import SabotageClient
 from chaos.server import Server, ServerFailed
 from chaos.workload.control import Control
-from chaos.workload.repository import SLOW_CAPACITY, write_repository
+from chaos.workload.repository import SLOW_CAPACITY, write_model, write_repository
 
 OVERLOAD_FACTOR: Final = 3.0
 """How many times what it can answer the overloaded model is sent."""
@@ -90,10 +90,12 @@ async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
 
 
 @asynccontextmanager
-async def _serving(setting: Setting, sabotage: Path) -> AsyncIterator[tuple[Server, SabotageClient]]:
+async def _serving(
+    setting: Setting, sabotage: Path, *more: str
+) -> AsyncIterator[tuple[Server, SabotageClient]]:
     """Have a server around the block that nothing is left of afterwards. Raises ServerFailed."""
     folder = setting.folder
-    flags = (*setting.flags, "--log-requests=true")
+    flags = (*setting.flags, "--log-requests=true", *more)
     server = Server.start(folder / "models", folder / "server", *flags, sabotage=sabotage)
     try:
         await server.wait_ready()
@@ -183,14 +185,24 @@ async def _tally(server: Server, clients: Clients) -> Tally:
 # -- the end
 
 
+_MORE_ENDINGS: Final = (
+    (endings.balanced_drain, (f"--drain-delay-secs={endings.DRAIN_DELAY}",)),
+    (endings.sigterm_twice, ()),
+    (endings.sigterm_hung, (f"--exit-timeout-secs={endings.EXIT_TIMEOUT}",)),
+    (endings.sigkill, ()),
+)
+"""Those for which another server is started, and its flags beside those of the mode."""
+
+
 async def _endings(setting: Setting, server: Server, clients: Clients, sockets: Path, tell: Tell) -> None:
     """End the server, and others that are started for it, in each way there is."""
     control = Control(setting.folder)
     clients.phase = "ending"
     with (setting.folder / "endings.jsonl").open("w") as out:
         _write(out, await _seen("sigterm", endings.sigterm(server, clients, control)), tell)
-        for number, end in enumerate((endings.sigterm_twice, endings.sigkill), 2):
-            async with _serving(setting, sockets / str(number)) as (another, _):
+        write_model(setting.folder / "models", endings.ENDLESS, run=setting.folder, timeout=None)
+        for number, (end, flags) in enumerate(_MORE_ENDINGS, 2):
+            async with _serving(setting, sockets / str(number), *flags) as (another, _):
                 clients.retarget(another.http_port, another.grpc_port)
                 _write(out, await _seen(end.__name__, end(another, clients, control)), tell)
 

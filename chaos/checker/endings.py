@@ -17,8 +17,24 @@ LIMITS: Final[Mapping[str, Mapping[str, tuple[float, str]]]] = {
         "sockets": (0, "ports left open"),
         "memory": (0, "shared memory segments left"),
     },
+    "balanced_drain": {
+        "not_ready": (0.5, "seconds from the signal until the balancer has seen it, which looks every 0.1 s"),
+        "failed": (0, "requests behind the balancer that were refused, cut, or not answered"),
+        "wrong": (0, "answers that were not right, or that nobody was owed"),
+        "status": (0, "the exit status"),
+        "children": (0, "processes left"),
+        "sockets": (0, "ports left open"),
+        "memory": (0, "shared memory segments left"),
+    },
     "sigterm_twice": {
         "ended": (1.0, "seconds from the second signal until the process is gone"),
+        "children": (0, "processes left"),
+        "sockets": (0, "ports left open"),
+        "memory": (0, "shared memory segments left"),
+    },
+    "sigterm_hung": {
+        "late": (2.0, "seconds from the end of --exit-timeout-secs until the process is gone"),
+        "untold": (0, "requests that hung or waited and were not told UNAVAILABLE"),
         "children": (0, "processes left"),
         "sockets": (0, "ports left open"),
         "memory": (0, "shared memory segments left"),
@@ -32,7 +48,7 @@ LIMITS: Final[Mapping[str, Mapping[str, tuple[float, str]]]] = {
 }
 """By way to end and figure: the limit, and what is counted. A figure that an `Ending` does not have is not measured."""
 
-SECONDS: Final = frozenset({"not_ready", "ended"})
+SECONDS: Final = frozenset({"not_ready", "ended", "late"})
 
 
 def ending_goals(endings: Sequence[Ending]) -> Iterable[Goal]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -13,18 +13,17 @@ from typing import Final
 import trio
 
 from chaos.faults.base import Injection, NoTarget, Order, Stage, Trouble, now
-from chaos.faults.shelves import READY, Shelf, post, serving_alone, until_states
+from chaos.faults.guests import send_off, until_gone, welcome
+from chaos.faults.shelves import Shelf
 from chaos.faults.targets import (
     PYTHON,
     Instance,
     felt_by,
-    instances,
     lost_with_workers,
     one_instance,
     state_of,
 )
 from chaos.records import LogExpected, Ok
-from chaos.workload.repository import INSTANCES, write_model
 
 _LOOKING: Final = 0.02
 # Seconds, on a busy machine: when the log has to tell of each start is another matter.
@@ -95,17 +94,9 @@ class NeverStarts:
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Bring in the guest, then kill; `heal` waits for the rest. Raises NoTarget where it is there already, and Trouble."""
-        shelf = Shelf(stage, self.guest)
-        if shelf.path.exists():
-            raise NoTarget(f"'{self.guest}' is being harmed already")
-        whole = await trio.to_thread.run_sync(
-            partial(write_model, shelf.beside(), self.guest, run=stage.folder)
-        )
-        whole.rename(shelf.path)
+        shelf, serving = await welcome(stage, self.guest)
         try:
-            await _told(stage, self.guest, "load")
-            await until_states(stage.server, self.guest, serving_alone(1), "it should serve")
-            hit = target.choice(await _all_of(stage, self.guest))
+            hit = target.choice(serving)
             order = stage.control.hold(self.guest, "init_fail")
             t = now()
             os.kill(hit.pid, signal.SIGKILL)
@@ -139,23 +130,8 @@ class NeverStarts:
                 )
         finally:
             order.withdraw()
-            await _told(stage, self.guest, "unload")
-            shelf.remove()
-        await until_states(stage.server, self.guest, _nobody, "nothing of it should serve")
-
-
-async def _told(stage: Stage, guest: str, what: str) -> None:
-    """Ask for a load or an unload. A server that polls refuses, for it sees by itself what is to be done."""
-    await post(stage.server, f"/v2/repository/models/{guest}/{what}")
-
-
-async def _all_of(stage: Stage, guest: str) -> Sequence[Instance]:
-    serving: Sequence[Instance] = ()
-    with trio.move_on_after(_PATIENCE):
-        while len(serving := await instances(stage, (guest,))) != INSTANCES:  # noqa: ASYNC110 (another process starts them)
-            await trio.sleep(_LOOKING)
-        return serving
-    raise Trouble(f"'{guest}' has {len(serving)} instances that serve, not {INSTANCES}")
+            await send_off(stage, shelf)
+        await until_gone(stage, self.guest)
 
 
 async def _worn_out(stage: Stage, hit: Instance) -> None:
@@ -170,10 +146,6 @@ async def _worn_out(stage: Stage, hit: Instance) -> None:
 
 def _exit_of(hit: Instance, reason: str) -> LogExpected:
     return LogExpected(event="worker_exited", keys={"actor": hit.path, "pid": hit.pid, "reason": reason})
-
-
-def _nobody(states: Mapping[int, str]) -> bool:
-    return READY not in states.values()
 
 
 FAULTS: Sequence[FailsToStart | NeverStarts] = (

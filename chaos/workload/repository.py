@@ -125,16 +125,18 @@ def write_repository(folder: Path, *, run: Path, models: Iterable[str] = tuple(O
         write_model(folder, model, run=run)
 
 
-def write_model(folder: Path, model: str, *, run: Path, version: int = 1) -> Path:
+def write_model(
+    folder: Path, model: str, *, run: Path, version: int = 1, timeout: float | None = EXECUTION_TIMEOUT
+) -> Path:
     """Write one model, and return its directory. `echo-churned` is a copy of `echo` by that name.
 
-    Raises as `write_repository` does.
+    `timeout` is how long it may execute, in seconds; None for as long as it likes. Raises as `write_repository` does.
     """
     kind = kind_of(model)
     directory = folder / model
     directory.mkdir(parents=True)
     write_version(folder, model, version)
-    (directory / "config.pbtxt").write_text(configuration(model, kind, run))
+    (directory / "config.pbtxt").write_text(configuration(model, kind, run, timeout))
     return directory
 
 
@@ -152,10 +154,12 @@ def write_version(folder: Path, model: str, version: int) -> Path:
     return directory
 
 
-def configuration(model: str, kind: str, run: Path) -> str:
-    """Return the text of a model's `config.pbtxt`."""
+def configuration(model: str, kind: str, run: Path, timeout: float | None = EXECUTION_TIMEOUT) -> str:
+    """Return the text of a model's `config.pbtxt`; `timeout` as `write_model` takes it."""
     head = f'name: "{model}"\n'
-    limits = {"tritium.execution_timeout": EXECUTION_TIMEOUT, "tritium.load_timeout": LOAD_TIMEOUT}
+    limits = {"tritium.load_timeout": LOAD_TIMEOUT}
+    if timeout is not None:
+        limits["tritium.execution_timeout"] = timeout
     if kind == "pipeline":
         return head + _PIPELINE
     if kind == "add_sub":

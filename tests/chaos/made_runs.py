@@ -291,6 +291,25 @@ ENDINGS = (
             "took": 1.5,
         },
     ),
+    Ending(
+        t=0,
+        how="balanced_drain",
+        figures={
+            "not_ready": 0.1,
+            "asked": 400,
+            "failed": 0,
+            "wrong": 0,
+            "status": 0,
+            "children": 0,
+            "sockets": 0,
+            "memory": 0,
+        },
+    ),
+    Ending(
+        t=0,
+        how="sigterm_hung",
+        figures={"late": 0.2, "untold": 0, "children": 0, "sockets": 0, "memory": 0},
+    ),
     Ending(t=0, how="sigterm_twice", figures={"ended": 0.1, "children": 0, "sockets": 0, "memory": 0}),
     Ending(t=0, how="sigkill", figures={"children": 0, "descriptors": 0, "sockets": 0, "memory": 0}),
 )

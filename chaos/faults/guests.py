@@ -1,0 +1,71 @@
+"""Guests: copies of models that a fault brings in for itself, harms, and takes away. No other fault chooses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import trio
+
+from chaos.faults.base import NoTarget, Stage, Trouble
+from chaos.faults.shelves import READY, Shelf, post, serving_alone, until_states
+from chaos.faults.targets import Instance, instances
+from chaos.workload.repository import EXECUTION_TIMEOUT, INSTANCES, write_model
+
+_LOOKING: Final = 0.02
+_PATIENCE: Final = 20.0  # seconds until its workers serve, on a busy machine
+
+
+async def welcome(
+    stage: Stage, guest: str, *, timeout: float | None = EXECUTION_TIMEOUT
+) -> tuple[Shelf, Sequence[Instance]]:
+    """Bring in a guest, and return its shelf and its instances once all of them serve; `timeout` is as for `write_model`.
+
+    Raises NoTarget where it is there already, and Trouble where it does not come to serve.
+    """
+    shelf = Shelf(stage, guest)
+    if shelf.path.exists():
+        raise NoTarget(f"'{guest}' is being harmed already")
+    write = partial(write_model, shelf.beside(), guest, run=stage.folder, timeout=timeout)
+    whole = await trio.to_thread.run_sync(write)
+    whole.rename(shelf.path)
+    try:
+        await _told(stage, guest, "load")
+        await until_states(stage.server, guest, serving_alone(1), "it should serve")
+        return shelf, await all_of(stage, guest)
+    except BaseException:
+        shelf.remove()
+        raise
+
+
+async def send_off(stage: Stage, shelf: Shelf) -> None:
+    """Take a guest away. `until_gone` waits until nothing of it serves."""
+    try:
+        await _told(stage, shelf.model, "unload")
+    finally:
+        shelf.remove()
+
+
+async def until_gone(stage: Stage, guest: str) -> None:
+    """Wait until nothing of a guest serves. Raises Trouble where that takes too long."""
+    await until_states(stage.server, guest, _nobody, "nothing of it should serve")
+
+
+async def all_of(stage: Stage, guest: str) -> Sequence[Instance]:
+    """Return a guest's instances, once all of them serve. Raises Trouble where that takes too long."""
+    serving: Sequence[Instance] = ()
+    with trio.move_on_after(_PATIENCE):
+        while len(serving := await instances(stage, (guest,))) != INSTANCES:  # noqa: ASYNC110 (another process starts them)
+            await trio.sleep(_LOOKING)
+        return serving
+    raise Trouble(f"'{guest}' has {len(serving)} instances that serve, not {INSTANCES}")
+
+
+async def _told(stage: Stage, guest: str, what: str) -> None:
+    """Ask for a load or an unload. A server that polls refuses, for it sees by itself what is to be done."""
+    await post(stage.server, f"/v2/repository/models/{guest}/{what}")
+
+
+def _nobody(states: Mapping[int, str]) -> bool:
+    return READY not in states.values()
