@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, TextIO
@@ -128,7 +129,9 @@ async def _phases(
 
 async def _load(plan: Plan, clients: Clients, began: float) -> None:
     users = arrivals(ORDINARY, plan.rate, plan.seed)
-    await clients.load(users, begin=began, until=began + plan.seconds)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(clients.last, begin=began, until=began + plan.seconds))
+        await clients.load(users, begin=began, until=began + plan.seconds)
 
 
 async def _overload(plan: Plan, clients: Clients, began: float) -> None:

@@ -30,9 +30,10 @@ class Load:
         invoke = story.invoke
         if invoke.by or invoke.phase in _APART:
             return
+        if invoke.due is None:  # of the client whose stream lasts, which waits for its answers
+            return
         self.sent += 1
-        if invoke.due is not None:
-            self._late.append(invoke.t - invoke.due)
+        self._late.append(invoke.t - invoke.due)
 
     def figures(self) -> dict[str, float]:
         """Return how late the generator itself was, in seconds: what it adds to nobody's latency, but thins out the load."""

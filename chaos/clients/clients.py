@@ -24,6 +24,9 @@ from chaos.workload.answers import kind_of
 PATIENCE: Final = 30.0
 """Seconds after which a client gives up waiting."""
 
+LASTING_RATE: Final = 10.0
+"""Requests a second of the client whose stream lasts; no part of the load's rate."""
+
 _CONNECTIONS: Final = 16384  # at 500 requests a second, what half a minute without an answer takes
 
 Ask = Callable[[Invoke], Awaitable[End]]
@@ -78,6 +81,19 @@ class Clients:
                     break
                 await _sleep_until(due)
                 nursery.start_soon(self._serve, user, due)
+
+    async def last(self, *, begin: float, until: float) -> None:
+        """Be one client that asks `echo` from `begin` until `until` (records' time), over one stream that lasts as long as nothing ends it.
+
+        It asks when it has its answer, `LASTING_RATE` times a second at the most.
+        """
+        await _sleep_until(begin)
+        draw = random.Random(begin)
+        while now() < until:
+            earliest = now() + 1 / LASTING_RATE
+            step = Step(model="echo", protocol="grpc", value=draw.randint(1, 100_000))
+            await self.written(self.invoke(step), self._grpc.ask_lasting)
+            await _sleep_until(earliest)
 
     async def _serve(self, user: Arrival, due: float) -> None:
         """Send the steps of a user. A sequence with a step that went wrong is over, and the next step begins another."""

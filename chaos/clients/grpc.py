@@ -44,6 +44,9 @@ class GrpcClient:
         self._channels = [grpc.insecure_channel(f"{LOOPBACK}:{port}", _OPTIONS) for _ in range(CHANNELS)]
         self._calls = itertools.cycle([_model_infer(channel) for channel in self._channels])
         self._streams = StreamClient(self._channels[0], self._bridge, patience=self._patience)
+        # Its connection is nobody else's: what a server puts up with is counted by connection.
+        self._channels.append(grpc.insecure_channel(f"{LOOPBACK}:{port}", _OPTIONS))
+        self._lasting = StreamClient(self._channels[-1], self._bridge, patience=self._patience)
 
     def retarget(self, port: int) -> None:
         """Send what comes from now on to another port: the server was started again. What is under way is given up."""
@@ -53,17 +56,23 @@ class GrpcClient:
     @property
     def surplus(self) -> int:
         """Answers that nobody had asked for, since the last `retarget`."""
-        return self._streams.surplus
+        return self._streams.surplus + self._lasting.surplus
 
     def close(self) -> None:
         """Give up what is under way, and end all connections."""
         self._streams.close()
+        self._lasting.close()
         for channel in self._channels:
             channel.close()
 
     def tidy(self) -> None:
         """Let go of what has not been used for a while."""
         self._streams.tidy()
+        self._lasting.tidy()
+
+    async def ask_lasting(self, invoke: Invoke) -> End:
+        """Send a request on the stream that lasts: opened at the first, and again after an error. One at a time."""
+        return await self._lasting.ask(invoke)
 
     async def ask(self, invoke: Invoke, *, decoupled: bool) -> End:
         """Send a request and return what came of it, after `patience` seconds at the latest."""

@@ -88,6 +88,7 @@ class MadeRun:
             protocol=given.pop("protocol", "http" if n % 2 else "grpc"),
             phase=self.phase_at(t),
             value=given.pop("value", n % 97),
+            due=given.pop("due", t),
             **given,
         )
         self.history.append(invoke)

@@ -509,6 +509,14 @@ def test_a_violation_misses_no_other_goal() -> None:
     assert [goal.name for goal in run.judged().verdict.missed] == ["wrong"]
 
 
+def test_the_client_whose_stream_lasts_makes_up_for_no_load_that_was_not_sent() -> None:
+    run = made_run()
+    before = run.judged().verdict.goal("load sent")
+    for number in range(20):
+        run.answer(run.invoke("echo", BEGAN + 0.1 * number, due=None), 0.004)
+    assert run.judged().verdict.goal("load sent") == before
+
+
 @pytest.mark.slow
 def test_every_goal_can_be_missed() -> None:
     names = {goal.name for goal in made_run(seconds=80.0, rate=80.0).judged().verdict.goals}

@@ -26,6 +26,7 @@ import grpclib.client
 import numpy as np
 import tritonclient.grpc
 
+from chaos.clients.real_grpc import ALONE, INFER, STREAM, pinging
 from protocols.grpc.generated.grpc_service_stub import GRPCInferenceServiceStub
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from tests.survival.repository import WIDTH, Repository, instances
@@ -34,20 +35,11 @@ LIBRARIES = ("grpcio", "aio", "grpclib", "tritonclient")
 RATES = (0, 1, 10, 100)
 """Requests a second; 0 for as many as go."""
 
-_INFER = "/inference.GRPCInferenceService/ModelInfer"
-_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LARGE = 75_000  # elements
 _PARTS = 100  # answers of a decoupled model to one request
 _IN_FLIGHT = 8  # requests of a stream at full speed
 _PATIENCE = 120.0  # seconds for one unary call, and for the last answers of a stream
-_ALONE = ("grpc.use_local_subchannel_pool", 1)
-_PINGING = (
-    _ALONE,
-    ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 60_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-)
+_PINGING = pinging(2)
 
 SERVER_FLAGS = (
     "--grpc-http2-min-recv-ping-interval-without-data=1000",
@@ -208,11 +200,11 @@ class Room:
 
 
 def _grpcio(mode: Mode, port: int) -> None:
-    options = _PINGING if mode.kind == "idle" else (_ALONE,)
+    options = _PINGING if mode.kind == "idle" else (ALONE,)
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         if mode.kind == "unary" or (mode.kind == "idle" and mode.size == "small"):
             infer = channel.unary_unary(
-                _INFER,
+                INFER,
                 request_serializer=pb.ModelInferRequest.SerializeToString,
                 response_deserializer=pb.ModelInferResponse.FromString,
             )
@@ -222,7 +214,7 @@ def _grpcio(mode: Mode, port: int) -> None:
                 mode.answered(infer(request, timeout=_PATIENCE))
             return
         stream = channel.stream_stream(
-            _STREAM,
+            STREAM,
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
@@ -243,7 +235,7 @@ def _requests(mode: Mode, room: Room) -> Iterator[pb.ModelInferRequest]:
 
 
 def _tritonclient(mode: Mode, port: int) -> None:
-    options = _PINGING if mode.kind == "idle" else (_ALONE,)
+    options = _PINGING if mode.kind == "idle" else (ALONE,)
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}", channel_args=list(options)) as client:
         inputs = []
         for name, array in mode.inputs:
@@ -291,12 +283,12 @@ class AioRoom:
 
 
 async def _aio(mode: Mode, port: int) -> None:
-    options = _PINGING if mode.kind == "idle" else (_ALONE,)
+    options = _PINGING if mode.kind == "idle" else (ALONE,)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         request = mode.request
         if mode.kind == "unary" or (mode.kind == "idle" and mode.size == "small"):
             infer = channel.unary_unary(
-                _INFER,
+                INFER,
                 request_serializer=pb.ModelInferRequest.SerializeToString,
                 response_deserializer=pb.ModelInferResponse.FromString,
             )
@@ -305,7 +297,7 @@ async def _aio(mode: Mode, port: int) -> None:
                 mode.answered(await infer(request, timeout=_PATIENCE))
             return
         stream = channel.stream_stream(
-            _STREAM,
+            STREAM,
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )(timeout=mode.until - time.monotonic() + _PATIENCE)
