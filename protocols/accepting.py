@@ -33,6 +33,10 @@ PASSING: Final = frozenset(
 """What accept(2) reports of a client that is gone already, or of the network, rather than of the listening socket."""
 
 _EXHAUSTED_PAUSE: Final = 0.1  # seconds until the next try
+_AT_ONCE: Final = 16
+"""Connections that are let in during one turn of the loop. A loop that is short of processor time has few turns a second, and were it one
+in each, newcomers would wait for seconds while requests on connections that stand are answered at once."""
+
 _QUIET: Final = 60.0  # seconds after one word of exhaustion in which there is no other
 
 
@@ -106,6 +110,7 @@ class Door:
                         return  # the listening socket was closed behind the last one
                     raise
                 admit(accepted)
+                self._let_in(_AT_ONCE - 1)
 
     def left(self) -> None:
         """One connection is over, or was not admitted after all."""
@@ -115,7 +120,17 @@ class Door:
         """Let in those who are before it, as far as there is room, and nobody else any more."""
         self._shut.set()
         self._scope.cancel()
-        while self._sock is not None:
+        try:
+            self._let_in(math.inf)
+        except Exception:  # noqa: BLE001  # it is lost, as it would have been without this, and the others drain
+            return
+
+    def _let_in(self, most: float) -> None:
+        """Let in so many of those who are before it already, as far as there is room. Raises what `admit` raises.
+
+        What else accept(2) may fail for is left to the next that waits there.
+        """
+        while self._sock is not None and most > 0:
             try:
                 self._room.acquire_nowait()
             except trio.WouldBlock:
@@ -127,7 +142,5 @@ class Door:
                 if failure.errno not in PASSING:
                     return
             else:
-                try:
-                    self._admit(accepted)
-                except Exception:  # noqa: BLE001  # it is lost, as it would have been without this, and the others drain
-                    return
+                self._admit(accepted)
+            most -= 1
