@@ -31,7 +31,7 @@ PATIENCE: Final = 60.0
 """Seconds for what has to happen at some time, on a machine that may be busy."""
 
 MARK: Final = "LC_CHAOS_SERVER"
-"""The environment variable by which a server's processes are known. Workers are given few, and those of the locale are among them."""
+"""The environment variable by which a server's processes are known. Workers have it too, for those of the locale are passed on in any sandbox."""
 
 KUBERNETES: Final[Mapping[str, str]] = {
     f"{prefix}_{name}": value.format(address=address, port=port)
