@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,11 @@ import trio
 from chaos.faults.asking import Question, together
 from chaos.faults.base import Fault, Injection, Stage, Trouble, now
 from chaos.faults.guests import all_of, send_off, until_gone, welcome
+from chaos.faults.journals import at_work
 from chaos.faults.shelves import Shelf
 from chaos.faults.targets import Instance
 from chaos.faults.wire import Connection
-from chaos.records import Executed, LogExpected, Ok, read_records
-from chaos.workload.control import journal_folder
+from chaos.records import LogExpected, Ok
 
 _GUEST: Final = "echo-unlimited"
 _QUESTIONS: Final = 60
@@ -109,23 +109,10 @@ async def _executing(run: Path, serving: Sequence[Instance]) -> Instance:
     with trio.move_on_after(_PATIENCE):
         while True:
             for each in serving:
-                if unended(_journal(run, each)):
+                if at_work(run, each):
                     return each
             await trio.sleep(_LOOKING)
     raise Trouble(f"nobody has begun with what was to hang, after {_PATIENCE:g} s")
-
-
-def unended(records: Iterable[Executed]) -> set[str]:
-    """Return what a worker has begun and not ended, by its journal."""
-    begun: set[str] = set()
-    for each in records:
-        (begun.discard if each.end else begun.add)(each.id)
-    return begun
-
-
-def _journal(run: Path, instance: Instance) -> Iterator[Executed]:
-    path = journal_folder(run) / f"{instance.model}-{instance.pid}.jsonl"
-    return read_records(path, Executed) if path.exists() else iter(())
 
 
 def _kill(pid: int) -> None:

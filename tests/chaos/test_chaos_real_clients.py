@@ -17,10 +17,12 @@ from chaos.clients.real_grpc import Ledger, Report, pinging
 from chaos.faults import control, hangs, repository, streams
 from chaos.faults.asking import Question
 from chaos.faults.base import now
+from chaos.faults.journals import at_work
 from chaos.faults.setbacks import metric_says
+from chaos.faults.targets import Instance
 from chaos.faults.wire import HttpAnswer
 from chaos.flags import EXCLUSIONS, clashing
-from chaos.records import Executed, Fail, Invoke, Ok, Unknown, read_records
+from chaos.records import Executed, Fail, Invoke, Ok, Unknown, line_of, read_records
 from chaos.server import KUBERNETES, served
 from chaos.workload.control import Control
 from chaos.workload.repository import write_model, write_repository
@@ -169,13 +171,17 @@ def test_the_metric_of_a_reload_tells_of_its_own_model_while_it_is_not_zero():
     assert metric_says(text, "b") == metric_says(text, "c") == ""
 
 
-def test_what_a_worker_executes_is_what_it_has_begun_and_not_ended():
-    lines = [
-        Executed(t=0.0, id=name, model="echo", pid=1, batch=1, end=end)
-        for name, end in (("a", False), ("b", False), ("a", True))
-    ]
-    assert hangs.unended(lines) == {"b"}
-    assert hangs.unended([]) == set()
+def test_a_worker_is_at_work_when_the_last_that_it_wrote_is_a_beginning(tmp_path):
+    (tmp_path / "journal").mkdir()
+    worker = Instance(model="echo", path="models/echo/1/instances/0", pid=7)
+    assert not at_work(tmp_path, worker)
+    path = tmp_path / "journal" / "echo-7.jsonl"
+    for place, end in enumerate((False, True) * 40):
+        with path.open("a") as file:
+            file.write(
+                line_of(Executed(t=0.0, id=f"r{place}", model="echo", pid=7, batch=place, end=end)) + "\n"
+            )
+        assert at_work(tmp_path, worker) is not end
 
 
 @pytest.mark.parametrize(("status", "counts"), [(200, (0, 0, 1)), (503, (0, 1, 0))])
