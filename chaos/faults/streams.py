@@ -39,6 +39,7 @@ class LongStreams:
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Bring in the guests; `heal` has the client ask. Raises NoTarget where they are there already, and Trouble."""
         shelves: list[Shelf] = []
+        t = now()  # from here on the start of four workers may be felt
         try:
             for guest in _GUESTS:
                 shelf, _ = await welcome(stage, guest)
@@ -48,7 +49,7 @@ class LongStreams:
                 await send_off(stage, each)
             raise
         return Injection(
-            t=now(),
+            t=t,
             models=EVERYTHING,
             detail=f"grpcio streams to {' and '.join(_GUESTS)} as fast as answers come",
             undo=partial(_stream, stage, shelves),
