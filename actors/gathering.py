@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 COPY_LIMIT: Final = 256 * 1024
 """A result of up to so many bytes is copied out at once, in one piece, and its slot is free at once; see `Scatter`."""
+
+_PIECE: Final = 128 * 1024
+"""Bytes of a long input that are copied in one step: some tenth of a millisecond, where the pages are new."""
 
 _CUT_COPYING: Final = 16 * 1024
 """A private copy of up to so many bytes is cut by copying its parts, which costs less than a view of each does."""
@@ -57,6 +60,17 @@ class Gather:
                 end = at + len(tensor.data)
                 view[at:end] = tensor.data
                 at = end
+
+    def copying(self, view: memoryview) -> Iterator[None]:
+        """Do as `copy_into` does. Yields before every piece."""
+        for at, tensors in self._parts:
+            for tensor in tensors:
+                data = memoryview(tensor.data)
+                for start in range(0, len(data), _PIECE):
+                    yield
+                    piece = data[start : start + _PIECE]
+                    view[at + start : at + start + len(piece)] = piece
+                at += len(data)
 
 
 def _of_input(requests: Sequence[InferRequest], declared: InputSpec, index: int) -> list[Tensor]:

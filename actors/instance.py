@@ -267,6 +267,7 @@ class InstanceActor:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_exit, launched, nursery.cancel_scope)
             nursery.start_soon(worker.pipe.flush)
+            nursery.start_soon(worker.filler.run)
             nursery.start_soon(output.run)
             nursery.start_soon(self._trim, worker)
             nursery.start_soon(self._obey_stop, launched, worker)

@@ -17,6 +17,7 @@ import trio
 from actors import frames
 from actors.arena import INPUT, MAX_CANCELLABLE, OUTPUT, ControlPage, Segment
 from actors.fault_points import fault_point
+from actors.filling import FILLED_AT_ONCE, Filler
 from actors.frames import FrameError
 from actors.gathering import Cut, Gather, Scatter, default_metadata, outputs_of
 from actors.messages.requests import InferRequest
@@ -139,6 +140,7 @@ class LiveWorker:
         self._crowded = False  # as many requests are open as may be
         self._moved_at = -math.inf  # when one of its requests last stopped waiting for a client
         self._unread = False  # it does not read its credit
+        self.filler = Filler(self._on_filled)
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
         self._handlers: dict[int, Callable[[bytes], None]] = {
@@ -219,7 +221,12 @@ class LiveWorker:
     def has_room(self) -> bool:
         """Whether another batch may be dispatched."""
         held = len(self.outstanding) + len(self._taken_back)
-        return held < self._capacity and bool(self._free) and not self._crowded
+        return (
+            held < self._capacity
+            and bool(self._free)
+            and not self._crowded
+            and self.filler.batch is None  # a frame must not overtake that of the batch before
+        )
 
     @property
     def busy_since(self) -> float:
@@ -257,13 +264,19 @@ class LiveWorker:
         if not self._control.take_back(batch.slot.index):
             return False
         del self.outstanding[batch.id]
-        self._taken_back[batch.id] = batch
+        filling = batch is self.filler.batch
+        if filling:
+            self.filler.stop()  # the worker has never heard of it, and has nothing to pass over
+        else:
+            self._taken_back[batch.id] = batch
         self.given -= len(batch.requests)
         for request in batch.requests:
             request.attempts -= 1
         if self._decoupled:
             self._forget_streams(batch)
         self.advance(now)
+        if filling:
+            batch.slot.release()
         self._tell_if_idle()
         return True
 
@@ -307,31 +320,38 @@ class LiveWorker:
         slot, requests = batch.slot, batch.requests
         gather = Gather(requests, self._spec)
         used = gather.nbytes
-        slot.make_room(INPUT, used)
-        gather.copy_into(slot.segments[INPUT].view)
-        self._control.offer(slot.index, len(requests))
         told = [{} if request.padding else default_metadata(request, self._spec) for request in requests]
         rows = [request.rows for request in requests]
         packet = frames.Execute(
             batch.id, slot.index, rows, gather.inputs, told if any(told) else None
         ).encode()
-        if len(packet) > frames.MAX_FRAME:
-            # The inputs are in place already, and a new generation would lose them; so they are moved along.
-            old = slot.segments[INPUT]
-            slot.make_room(INPUT, used + len(packet))
-            view = slot.segments[INPUT].view
-            if slot.segments[INPUT] is not old:
-                view[:used] = old.view[:used]
-            view[used : used + len(packet)] = packet
-            packet = frames.encode_spilled(slot.index, INPUT, used, len(packet))
+        spilled = len(packet) if len(packet) > frames.MAX_FRAME else 0
+        slot.make_room(INPUT, used + spilled)
+        view = slot.segments[INPUT].view
+        if spilled:
+            view[used : used + spilled] = packet
+            packet = frames.encode_spilled(slot.index, INPUT, used, spilled)
+        self._control.offer(slot.index, len(requests))
+        if used > FILLED_AT_ONCE:
+            batch.began_at = math.inf
+            self.filler.begin(batch, gather, view, packet)
+            return
+        gather.copy_into(view)
         self.pipe.send_nowait(packet)
+
+    def _on_filled(self, batch: InFlight, frame: bytes) -> None:
+        self.pipe.send_nowait(frame)
+        if batch in islice(self.outstanding.values(), self._lanes):
+            batch.began_at = trio.current_time()
+        self._events.slot_freed()  # another batch may be dispatched now
 
     def advance(self, now: float, *, ended: InFlight | None = None) -> None:
         """A batch has finished at `now`, or was taken back: the next in line begins."""
         if ended is not None:
             self.took = now - ended.since
         for batch in islice(self.outstanding.values(), self._lanes):
-            batch.began_at = min(batch.began_at, now)
+            if batch is not self.filler.batch:
+                batch.began_at = min(batch.began_at, now)
 
     def overdue(self, began_before: float) -> InFlight | None:
         """Return a batch that began before then and is not done; one of a decoupled model, whose last part is as old.
@@ -360,8 +380,9 @@ class LiveWorker:
         self._capacity = self._lanes
 
     def executing_now(self) -> list[InFlight]:
-        """Return the batches that have a lane."""
-        return list(islice(self.outstanding.values(), self._lanes))
+        """Return the batches that have a lane, and that the worker has been sent."""
+        having_lanes = islice(self.outstanding.values(), self._lanes)
+        return [batch for batch in having_lanes if batch is not self.filler.batch]
 
     def cancel(self, request: InferRequest) -> None:
         """Flag a running request as unwanted; the model may look, or not. What was called for its sake is cancelled."""
@@ -409,6 +430,7 @@ class LiveWorker:
         self._let_go()
 
     def _let_go(self) -> None:
+        self.filler.stop()
         self.outstanding.clear()
         self._taken_back.clear()
         self.open.clear()
@@ -454,7 +476,12 @@ class LiveWorker:
         batch = self.outstanding.get(result.batch_id)
         if batch is None and self._disowned:
             return
-        if batch is None or result.slot != batch.slot.index or result.requests != len(batch.requests):
+        if (
+            batch is None
+            or result.slot != batch.slot.index
+            or result.requests != len(batch.requests)
+            or batch is self.filler.batch
+        ):
             raise FrameError(
                 f"a result for batch {result.batch_id} in slot {result.slot}, which was not asked for"
             )
@@ -575,7 +602,7 @@ class LiveWorker:
     def _on_room(self, packet: bytes) -> None:
         slot, batch_id, nbytes = frames.decode_room(packet)
         batch = self.outstanding.get(batch_id)
-        if batch is None or batch.slot.index != slot or nbytes > _LARGEST_OUTPUT:
+        if batch is None or batch.slot.index != slot or nbytes > _LARGEST_OUTPUT or batch is self.filler.batch:
             raise FrameError(f"a worker asks for {nbytes} bytes in slot {slot} for batch {batch_id}")
         if self.pipe.backlog > self._slot_count:  # a worker waits for room, and reads meanwhile
             raise FrameError("a worker asks for room again and again and never reads the answer")
