@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +11,7 @@ from actors.frames import Answer, FrameError, GatheredInput, Part, Placed, Resul
 from actors.messages.datatypes import DataType
 from actors.messages.errors import InvalidArgument
 from actors.messages.requests import InferRequest
-from actors.messages.strings import walk_at_once
+from actors.messages.strings import walk, walk_at_once
 from actors.messages.tensors import Tensor, element_count, packed_row_bounds
 from actors.specs import InputSpec, ModelSpec, OutputSpec
 
@@ -23,6 +23,12 @@ COPY_LIMIT: Final = 256 * 1024
 
 _PIECE: Final = 128 * 1024
 """Bytes of a long input that are copied in one step: some tenth of a millisecond, where the pages are new."""
+
+_STRINGS_AT_ONCE: Final = 2 * 1024 * 1024
+"""So many bytes of packed outputs are copied and checked in one piece, in some 2 ms; more of a result in slices."""
+
+_ELEMENT_EFFORT: Final = 100
+"""Checking one packed element takes as long as copying so many bytes."""
 
 _CUT_COPYING: Final = 16 * 1024
 """A private copy of up to so many bytes is cut by copying its parts, which costs less than a view of each does."""
@@ -165,10 +171,11 @@ class Scatter:
     """A result, cut into what each request gets.
 
     Results of up to `COPY_LIMIT` bytes are copied once; then `borrowed` is false and the slot is free. Otherwise outputs
-    view the slot's segment, which must stay leased until each response is released.
+    view the slot's segment, which must stay leased until each response is released. Long packed outputs are left
+    `unchecked` by `answers`, and are no good to anyone before all of `checking` has been done.
     """
 
-    __slots__ = ("_base", "_data", "_result", "_spec", "borrowed")
+    __slots__ = ("_base", "_data", "_effort", "_result", "_spec", "borrowed", "unchecked")
 
     def __init__(
         self, result: Result, view: memoryview, spec: ModelSpec, *, copy_limit: int = COPY_LIMIT
@@ -176,6 +183,8 @@ class Scatter:
         """Check every offset and length of `result` against the segment. Raises FrameError."""
         self._result = result
         self._spec = spec
+        self._effort = 0  # that checking packed outputs takes, in bytes to copy
+        self.unchecked: list[Tensor] = []
         placed = list(_all_outputs(result))
         low = min((output.offset for output in placed), default=0)
         high = max((output.offset + output.nbytes for output in placed), default=0)
@@ -257,19 +266,49 @@ class Scatter:
         declared = self._spec.outputs_by_name.get(placed.name)
         if declared is not None and declared.reshape is not None:
             shape = client_shape(shape, declared, batches=self._spec.batches)
-        data: Buffer = self._data[at : at + nbytes]
+        tensor = Tensor(placed.name, placed.datatype, shape, self._data[at : at + nbytes])
         if placed.datatype is DataType.BYTES:
-            data = _checked_bytes(data, placed.name, shape)
-        return Tensor(placed.name, placed.datatype, shape, data)
+            self._effort += nbytes + _ELEMENT_EFFORT * min(element_count(shape), nbytes // 4)
+            if self._effort > _STRINGS_AT_ONCE:
+                self.unchecked.append(tensor)
+            else:
+                tensor.data = _checked_bytes(tensor.data, placed.name, shape)
+        return tensor
+
+    def checking(self) -> Iterator[None]:
+        """Copy and check what is `unchecked`, whose tensors then have data of their own. Yields between pieces of work.
+
+        It may be given up and done anew. Raises FrameError for a malformed output.
+        """
+        for tensor in self.unchecked:
+            data = memoryview(tensor.data)
+            private = bytearray(len(data))
+            for start in range(0, len(data), _PIECE):
+                private[start : start + _PIECE] = data[start : start + _PIECE]
+                yield
+            count = element_count(tensor.shape)
+            found = yield from walk(private, count)
+            if not found.whole or found.elements != count:
+                raise FrameError(
+                    f"a worker sent a malformed output: packed BYTES tensor '{tensor.name}' of {len(private)} bytes has "
+                    f"{found.elements} of its {count} elements in its first {found.at} bytes"
+                )
+            tensor.data = memoryview(private).toreadonly()
 
 
-def outputs_of(part: Part, request: InferRequest, spec: ModelSpec) -> list[Tensor]:
-    """Return the tensors of a decoupled model's part, which view its data. Raises FrameError where they don't fit it."""
+def outputs_of(
+    part: Part, request: InferRequest, spec: ModelSpec
+) -> tuple[list[Tensor], Callable[[], Iterator[None]] | None]:
+    """Return the tensors of a decoupled model's part, which view its data, and how to check them where that takes long.
+
+    Raises FrameError where they don't fit it.
+    """
     if part.answer is None or not part.answer.outputs:
-        return []
+        return [], None
     result = Result(part.batch_id, 0, 1, (0, 0, 0), answers=[part.answer])
-    [(_, outputs, _)] = Scatter(result, memoryview(part.data), spec, copy_limit=0).answers([request])
-    return outputs
+    scatter = Scatter(result, memoryview(part.data), spec, copy_limit=0)
+    [(_, outputs, _)] = scatter.answers([request])
+    return outputs, scatter.checking if scatter.unchecked else None
 
 
 def _all_outputs(result: Result) -> Iterable[Placed]:

@@ -45,10 +45,11 @@ from actors.scheduling.retries import (
     after_death,
     fingerprint_of,
 )
+from actors.slices import in_slices
 from actors.specs import InstanceSpec, ModelSpec, Retry, WarmupSample
 from actors.subjects import Caller
 from actors.supervision.context import ChildContext
-from actors.worker import InFlight, LiveWorker
+from actors.worker import InFlight, LiveWorker, Slow
 
 EOF_TO_EXIT_SECONDS: Final = 0.05  # for a worker that closed its socket to exit: clients wait meanwhile
 STOP_SECONDS: Final = 5.0  # from STOP to SIGTERM: time for `finalize`
@@ -182,6 +183,7 @@ class InstanceActor:
         self._verdict: DeathReason | None = None  # why it was killed, where that was ours
         self._hung_up = False  # it was killed since it stayed alive without its connection
         self._culprit: InFlight | None = None
+        self._unfinished: Slow | None = None  # of a packet that takes long, while it is handled
         self._crashed = False  # this actor itself, and perhaps as it handled a result
 
     async def run(self) -> None:
@@ -314,7 +316,9 @@ class InstanceActor:
                     await pipe.wait_readable()
                     in_a_row = 0
                 elif packet:
-                    worker.on_packet(packet)
+                    slow = worker.on_packet(packet)
+                    if slow is not None:
+                        await self._finish_packet(slow)
                     if worker.idle:  # it has nothing more to say, most likely: spare asking
                         await pipe.wait_readable()
                         in_a_row = 0
@@ -331,6 +335,16 @@ class InstanceActor:
             self._hung_up = True
             launched.kill()
         await trio.sleep_forever()  # until the exit has been seen
+
+    async def _finish_packet(self, slow: Slow) -> None:
+        """Do what is left to do about a packet; `_bury` does it where this is cancelled."""
+        self._unfinished = slow
+        try:
+            await in_slices(slow())
+        except Exception:
+            self._unfinished = None
+            raise
+        self._unfinished = None
 
     def _condemn(self, launched: Launched, verdict: DeathReason) -> None:
         self._verdict = self._verdict or verdict
@@ -545,7 +559,7 @@ class InstanceActor:
             self._reason = await launched.wait()
         lost = self._crashed or isinstance(self._verdict, ProtocolError)  # a packet of its worker's
         if not (lost and self._state.spec.decoupled):  # whose answers would go on with a part missing
-            self._drain_results(worker)
+            await self._drain_results(worker)
         if not self._joined.is_set():
             worker.disown()  # warmup: nobody waits for that, and nobody is to run it again
         output.drain()
@@ -575,10 +589,14 @@ class InstanceActor:
         if halves:
             self._log(Event.BATCH_BISECTED, level="info", **self._who(), halves=halves)
 
-    def _drain_results(self, worker: LiveWorker) -> None:
+    async def _drain_results(self, worker: LiveWorker) -> None:
         try:
+            if self._unfinished is not None:
+                await self._finish_packet(self._unfinished)
             while packet := worker.pipe.receive_nowait():
-                worker.on_packet(packet)
+                slow = worker.on_packet(packet)
+                if slow is not None:
+                    await self._finish_packet(slow)
         except FrameError as error:
             self._verdict = self._verdict or ProtocolError(str(error))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -21,8 +22,10 @@ from actors.filling import FILLED_AT_ONCE, Filler
 from actors.frames import FrameError
 from actors.gathering import Cut, Gather, Scatter, default_metadata, outputs_of
 from actors.messages.requests import InferRequest
+from actors.messages.tensors import Tensor
 from actors.parts import Arrived, PartStream
 from actors.pipe import Pipe
+from actors.slices import Steps
 from actors.slots import Slot
 from actors.specs import InstanceSpec, ModelSpec
 
@@ -39,6 +42,10 @@ LOG_LEVELS: Final = frozenset({"info", "warning", "error", "verbose"})
 
 _LARGEST_OUTPUT: Final = 64 * 1024 * 1024 * 1024
 _MOST_TEXTS: Final = 16
+
+
+Slow = Callable[[], Steps[None]]
+"""What is left to do about a packet: begun anew by each call, see `LiveWorker.on_packet`."""
 
 
 class InFlight:
@@ -143,7 +150,7 @@ class LiveWorker:
         self.filler = Filler(self._on_filled)
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
-        self._handlers: dict[int, Callable[[bytes], None]] = {
+        self._handlers: dict[int, Callable[[bytes], Slow | None]] = {
             frames.RESULT: self._on_result,
             frames.READY: self._on_ready,
             frames.PROBED: self._on_probed,
@@ -464,18 +471,22 @@ class LiveWorker:
             slot.trim()
 
     @fault_point("instance.packet")
-    def on_packet(self, packet: bytes) -> None:
-        """Handle one packet. Raises FrameError: the worker is broken or hostile and must be killed."""
+    def on_packet(self, packet: bytes) -> Slow | None:
+        """Handle one packet. Raises FrameError: the worker is broken or hostile and must be killed.
+
+        Where that takes long, return what is to be done in slices, before any other packet is handled. It may be given up
+        and done anew.
+        """
         handler = self._handlers.get(packet[0])
         if handler is None:
             raise FrameError(f"a worker sent a frame of kind {packet[0]}, which is none of its own")
-        handler(packet)
+        return handler(packet)
 
-    def _on_result(self, packet: bytes) -> None:
+    def _on_result(self, packet: bytes) -> Slow | None:
         result = frames.Result.decode(packet, decoupled=self._decoupled)
         batch = self.outstanding.get(result.batch_id)
         if batch is None and self._disowned:
-            return
+            return None
         if (
             batch is None
             or result.slot != batch.slot.index
@@ -487,6 +498,22 @@ class LiveWorker:
             )
         scatter = Scatter(result, batch.slot.segments[OUTPUT].view, self._spec)
         answers = scatter.answers(batch.requests)  # raises before anyone has been answered
+        if scatter.unchecked:
+            return partial(self._finish_slowly, batch, result, scatter, answers)
+        self._finish(batch, result, scatter, answers)
+        return None
+
+    def _finish_slowly(
+        self, batch: InFlight, result: frames.Result, scatter: Scatter, answers: Sequence[Cut]
+    ) -> Steps[None]:
+        for _ in scatter.checking():
+            yield None
+        if self.outstanding.get(batch.id) is batch:  # it may have been disowned meanwhile
+            self._finish(batch, result, scatter, answers)
+
+    def _finish(
+        self, batch: InFlight, result: frames.Result, scatter: Scatter, answers: Sequence[Cut]
+    ) -> None:
         if self._decoupled:
             self._close_streams(batch, answers)
         del self.outstanding[batch.id]
@@ -526,17 +553,15 @@ class LiveWorker:
             self._crowded = len(self._streams) >= OPEN_LIMIT
             self._events.slot_freed()
 
-    def _on_part(self, packet: bytes) -> None:
+    def _on_part(self, packet: bytes) -> Slow | None:
         part = frames.Part.decode(packet)
         stream = self._stream(part.batch_id, part.index)
-        if stream is not None:
-            self._deliver(stream, stream.receive(part))
+        return None if stream is None else self._take_part(stream, stream.receive(part))
 
-    def _on_more(self, packet: bytes) -> None:
+    def _on_more(self, packet: bytes) -> Slow | None:
         batch_id, index, data = frames.decode_more(packet)
         stream = self._stream(batch_id, index)
-        if stream is not None:
-            self._deliver(stream, stream.receive_more(data))
+        return None if stream is None else self._take_part(stream, stream.receive_more(data))
 
     def _stream(self, batch_id: int, index: int) -> PartStream | None:
         """Return the stream that a frame is for; None where nobody wants it any more."""
@@ -547,11 +572,30 @@ class LiveWorker:
             raise FrameError(f"a part of request {index} of batch {batch_id}, which is not open")
         return stream
 
-    def _deliver(self, stream: PartStream, part: frames.Part | None) -> None:
+    def _take_part(self, stream: PartStream, part: frames.Part | None) -> Slow | None:
         if part is None:
-            return
+            return None
+        outputs, checking = outputs_of(part, stream.request, self._spec)
+        if checking is not None:
+            return partial(self._deliver_slowly, stream, part, outputs, checking)
+        self._deliver(stream, part, outputs)
+        return None
+
+    def _deliver_slowly(
+        self,
+        stream: PartStream,
+        part: frames.Part,
+        outputs: list[Tensor],
+        checking: Callable[[], Iterator[None]],
+    ) -> Steps[None]:
+        for _ in checking():
+            yield None
+        if self._streams.get((stream.batch_id, stream.index)) is stream:  # somebody wants it still
+            self._deliver(stream, part, outputs)
+
+    def _deliver(self, stream: PartStream, part: frames.Part, outputs: list[Tensor]) -> None:
         batch = self.outstanding.get(stream.batch_id) or self.open[stream.batch_id]
-        arrived = Arrived(stream, part, outputs_of(part, stream.request, self._spec))
+        arrived = Arrived(stream, part, outputs)
         if part.final:
             self._end_stream(batch, stream)
         self._events.part(batch, arrived)
@@ -602,7 +646,12 @@ class LiveWorker:
     def _on_room(self, packet: bytes) -> None:
         slot, batch_id, nbytes = frames.decode_room(packet)
         batch = self.outstanding.get(batch_id)
-        if batch is None or batch.slot.index != slot or nbytes > _LARGEST_OUTPUT or batch is self.filler.batch:
+        if (
+            batch is None
+            or batch.slot.index != slot
+            or nbytes > _LARGEST_OUTPUT
+            or batch is self.filler.batch
+        ):
             raise FrameError(f"a worker asks for {nbytes} bytes in slot {slot} for batch {batch_id}")
         if self.pipe.backlog > self._slot_count:  # a worker waits for room, and reads meanwhile
             raise FrameError("a worker asks for room again and again and never reads the answer")
@@ -621,7 +670,7 @@ class LiveWorker:
         del self._taken_back[batch_id]
         batch.slot.release()
 
-    def _on_spilled(self, packet: bytes) -> None:
+    def _on_spilled(self, packet: bytes) -> Slow | None:
         slot, side, offset, nbytes = frames.decode_spilled(packet)
         if slot >= len(self._slots) or side != OUTPUT or not 0 < nbytes <= frames.MAX_SPILLED:
             raise FrameError(f"a worker spilled {nbytes} bytes into slot {slot}, side {side}")
@@ -631,7 +680,7 @@ class LiveWorker:
         inner = bytes(view[offset : offset + nbytes])
         if inner[0] != frames.RESULT:
             raise FrameError(f"a worker spilled a frame of kind {inner[0]}")
-        self._on_result(inner)
+        return self._on_result(inner)
 
 
 def _texts(body: dict[str, Any], key: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from grpclib.exceptions import GRPCError
 
 from actors.messages.errors import Cancelled, Internal, InvalidArgument, TritiumError, Unavailable
 from actors.messages.requests import InferResponse
+from actors.slices import in_slices
 from protocols.grpc import messages, replies
 from protocols.grpc.admission import AnswerRoom
 from protocols.grpc.call import Call, Metadata
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 _AT_ONCE: Final = 256 * 1024  # bytes of one write; what a stalled one leaves over is copied
 _IN_A_ROW: Final = 1024 * 1024  # bytes written before other tasks get a turn
+# Bytes of an answer that are copied in one piece. A longer one is copied in slices.
+_OWNED_AT_ONCE: Final = 1024 * 1024
 _FOLDED_HERE: Final = 64 * 1024  # larger messages are compressed in a thread
 _FOLDED_A_TURN: Final = 256 * 1024  # bytes compressed on the loop before other tasks get a turn
 
@@ -92,6 +95,7 @@ class Answers:
         self._level = messages.LEVELS.get(options.compression, 0)
         self._outbox: list[tuple[Call, Outcome]] = []
         self._leases: list[tuple[Stream, InferResponse]] = []
+        self._long: list[tuple[Stream, InferResponse]] = []  # what is left of them is to be copied in slices
         self._done: list[Call] = []  # answered since the last write
         self._slow: dict[Call, None] = {}  # answered, and the client's windows are shut
         self._speakers: dict[Call, None] = {}  # coroutines' calls with answers that wait
@@ -132,7 +136,7 @@ class Answers:
         except Exception as failure:  # noqa: BLE001  # none of whoever puts: the task fails of it
             self._failure = failure
         self.quiet = True
-        if self._failure is not None or self._rest or self._outbox or self._h2.output:
+        if self._failure is not None or self._rest or self._outbox or self._h2.output or self._long:
             self.wake()
 
     def wake(self) -> None:
@@ -229,9 +233,10 @@ class Answers:
         outbox, self._outbox = self._outbox, []
         for call, outcome in outbox:
             self._drop(call, outcome)
-        for _, response in self._leases:
+        for _, response in (*self._leases, *self._long):
             response.release()
         self._leases.clear()
+        self._long.clear()
         self._h2.drop()
 
     # The task
@@ -270,6 +275,8 @@ class Answers:
                     await trio.lowlevel.checkpoint()
                 in_a_row = 0
             self._settle()
+            if self._long:
+                await self._own()
             if not self._outbox and not h2.output:
                 if self._ending:
                     return
@@ -302,6 +309,8 @@ class Answers:
                 if self._outbox:
                     self._encode()
                 self._settle()
+                if self._long:
+                    await self._own()
                 if self._outbox:  # what was put meanwhile, or would have taken too long
                     await trio.lowlevel.checkpoint()
                     continue
@@ -446,6 +455,9 @@ class Answers:
     def _settle(self) -> None:
         """Give back what the answers' memory was lent for, and end the calls that are through."""
         for stream, response in self._leases:
+            if stream.pending > _OWNED_AT_ONCE:
+                self._long.append((stream, response))
+                continue
             if stream.pending:
                 self._h2.own(stream)
             response.release()
@@ -465,6 +477,14 @@ class Answers:
             self._hear_speakers()
         self._room.pending = self._h2.waiting + self.stalled_bytes
         self._owner.room_made()
+
+    async def _own(self) -> None:
+        """Copy what is left of long answers, and give back their memory."""
+        while self._long:
+            stream, response = self._long[-1]
+            await in_slices(self._h2.owning(stream))
+            self._long.pop()
+            response.release()
 
     def _hear_speakers(self) -> None:
         for call in list(self._speakers):

@@ -590,6 +590,37 @@ def test_what_was_copied_is_not_copied_again():
     assert body(rig.frames, 1) == b"".join(b"x" + bytes([number]) * 1_000_000 for number in range(4))
 
 
+def test_a_long_answer_is_copied_in_slices_while_more_is_sent():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 100_000))
+    stream = asked(rig)
+    lent, later = bytearray(b"a" * 3_000_000), bytearray(b"b" * 100_000)
+    rig.connection.send_message(stream, [b"x", lent], 3_000_001)
+    seen = body(written(rig), 1)
+    steps = rig.connection.owning(stream)
+    next(steps)
+    rig.connection.send_message(stream, [b"y", later], 100_001)
+    assert sum(1 for _ in steps) >= 10
+    lent[:] = bytes(3_000_000)
+    rig.connection.own(stream)
+    later[:] = bytes(100_000)
+    rig.send(wire.window_update(1, 1 << 23) + wire.window_update(0, 1 << 23))
+    rig.drain()
+    assert seen + body(rig.frames, 1) == b"x" + b"a" * 3_000_000 + b"y" + b"b" * 100_000
+
+
+def test_a_stream_that_is_reset_while_it_is_copied_stays_gone():
+    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 0))
+    stream = asked(rig)
+    rig.connection.send_message(stream, [bytearray(3_000_000)], 3_000_000)
+    written(rig)
+    steps = rig.connection.owning(stream)
+    next(steps)
+    rig.send(wire.frame(wire.RST_STREAM, 0, 1, (8).to_bytes(4, "big")))
+    assert list(steps) != []
+    assert rig.connection.pending == 0
+    assert list(rig.connection.owning(stream)) == []
+
+
 def test_messages_and_trailers_keep_their_order_whatever_they_wait_for():
     rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 40_000))
     stream = asked(rig)
