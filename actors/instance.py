@@ -319,6 +319,8 @@ class InstanceActor:
                     slow = worker.on_packet(packet)
                     if slow is not None:
                         await self._finish_packet(slow)
+                        # It holds the whole result, and the next packet may be long in coming.
+                        slow = None
                     if worker.idle:  # it has nothing more to say, most likely: spare asking
                         await pipe.wait_readable()
                         in_a_row = 0
