@@ -15,7 +15,7 @@ ones stay views of whatever memory they were given in, sliced but never copied u
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from protocols.grpc import frames
@@ -35,7 +35,6 @@ from protocols.grpc.frames import (
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
-    from actors.slices import Steps
 
 # Bytes of an answer that is copied together: few, and they fit a frame whatever the settings of the peer.
 _JOINED: Final = SMALLEST_FRAME_LIMIT
@@ -256,7 +255,7 @@ class SendingSide:
                 buffers[index] = memoryview(bytes(buffers[index]))
             queue.lent = 0
 
-    def owning(self, stream: Stream) -> Steps[None]:
+    def owning(self, stream: Stream) -> Generator[None, None, None]:
         """Do as `own` does, in slices. Nothing may be taken meanwhile; more may be sent, and stays lent."""
         queue = stream.queue
         if queue is None:
