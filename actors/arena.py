@@ -37,7 +37,10 @@ import fcntl
 import mmap
 import os
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 INPUT: Final = 0
 OUTPUT: Final = 1
@@ -51,6 +54,7 @@ MAX_CANCELLABLE: Final = 4096  # requests per slot whose cancel flag has room; l
 _UNTRACKED: Final = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 _F_ADD_SEALS: Final = 1033
 _SEALS: Final = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+_TRIMMED_AT_ONCE: Final = 1024 * 1024
 _ALIGNMENT: Final = 64  # tensors start on cache lines
 
 _CLAIM: Final = 32  # bytes of a `sem_t` on 64-bit Linux, of glibc as of musl; its first word is the count
@@ -109,9 +113,14 @@ class Segment:
         self.view.release()
         self._map.close()
 
-    def trim(self) -> None:
-        """Give the pages back to the kernel; they read as zeros afterwards. For idle segments only."""
-        self._map.madvise(mmap.MADV_REMOVE)
+    def trimming(self) -> Iterator[None]:
+        """Give the pages back to the kernel; they read as zeros afterwards. For idle segments only.
+
+        Yields before every piece: it takes some 0.3 ms per MiB.
+        """
+        for at in range(0, self.size, _TRIMMED_AT_ONCE):
+            yield
+            self._map.madvise(mmap.MADV_REMOVE, at, min(_TRIMMED_AT_ONCE, self.size - at))
 
 
 class ControlPage:

@@ -399,7 +399,7 @@ class InstanceActor:
     async def _trim(self, worker: LiveWorker) -> None:
         while True:
             await trio.sleep(TRIM_SECONDS)
-            worker.trim()
+            await in_slices(worker.trimming())
 
     async def _obey_stop(self, launched: Launched, worker: LiveWorker) -> None:
         await self._ctx.stopping.wait()
@@ -573,6 +573,8 @@ class InstanceActor:
         marks = await self._fingerprints(worker, reason)
         held, halves = self._settle(worker, reason, marks)
         self._culprit = None  # or its slot stays mapped, two descriptors, until this actor is garbage
+        if not launched.abandoned:  # or a thread that hung might read them still
+            await in_slices(worker.emptying())
         worker.close()
         output.close()
         instance.pid = None

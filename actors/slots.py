@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from actors.arena import INPUT, OUTPUT, Segment, segment_size
@@ -39,6 +39,11 @@ class Slot:
         self._leases += 1
         self._used = True
 
+    @property
+    def leased(self) -> bool:
+        """Whether anybody uses it."""
+        return self._leases > 0
+
     def release(self) -> None:
         """End one lease; the last one frees the slot."""
         self._leases -= 1
@@ -55,11 +60,23 @@ class Slot:
             self._hand_over(side, segment)
             self.segments[side] = segment
 
-    def trim(self) -> None:
-        """Give an idle slot's large segments back to the kernel, if it was used since the last call: wait one turn."""
+    def trimming(self) -> Iterator[None]:
+        """Give an idle slot's large segments back to the kernel, if it was not used since the last call.
+
+        Yields between pieces of work, and ends where the slot is leased meanwhile.
+        """
         if self._leases or self._used:
             self._used = False
             return
         for segment in self.segments:
             if segment.size > IDLE_KEEP:
-                segment.trim()
+                for _ in segment.trimming():
+                    yield
+                    if self.leased:
+                        return
+
+    def emptying(self) -> Iterator[None]:
+        """Give the memory of a slot whose worker is dead back, but for outputs that may be viewed. Yields like `trimming`."""
+        for side in (INPUT, OUTPUT):
+            if self.segments[side].size > IDLE_KEEP and (side == INPUT or not self._leases):
+                yield from self.segments[side].trimming()

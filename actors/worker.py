@@ -465,10 +465,20 @@ class LiveWorker:
         self._control.segment.close_fd()  # which `load` may not have come to
         self._control.close()
 
-    def trim(self) -> None:
-        """Return memory of slots that nothing used for a while."""
-        for slot in self._free:
-            slot.trim()
+    def trimming(self) -> Steps[None]:
+        """Return memory of slots that nothing used for a while. Yields between pieces of work."""
+        for slot in tuple(self._free):
+            for _ in slot.trimming():
+                yield None
+
+    def emptying(self) -> Steps[None]:
+        """The worker is dead, and all that it held is settled: return the memory of its slots. Yields like `trimming`.
+
+        `close` would do it in one piece.
+        """
+        for slot in self._slots:
+            for _ in slot.emptying():
+                yield None
 
     @fault_point("instance.packet")
     def on_packet(self, packet: bytes) -> Slow | None:

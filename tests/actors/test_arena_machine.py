@@ -313,7 +313,7 @@ class Arenas(RuleBasedStateMachine):
     @rule()
     def trim(self):
         for _ in range(2):
-            self.trio.do(self.worker.trim)
+            self.trio.do(lambda: list(self.worker.trimming()))
 
     @precondition(lambda self: self.held and self.batches)
     @rule(disowned=st.booleans())

@@ -17,7 +17,8 @@ from actors.messages.datatypes import DataType
 from actors.messages.errors import ErrorCode
 from actors.messages.tensors import Tensor
 from actors.pipe import Pipe
-from actors.slots import Slot
+from actors.slices import at_once
+from actors.slots import IDLE_KEEP, Slot
 from actors.specs import InputSpec, InstanceSpec, OutputSpec
 from actors.worker import SPARE_SLOTS, LiveWorker
 from chaos.descriptors import left_open, open_descriptors
@@ -538,8 +539,40 @@ def test_large_segments_are_given_back_after_an_idle_turn(nbytes, kept):
     slot.make_room(INPUT, nbytes)
     slot.lease()
     slot.segments[INPUT].view[0] = 1
-    slot.trim()
+    at_once(slot.trimming())
     slot.release()
     assert slot.segments[INPUT].view[0] == 1
-    slot.trim()
+    at_once(slot.trimming())
     assert (slot.segments[INPUT].view[0] == 1) is kept
+
+
+def test_a_slot_that_is_leased_while_it_is_trimmed_keeps_what_is_written_then():
+    slot = Slot(0, lambda slot, side, segment: None, lambda slot: None)
+    slot.lease()
+    slot.make_room(INPUT, 4 * IDLE_KEEP)
+    slot.release()
+    view = slot.segments[INPUT].view
+    view[:] = b"x" * len(view)
+    at_once(slot.trimming())
+    steps = slot.trimming()
+    next(steps)
+    next(steps)
+    assert view[0] == 0
+    slot.lease()
+    view[:] = b"y" * len(view)
+    assert list(steps) == []
+    assert bytes(view[: IDLE_KEEP + 1]) == b"y" * (IDLE_KEEP + 1)
+    assert view[-1] == ord("y")
+
+
+def test_a_dead_workers_memory_is_returned_in_pieces_but_for_what_is_viewed():
+    slot = Slot(0, lambda slot, side, segment: None, lambda slot: None)
+    slot.lease()
+    for side in (INPUT, OUTPUT):
+        slot.make_room(side, 4 * IDLE_KEEP)
+        slot.segments[side].view[:] = b"x" * (4 * IDLE_KEEP)
+    assert len(list(slot.emptying())) >= 4
+    assert [slot.segments[side].view[-1] for side in (INPUT, OUTPUT)] == [0, ord("x")]
+    slot.release()
+    at_once(slot.emptying())
+    assert slot.segments[OUTPUT].view[-1] == 0
