@@ -897,11 +897,12 @@ def test_the_standard_health_check_says_serving(stubs):
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_the_health_service_can_not_be_watched(stubs):
+def test_the_health_service_can_be_watched(stubs):
+    """Triton's can not; clients that balance by health need it (docs/differences.md)."""
     health = health_pb2_grpc.HealthStub(stubs.channel)
-    with pytest.raises(Refused) as caught, grpcio_errors():
-        list(health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE))
-    assert caught.value.status == "UNIMPLEMENTED"
+    watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    watch.cancel()
 
 
 def test_reflection_describes_the_services(stubs):

@@ -120,7 +120,7 @@ def ask(client, name, text):
         ("raise Untold()", "Untold: <its text can't be had: RuntimeError>"),
         (
             "pb_utils.TritonError(ValueError('v'))",
-            "TritonError takes a message of type str, got <class 'ValueError'>",
+            "the message of a TritonError is a str or bytes, got <class 'ValueError'>",
         ),
         (
             "pb_utils.InferenceResponse([np.ones(1)])",
@@ -130,7 +130,7 @@ def ask(client, name, text):
             "pb_utils.InferenceResponse(error='no')",
             "InferenceResponse takes a TritonError, got <class 'str'>",
         ),
-        ("pb_utils.Tensor(5, np.ones(1))", "a tensor's name is a str, got <class 'int'>"),
+        ("pb_utils.Tensor(5, np.ones(1))", "a tensor's name is a str or bytes, got <class 'int'>"),
         (
             "self.said = pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.ones(1, 'i4'))] * 70_000)",
             "the answers can't be sent to the server",
