@@ -28,6 +28,9 @@ class PlayedWorker:
         self.idle = True
         self.retired = False
 
+    def not_begun(self):
+        return []  # nobody gives it batches here
+
 
 class Stage:
     """A version, its recycler, and who replaces instances. Implements `actors.recycling.Instances`."""

@@ -116,6 +116,26 @@ async def test_what_a_recycled_worker_is_busy_with_is_answered_and_others_do_not
         ]
 
 
+async def test_what_a_recycled_worker_has_not_begun_is_answered_by_its_replacement(
+    tritium_server, repository, gates
+):
+    repository.gated(gates.directory, config=instances(1) + recycle(requests=2))
+    async with tritium_server() as server, await server.connect() as begun, await server.connect() as ahead:
+        await begun.send(inference("gated", {"TICKET": np.array([[1]], np.int32)}))
+        await until(lambda: gates.began() == [1])
+        # The second is what brings the worker to its ceiling, so the worker held it when it was recycled.
+        await ahead.send(inference("gated", {"TICKET": np.array([[2]], np.int32)}))
+        await until(lambda: bool(server.logged("worker_recycled")))
+        gates.open(2)
+        assert (await ahead.receive()).tensors()["SERVED"] == 2
+        assert gates.began() == [1, 2]  # each once
+        assert not server.logged("worker_exited")  # the old one is at work still
+        gates.open(1)
+        assert (await begun.receive()).tensors()["SERVED"] == 1
+        await until(lambda: bool(server.logged("worker_exited")))
+        assert [line["reason"] for line in server.logged("worker_exited")] == ["recycled"]
+
+
 async def test_a_model_that_leaks_is_recycled_before_it_has_taken_much_more_than_its_ceiling(
     tritium_server, repository
 ):
