@@ -253,7 +253,7 @@ class ModelState:
             for batch in reversed(instance.worker.not_begun()):
                 self.take_back(instance, batch)
         self.instances.remove(instance)
-        if not instance.spec.passive:
+        if instance in self.rotation:  # a passive one never is, nor is one that was given up as stuck
             self.rotation.remove(instance)
         if self.limiter is not None:
             self.limiter.withdraw(instance)

@@ -873,3 +873,25 @@ async def test_at_the_end_what_hangs_is_given_up_and_what_others_do_is_not(servi
     assert waiting.reply.answered
     with trio.fail_after(1):
         await state.wait_drained()
+
+
+async def test_an_instance_that_was_given_up_as_stuck_can_be_removed_by_a_replacement_under_way(
+    serving, autojump_clock
+):
+    server = serving()
+    first = server.serve(instances=(InstanceSpec(name="add_0"), InstanceSpec(name="add_1")))
+    state = first.state
+    await wait_all_tasks_blocked()
+    first.hangs = True
+    state.submit_nowait(make_request())
+    await trio.sleep(HANG_BOUND)
+    other = next(each.worker for each in state.instances if each.worker is not first)
+    other.hangs = True
+    healthy = make_request()
+    state.submit_nowait(healthy)
+    await wait_all_tasks_blocked()
+    state.give_up_stuck(HANG_BOUND, "it is over")
+    state.remove_instance(first.instance)
+    assert state.instances == state.rotation == [other.instance]
+    other.finish()
+    assert healthy.reply.answered
