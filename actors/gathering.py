@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from actors.arena import align
 from actors.frames import Answer, FrameError, GatheredInput, Part, Placed, Result
 from actors.messages.datatypes import DataType
@@ -282,7 +284,8 @@ class Scatter:
         """
         for tensor in self.unchecked:
             data = memoryview(tensor.data)
-            private = bytearray(len(data))
+            # A bytearray would be filled with zeros first, in one piece.
+            private = np.empty(len(data), np.uint8).data
             for start in range(0, len(data), _PIECE):
                 private[start : start + _PIECE] = data[start : start + _PIECE]
                 yield
@@ -293,7 +296,7 @@ class Scatter:
                     f"a worker sent a malformed output: packed BYTES tensor '{tensor.name}' of {len(private)} bytes has "
                     f"{found.elements} of its {count} elements in its first {found.at} bytes"
                 )
-            tensor.data = memoryview(private).toreadonly()
+            tensor.data = private.toreadonly()
 
 
 def outputs_of(

@@ -116,10 +116,10 @@ def _json_inputs() -> Iterator[Hostile]:
     yield _element("4 M escapes", b'"\\u0041"', 4 * MIB, TEXTS)
     yield _element("4 M half surrogates", b'"\\ud800"', 4 * MIB, TEXTS)
     yield _element("8 M numbers for BYTES", b"7", 8 * MIB, TEXTS)
-    yield _json("a string of 60 MiB", lambda: _listed(b'"' + b"x" * 60 * MIB + b'"', 1, TEXTS), model=TEXTS)
-    yield _json(
-        "a string of 10 M escapes", lambda: _listed(b'"' + b"\\n" * 10 * MIB + b'"', 1, TEXTS), model=TEXTS
-    )
+    long = partial(_listed, b'"' + b"x" * 60 * MIB + b'"', 1, TEXTS)
+    yield _json("a string of 60 MiB", long, model=TEXTS, tensors=60 * MIB)
+    escaped = partial(_listed, b'"' + b"\\n" * 10 * MIB + b'"', 1, TEXTS)
+    yield _json("a string of 10 M escapes", escaped, model=TEXTS, tensors=10 * MIB)
     yield _json("a number of 20 M digits", lambda: _listed(b"1" * 20 * MIB, 1))
     yield _json("a fraction of 20 M digits", lambda: _listed(b"0." + b"1" * 20 * MIB, 1))
     yield _json("16 M dimensions", lambda: _document(b"1", shape=b"[" + b"1," * 16 * MIB + b"1]"))
