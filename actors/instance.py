@@ -534,8 +534,15 @@ class InstanceActor:
 
     def slot_freed(self) -> None:
         """Room for another batch."""
-        if len(self._state.queue) or self._instance.hunting:
+        if len(self._state.queue) or self._instance.hunting or self._could_relieve():
             self._state.ring()
+
+    def _could_relieve(self) -> bool:
+        """Whether this worker has a free lane, and in another one a batch waits behind what executes there."""
+        rotation, worker = self._state.rotation, self._instance.worker
+        if len(rotation) == 1 or worker is None or worker.free_lanes <= 0:
+            return False
+        return any(each.worker is not None and each.worker.free_lanes < 0 for each in rotation)
 
     def _report_output(self, lines: Sequence[str], dropped: int) -> None:
         for line in lines:

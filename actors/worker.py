@@ -249,10 +249,12 @@ class LiveWorker:
 
         It is infinite as well while it may be waiting for a client to read.
         """
-        if len(self.outstanding) < self._lanes or self._waits_for_clients():
+        if self._waits_for_clients():
             return math.inf
-        executing = islice(self.outstanding.values(), self._lanes)
-        return max(self._moved_at, max(batch.began_at for batch in executing))
+        # One that was taken back keeps its lane until the worker has passed over it, which a stopped one never does.
+        held = chain(self.outstanding.values(), self._taken_back.values())
+        begun = sorted(batch.began_at for batch in held if batch.began_at < math.inf)
+        return math.inf if len(begun) < self._lanes else max(self._moved_at, begun[self._lanes - 1])
 
     def not_begun(self) -> list[InFlight]:
         """Return the batches that its model has not begun, the oldest first, as far as the worker says now."""
@@ -359,12 +361,16 @@ class LiveWorker:
         for batch in islice(self.outstanding.values(), self._lanes):
             if batch is not self.filler.batch:
                 batch.began_at = min(batch.began_at, now)
+        if self._taken_back and len(self.outstanding) < self._lanes:
+            for batch in self._taken_back.values():  # to pass over them is all that it has to do
+                batch.began_at = min(batch.began_at, now)
 
     def overdue(self, began_before: float) -> InFlight | None:
         """Return a batch that began before then and is not done; one of a decoupled model, whose last part is as old.
 
-        While one of a decoupled model's requests waits for its client, the model may be waiting with it, and nothing is
-        overdue.
+        One that was taken back is overdue like any other: a worker that has nothing else to do, and does not pass over it,
+        reads nothing. While one of a decoupled model's requests waits for its client, the model may be waiting with it, and
+        nothing is overdue.
         """
         if self._moved_at > began_before or self._waits_for_clients():
             return None
@@ -377,7 +383,7 @@ class LiveWorker:
         return max(self._moved_at, min((batch.began_at for batch in self._held()), default=math.inf))
 
     def _held(self) -> Iterator[InFlight]:
-        return chain(self.outstanding.values(), self.open.values())
+        return chain(self._taken_back.values(), self.outstanding.values(), self.open.values())
 
     def _waits_for_clients(self) -> bool:
         return any(stream.exhausted for stream in self._streams.values())

@@ -294,7 +294,12 @@ class _Inquest:
         return [request for request in unanswered if not request.cancelled]
 
     def convict(self, blamed: Sequence[InferRequest], known: Mapping[InferRequest, Hashable]) -> None:
-        """Name those under whose fingerprint a worker has died for the second time, if they alone can have done it."""
+        """Name those under whose fingerprint a worker has died for the second time, if they alone can have done it.
+
+        A hang convicts nobody of a model that may not run twice: what it waited for may be there the next time.
+        """
+        if self.retry is Retry.NEVER and isinstance(self.reason, Hang):
+            return
         accused = [request for request in blamed if request in known and not request.answered]
         if self.reason.blames_request and len({known[request] for request in accused}) == 1:
             self.convicted = frozenset(accused)
@@ -312,7 +317,7 @@ class _Inquest:
         blamed = blamed and self.reason.blames_request
         for request in live:
             if blamed and request in self.convicted:
-                self.refuse([request], _hung if hung else _repeated)
+                self.refuse([request], _repeated)
                 self.quarantine.append(request)
             else:
                 self.refuse([request], _hung if hung and blamed else _lost)

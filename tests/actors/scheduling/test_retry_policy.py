@@ -241,10 +241,20 @@ def test_of_several_that_were_accused_before_nobody_is_convicted_in_company():
     assert aftermath.accused == (one, other)
 
 
-def test_a_second_hang_that_is_not_retried_is_late_and_quarantined():
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_second_hang_that_is_not_retried_is_late_again_and_quarantines_nobody(cancelled):
     (request,) = make_requests(1)
+    request.cancelled = cancelled
     aftermath = death(Hang(1.0), [request], retry=Retry.NEVER, known={request: "a"})
-    assert refusals(aftermath) == {request: DeadlineExceeded}
+    assert refusals(aftermath) == ({} if cancelled else {request: DeadlineExceeded})
+    assert (aftermath.quarantine, aftermath.accused) == ((), (request,))
+
+
+def test_a_crash_after_a_hang_that_is_not_retried_is_the_second_death():
+    (request,) = make_requests(1)
+    assert death(Hang(1.0), [request], retry=Retry.NEVER).accused == (request,)
+    aftermath = death(SEGV, [request], retry=Retry.NEVER, known={request: "a"})
+    assert refusals(aftermath) == {request: Poisoned}
     assert aftermath.quarantine == (request,)
 
 

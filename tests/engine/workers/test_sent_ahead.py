@@ -1,5 +1,9 @@
 """What a real worker was only sent ahead: another instance may take it, and nobody executes it once its client has left."""
 
+import math
+import os
+import signal
+
 import pytest
 import trio
 
@@ -124,3 +128,44 @@ async def test_a_worker_that_dies_with_batches_taken_back_loses_nothing(selectiv
         for value in (4.0, 5.0, 6.0, 7.0):
             await model.infer(value)
         assert sorted(executed()) == [HANG, *(float(n) for n in range(1, 8))]
+
+
+async def three_clients(model, until_true):
+    """Have three clients ask again and again until then; return what they sent."""
+    values = []
+
+    async def client():
+        while not until_true():
+            values.append(1000.0 + len(values))  # past what kills the model
+            await model.infer(values[-1])
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(client)
+    return values
+
+
+async def test_an_idle_worker_that_is_stopped_is_replaced_though_others_take_what_it_is_sent(selective):
+    serve, _, executed = selective
+    async with serve(execution_timeout=1.0, instances=TWO) as model:
+        stopped, instance = model.pid(), model.state.instances[0]
+        os.kill(stopped, signal.SIGSTOP)
+        values = await three_clients(model, lambda: instance.pid != stopped and instance.worker is not None)
+        assert model.state.statistics.deaths == {"hang": 1}
+        assert sorted(executed()) == values  # each once
+
+
+async def test_where_executions_have_no_limit_a_stopped_worker_counts_as_stuck_though_others_take_its_work(
+    selective,
+):
+    serve, _, _ = selective
+    async with serve(instances=TWO) as model:
+        worker, pid = model.state.instances[0].worker, model.pid()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await three_clients(model, lambda: worker.idle and not worker.has_room)
+            assert worker.stuck_since < trio.current_time()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await until(lambda: worker.has_room and worker.stuck_since == math.inf)
