@@ -216,13 +216,9 @@ def _binary_inputs() -> Iterator[Hostile]:
     yield _binary("16 M dimensions", head(shape, 4, b"FP32"), lambda: bytes(4), model=FLOATS, tensors=4)
 
 
-def _zeros(count: int) -> bytes:
-    """Return `count` MiB of zeros by gzip; made of as many members, so that it is made at once."""
-    return gzip.compress(bytes(MIB)) * count
-
-
-def _deflated(count: int) -> bytes:
-    folding = zlib.compressobj(1)
+def _zeros(count: int, container: int) -> bytes:
+    """Return `count` MiB of zeros, folded; `container` is zlib's number for it: 31 gzip, 15 deflate."""
+    folding = zlib.compressobj(1, zlib.DEFLATED, container)
     return b"".join([*(folding.compress(bytes(MIB)) for _ in range(count)), folding.flush()])
 
 
@@ -250,8 +246,8 @@ def _compressed_inputs() -> Iterator[Hostile]:
         folded = partial(_folded, made)
         yield _packed(f"62 MiB of {element.decode()}", folded, 62 * MIB, tensors=4 * count)
     # Over the ratio, or over the limit of 64 MiB: what is unfolded until that is seen counts.
-    yield _packed("1 GiB of zeros", partial(_zeros, 1024), 64 * MIB)
-    yield _packed("256 MiB of zeros", partial(_deflated, 256), 64 * MIB, coding="deflate")
+    yield _packed("1 GiB of zeros", partial(_zeros, 1024, 31), 64 * MIB)
+    yield _packed("256 MiB of zeros", partial(_zeros, 256, 15), 64 * MIB, coding="deflate")
     yield _packed("60 MiB and no end", lambda: gzip.compress(_listed(b"1", 30 * MIB), 9)[:-9], 60 * MIB)
     yield _packed("no gzip at all", lambda: b"x" * 60 * MIB, 60 * MIB)
     yield _packed("30 M members of nothing", lambda: gzip.compress(b"") * (MIB // 2), 10 * MIB)
@@ -382,7 +378,9 @@ def _grpc_inputs() -> Iterator[Hostile]:
     yield _call(
         "4 M empty strings in a stream", lambda: texts(b"\x42\x00" * count), method=stream, tensors=4 * count
     )
-    yield _call("0.5 MiB that unfold to 512 MiB", partial(_zeros, 512), unfolded=64 * MIB, compressed=True)
+    yield _call(
+        "0.5 MiB that unfold to 512 MiB", partial(_zeros, 512, 31), unfolded=64 * MIB, compressed=True
+    )
     zeros = partial(_folded, lambda: _asked(FLOATS, _tensor(ten, contents=floats())))
     yield _call("40 MiB of floats, folded", zeros, unfolded=40 * MIB, tensors=40 * MIB, compressed=True)
     empty = partial(_folded, lambda: texts(b"\x42\x00" * count))

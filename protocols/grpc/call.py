@@ -41,6 +41,8 @@ FIRST_ANSWER: Final = 64 * 1024
 
 # Bytes of a message that is parsed on the loop, where that takes a millisecond.
 _PARSED_AT_ONCE: Final = 16 * 1024
+# Bytes of a request that brings neither tensors nor parameters: names, and little else. Over HTTP it is as much.
+_LONGEST_QUESTION: Final = 64 * 1024
 
 SHUTTING_DOWN: Final = "GRPC server is shutting down and has stopped accepting new requests."
 
@@ -300,6 +302,11 @@ class ServerStream(Generic[Request, Reply]):
         descriptor = getattr(self._request_type, "DESCRIPTOR", None)
         if len(message) <= _PARSED_AT_ONCE or descriptor is None:
             return self._parsed(message)
+        if len(message) > _LONGEST_QUESTION and "parameters" not in descriptor.fields_by_name:
+            raise Internal(
+                f"Exception deserializing request! {descriptor.name} has {len(message)} bytes, "
+                f"and may have {_LONGEST_QUESTION} at most"
+            )
         try:
             await in_slices(counting(message, schema_of(descriptor)))
         except Malformed as error:

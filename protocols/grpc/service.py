@@ -22,6 +22,7 @@ from protocols.grpc.options import GrpcOptions
 from protocols.grpc.restrictions import INFERENCE_SERVICE
 from protocols.grpc.streaming import StreamedInference
 from protocols.grpc.unoffered import UnofferedExtensions
+from protocols.kserve.caps import check_name
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class InferenceService(UnofferedExtensions):
         ):  # perhaps files of hundreds of megabytes: taking them out of the message copies them
             threads = stream.call.wire.threads
             parameters = await trio.to_thread.run_sync(load_parameters, request.parameters, limiter=threads)
-        await self._server.repository.load(request.model_name, parameters)
+        await self._server.repository.load(_model_name(request), parameters)
         await stream.send_message(pb.RepositoryModelLoadResponse())
 
     async def RepositoryModelUnload(
@@ -164,7 +165,7 @@ class InferenceService(UnofferedExtensions):
         request = await _request(stream)
         _refuse_repository_name(request.repository_name)
         dependents = unload_dependents(request.parameters)
-        await self._server.repository.unload(request.model_name, unload_dependents=dependents)
+        await self._server.repository.unload(_model_name(request), unload_dependents=dependents)
         await stream.send_message(pb.RepositoryModelUnloadResponse())
 
     # Inference
@@ -186,6 +187,13 @@ async def _request(stream: ServerStream[Request, Any]) -> Request:
     if request is None:
         raise Unsupported("the call ended before its request message")
     return request
+
+
+def _model_name(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> str:
+    """Return which model is meant. Raises InvalidArgument for a name that is too long to be one's."""
+    name = request.model_name
+    check_name(name, "a model")
+    return name
 
 
 def _check_version(version: str) -> None:

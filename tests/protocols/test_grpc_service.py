@@ -354,6 +354,23 @@ async def test_a_request_of_more_fields_than_clients_send_is_not_parsed(request_
         await whole(message, request_type).recv_message()
 
 
+async def test_a_question_is_short(server, service):
+    message = pb.ModelReadyRequest(name="m" * 70_000).SerializeToString()
+    with pytest.raises(Internal, match=r"ModelReadyRequest has 70004 bytes, and may have 65536 at most$"):
+        await whole(message, pb.ModelReadyRequest).recv_message()
+
+
+@pytest.mark.parametrize("rpc", ["RepositoryModelLoad", "RepositoryModelUnload"])
+async def test_no_model_has_a_name_that_long(server, service, rpc):
+    server.repository.explicit = True
+    request = getattr(pb, f"{rpc}Request")(model_name="m" * 5000)
+    code, told = await refusal(ask(service, rpc, request))
+    assert (code, "the name of a model has 5000 characters, and may have 4096 at most" in told) == (
+        ErrorCode.INVALID_ARG,
+        True,
+    )
+
+
 @pytest.mark.parametrize("dependents", [None, False, True])
 async def test_an_unload_takes_dependents_along_where_asked_to(server, service, dependents):
     server.repository.explicit = True
