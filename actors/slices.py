@@ -4,6 +4,10 @@ Work is a generator that yields wherever it may be interrupted, some tenths of a
 result. All such work of a process shares one turn: however many clients give the server long work at once, the
 loop does one slice between two looks at its other tasks. Who waits for a slice waits in line, so all get on equally.
 
+Long work makes way for short work. After each short batch that was dispatched, it rests for a millisecond. A turn of the
+loop would not be enough: the worker that has been given the batch, and the client that waits for its answer, may need the
+core that the slices take. Where there are only long requests, nothing rests.
+
 A thread would not do instead where the work holds the GIL: a loop that wants the GIL back gets it after 5 ms at best.
 What lets go of the GIL (zlib, numpy's sorting) may be yielded as a function: it runs in a thread.
 """
@@ -20,12 +24,37 @@ T = TypeVar("T")
 Steps = Generator[Callable[[], Any] | None, Any, T]
 """Work that stops by `yield`, or by `yield function` to have that called in a thread and be sent what it returned."""
 
+REST_SECONDS: Final = 0.001
+"""How long all long work of the process rests for a short batch: the least that the kernel's timer for sockets can do."""
+
 # How long a slice may be. A slice ends with the first step that ends after this, so it is longer by up to one step.
 SLICE_SECONDS: Final = 0.0004
 # The threads that yielded functions run in. They are few: such work is processor time, and the workers need that too.
 _THREADS: Final = 2
 
-_turn: trio.lowlevel.RunVar[trio.Lock] = trio.lowlevel.RunVar("slices_turn")
+
+class Passing:
+    """What passes by while there is long work."""
+
+    __slots__ = ("batches",)
+
+    def __init__(self) -> None:
+        self.batches = 0  # short ones that were dispatched; whoever dispatches one counts it
+
+
+passing: Final = Passing()
+"""Of this process: counting must cost nothing, so no run is looked up for it."""
+
+
+class _Turn:
+    """The turn that all long work of a run shares."""
+
+    def __init__(self) -> None:
+        self.lock = trio.Lock()
+        self.made_way = passing.batches  # as many have passed as of the last rest
+
+
+_turn: trio.lowlevel.RunVar[_Turn] = trio.lowlevel.RunVar("slices_turn")
 _threads: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("slices_threads")
 
 
@@ -34,12 +63,15 @@ async def in_slices(steps: Steps[T]) -> T:
 
     Raises what `steps` raises. Where the caller is cancelled, `steps` is closed.
     """
-    turn = _shared(_turn, trio.Lock)
+    turn = _shared(_turn, _Turn)
     try:
         answer: Any = None
         while True:
             # Taking the turn gives all other tasks theirs.
-            async with turn:
+            async with turn.lock:
+                if turn.made_way != passing.batches:
+                    turn.made_way = passing.batches
+                    await trio.sleep(REST_SECONDS)
                 until = time.perf_counter() + SLICE_SECONDS
                 while True:
                     try:
@@ -55,6 +87,22 @@ async def in_slices(steps: Steps[T]) -> T:
                 answer = await trio.to_thread.run_sync(wanted, limiter=threads)
     finally:
         steps.close()
+
+
+def in_threads(steps: Generator[None, None, T]) -> Steps[T]:
+    """Do the same work with each step in a thread: for steps that let go of the GIL. Others make way between two of them."""
+
+    def step() -> tuple[T] | None:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return (end.value,)
+        return None
+
+    done: tuple[T] | None = None
+    while done is None:
+        done = yield step
+    return done[0]
 
 
 def at_once(steps: Steps[T]) -> T:

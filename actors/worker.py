@@ -25,7 +25,7 @@ from actors.messages.requests import InferRequest
 from actors.messages.tensors import Tensor
 from actors.parts import Arrived, PartStream
 from actors.pipe import Pipe
-from actors.slices import Steps
+from actors.slices import Steps, passing
 from actors.slots import Slot
 from actors.specs import InstanceSpec, ModelSpec
 
@@ -346,6 +346,7 @@ class LiveWorker:
             self.filler.begin(batch, gather, view, packet)
             return
         gather.copy_into(view)
+        passing.batches += 1
         self.pipe.send_nowait(packet)
 
     def _on_filled(self, batch: InFlight, frame: bytes) -> None:

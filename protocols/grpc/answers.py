@@ -17,7 +17,7 @@ from grpclib.exceptions import GRPCError
 
 from actors.messages.errors import Cancelled, Internal, InvalidArgument, TritiumError, Unavailable
 from actors.messages.requests import InferResponse
-from actors.slices import in_slices
+from actors.slices import in_slices, in_threads
 from protocols.grpc import messages, replies
 from protocols.grpc.admission import AnswerRoom
 from protocols.grpc.call import Call, Metadata
@@ -390,9 +390,7 @@ class Answers:
     ) -> None:
         """Compress a large answer in a thread, which reads the response's memory until it is done."""
         try:
-            message = await trio.to_thread.run_sync(
-                messages.compress, buffers, coding, self._level, limiter=call.wire.threads
-            )
+            message = await in_slices(in_threads(messages.compressing(buffers, coding, self._level)))
         except Exception as bug:  # noqa: BLE001  # such as want of memory: it costs no other call
             response.release()
             self._owner.crashed(call, bug)

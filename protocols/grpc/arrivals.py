@@ -8,7 +8,7 @@ does not take stays here, its window shut. So a client makes the server hold no 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -16,6 +16,7 @@ import trio
 from grpclib.exceptions import GRPCError
 
 from actors.messages.errors import Internal, TritiumError, Unsupported
+from actors.slices import in_slices, in_threads
 from protocols.grpc import messages
 from protocols.grpc.admission import Grants
 from protocols.grpc.call import Call, ServerStream
@@ -33,7 +34,6 @@ _UNFOLDED_HERE: Final = 1024  # longer compressed messages are unfolded in a thr
 _UNFOLDED_A_TURN: Final = (
     1024 * 1024
 )  # ... and so are all of them, once this much was unfolded since the last read
-_SLICES: Final = 8  # of an unfolding, before another has the thread
 
 
 class Owner(Protocol):
@@ -55,13 +55,10 @@ class Owner(Protocol):
 class Arrivals:
     """Gathers the messages of one connection's calls, but for those that come whole in one piece."""
 
-    def __init__(
-        self, h2: Http2Connection[Any], owner: Owner, options: GrpcOptions, threads: trio.CapacityLimiter
-    ) -> None:
+    def __init__(self, h2: Http2Connection[Any], owner: Owner, options: GrpcOptions) -> None:
         self._h2 = h2
         self._owner = owner
         self._limit = options.max_receive_message
-        self._threads = threads
         self._grants: Grants[Call] = Grants(options.connection_bytes)
         self._unfolding: Grants[trio.Event] = Grants(options.connection_bytes)
         self._unfolded = 0  # bytes unfolded on the loop since the last read
@@ -213,11 +210,7 @@ class Arrivals:
         """Unfold once what it may come to has found room. Whoever has the ticket releases it."""
         if not self._unfolding.ask(ticket, most_of(len(message), self._limit)):
             await ticket.wait()
-        work = messages.unfolding(message, call.head.coding, self._limit)
-        content: Buffer | None = None
-        while content is None:
-            content = await trio.to_thread.run_sync(_some, work, limiter=self._threads)
-        return content
+        return await in_slices(in_threads(messages.unfolding(message, call.head.coding, self._limit)))
 
     def _release_ticket(self, ticket: trio.Event) -> None:
         self._open_tickets(self._unfolding.release(ticket))
@@ -225,17 +218,6 @@ class Arrivals:
     def _open_tickets(self, tickets: Sequence[trio.Event]) -> None:
         for ticket in tickets:
             ticket.set()
-
-
-def _some(work: Generator[None, None, Buffer]) -> Buffer | None:
-    """Unfold some more of a message, and return it once it is whole."""
-    try:
-        for _ in range(_SLICES):
-            next(work)
-    except StopIteration as stop:
-        content: Buffer = stop.value
-        return content
-    return None
 
 
 def more_than_one() -> Unsupported:

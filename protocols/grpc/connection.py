@@ -118,7 +118,7 @@ class GrpcConnection:
         self._room = AnswerRoom(options.connection_bytes)
         self._h2: Http2Connection[CallHead[Method]] = Http2Connection(self, environment.limits)
         self._answers = Answers(transport, self._h2, self, options, self._room)
-        self._arrivals = Arrivals(self._h2, self, options, environment.threads)
+        self._arrivals = Arrivals(self._h2, self, options)
         self._calls: dict[Call, None] = {}  # those that are not over
         self._parked: dict[Call, None] = {}  # whole requests that may not begin yet, in their order
         self._nursery: trio.Nursery | None = None

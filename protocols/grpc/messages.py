@@ -172,6 +172,11 @@ def prefix(size: int, *, compressed: bool = False) -> bytes:
     return _prefix.pack(compressed, size)
 
 
+def compressing(buffers: Iterable[Buffer], coding: bytes, level: int) -> Generator[None, None, bytes]:
+    """Do as `compress` does, in slices."""
+    return compression.compressing(buffers, coding, level)
+
+
 def compress(buffers: Iterable[Buffer], coding: bytes, level: int) -> bytes:
     """Return `buffers`, one after the other, in `gzip` or `deflate` (the zlib format); `level` is zlib's, 1 to 9."""
     return compression.compress(buffers, coding, level)

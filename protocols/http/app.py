@@ -31,7 +31,7 @@ from actors.messages.errors import (
     Unsupported,
 )
 from actors.messages.requests import InferRequest, InferResponse
-from actors.slices import in_slices
+from actors.slices import in_slices, in_threads
 from protocols.http.admission import Refused, Verdict
 from protocols.http.bodies import NO_DECOUPLED, BodyLimits, BodyTooLong, ForeignBody, announced, as_refused
 from protocols.http.cross_site import foreign_origin
@@ -46,7 +46,9 @@ from protocols.kserve.categories import Category
 from protocols.kserve.compression import (
     choose_coding,
     compress,
+    compressing,
     decompress,
+    decompressing,
     is_compressed,
 )
 from protocols.kserve.documents import dump, misfit
@@ -202,7 +204,6 @@ class V2App:
             max_input_size=self._options.max_input_size,
             max_body_size=self._options.max_body_size,
         )
-        self._threads = trio.CapacityLimiter(2)
         self._handlers: dict[Endpoint, _Handler] = {
             Endpoint.SERVER_LIVE: self._live,
             Endpoint.SERVER_READY: self._ready,
@@ -528,7 +529,7 @@ class V2App:
         limit = self._options.max_input_size
         if len(body) < _UNFOLDED_AT_ONCE:
             return decompress(body, limit)
-        return await trio.to_thread.run_sync(decompress, body, limit, limiter=self._threads)
+        return await in_slices(in_threads(decompressing(body, limit)))
 
     async def _encoded(
         self, response: InferResponse, plan: OutputPlan, model: ServedModel, accept_encoding: bytes | None
@@ -558,7 +559,7 @@ class V2App:
         if body.size < _IN_A_THREAD:
             compressed = compress(body.buffers, coding)
         else:
-            compressed = await trio.to_thread.run_sync(compress, body.buffers, coding, limiter=self._threads)
+            compressed = await in_slices(in_threads(compressing(body.buffers, coding)))
         return Body([compressed], len(compressed), body.json_size, borrowed=False)
 
 

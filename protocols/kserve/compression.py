@@ -1,7 +1,7 @@
 """The codings gzip and deflate (the zlib format), of HTTP bodies (contract, http.md section 6.7) and gRPC messages.
 
-Unfolding comes in slices of some milliseconds: whoever runs one on the loop gives others a turn where it yields, and one
-in a thread may be given up there. zlib lets go of the GIL. `compress` works on a whole answer, and may take long.
+Both ways come in slices of some milliseconds at the most: whoever runs one on the loop gives others a turn where it yields,
+and one in a thread may be given up there. zlib lets go of the GIL.
 
 A stream of 60 KiB can unfold to 62 MiB. So a content is refused that is more than a hundred times its stream, once it
 is longer than 16 MiB: shorter ones cost little, and tensors full of zeros are honest.
@@ -34,7 +34,7 @@ _NOTHING: Final = frozenset((b"", b"identity"))
 _COMPRESSED: Final = frozenset((b"gzip", b"deflate"))
 _CODINGS: Final = frozenset((b"identity", b"deflate", b"gzip"))
 _BITE: Final = 64 * 1024  # bytes given to zlib at once,
-_MADE_AT_ONCE: Final = 1024 * 1024  # and bytes it may make of them: a few milliseconds
+_MADE_AT_ONCE: Final = 256 * 1024  # and bytes it may make of them: less than a millisecond
 _READING: Final = (
     _MADE_AT_ONCE // 2
 )  # what a bite counts beside what it makes: it may hold blocks of nothing, which take long
@@ -73,7 +73,7 @@ def most_of(size: int, limit: int) -> int:
 
 
 def unfolding(body: Buffer, limit: int, coding: bytes = b"") -> Slices:
-    """Unfold a stream in `coding` (gzip or zlib, whichever it is, if empty), some milliseconds' worth between two `yield`s.
+    """Unfold a stream in `coding` (gzip or zlib, whichever it is, if empty), a millisecond's worth between two `yield`s.
 
     Returns the content, and how many bytes follow the stream. Memory grows with what is made, not with what is claimed.
     Raises BrokenStream where the stream is broken or cut short, and OverLimit as soon as more was made than `most_of` it.
@@ -182,9 +182,21 @@ def _weight(parameter: bytes) -> float:
         return 0.0
 
 
-def compress(buffers: Iterable[Buffer], coding: bytes, level: int = zlib.Z_DEFAULT_COMPRESSION) -> bytes:
-    """Return `buffers`, one after the other, in the coding `gzip` or `deflate`; `level` is zlib's, 1 to 9."""
+def compressing(
+    buffers: Iterable[Buffer], coding: bytes, level: int = zlib.Z_DEFAULT_COMPRESSION
+) -> Generator[None, None, bytes]:
+    """Fold `buffers`, one after the other, in slices; return them in the coding `gzip` or `deflate`. `level` is zlib's, 1 to 9."""
     stream = zlib.compressobj(level, wbits=_WINDOW[coding])
-    parts = [stream.compress(buffer) for buffer in buffers]
+    parts = []
+    for buffer in buffers:
+        view = memoryview(buffer)
+        for at in range(0, len(view), _BITE):
+            parts.append(stream.compress(view[at : at + _BITE]))
+            yield
     parts.append(stream.flush())
     return b"".join(parts)
+
+
+def compress(buffers: Iterable[Buffer], coding: bytes, level: int = zlib.Z_DEFAULT_COMPRESSION) -> bytes:
+    """Do as `compressing` does, in one go."""
+    return finish(compressing(buffers, coding, level))
