@@ -97,6 +97,10 @@ class Launched(Protocol):
     def exited(self) -> bool:
         """Whether it has ended, though `wait` may still be busy with what it has left behind."""
 
+    @property
+    def dying(self) -> bool:
+        """Whether it is ending, whatever the reason: nothing can make it run on, or end in another way."""
+
     def glance(self) -> Usage | None:
         """Measure as `usage` does, on the event loop; None where that would keep others waiting."""
 
@@ -334,7 +338,7 @@ class InstanceActor:
         with trio.move_on_after(EOF_TO_EXIT_SECONDS):
             await self._exited.wait()
         if not launched.exited:
-            self._hung_up = True
+            self._hung_up = not launched.dying
             launched.kill()
         await trio.sleep_forever()  # until the exit has been seen
 

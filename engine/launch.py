@@ -293,6 +293,14 @@ class ProcessWorker:
             return True
         return os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
+    @property
+    def dying(self) -> bool:
+        """Whether it is ending: the kernel takes a process's memory first, and a busy machine is long about the rest."""
+        try:
+            return Path(f"/proc/{self.pid}/statm").read_text().startswith("0 ")
+        except OSError:
+            return self.exited
+
     async def wait(self) -> DeathReason:
         """Wait for the exit, end what it leaves behind, reap, and tell how it ended."""
         if self._process.returncode is None:
@@ -419,6 +427,11 @@ class ThreadWorker:
     def exited(self) -> bool:
         """Whether it has ended, or has been given up."""
         return self._ended.is_set()
+
+    @property
+    def dying(self) -> bool:
+        """Never: a thread ends at once, or not at all."""
+        return False
 
     def glance(self) -> Usage:
         """Nothing of its own: what the model takes is the server's."""

@@ -191,6 +191,11 @@ class SimulatedWorker:
         return self._reason is not None
 
     @property
+    def dying(self) -> bool:
+        """See `Launched`."""
+        return self.exited
+
+    @property
     def fit(self) -> bool:
         """See `engine.spares.Spare`."""
         return not self.exited and not self.suspended

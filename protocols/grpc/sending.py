@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from protocols.grpc import frames
 from protocols.grpc.closed import ClosedStreams
 from protocols.grpc.frames import (
@@ -264,9 +266,12 @@ class SendingSide:
         end = len(queue.buffers)
         copies: list[Buffer] = []
         for buffer in lent:
+            # One piece of memory: the allocator rounds each up to whole pages.
+            copy = np.empty(len(buffer), np.uint8).data
             for at in range(0, len(buffer), _OWNED):
-                copies.append(memoryview(bytes(buffer[at : at + _OWNED])))
+                copy[at : at + _OWNED] = buffer[at : at + _OWNED]
                 yield None
+            copies.append(copy.toreadonly())
         if stream.queue is not queue:  # the peer has reset the stream
             return
         later = [queue.buffers.pop() for _ in range(len(queue.buffers) - end)]

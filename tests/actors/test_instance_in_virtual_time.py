@@ -51,6 +51,7 @@ class PlayedWorker:
     output = None
     abandoned = False
     suspended = False
+    dying = False
 
     def __init__(self, *, obedient=True):
         self.socket, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -365,6 +366,20 @@ async def test_a_worker_that_closes_its_connection_and_lives_on_is_killed(nurser
     assert life.worker.signals[0] == "KILL"
     assert life.ended_at == pytest.approx(0.05)
     assert "closed its connection and stayed alive" in str(life.error)
+
+
+class Slain(PlayedWorker):
+    """A worker that was killed from outside. The kernel has closed its connection, and is long about the rest."""
+
+    dying = True
+
+
+async def test_a_worker_that_is_dying_is_not_taken_for_one_that_stays_alive(nursery, autojump_clock):
+    life = Life(nursery, worker=Slain())
+    await life.serving()
+    life.worker.far.shutdown(socket.SHUT_RDWR)
+    await life.ended()
+    assert life.state.statistics.deaths == {"signal_9": 1}
 
 
 async def test_a_frame_that_makes_no_sense_is_the_workers_end(nursery, autojump_clock):

@@ -103,6 +103,16 @@ class Running:
         worker = self.state.instances[instance].worker
         return frozenset() if worker is None else worker.executing()
 
+    def begun_with(self, request: InferRequest, instance: int = 0) -> bool:
+        """Whether an instance's model has this request in its hands; an earlier one may be there a moment longer."""
+        worker = self.state.instances[instance].worker
+        if worker is None:
+            return False
+        begun = worker.executing()
+        return any(
+            batch.id in begun and batch.place_of(request) is not None for batch in worker.outstanding.values()
+        )
+
     def info(self, instance: int = 0) -> dict[str, object]:
         return self.node(f"models/{self.state.spec.name}/1/instances/{instance}")["info"]  # type: ignore[return-value]
 

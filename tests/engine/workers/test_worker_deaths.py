@@ -147,11 +147,11 @@ async def test_an_impure_model_s_good_requests_are_not_held_against_them(serve):
         for _ in range(3):  # somebody else's faults, each under the same inputs
             request = model.request([671.0])  # it goes on until its client leaves
             await model.state.submit(request)
-            await until(model.begun)
+            await until(lambda request=request: model.begun_with(request))
             os.kill(model.pid(), signal.SIGSEGV)
             assert (await model.answer(request)).code is ErrorCode.UNAVAILABLE
             again = await model.send(671.0)
-            await until(model.begun)
+            await until(lambda again=again: model.begun_with(again))
             model.state.cancel(again)
             assert (await model.answer(again)).message == "saw it"
         assert model.state.statistics.quarantined == 0
