@@ -69,11 +69,12 @@ async def test_work_whose_caller_leaves_is_closed():
     def work():
         try:
             while True:
+                scope.cancel()
                 yield None
         finally:
             closed.append(True)
 
-    with trio.move_on_after(0):
+    with trio.CancelScope() as scope:
         await in_slices(work())
     assert closed == [True]
 
