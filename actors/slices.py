@@ -6,7 +6,8 @@ loop does one slice between two looks at its other tasks. Who waits for a slice 
 
 Long work makes way for short work. After each short batch that was dispatched, it rests for a millisecond. A turn of the
 loop would not be enough: the worker that has been given the batch, and the client that waits for its answer, may need the
-core that the slices take. Where there are only long requests, nothing rests.
+core that the slices take. Where there are only long requests, nothing rests, nor does what takes a few slices in all: such
+as a mebibyte to copy, which is no longer than the rest.
 
 A thread would not do instead where the work holds the GIL: a loop that wants the GIL back gets it after 5 ms at best.
 What lets go of the GIL (zlib, numpy's sorting) may be yielded as a function: it runs in a thread.
@@ -26,6 +27,9 @@ Steps = Generator[Callable[[], Any] | None, Any, T]
 
 REST_SECONDS: Final = 0.001
 """How long all long work of the process rests for a short batch: the least that the kernel's timer for sockets can do."""
+
+# How long work goes on before it rests for the first time.
+UNRESTED_SECONDS: Final = 0.002
 
 # How long a slice may be. A slice ends with the first step that ends after this, so it is longer by up to one step.
 SLICE_SECONDS: Final = 0.0004
@@ -66,13 +70,15 @@ async def in_slices(steps: Steps[T]) -> T:
     turn = _shared(_turn, _Turn)
     try:
         answer: Any = None
+        worked = 0.0
         while True:
             # Taking the turn gives all other tasks theirs.
             async with turn.lock:
-                if turn.made_way != passing.batches:
+                if turn.made_way != passing.batches and worked >= UNRESTED_SECONDS:
                     turn.made_way = passing.batches
                     await trio.sleep(REST_SECONDS)
-                until = time.perf_counter() + SLICE_SECONDS
+                began = time.perf_counter()
+                until = began + SLICE_SECONDS
                 while True:
                     try:
                         wanted = steps.send(answer)
@@ -85,6 +91,7 @@ async def in_slices(steps: Steps[T]) -> T:
             if wanted is not None:
                 threads = _shared(_threads, lambda: trio.CapacityLimiter(_THREADS))
                 answer = await trio.to_thread.run_sync(wanted, limiter=threads)
+            worked += time.perf_counter() - began
     finally:
         steps.close()
 

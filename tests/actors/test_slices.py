@@ -13,6 +13,7 @@ from actors.slices import REST_SECONDS, at_once, in_slices, in_threads, passing
 def short_slices(monkeypatch):
     """Each step takes a turn of its own, on any machine."""
     monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(slices, "UNRESTED_SECONDS", 0.0)
 
 
 def counting(done, name, steps):
@@ -39,6 +40,14 @@ async def test_long_work_rests_once_for_short_batches_that_have_passed(autojump_
 
     await in_slices(work())
     assert done == pytest.approx([0, 0, 0, REST_SECONDS, REST_SECONDS, 2 * REST_SECONDS])
+
+
+async def test_work_that_is_not_very_long_never_rests(autojump_clock, monkeypatch):
+    monkeypatch.setattr(slices, "UNRESTED_SECONDS", 60.0)
+    await in_slices(counting([], "before", 1))
+    passing.batches += 1
+    await in_slices(counting([], "long", 3))
+    assert trio.current_time() == 0
 
 
 async def test_while_one_rests_no_other_long_work_goes_on(autojump_clock):
