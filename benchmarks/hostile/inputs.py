@@ -159,16 +159,15 @@ def _routes() -> Iterator[Hostile]:
         ("no model", infer_path("nobody")),
     ):
         yield Hostile(name=f"route: 45 MiB of {{}} for {name}", body=junk, path=path)
-    members = b'{"IN":"x",' + _members(MIB) + b"}"
     yield Hostile(
         name="route: a million members for generate",
-        body=lambda: members,
+        body=lambda: b'{"IN":"x",' + _members(MIB) + b"}",
         path=f"/v2/models/{TEXTS}/generate",
     )
-    file = b'{"parameters":{"config":"{}","file:1/model.py":"' + base64.b64encode(bytes(45 * MIB)) + b'"}}'
+    begin, end = b'{"parameters":{"config":"{}","file:1/model.py":"', b'"}}'
     yield Hostile(
         name="route: a file of 45 MiB for load",
-        body=lambda: file,
+        body=lambda: begin + base64.b64encode(bytes(45 * MIB)) + end,
         path=f"/v2/repository/models/{FLOATS}/load",
     )
 
@@ -306,6 +305,12 @@ def _asked(model: str, *parts: bytes) -> bytes:
     return field(_NAME, model.encode()) + b"".join(parts)
 
 
+def _parameters(number: int, count: int) -> bytes:
+    """Return so many parameters, in the field `number`."""
+    value = field(2, b"\x10\x01")
+    return b"".join(field(number, field(1, b"k%d" % each) + value) for each in range(count))
+
+
 def _call(
     name: str, message: Callable[[], bytes], *, method: str = "ModelInfer", tensors: int = 0,
     unfolded: int = 0, compressed: bool = False,
@@ -331,30 +336,37 @@ def _grpc_inputs() -> Iterator[Hostile]:
 
     yield _call("4 M empty strings", lambda: texts(b"\x42\x00" * count), tensors=4 * count)
     yield _call("4 M strings of one letter", lambda: texts(b"\x42\x01x" * count), tensors=5 * count)
-    raw = partial(field, _RAW, bytes(4 * count))
     plain = _tensor(shape, datatype=b"BYTES")
-    yield _call("4 M empty strings, raw", lambda: _asked(TEXTS, plain, raw()), tensors=4 * count)
+    yield _call(
+        "4 M empty strings, raw",
+        lambda: _asked(TEXTS, plain, field(_RAW, bytes(4 * count))),
+        tensors=4 * count,
+    )
     yield _call("4 M raw contents", lambda: _asked(TEXTS, plain, field(_RAW, b"") * count))
-    floats = partial(field, 6, bytes(40 * MIB))
     ten = varint(10 * MIB)
-    yield _call("10 M floats", lambda: _asked(FLOATS, _tensor(ten, contents=floats())), tensors=40 * MIB)
+
+    def floats() -> bytes:
+        return _asked(FLOATS, _tensor(ten, contents=field(6, bytes(40 * MIB))))
+
+    yield _call("10 M floats", floats, tensors=40 * MIB)
     apart = b"\x35\0\0\0\0"  # fp32_contents, one by one
     yield _call(
         "10 M floats, apart",
         lambda: _asked(FLOATS, _tensor(ten, contents=apart * 10 * MIB)),
         tensors=40 * MIB,
     )
-    numbers = partial(field, 3, b"\x01" * 30 * MIB)
-    yield _call("30 M varints for FP32", lambda: _asked(FLOATS, _tensor(one, contents=numbers())))
+    yield _call(
+        "30 M varints for FP32",
+        lambda: _asked(FLOATS, _tensor(one, contents=field(3, b"\x01" * 30 * MIB))),
+    )
     yield _call("16 M dimensions", lambda: _asked(FLOATS, _tensor(one * 16 * MIB)))
     yield _call(
         "8 M dimensions, apart",
         lambda: _asked(FLOATS, field(_INPUTS, field(1, b"IN") + b"\x18\x01" * 8 * MIB)),
     )
-    parameter = b"".join(
-        field(_PARAMETERS, field(1, b"k%d" % number) + field(2, b"\x10\x01")) for number in range(MIB // 2)
+    yield _call(
+        "500,000 parameters", lambda: _asked(FLOATS, _tensor(one), _parameters(_PARAMETERS, MIB // 2))
     )
-    yield _call("500,000 parameters", lambda: _asked(FLOATS, _tensor(one), parameter))
     yield _call("4 M empty parameters", lambda: _asked(FLOATS, _tensor(one), field(_PARAMETERS, b"") * count))
     yield _call("a million inputs", lambda: _asked(FLOATS, _tensor(one) * MIB))
     yield _call("4 M empty inputs", lambda: _asked(FLOATS, field(_INPUTS, b"") * count))
@@ -366,14 +378,17 @@ def _grpc_inputs() -> Iterator[Hostile]:
     yield _call(
         "10 M unknown fields for the index", lambda: b"\xf8\x07\x01" * 10 * MIB, method="RepositoryIndex"
     )
-    junk = b"".join(field(3, field(1, b"k%d" % number) + field(2, b"\x10\x01")) for number in range(MIB // 4))
+    load = "RepositoryModelLoad"
     yield _call(
-        "250,000 parameters for a load", lambda: field(2, b"floats") + junk, method="RepositoryModelLoad"
+        "250,000 parameters for a load", lambda: field(2, b"floats") + _parameters(3, MIB // 4), method=load
     )
-    file = partial(field, 3, field(1, b"file:1/model.py") + field(2, field(4, bytes(60 * MIB))))
-    yield _call(
-        "a file of 60 MiB for a load", lambda: field(2, b"floats") + file(), method="RepositoryModelLoad"
-    )
+
+    def file() -> bytes:
+        return field(2, b"floats") + field(
+            3, field(1, b"file:1/model.py") + field(2, field(4, bytes(60 * MIB)))
+        )
+
+    yield _call("a file of 60 MiB for a load", file, method=load)
     stream = "ModelStreamInfer"
     yield _call(
         "4 M empty strings in a stream", lambda: texts(b"\x42\x00" * count), method=stream, tensors=4 * count
@@ -381,7 +396,7 @@ def _grpc_inputs() -> Iterator[Hostile]:
     yield _call(
         "0.5 MiB that unfold to 512 MiB", partial(_zeros, 512, 31), unfolded=64 * MIB, compressed=True
     )
-    zeros = partial(_folded, lambda: _asked(FLOATS, _tensor(ten, contents=floats())))
+    zeros = partial(_folded, floats)
     yield _call("40 MiB of floats, folded", zeros, unfolded=40 * MIB, tensors=40 * MIB, compressed=True)
     empty = partial(_folded, lambda: texts(b"\x42\x00" * count))
     yield _call("4 M empty strings, folded", empty, unfolded=8 * MIB, tensors=4 * count, compressed=True)
