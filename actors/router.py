@@ -59,7 +59,8 @@ class _Known:
     serving: dict[int, ModelState] = field(
         default_factory=dict
     )  # requests go to those of them that are READY
-    background: list[ModelState] = field(default_factory=list)  # loading, or retiring
+    loading: list[ModelState] = field(default_factory=list)  # not serving yet, though some may be READY
+    retiring: list[ModelState] = field(default_factory=list)  # they served
     past: dict[int, IndexEntry] = field(default_factory=dict)  # failed to load, or was unloaded
     broken: str = ""  # why it can't even be configured, where no version tells
     # Why the last reload beside what serves came to nothing, by version; 0 stands for all of them.
@@ -77,6 +78,11 @@ class _Known:
             for number in sorted(self.serving)
             if self.serving[number].status is Status.READY
         }
+
+    @property
+    def background(self) -> list[ModelState]:
+        """The versions that are there without serving."""
+        return [*self.loading, *self.retiring]
 
     @property
     def is_empty(self) -> bool:
@@ -107,13 +113,13 @@ class Router:
         known = self._known(key)
         known.broken, known.left = "", False
         known.past.pop(state.spec.version, None)
-        known.background.append(state)
+        known.loading.append(state)
         self._refresh(key)
 
     def load_ended(self, key: ModelKey, state: ModelState, reason: str) -> None:
         """That load came to nothing. `reason` is told where no other version of that number serves."""
         known = self._known(key)
-        known.background = [each for each in known.background if each is not state]
+        known.loading = [each for each in known.loading if each is not state]
         if state.spec.version not in known.serving:
             known.past[state.spec.version] = _ended(state, reason)
         self._refresh(key)
@@ -122,7 +128,8 @@ class Router:
         """Send requests to `states` from now on, and to no other version. Returns those that are replaced, to be retired."""
         known = self._known(key)
         replaced = [state for state in known.serving.values() if state not in states.values()]
-        known.background = [state for state in known.background if state not in states.values()] + replaced
+        known.loading = [state for state in known.loading if state not in states.values()]
+        known.retiring += replaced
         known.serving = dict(sorted(states.items()))
         known.broken, known.setbacks = "", {}
         if states:  # what failed before is made up for; what is wanted no more was unloaded
@@ -160,7 +167,8 @@ class Router:
     def retired(self, key: ModelKey, state: ModelState) -> None:
         """A replaced version has answered all it had, and its subtree has ended."""
         known = self._known(key)
-        known.background = [each for each in known.background if each is not state]
+        known.loading = [each for each in known.loading if each is not state]
+        known.retiring = [each for each in known.retiring if each is not state]
         if state.spec.version not in known.serving and not known.left:
             known.past.setdefault(state.spec.version, _ended(state, UNLOADED))  # unless there is newer news
         self._refresh(key)
@@ -262,7 +270,7 @@ class Router:
     def background(self, key: ModelKey) -> Sequence[ModelState]:
         """Return the versions that load or retire beside them."""
         known = self._models.get(key)
-        return [] if known is None else list(known.background)
+        return [] if known is None else known.background
 
     def states(self) -> Iterator[ModelState]:
         """Every version that requests are sent to, by name and version."""
@@ -382,11 +390,14 @@ class Router:
             yield _entry(key, 0, Status.UNAVAILABLE.value, known.broken)
         shown = dict(known.past)
         for state in (*known.background, *known.serving.values()):
-            setback = self.setback(key, state.spec.version) if state.status is Status.READY else ""
+            status = state.status
+            if status is Status.READY and state in known.loading:
+                status = Status.LOADING  # it answers nobody before the load of all versions has ended well
+            setback = self.setback(key, state.spec.version) if status is Status.READY else ""
             shown[state.spec.version] = _entry(
                 key,
                 state.spec.version,
-                state.status.value,
+                status.value,
                 f"{RELOAD_FAILED}{setback}" if setback else state.reason,
                 essential=state.spec.essential,
             )

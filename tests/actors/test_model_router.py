@@ -67,6 +67,18 @@ async def test_a_version_that_loads_beside_the_one_that_serves_answers_once_it_i
     assert [(entry.version, entry.state) for entry in router.index()] == [(1, "READY")]
 
 
+async def test_a_version_that_has_loaded_is_ready_in_the_index_once_it_answers(router):
+    new = make(router, "m", 1)
+    router.load_begun(ModelKey("m"), new)
+    new.become(Status.READY)
+    assert [entry.state for entry in router.index()] == ["LOADING"]
+    assert router.index(ready_only=True) == []
+    router.serve(ModelKey("m"), {1: new})
+    assert [entry.state for entry in router.index(ready_only=True)] == ["READY"]
+    router.serve(ModelKey("m"), {})  # it goes on with what it has
+    assert [entry.state for entry in router.index()] == ["READY"]
+
+
 async def test_who_fronts_a_model_answers_requests_that_name_no_version(router):
     one, two = add(router, "m", 1), add(router, "m", 2)
     seen = []
