@@ -1,6 +1,7 @@
 """What all tests share: how Hypothesis looks for examples, and that the long ones are left out."""
 
 import os
+import sys
 
 from hypothesis import HealthCheck, Phase, settings
 
@@ -15,6 +16,11 @@ settings.register_profile(
     "unshrunk", settings.get_profile("default"), phases=(Phase.explicit, Phase.generate)
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+# Tests start hundreds of servers: each would compile all modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_collection_modifyitems(config, items):

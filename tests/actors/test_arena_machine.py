@@ -28,6 +28,7 @@ from actors.messages.tensors import Tensor
 from actors.pipe import Pipe
 from actors.specs import InputSpec, InstanceSpec, OutputSpec
 from actors.worker import SPARE_SLOTS, LiveWorker
+from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 from tests.support.stepped_trio import SteppedTrio
 
@@ -375,4 +376,4 @@ def mapped_by_this_process():
 
 
 TestArenas = pytest.mark.slow(Arenas.TestCase)
-TestArenas.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestArenas.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)

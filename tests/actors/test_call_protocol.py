@@ -31,6 +31,7 @@ from actors.messages.requests import InferResponse
 from actors.messages.tensors import Tensor
 from actors.subjects import Caller, Subjects
 from chaos.descriptors import left_open, open_descriptors
+from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 
 FP32 = DataType.FP32
@@ -706,7 +707,7 @@ async def test_mutilated_letters_are_refused_or_end_the_connection_and_nothing_e
 
 
 @given(st.binary(min_size=1, max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_bytes_are_a_letter_or_a_frame_error(packet):
     try:
         letter = Letter.decode(packet)

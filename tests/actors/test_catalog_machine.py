@@ -16,6 +16,7 @@ from actors.loading import LoadFailed, Superseded
 from actors.messages.errors import Internal, NotFound, Unavailable
 from actors.specs import ModelKey
 from tests.support.catalog_doubles import World, model
+from tests.support.examples import examples
 from tests.support.stepped_trio import SteppedTrio
 
 NAMES = ("a", "b", "c")
@@ -421,4 +422,4 @@ class CatalogAlone(RuleBasedStateMachine):
 
 
 TestCatalogAlone = pytest.mark.slow(CatalogAlone.TestCase)
-TestCatalogAlone.settings = settings(max_examples=130, stateful_step_count=40, deadline=None)
+TestCatalogAlone.settings = settings(max_examples=examples(130), stateful_step_count=40, deadline=None)

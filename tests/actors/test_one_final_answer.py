@@ -1,6 +1,5 @@
 """Whatever happens to workers, callers and time: each accepted request gets one final answer, and each refused one none."""
 
-import os
 from functools import partial
 
 import trio
@@ -12,9 +11,10 @@ from actors.model import Status
 from actors.scheduling.retries import Exit, Oom, Signal, after_death
 from actors.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy, Retry, TimeoutAction
 from chaos.simulation.invariants import wrong
+from tests.support.examples import examples
 from tests.support.model_doubles import Stage
 
-EXAMPLES = int(os.environ.get("TRITIUM_STORIES", "300"))
+EXAMPLES = examples(300)
 
 sends = st.tuples(
     st.just("send"),

@@ -12,6 +12,7 @@ from actors.messages.datatypes import DataType
 from actors.messages.errors import Internal
 from actors.parts import Arrived, PartStream
 from engine.worker.parts import OpenRequests
+from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 
 
@@ -74,7 +75,7 @@ class Credit(RuleBasedStateMachine):
 
 
 TestCredit = Credit.TestCase
-TestCredit.settings = settings(max_examples=30, stateful_step_count=80, deadline=None)
+TestCredit.settings = settings(max_examples=examples(30), stateful_step_count=80, deadline=None)
 
 
 def test_the_end_costs_no_credit():

@@ -17,6 +17,7 @@ from actors.model import STOPPING, Status
 from actors.residency import MEASURE_SECONDS, NOT_EVICTED_SECONDS
 from actors.scheduling.residency import SHORTEST_TURN
 from actors.specs import ModelKey, Residency
+from tests.support.examples import examples
 from tests.support.model_doubles import make_request
 from tests.support.residency_doubles import UNIT, Den, on_demand, settled
 
@@ -506,7 +507,7 @@ async def test_what_is_known_is_shown_in_the_tree_and_in_the_metrics(begin, auto
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     units=st.lists(st.integers(0, 2), min_size=2, max_size=7),
     budget=st.integers(3, 6),

@@ -12,6 +12,7 @@ from benchmarks.grpc.bare import Responder
 from benchmarks.grpc.payloads import PREFIX_SIZE, framed, packed, unpacked
 from benchmarks.grpc.scenarios import Way
 from benchmarks.grpc.wire import ScriptConnection, StreamConnection, Surprise, UnaryConnection, frame
+from tests.support.examples import examples
 
 UNARY = blocks.request_headers("host:1", "/unary/190")
 STREAM = blocks.request_headers("host:1", "/stream/190")
@@ -129,7 +130,7 @@ def test_a_stream_keeps_its_requests_under_way_and_ends_with_trailers():
     assert not connection.failures
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.data())
 def test_answers_read_the_same_in_whatever_pieces_they_come(data):
     def cut(answers):

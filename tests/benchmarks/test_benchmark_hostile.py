@@ -44,6 +44,7 @@ def test_messages_are_protobuf_as_the_library_reads_it():
     assert framed(b"m") == b"\0\0\0\0\1m"
 
 
+@pytest.mark.soak
 def test_what_is_folded_unfolds_to_what_it_says():
     hostile = named("gzip: 62 MiB of 1")
     assert abs(len(gzip.decompress(hostile.body())) - hostile.unfolded) < 1024

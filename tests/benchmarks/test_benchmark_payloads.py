@@ -15,6 +15,7 @@ from benchmarks.payloads import HEADER_LENGTH, WrongAnswer
 from benchmarks.repository import WRITERS
 from benchmarks.scenarios import SCENARIOS
 from protocols.kserve.proto import grpc_service_pb2 as pb
+from tests.support.examples import examples
 
 _TENSORS = st.dictionaries(
     st.text("ABC", min_size=1),
@@ -37,7 +38,7 @@ def _echo(request):
     return answer + request.body[cut:], None if length is None else len(answer)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(_TENSORS, st.sampled_from(["binary", "json"]))
 def test_tensors_survive_the_trip_in_either_encoding(tensors, encoding):
     outputs = payloads.decode(*_echo(payloads.encode(tensors, encoding)))
@@ -125,7 +126,7 @@ def _as_response(tensors):
     return response
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(_TENSORS)
 def test_tensors_survive_the_trip_as_messages(tensors):
     payloads.check(messages.decode(_as_response(tensors)), tensors)

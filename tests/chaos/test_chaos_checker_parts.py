@@ -15,6 +15,7 @@ from chaos.checker.journal import journal
 from chaos.checker.matching import matched
 from chaos.checker.story import LINGER, Pairing
 from chaos.records import Excuse, Executed, Healed, Injected, Invoke, Ok, line_of
+from tests.support.examples import examples
 
 
 def executed(t: float, pid: int = 1, *, end: bool = False, id: str = "r1") -> Executed:  # noqa: A002
@@ -39,7 +40,7 @@ def wishes(draw: st.DrawFn) -> tuple[list[list[int]], dict[int, int | None]]:
 
 @pytest.mark.slow
 @given(wishes())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_as_many_are_served_as_can_be_and_no_thing_more_often_than_it_allows(
     given: tuple[list[list[int]], dict[int, int | None]],
 ) -> None:
@@ -149,7 +150,7 @@ def test_a_fault_is_felt_until_its_last_excuse_has_run_out() -> None:
 @given(
     st.lists(st.tuples(st.floats(0, 100), st.floats(0, 30)), max_size=8), st.floats(0, 100), st.floats(0, 20)
 )
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_the_windows_are_those_that_overlap(
     spans: list[tuple[float, float]], begin: float, lasted: float
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.plan import LONGEST, QUIET, Plan, plan
+from tests.support.examples import examples
 
 WEIGHTS = {f"fault_{number:02}": 1.0 + number % 3 for number in range(60)}
 SETTINGS: dict[str, Any] = {
@@ -22,7 +23,7 @@ SETTINGS: dict[str, Any] = {
     "weights": WEIGHTS,
 }
 
-some = settings(max_examples=30)
+some = settings(max_examples=examples(30))
 seeds = st.integers(0, 2**64)
 catalogues = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=3), st.floats(0.1, 10), min_size=1, max_size=30

@@ -230,9 +230,12 @@ async def test_a_server_starts_among_the_variables_of_kubernetes_without_a_word_
 @pytest.mark.parametrize(
     ("fault", "flags"),
     [
-        pytest.param(fault, flags, id=f"{fault.name}-{mode}")
+        pytest.param(fault, flags, id=f"{fault.name}-{mode}", marks=marks)
         for fault in (*streams.FAULTS, *hangs.FAULTS)
-        for mode, flags in (("poll", repository.POLLED), ("explicit", control.EXPLICIT))
+        for mode, flags, marks in (
+            ("poll", repository.POLLED, ()),
+            ("explicit", control.EXPLICIT, pytest.mark.soak),
+        )
     ],
 )
 async def test_what_real_clients_and_endless_hangs_do_is_felt_by_nobody_else(tmp_path, fault, flags):
@@ -248,8 +251,8 @@ async def test_what_real_clients_and_endless_hangs_do_is_felt_by_nobody_else(tmp
     ("name", "flags"),
     [
         ("broken_reload", control.EXPLICIT),
-        ("corrupted_model", repository.POLLED),
-        ("corrupted_config", repository.POLLED),
+        pytest.param("corrupted_model", repository.POLLED, marks=pytest.mark.soak),
+        pytest.param("corrupted_config", repository.POLLED, marks=pytest.mark.soak),
     ],
 )
 async def test_a_reload_that_fails_is_told_until_it_is_mended(tmp_path, name, flags):

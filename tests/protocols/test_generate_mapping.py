@@ -17,6 +17,7 @@ from actors.messages.tensors import Tensor, element_count
 from protocols.kserve.generate import decode_generate, deduce_shape, encode_generated, event
 from protocols.kserve.requests import DEFAULT_MAX_INPUT_SIZE
 from tests.protocols.fakes import KeptPort, make_spec, tensor
+from tests.support.examples import examples
 
 TEXT = ("text_input", DataType.BYTES, (1,))
 
@@ -131,7 +132,7 @@ VALUES = {
 }
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data(), st.sampled_from(list(VALUES)))
 def test_what_went_in_as_json_comes_out_as_the_same_json(data, datatype):
     values = data.draw(st.lists(VALUES[datatype], max_size=5))
@@ -141,7 +142,7 @@ def test_what_went_in_as_json_comes_out_as_the_same_json(data, datatype):
     assert document["Y"] == (values[0] if len(values) == 1 else values)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text() | st.integers(),

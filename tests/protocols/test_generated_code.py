@@ -16,6 +16,7 @@ from protocols.kserve.proto import (
     reflection_v1_pb2,
     reflection_v1alpha_pb2,
 )
+from tests.support.examples import examples
 
 THEIRS = [
     (model_config_pb2, "tritonclient.grpc.model_config_pb2"),
@@ -156,7 +157,7 @@ INFERENCE_MESSAGES = sorted(grpc_service_pb2.DESCRIPTOR.message_types_by_name)
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_what_one_writes_the_other_reads(data):
     service_pb2 = pytest.importorskip("tritonclient.grpc.service_pb2")

@@ -35,6 +35,7 @@ from protocols.grpc.headers import encode_headers
 from protocols.grpc.streams import Http2Limits, Stream
 from tests.fuzz import h2wire as wire
 from tests.fuzz.recorder import Rig
+from tests.support.examples import examples
 
 Fields = list[tuple[bytes, bytes]]
 
@@ -508,7 +509,7 @@ class Peers(RuleBasedStateMachine):
 
 
 Peers.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=examples(100),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

@@ -19,6 +19,7 @@ from protocols.grpc.lifting import MOST_REST, UNPACKED
 from protocols.grpc.wire import MAX_FIELDS, delimited, varint
 from protocols.kserve.proto.grpc_service_pb2 import InferParameter, InferTensorContents, ModelInferRequest
 from tests.protocols.fakes import KeptPort, make_spec
+from tests.support.examples import examples
 
 SPEC = make_spec("m", inputs=[("A", DataType.INT32, (-1,)), ("B", DataType.FP32, (-1,))])
 
@@ -401,7 +402,9 @@ def encoded_numbers(draw):
 @pytest.mark.slow
 @given(st.sampled_from(sorted(FIELDS)), encoded_numbers())
 @settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    deadline=None,
+    max_examples=examples(60),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_long_contents_are_read_as_protobuf_reads_them(datatype, encoded):
     name, number = FIELDS[datatype]

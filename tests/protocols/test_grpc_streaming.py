@@ -23,6 +23,7 @@ from protocols.grpc.options import GrpcOptions
 from protocols.grpc.service import InferenceService
 from tests.protocols.fakes import FakeModel, FakeServer, hold, make_spec
 from tests.protocols.grpc_calls import Client, infer_request
+from tests.support.examples import examples
 
 NUMBER = np.array([[5]], np.int64)
 X = [("X", "INT64", NUMBER)]
@@ -231,7 +232,7 @@ async def test_a_decoupled_models_refusal_does_not_wait(server):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     kinds=st.lists(st.sampled_from(["held", "streams", "wrong"]), min_size=1, max_size=8),
     order=st.randoms(use_true_random=False),

@@ -71,6 +71,9 @@ class Source:
 
         The model's folders go on `sys.path` after the standard library and before what is installed, until `forget`.
         """
+        # A model's directory is read, never written to. And bytecode is known by second and size: of two versions of a file
+        # that were written within a second the first would be run for ever.
+        sys.dont_write_bytecode = True
         self._add_paths()
         self._forget_modules()
         package = types.ModuleType(self._package)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from actors.scheduling.appointments import Appointments
 from actors.scheduling.breaker import FAILURES_ALLOWED, FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from tests.support.examples import examples
 
 
 def test_what_is_due_comes_in_its_order_and_once():
@@ -28,7 +29,7 @@ def test_what_was_called_off_is_let_go_of_at_once():
     assert (len(calendar), calendar.next_at(), calendar.due(5.0)) == (0, inf, [])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 10), st.booleans()), max_size=200), st.floats(0, 10))
 def test_exactly_what_was_kept_and_is_due_comes_out(plans, now):
     calendar = Appointments()

@@ -17,6 +17,7 @@ from actors.scheduling.fairness import REMEMBERED, FairLane, Ledger, Turns
 from actors.scheduling.queueing import RequestQueue
 from actors.scheduling.tallies import CANDIDATES, OTHERS, SHOWN, TenantTallies
 from actors.specs import Direct, DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
+from tests.support.examples import examples
 
 ROOMY = QueueBounds()
 
@@ -583,7 +584,7 @@ class FairQueue(RuleBasedStateMachine):
             assert len(self.queue) == 0
 
 
-FairQueue.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+FairQueue.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 TestFairQueue = FairQueue.TestCase
 
 
@@ -637,5 +638,5 @@ class Shares(RuleBasedStateMachine):
             assert abs(got[one] - got[other]) <= bound + 1e-9
 
 
-Shares.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+Shares.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 TestShares = Shares.TestCase

@@ -16,6 +16,7 @@ from actors.messages.errors import Cancelled, DeadlineExceeded, Unavailable
 from actors.messages.requests import InferRequest
 from actors.scheduling.queueing import RequestQueue
 from actors.specs import DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
+from tests.support.examples import examples
 
 MOMENT = 1 / 1024
 
@@ -288,4 +289,4 @@ class AgeingQueue(RuleBasedStateMachine):
 
 
 TestAgeingQueue = pytest.mark.slow(AgeingQueue.TestCase)
-TestAgeingQueue.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAgeingQueue.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

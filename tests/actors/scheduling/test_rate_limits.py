@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from actors.messages.errors import ErrorCode, InvalidArgument
 from actors.scheduling.rate_limits import HOST, SHARED, PoolName, PoolSample, RateLimiter
 from actors.specs import InstanceSpec, RateLimit, Resource
+from tests.support.examples import examples
 
 
 def instance(*resources, priority=0, gpu=None, lanes=1):
@@ -406,11 +407,11 @@ class Limiting(RuleBasedStateMachine):
 
 
 TestLimiting = Limiting.TestCase
-TestLimiting.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+TestLimiting.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)
 
 
 @given(several=st.lists(specs(), min_size=2, max_size=6), chance=st.randoms(use_true_random=False))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_whoever_always_has_work_executes_again_and_again_in_whatever_order_others_end(several, chance):
     limiter = RateLimiter({})
     for key, spec in enumerate(several):

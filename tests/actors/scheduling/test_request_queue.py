@@ -18,6 +18,7 @@ from actors.messages.tensors import Tensor
 from actors.scheduling.levels import OCCUPIED
 from actors.scheduling.queueing import RequestQueue
 from actors.specs import Direct, DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
+from tests.support.examples import examples
 
 DELAY = TimeoutAction.DELAY
 ROOMY = QueueBounds()
@@ -731,4 +732,4 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
 
 TestQueueAgainstModel = pytest.mark.slow(QueueAgainstModel.TestCase)
-TestQueueAgainstModel.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestQueueAgainstModel.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)

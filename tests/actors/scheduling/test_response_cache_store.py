@@ -20,6 +20,7 @@ from actors.scheduling.cache import (
     copy_of,
     entry_size,
 )
+from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 
 
@@ -187,7 +188,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestCache.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)
 
 
 def test_overhead_is_counted_so_that_empty_answers_have_a_bound_too():

@@ -30,6 +30,7 @@ from actors.scheduling.retries import (
     fingerprint_of,
 )
 from actors.specs import Retry
+from tests.support.examples import examples
 
 SEGV = Signal(Signals.SIGSEGV)
 KILL = Signal(Signals.SIGKILL)
@@ -688,7 +689,9 @@ class SuspectsNeverGetLost(RuleBasedStateMachine):
 
 
 TestSuspectsNeverGetLost = SuspectsNeverGetLost.TestCase
-TestSuspectsNeverGetLost.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestSuspectsNeverGetLost.settings = settings(
+    max_examples=examples(200), stateful_step_count=30, deadline=None
+)
 
 
 # Quarantine

@@ -20,6 +20,7 @@ from actors.messages.tensors import Tensor
 from actors.scheduling.batching import Wait
 from actors.scheduling.sequences import RECHECK, SequenceQueue
 from actors.specs import DirectStrategy, OldestStrategy, QueueBounds, SequenceBatching
+from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 
 START, END = FLAG_SEQUENCE_START, FLAG_SEQUENCE_END
@@ -576,4 +577,4 @@ class SlotsAndTurns(RuleBasedStateMachine):
 
 
 TestSlotsAndTurns = pytest.mark.slow(SlotsAndTurns.TestCase)
-TestSlotsAndTurns.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestSlotsAndTurns.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)

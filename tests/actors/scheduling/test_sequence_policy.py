@@ -26,6 +26,7 @@ from actors.specs import (
     SequenceBatching,
     StateSpec,
 )
+from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 
 START, END = FLAG_SEQUENCE_START, FLAG_SEQUENCE_END
@@ -761,5 +762,5 @@ class Sequences(RuleBasedStateMachine):
         assert counts.free_slots == self.slots * len(self.all)
 
 
-Sequences.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Sequences.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestSequencesAtRandom = Sequences.TestCase

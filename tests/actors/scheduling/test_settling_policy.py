@@ -24,6 +24,7 @@ from actors.scheduling.settling import (
     Waiting,
 )
 from actors.specs import ModelKey
+from tests.support.examples import examples
 
 REPOSITORY = "/models"
 DOWN = Unavailable("it is not mounted")
@@ -521,5 +522,5 @@ class Watched(RuleBasedStateMachine):
             assert waiting.since <= self.clock
 
 
-Watched.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+Watched.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
 TestWatchedRepositories = pytest.mark.slow(Watched.TestCase)

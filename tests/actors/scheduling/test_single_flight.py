@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from actors.messages.requests import InferRequest
 from actors.scheduling.flights import FAILURES, Flights
 from actors.specs import QueueBounds
+from tests.support.examples import examples
 
 
 def request(name="", nbytes=1):
@@ -185,4 +186,4 @@ class FlightMachine(RuleBasedStateMachine):
 
 
 TestFlights = FlightMachine.TestCase
-TestFlights.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestFlights.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)

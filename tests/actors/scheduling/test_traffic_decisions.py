@@ -21,6 +21,7 @@ from actors.scheduling.traffic import (
     outputs_differ,
 )
 from actors.specs import InputSpec, OutputSpec, Rollback
+from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 
 KEYS = [f"user-{number}" for number in range(4000)]
@@ -145,7 +146,7 @@ def test_between_two_versions_keys_move_one_way_and_no_more_than_the_difference(
     assert abs(len(moved) - len(keys) * share) < 5 * (len(keys) * share * (1 - share)) ** 0.5 + 1
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(modest, st.sampled_from(range(1, 10)), st.integers(1, 9))
 def test_a_version_that_alone_gains_weight_gains_keys_and_nobody_else_does(weights, version, more):
     weights = {each: weight + 1 for each, weight in weights.items()}

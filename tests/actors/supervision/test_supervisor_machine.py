@@ -25,6 +25,7 @@ from actors.supervision.spec import (
 )
 from actors.supervision.supervisor import Supervisor
 from actors.supervision.testing import Cue
+from tests.support.examples import examples
 from tests.support.otp_model import AWAITING, Actor, Otp, Player
 from tests.support.stepped_trio import SteppedTrio
 
@@ -325,4 +326,6 @@ class Clock:
 
 
 TestSupervisorAgainstOtp = pytest.mark.slow(SupervisorAgainstOtp.TestCase)
-TestSupervisorAgainstOtp.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestSupervisorAgainstOtp.settings = settings(
+    max_examples=examples(100), stateful_step_count=50, deadline=None
+)

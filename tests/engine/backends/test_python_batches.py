@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from actors.messages.datatypes import DataType
 from actors.messages.errors import ErrorCode
 from engine.backends.testing import LocalRequest, run
+from tests.support.examples import examples
 
 PORTS = {
     "inputs": [("X", DataType.FP32, [2]), ("N", DataType.INT32, [1])],
@@ -89,7 +90,7 @@ requests = st.builds(
 
 @settings(
     deadline=None,
-    max_examples=60,
+    max_examples=examples(60),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(requests, min_size=1, max_size=8))

@@ -10,6 +10,7 @@ from actors.messages.datatypes import DataType
 from actors.messages.tensors import element_count, pack_bytes
 from actors.scheduling.cache import Entry, KeptOutput, entry_size
 from engine.cache.codec import MAGIC, decoded, encoded
+from tests.support.examples import examples
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 
@@ -35,7 +36,7 @@ def told(entry):
     return [(kept.name, kept.datatype, kept.shape, kept.data) for kept in entry.outputs]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(outputs(), max_size=3))
 def test_what_is_written_is_read(kept):
     entry = entry_of(kept)
@@ -44,7 +45,7 @@ def test_what_is_written_is_read(kept):
     assert again.nbytes == entry.nbytes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(outputs(), min_size=1, max_size=2), st.data())
 def test_what_was_damaged_is_refused_or_reads_as_an_entry(kept, data):
     whole = bytearray(encoded(entry_of(kept)))

@@ -12,6 +12,7 @@ from engine.cli.flag import Kind
 from engine.cli.flags import BY_NAME, BY_VARIABLE, FLAGS
 from engine.listening import RestrictedHeader
 from engine.settings import Settings, SettingsError
+from tests.support.examples import examples
 
 REPOSITORY = "--model-repository=/models"
 
@@ -585,7 +586,7 @@ def test_every_flag_is_explained_in_exactly_one_way(flag):
     assert sum(map(bool, (flag.help, flag.no_effect, flag.instead))) == 1
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.tuples(st.sampled_from(sorted(BY_NAME)), st.text(max_size=12)), max_size=4))
 def test_no_command_line_does_worse_than_a_settings_error(pairs):
     words = [

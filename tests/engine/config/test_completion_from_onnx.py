@@ -13,6 +13,7 @@ from actors.messages.datatypes import DataType
 from engine.config.inspection.onnx_file import read_onnx
 from engine.config.inspection.ports import Unreadable
 from engine.config.load import load_model_config
+from tests.support.examples import examples
 
 FILE = {"1/readme": b""}
 
@@ -420,7 +421,7 @@ WHOLE = content(
 @settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     deadline=None,
-    max_examples=300,
+    max_examples=examples(300),
 )
 @given(
     edits=st.lists(

@@ -18,6 +18,7 @@ from engine.config.inspection.torch_file import Sketch, read_torch
 from engine.config.inspection.torch_pickles import main_class, traced_inputs
 from engine.config.load import load_model_config
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
+from tests.support.examples import examples
 
 # -- archives made by torch
 
@@ -145,7 +146,7 @@ def test_no_mutation_of_an_archive_raises(tmp_path, backends, made, file):
     @settings(
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
         deadline=None,
-        max_examples=150,
+        max_examples=examples(150),
     )
     @given(
         edits=st.lists(

@@ -27,6 +27,7 @@ from engine.settings import MetricsSettings
 from engine.subtree import ModelSubtrees
 from protocols.grpc.listener import GrpcStatistics
 from protocols.listening import ConnectionCounts
+from tests.support.examples import examples
 
 SPEC = ModelSpec(
     name="add",
@@ -260,7 +261,7 @@ def test_labels_are_alphabetical_and_tags_bear_an_underscore():
     assert 'nv_inference_count{_an_odd_key="x",_team="vision",model="add",version="2"} 0\n' in text
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     st.dictionaries(
         st.text(min_size=1, max_size=5), st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

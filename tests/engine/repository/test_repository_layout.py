@@ -16,6 +16,7 @@ from engine.repository.layout import (
     version_directories,
 )
 from protocols.kserve.proto.model_config_pb2 import ModelVersionPolicy
+from tests.support.examples import examples
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ class TestVersions:
     @settings(
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
         deadline=None,
-        max_examples=50,
+        max_examples=examples(50),
     )
     @given(names=st.sets(st.text("0123456789a-+ ", min_size=1, max_size=5), max_size=6))
     def test_any_names_give_distinct_positive_versions(self, tmp_path_factory, names):
