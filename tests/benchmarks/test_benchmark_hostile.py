@@ -57,7 +57,9 @@ def test_hostile_inputs_are_measured_only_where_they_are_asked_for():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["head: 5,000 codings", "gRPC: a model's name of 60 MiB"])
+@pytest.mark.parametrize(
+    "name", ["head: 5,000 codings", pytest.param("gRPC: a model's name of 60 MiB", marks=pytest.mark.soak)]
+)
 def test_an_input_is_measured_against_a_real_server(tmp_path, name):
     from benchmarks.subjects import CHECKOUT
 
