@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
+from actors.bell import Bell
 from actors.fault_points import fault_point
 from actors.messages.errors import DeadlineExceeded, TritiumError
 from actors.messages.events import Event, Log
@@ -91,7 +92,7 @@ class ResponseCache:
         self.bugs = 0
         self._log = log
         self._said_at: dict[Event, float] = {}
-        self._earlier = trio.Event()  # the next appointment is earlier than it was
+        self._earlier = Bell()  # the next appointment is earlier than it was
 
     def of(self, state: ModelState) -> ModelCache:
         """Return what `state.cache` is to be."""
@@ -102,7 +103,7 @@ class ResponseCache:
     ) -> Appointment[tuple[ModelCache, InferRequest]]:
         """Have `model.expire(request)` called at `at`, unless that is called off."""
         if at < self.appointments.next_at():
-            self._earlier.set()
+            self._earlier.ring()
         return self.appointments.make(at, (model, request))
 
     async def keep_appointments(self, ctx: ChildContext) -> None:
@@ -111,9 +112,8 @@ class ResponseCache:
         while True:
             for model, request in self.appointments.due(trio.current_time()):
                 model.expire(request)
-            self._earlier = trio.Event()
             with trio.move_on_at(self.appointments.next_at()):
-                await self._earlier.wait()
+                await self._earlier.next_ring()
 
     @fault_point("cache.insert")
     def insert(self, key: bytes, entry: Entry) -> None:

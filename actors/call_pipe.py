@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import trio
 
+from actors.bell import Bell
 from actors.frames import MAX_FRAME, FrameError
 from actors.pipe import Pipe
 
@@ -31,7 +32,7 @@ class CallPipe(Pipe):
         self._answers: deque[tuple[Iterator[Packet], int, bool]] = deque()
         self._next: Packet | None = None  # of the first answer: it did not fit
         self._descriptor = -1
-        self._stuck = trio.Event()
+        self._stuck = Bell()
         self.unsent = 0  # bytes of answers that the worker has yet to read
         self.unsent_ends = 0  # how many of those are the last ones to their call
 
@@ -44,7 +45,7 @@ class CallPipe(Pipe):
         self.unsent += nbytes
         self.unsent_ends += final
         if len(self._answers) == 1 and not self._send_what_fits():
-            self._stuck.set()
+            self._stuck.ring()
 
     def _send_what_fits(self) -> bool:
         """Send until the socket takes no more; whether everything has gone."""
@@ -71,9 +72,9 @@ class CallPipe(Pipe):
 
     async def flush(self) -> None:
         """Run for ever: send what the socket could not take at once. A task of the pipe's owner."""
+        heard = 0
         while True:
-            await self._stuck.wait()
-            self._stuck = trio.Event()
+            heard = await self._stuck.wait(heard)
             while not self._send_what_fits():
                 await trio.lowlevel.wait_writable(self._sock)
 

@@ -19,6 +19,7 @@ from typing import Final
 
 import trio
 
+from actors.bell import Bell
 from actors.fault_points import fault_point
 from actors.found import FoundModel
 from actors.lane import Lane
@@ -80,7 +81,7 @@ class Catalog:
         self._mode = mode
         self._startup = startup
         self._lanes: dict[ModelKey, Lane] = {}
-        self._news = trio.Event()  # a lane is to be started, or over
+        self._news = Bell()  # a lane is to be started, or over
         self._starts: dict[ModelKey, Operation] = {}
         self.finished = trio.Event()
         self.could_not_look: Callable[[ModelKey], object] = lambda _: (
@@ -117,7 +118,7 @@ class Catalog:
         for lane in self._lanes.values():
             lane.standing = lane.name in present
         while True:
-            self._news = trio.Event()
+            heard = self._news.rings
             for key, lane in list(self._lanes.items()):
                 with trio.CancelScope(shield=True):  # it takes no time, and is done whole
                     if lane.over:
@@ -126,7 +127,7 @@ class Catalog:
                     elif not lane.standing:
                         lane.standing = True
                         await self._supervisor.start_child(lane.spec())
-            await self._news.wait()
+            await self._news.wait(heard)
 
     async def _end_lane(self, lane: Lane) -> None:
         if lane.standing:
@@ -309,7 +310,7 @@ class Catalog:
         return lane
 
     def _tell_news(self) -> None:
-        self._news.set()
+        self._news.ring()
 
     def _free_name(self, name: str) -> str:
         taken = {lane.name for lane in self._lanes.values()}

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import trio
 
+from actors.bell import Bell
 from actors.messages.events import Event, Log
 from actors.offload import Offload
 from actors.scheduling.breaker import Breaker
@@ -66,7 +67,7 @@ class FarCache:
         self._patience = patience
         self._breaker = Breaker()
         self._log = log
-        self._broken = trio.Event()
+        self._broken = Bell()
 
     @property
     def available(self) -> bool:
@@ -123,7 +124,7 @@ class FarCache:
                 cache=self._store.name,
                 reason=f"{error}: every request is a miss until it answers again",
             )
-            self._broken.set()
+            self._broken.ring()
 
     async def watch(self, ctx: ChildContext) -> None:
         """Try a store that is down, again and again, and have it asked once it answers: an actor's start function."""
@@ -133,8 +134,7 @@ class FarCache:
         while True:
             if self._breaker.closed:
                 told = True
-                self._broken = trio.Event()
-                await self._broken.wait()
+                await self._broken.next_ring()
             await trio.sleep(self._breaker.pause)
             error = await self._trial(limiter)
             ctx.publish(available=error is None)

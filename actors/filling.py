@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from actors.bell import Bell
 from actors.gathering import Gather
 from actors.slices import Steps, in_slices
 
@@ -32,13 +33,13 @@ class Filler:
         self._filled = filled
         self._steps: Steps[None] | None = None
         self._frame = b""
-        self._wanted = trio.Event()
+        self._wanted = Bell()
 
     def begin(self, batch: InFlight, gather: Gather, view: memoryview, frame: bytes) -> None:
         """Have `gather` copied into `view`, then `filled` called. Only while there is no other batch."""
         self.batch, self._frame = batch, frame
         self._steps = self._copying(batch, gather, view)
-        self._wanted.set()
+        self._wanted.ring()
 
     def stop(self) -> None:
         """Copy nothing more: the batch was taken back, or its worker is gone. Its slot may be used again at once."""
@@ -46,9 +47,9 @@ class Filler:
 
     async def run(self) -> None:
         """Run for ever. Where it is cancelled, the batch stays as it is, never sent."""
+        heard = 0
         while True:
-            await self._wanted.wait()
-            self._wanted = trio.Event()
+            heard = await self._wanted.wait(heard)
             # A batch that was stopped may have been followed by another one already.
             steps, self._steps = self._steps, None
             if steps is not None:

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
+from actors.bell import Bell
 from actors.call_pipe import CallPipe
 from actors.calls import CallHost, WorkerCalls
 from actors.comeback import Comeback
@@ -181,7 +182,7 @@ class InstanceActor:
         self._load_error: str | None = None
         self._load_code = ErrorCode.INTERNAL
         self._started_at = trio.current_time()  # the worker's launch
-        self._idle = trio.Event()
+        self._idle = Bell()
         self._exited = trio.Event()
         self._reason: DeathReason | None = None  # how the process ended
         self._verdict: DeathReason | None = None  # why it was killed, where that was ours
@@ -422,8 +423,7 @@ class InstanceActor:
     async def _wait_idle(self, worker: LiveWorker) -> None:
         """Wait until a worker that is given no batches holds none."""
         while not worker.idle:
-            self._idle = trio.Event()
-            await self._idle.wait()
+            await self._idle.next_ring()
 
     # -- joining -------------------------------------------------------------------------------------------------
 
@@ -512,8 +512,8 @@ class InstanceActor:
         if instance.worker is not None:
             instance.worker.advance(trio.current_time(), ended=batch)
             self.slot_freed()  # there is room, though its own slot may be lent to a response
-        elif not self._idle.is_set():
-            self._idle.set()
+        else:
+            self._idle.ring()
 
     def part(self, batch: InFlight, arrived: Arrived) -> None:
         """Pass on one part of a decoupled model's answer."""
@@ -524,8 +524,8 @@ class InstanceActor:
         if self._joined.is_set():
             self._ctx.progressed()
             self._instance.exhausted = False
-        if self._instance.worker is None and not self._idle.is_set():
-            self._idle.set()
+        if self._instance.worker is None:
+            self._idle.ring()
 
     def logged(self, level: str, message: str) -> None:
         """The model wrote a log line through its logger."""

@@ -9,6 +9,7 @@ from typing import Final
 
 import trio
 
+from actors.bell import Bell
 from actors.deployment import Deployment
 from actors.fault_points import fault_point
 from actors.loading import Surroundings
@@ -44,7 +45,7 @@ class Lane:
         self._current: Operation | None = None
         self._began = 0.0  # when that did
         self._scope: trio.CancelScope | None = None
-        self._arrived = trio.Event()
+        self._arrived = Bell()
 
     def add(self, operation: Operation) -> None:
         """Put an operation behind the others. Never waits."""
@@ -57,7 +58,7 @@ class Lane:
                     operation.finish()
                     return
         self._waiting.append(operation)
-        self._arrived.set()
+        self._arrived.ring()
 
     @property
     def has_work(self) -> bool:
@@ -78,7 +79,7 @@ class Lane:
         return self.deployment.at_rest and not self.has_work
 
     def _look_up(self) -> None:
-        self._arrived.set()
+        self._arrived.ring()
 
     def _supersede(self) -> None:
         """Nobody will want what is being loaded, or waits to be."""
@@ -112,8 +113,7 @@ class Lane:
             ctx.publish(busy_with=None, phase=None, attempt=None)
             if self.over:
                 self._on_over()
-            self._arrived = trio.Event()
-            await self._arrived.wait()
+            await self._arrived.next_ring()
 
     def _leave_off(self, operation: Operation) -> None:
         """This life ends with an operation, or has done it."""

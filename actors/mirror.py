@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from actors.bell import Bell
 from actors.fault_points import fault_point
 from actors.messages.errors import ErrorCode, TritiumError, Unavailable
 from actors.messages.requests import InferRequest, InferResponse, ReplyPort
@@ -59,18 +60,17 @@ class Finished:
 
     def __init__(self) -> None:
         self._exchanges: deque[Exchange] = deque()
-        self._filled = trio.Event()
+        self._filled = Bell()
 
     def add(self, exchange: Exchange) -> None:
         """Have `exchange` compared."""
         self._exchanges.append(exchange)
-        self._filled.set()
+        self._filled.ring()
 
     async def take(self) -> Exchange:
         """Return the one that has waited longest, once there is one."""
         while not self._exchanges:
-            self._filled = trio.Event()
-            await self._filled.wait()
+            await self._filled.next_ring()
         return self._exchanges.popleft()
 
 

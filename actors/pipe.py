@@ -12,6 +12,7 @@ from typing import Final
 
 import trio
 
+from actors.bell import Bell
 from actors.frames import MAX_FRAME, FrameError
 
 _BACKLOG_LIMIT: Final = 4096  # packets; slots bound what can be outstanding far below this
@@ -24,7 +25,7 @@ class Pipe:
         sock.setblocking(False)
         self._sock = sock
         self._backlog: deque[tuple[bytes, tuple[int, ...]]] = deque()
-        self._flush_wanted = trio.Event()
+        self._flush_wanted = Bell()
         self.closed = False
 
     def send_nowait(self, packet: bytes, descriptors: Sequence[int] = ()) -> None:
@@ -49,7 +50,7 @@ class Pipe:
         if len(self._backlog) >= _BACKLOG_LIMIT:
             raise RuntimeError(f"a worker let {_BACKLOG_LIMIT} frames pile up unread")
         self._backlog.append((packet, tuple(map(os.dup, descriptors))))
-        self._flush_wanted.set()
+        self._flush_wanted.ring()
 
     def _send(self, packet: bytes, descriptors: Sequence[int]) -> None:
         if descriptors:
@@ -60,9 +61,9 @@ class Pipe:
 
     async def flush(self) -> None:
         """Run for ever: send what the socket could not take at once. A task of the pipe's owner."""
+        heard = 0
         while True:
-            await self._flush_wanted.wait()
-            self._flush_wanted = trio.Event()
+            heard = await self._flush_wanted.wait(heard)
             while self._backlog:
                 packet, descriptors = self._backlog[0]
                 try:

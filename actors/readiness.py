@@ -24,6 +24,7 @@ from typing import Final, NoReturn
 
 import trio
 
+from actors.bell import Bell
 from actors.fault_points import fault_point
 from actors.interfaces import DeepReport
 from actors.messages.events import Event, Log
@@ -195,10 +196,10 @@ class Readiness:
         self._epoch = 0.0  # what to add to trio's clock for the wall's
         self.exiting = False
         self.withdrawn = False
-        self._turned = trio.Event()  # anew each time that what `ready` says changes
+        self._turned = Bell()  # what `ready` says has changed
         self._verdict = Verdict(since=trio.current_time())
         self._stale = True
-        self._woken = trio.Event()
+        self._woken = Bell()
         self._watching = 0  # how many wait for the server's readiness to turn
         self._asking = False  # for those
         self._watches: dict[ModelState, _Watch] = {}
@@ -226,7 +227,7 @@ class Readiness:
         self._watching += 1
         try:
             while self.is_ready is ready and not self.exiting:
-                await self._turned.wait()
+                await self._turned.next_ring()
         finally:
             self._watching -= 1
 
@@ -250,7 +251,7 @@ class Readiness:
         shared = self._round
         if shared is None or now - shared.ended_at >= DEEP_SHARED_FOR:
             shared = self._round = _Round()
-            self._woken.set()
+            self._woken.ring()
         with trio.move_on_after(DEEP_BUDGET + DEEP_WITHIN):
             await shared.done.wait()
         return shared.report or self._report({}, {}, "no probe was made: readiness itself is being restarted")
@@ -296,13 +297,12 @@ class Readiness:
         self._turn()
 
     def _turn(self) -> None:
-        self._turned.set()
-        self._turned = trio.Event()
+        self._turned.ring()
 
     def changed(self) -> None:
         """Something about a model version is new: have the verdict made anew. Cheap; from anywhere on the loop's thread."""
         self._stale = True
-        self._woken.set()
+        self._woken.ring()
 
     # -- the verdict -----------------------------------------------------------------------------------------------
 
@@ -416,6 +416,7 @@ class Readiness:
 
     async def _take_turns(self, nursery: trio.Nursery) -> NoReturn:
         look_at = trio.current_time()
+        heard = 0
         while True:
             now = trio.current_time()
             if now >= look_at:
@@ -431,8 +432,7 @@ class Readiness:
                 nursery.start_soon(self._deep_round, self._round)
             await trio.sleep(_SHARE * (trio.current_time() - now))
             with trio.move_on_at(min(look_at, due)):
-                await self._woken.wait()
-            self._woken = trio.Event()
+                heard = await self._woken.wait(heard)
 
     async def _ask_for_watchers(self) -> None:
         """Who watches the server's readiness asks for it again and again, without saying so."""
@@ -480,7 +480,7 @@ class Readiness:
             counts.failures += bool(watch.trouble)
             counts.seconds = outcome.seconds
         ended.set()
-        self._woken.set()  # when the next one is due is new
+        self._woken.ring()  # when the next one is due is new
 
     async def _exercised(self, watch: _Watch, within: float) -> bool:
         """Probe a version, or wait for the probe that runs. False where that one takes longer than `within` seconds."""

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 import trio
 
+from actors.bell import Bell
 from actors.dormant import Dormant, WaitingRoom
 from actors.fault_points import fault_point
 from actors.messages.errors import TritiumError
@@ -165,14 +166,14 @@ class Residents:
         self.models: dict[ModelKey, _Model] = {}  # the actor's
         self.sizes: Mapping[int, int] = {}  # the actor's: bytes resident, by process
         self.closed = False
-        self._rung = trio.Event()
-        router.on_change(lambda _: self.ring())
+        self.changed = Bell()
+        router.on_change(lambda _: self.changed.ring())
 
     def dormant(self, specs: Sequence[ModelSpec]) -> Mapping[int, Dormant]:
         """Return who answers for the versions of one model while it is not loaded: for `Router.set_dormant`."""
         model = self.models.get(specs[0].key)
         if model is None:
-            model = self.models[specs[0].key] = _Model(specs[0].key, self.ring)
+            model = self.models[specs[0].key] = _Model(specs[0].key, self.changed.ring)
             if self.closed:
                 model.room.close()
         model.respecify(specs)
@@ -183,15 +184,6 @@ class Residents:
         self.closed = True
         for model in self.models.values():
             model.room.close()
-
-    def ring(self) -> None:
-        """Tell the actor that something has changed."""
-        self._rung.set()
-
-    async def wait_rung(self) -> None:
-        """Wait until something has changed since the last time. For the actor."""
-        await self._rung.wait()
-        self._rung = trio.Event()
 
     def states(self, key: ModelKey) -> list[ModelState]:
         """Return what may take memory for a model: versions that serve, load or retire."""
@@ -258,7 +250,7 @@ class _Life:
         self._memory = memory
         self._log = log
         self._wall_clock = wall_clock
-        self._measure_now = trio.Event()
+        self._measure_now = Bell()
         self._watched: set[ModelState] = set()
 
     async def run(self) -> None:
@@ -268,10 +260,11 @@ class _Life:
         self._ctx.started()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._measure_for_ever)
+            heard = 0
             while True:
                 look_at = self._turn(nursery, trio.current_time())
                 with trio.move_on_at(look_at):
-                    await self._residents.wait_rung()
+                    heard = await self._residents.changed.wait(heard)
 
     @fault_point("residency.turn")
     def _turn(self, nursery: trio.Nursery, now: float) -> float:
@@ -432,9 +425,9 @@ class _Life:
             model.loads += 1
             model.fresh = True
             model.room.open()
-            self._measure_now.set()
+            self._measure_now.ring()
         model.loading = False
-        self._residents.ring()
+        self._residents.changed.ring()
 
     async def _evict(self, model: _Model, newcomer: ModelKey | None) -> None:
         freed = self._residents.resident(model.key)
@@ -450,7 +443,7 @@ class _Life:
         else:
             model.not_before = trio.current_time() + NOT_EVICTED_SECONDS
         model.leaving = False
-        self._residents.ring()
+        self._residents.changed.ring()
 
     async def _look_at_files(self, model: _Model) -> None:
         specs = model.specs
@@ -464,7 +457,7 @@ class _Life:
         if specs is model.specs:  # otherwise it is looked at again
             model.files = files
         model.sizing = False
-        self._residents.ring()
+        self._residents.changed.ring()
 
     def _watch(self, residents: Sequence[Resident], nursery: trio.Nursery) -> None:
         """Somebody waits for room: look again when a model that works has become idle."""
@@ -478,16 +471,16 @@ class _Life:
     async def _ring_when_idle(self, state: ModelState) -> None:
         await state.wait_drained()
         self._watched.discard(state)
-        self._residents.ring()
+        self._residents.changed.ring()
 
     async def _measure_for_ever(self) -> None:
+        heard = 0
         while True:
             began = trio.current_time()
             await self._measure()
             pause = max(MEASURE_SECONDS, 9 * (trio.current_time() - began))
             with trio.move_on_after(pause):
-                await self._measure_now.wait()
-            self._measure_now = trio.Event()
+                heard = await self._measure_now.wait(heard)
 
     async def _measure(self) -> None:
         keys = self._router.keys()
@@ -504,7 +497,7 @@ class _Life:
             resident=sum(found.values()),
             models={name: nbytes for name, nbytes in found.items() if nbytes} or None,
         )
-        self._residents.ring()
+        self._residents.changed.ring()
 
 
 def _pids(states: Sequence[ModelState]) -> list[int]:

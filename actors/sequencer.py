@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import trio
 
+from actors.bell import Bell
 from actors.alarm import NEAR, Alarm
 from actors.batcher import failure_reason
 from actors.fault_points import fault_point
@@ -61,7 +62,7 @@ class Clock:
         self._ring = ring
         self._alarm = alarm
         self._due = math.inf
-        self._sooner = trio.Event()
+        self._sooner = Bell()
 
     def at_latest(self, due: float, now: float) -> None:
         """Ring at `due`, or before that."""
@@ -70,15 +71,14 @@ class Clock:
         self._due = due
         if due - now < NEAR:
             self._alarm.set(due - now)  # and trio's clock rings as well, later
-        self._sooner.set()
+        self._sooner.ring()
 
     async def run(self) -> NoReturn:
         """Ring, again and again."""
+        heard = 0
         while True:
-            if self._sooner.is_set():
-                self._sooner = trio.Event()
             with trio.move_on_at(self._due):
-                await self._sooner.wait()
+                heard = await self._sooner.wait(heard)
             if trio.current_time() >= self._due:
                 self._due = math.inf
                 self._ring()

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import trio
 
+from actors.bell import Bell
 from actors.fault_points import fault_point
 from actors.messages.errors import InvalidArgument, NotFound, Unavailable
 from actors.messages.events import Event, Log
@@ -148,7 +149,7 @@ class TrafficControl:
         self._wall_clock = wall_clock
         self._models: dict[ModelKey, _Model] = {}
         self._finished = Finished()
-        self._guarded = trio.Event()  # set while some plan has a rule
+        self._guarded = Bell()  # a plan has a rule
 
     # -- for the catalog -------------------------------------------------------------------------------------------
 
@@ -205,7 +206,7 @@ class TrafficControl:
             )
         self._front(key, model)
         if model.rule is not None:
-            self._guarded.set()
+            self._guarded.ring()
         self._log(
             Event.TRAFFIC_CHANGED,
             model=str(key),
@@ -371,9 +372,8 @@ class TrafficControl:
         """Watch the versions of plans with a rollback rule: an actor's start function."""
         ctx.started()
         while True:
-            if not any(model.rule is not None for model in self._models.values()):
-                self._guarded = trio.Event()
-                await self._guarded.wait()
+            while not any(model.rule is not None for model in self._models.values()):
+                await self._guarded.next_ring()
             self.look(trio.current_time())
             ctx.progressed()
             await trio.sleep(LOOK_EVERY)

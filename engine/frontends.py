@@ -40,6 +40,7 @@ def v2_app(settings: Settings, server: Server, *, on_finished: RequestHook | Non
         server,
         options=V2Options(
             max_input_size=settings.http_max_input_size,
+            server_timing=settings.server_timing,
             restricted=_restricted(settings.http_restricted_api),
             header_forward_pattern=_pattern(settings.http_header_forward_pattern),
             on_finished=on_finished,

@@ -139,6 +139,7 @@ class Settings:
     http_address: str = "0.0.0.0"  # Triton's default: a server in a container is meant to be reached
     http_port: int = 8000
     http_max_input_size: int = 64 * 1024 * 1024
+    server_timing: bool = False
     http_header_forward_pattern: str = ""
     http_restricted_api: Mapping[str, RestrictedHeader] = field(default_factory=dict)  # API → header
 
@@ -259,6 +260,7 @@ def _settings(given: Given, environ: Mapping[str, str]) -> Settings:
         http_address=http_address,
         http_port=given.integer("http-port", 8000, most=65535),
         http_max_input_size=max_input_size,
+        server_timing=given.boolean("server-timing", False),
         http_header_forward_pattern=read_pattern(given, "http-header-forward-pattern"),
         http_restricted_api=read_restrictions(given, "http-restricted-api", kind="api"),
         allow_grpc=given.boolean("allow-grpc", True),

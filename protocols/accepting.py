@@ -10,27 +10,13 @@ from typing import Final
 
 import trio
 
+from protocols.lost import PASSING
+
 OnExhausted = Callable[[OSError], None]
 """Told why no connection can be accepted for now. Never raises, never waits."""
 
 EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 """Descriptors or memory are used up: clients wait in the kernel's backlog until some are free again."""
-
-PASSING: Final = frozenset(
-    (
-        errno.ECONNABORTED,
-        errno.EPERM,
-        errno.EPROTO,
-        errno.ENETDOWN,
-        errno.ENOPROTOOPT,
-        errno.EHOSTDOWN,
-        errno.ENONET,
-        errno.EHOSTUNREACH,
-        errno.EOPNOTSUPP,
-        errno.ENETUNREACH,
-    )
-)
-"""What accept(2) reports of a client that is gone already, or of the network, rather than of the listening socket."""
 
 _EXHAUSTED_PAUSE: Final = 0.1  # seconds until the next try
 _AT_ONCE: Final = 16

@@ -259,6 +259,14 @@ _HONOURED: Final = (
         help="Request headers whose name matches (anywhere, in any case) become request parameters.",
     ),
     Flag(
+        name="server-timing",
+        kind=Kind.BOOL,
+        group=Group.HTTP,
+        default="false",
+        help="Tritium's own: tell each client in a Server-Timing header how long its request was queued and computed, as browsers"
+        " and proxies read it.",
+    ),
+    Flag(
         name="http-restricted-api",
         group=Group.HTTP,
         metavar="API[,API...]:KEY=VALUE",

@@ -10,6 +10,7 @@ from typing import Final
 
 import trio
 
+from actors.bell import Bell
 from actors.fault_points import fault_point
 from actors.messages.events import Event, Log
 from actors.supervision.context import ChildContext
@@ -40,7 +41,7 @@ class Janitor:
         self._log = log
         self._jobs: deque[_Job] = deque()
         self._in_use: set[Copy] = set()
-        self._arrived = trio.Event()
+        self._arrived = Bell()
 
     def took_up(self, copy: Copy) -> None:
         """A copy has its first user."""
@@ -54,7 +55,7 @@ class Janitor:
     def remove_later(self, removal: Removal) -> None:
         """Have something removed, on a thread. Never waits, never raises."""
         self._jobs.append(_Job(removal))
-        self._arrived.set()
+        self._arrived.ring()
 
     def spec(self, name: str = "janitor") -> ChildSpec:
         """Return the actor as a child: tried again for as long as it takes, without its siblings noticing."""
@@ -73,8 +74,7 @@ class Janitor:
                 self._jobs.rotate(-1)  # until it is done: whoever comes after a crash begins with the others
                 await self._remove(job.removal)
                 self._jobs.remove(job)
-            self._arrived = trio.Event()
-            await self._arrived.wait()
+            await self._arrived.next_ring()
 
     @fault_point("janitor.remove")
     async def _remove(self, removal: Removal) -> None:

@@ -18,8 +18,7 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
+from protocols.buffers import copying
 from protocols.grpc import frames
 from protocols.grpc.closed import ClosedStreams
 from protocols.grpc.frames import (
@@ -46,7 +45,6 @@ _MOST_READY: Final = (
 _TURN: Final = 64 * 1024  # bytes of DATA that a stream sends before it is another's turn
 # Bytes of a DATA frame that excuse updates of the window: less comes of windows opened by crumbs (CVE-2019-9511).
 _WORTH_A_REPLY: Final = 1024
-_OWNED: Final = 256 * 1024  # bytes that are copied in one step of `owning`
 _FRAME: Final = 64  # bytes that a frame about the connection takes here
 _STRAYS: Final = 64  # markers of streams that are gone, which are left to lie before they are cleared away
 # RFC 7541, section 6.3, and RFC 9113, section 4.3.1: an encoder has to say so when a setting of its peer shrinks the table.
@@ -264,14 +262,7 @@ class SendingSide:
             return
         lent = list(queue.buffers)[-queue.lent :] if queue.lent else []
         end = len(queue.buffers)
-        copies: list[Buffer] = []
-        for buffer in lent:
-            # One piece of memory: the allocator rounds each up to whole pages.
-            copy = np.empty(len(buffer), np.uint8).data
-            for at in range(0, len(buffer), _OWNED):
-                copy[at : at + _OWNED] = buffer[at : at + _OWNED]
-                yield None
-            copies.append(copy.toreadonly())
+        copies = yield from copying(lent)
         if stream.queue is not queue:  # the peer has reset the stream
             return
         later = [queue.buffers.pop() for _ in range(len(queue.buffers) - end)]

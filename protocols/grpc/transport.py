@@ -8,7 +8,6 @@ be able to stop waiting in the middle of a record, look after new answers, and g
 from __future__ import annotations
 
 import contextlib
-import errno
 import socket
 import ssl
 import struct
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import trio
 
 from protocols.buffers import behind
+from protocols.lost import LOST
 
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
@@ -26,25 +26,6 @@ _JOINED: Final = 32 * 1024  # up to this size copying together is cheaper than a
 _MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
 _RECORDS: Final = 64 * 1024  # what is encrypted at once
 _ALPN: Final = "h2"
-
-_LOST: Final = frozenset(
-    (
-        errno.ECONNRESET,
-        errno.EPIPE,
-        errno.ENOTCONN,
-        errno.ETIMEDOUT,
-        errno.ECONNABORTED,
-        # What routers said before the kernel gave up.
-        errno.ECONNREFUSED,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-        errno.ENETDOWN,
-        errno.ENETUNREACH,
-        errno.ENONET,
-        errno.ENOPROTOOPT,
-        errno.EOPNOTSUPP,
-    )
-)
 
 
 class ConnectionLost(Exception):
@@ -321,6 +302,6 @@ def shutdown(sock: socket.socket, how: int) -> None:
 
 def _lost(failure: OSError) -> Exception:
     """Return what `failure` of a connected socket means: a lost client, or what it says."""
-    if isinstance(failure, ssl.SSLError) or failure.errno in _LOST:
+    if isinstance(failure, ssl.SSLError) or failure.errno in LOST:
         return ConnectionLost(str(failure))
     return failure

@@ -7,12 +7,11 @@ are answered in order, and the socket is not read while any is left.
 
 from __future__ import annotations
 
-import errno
 import math
 import select
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
@@ -23,10 +22,11 @@ import trio
 
 from actors.fault_points import fault_point
 from actors.slices import in_slices
-from protocols.buffers import behind
+from protocols.buffers import behind, copying
 from protocols.http.admission import DISCARD_PAUSE, DISCARD_TIME, MOST_DISCARDED, Admit, Refused, refused
 from protocols.http.fields import JSON, SOON
 from protocols.http.parser import Request, RequestLimits, RequestParser
+from protocols.lost import LOST
 from protocols.kserve.metadata import error
 from protocols.listening import LAST_CALL
 from protocols.room import PATIENCE
@@ -42,7 +42,6 @@ Header = tuple[bytes, bytes]
 
 _JOINED: Final = 32 * 1024  # answers up to this size are copied together: cheaper than a scattered write
 _READ_AT_ONCE: Final = 1024 * 1024  # of a long body; keeps the loop's turns short
-_COPIED_AT_ONCE: Final = 256 * 1024
 _MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
 _IN_A_ROW: Final = 8  # pipelined requests answered before other tasks get a turn
 
@@ -303,7 +302,7 @@ class Connection:
                     in_a_row = 0
                     await trio.lowlevel.checkpoint()
         except OSError as failure:
-            if failure.errno not in _LOST:
+            if failure.errno not in LOST:
                 raise
         finally:
             self.phase = Phase.CLOSED
@@ -551,7 +550,7 @@ class Connection:
                 sent = self._send_some(buffers)
                 rest = behind(buffers, sent)
                 if release is not None:
-                    rest = await in_slices(_copied(rest))
+                    rest = await in_slices(copying(rest))
         except OSError as failure:
             self._lost(failure)
         finally:
@@ -589,7 +588,7 @@ class Connection:
 
     def _lost(self, failure: OSError) -> None:
         """The client is gone: what is still being made of an answer is for nobody."""
-        if failure.errno not in _LOST:
+        if failure.errno not in LOST:
             raise failure
         self._keep_alive = False
         self.peer_left()
@@ -628,22 +627,6 @@ class Connection:
             if not count:
                 return
             dropped += count
-
-
-def _copied(buffers: Sequence[Buffer]) -> Generator[None, None, list[Buffer]]:
-    """Return `buffers` in memory of their own, in slices of work."""
-    copies: list[Buffer] = []
-    for buffer in buffers:
-        view = memoryview(buffer)
-        for at in range(0, len(view), _COPIED_AT_ONCE):
-            copies.append(bytes(view[at : at + _COPIED_AT_ONCE]))
-            yield
-    return copies
-
-
-_LOST: Final = frozenset(
-    (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNABORTED, errno.EHOSTUNREACH)
-)
 
 
 def _address(ask: Callable[[], Any]) -> tuple[str, int] | None:

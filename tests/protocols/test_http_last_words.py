@@ -1,5 +1,6 @@
 """A connection whose process is about to end: what has no answer is refused, whatever the application is busy with."""
 
+import errno
 import socket
 
 import pytest
@@ -86,3 +87,20 @@ async def test_an_answer_that_has_begun_is_left_as_it_is(client):
     assert said.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"503" not in said
     sock.close()
+
+
+class Unreachable(socket.socket):
+    """A socket whose client the network has lost."""
+
+    def recv_into(self, buffer, *_):
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+
+async def test_a_client_that_the_network_lost_crashes_nothing():
+    ours, theirs = socket.socketpair()
+    with ours, Unreachable(fileno=theirs.detach()) as sock:
+        sock.setblocking(False)
+        connection = Connection(sock, never, ConnectionLimits(), memoryview(bytearray(65536)))
+        ours.sendall(b"GET")
+        with trio.fail_after(5):
+            await serve(connection)

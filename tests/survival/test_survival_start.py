@@ -3,9 +3,11 @@
 import signal
 import socket
 
+import numpy as np
 import pytest
 
 from tests.survival.server import eventually
+from tests.survival.wire import inference
 
 pytestmark = pytest.mark.slow
 
@@ -119,3 +121,17 @@ async def test_an_empty_repository_is_served(tritium_server):
         assert await server.index() == {}
         server.signal(signal.SIGTERM)
         assert await server.wait_ended() == 0
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_clients_learn_how_long_they_waited_where_the_operator_says_so(
+    tritium_server, repository, told
+):
+    repository.onnx_identity()
+    async with tritium_server(*["--server-timing=true"] * told) as server:
+        async with await server.connect() as connection:
+            await connection.send(inference("onnx_identity", {"X": np.ones(4, np.float32)}))
+            answer = await connection.receive()
+        assert answer.status == 200
+        phases = [phase.partition(";")[0].strip() for phase in answer.headers.get("server-timing", "").split(",")]
+        assert phases == (["queue", "compute_input", "compute_infer", "compute_output"] if told else [""])

@@ -70,6 +70,8 @@ def test_without_flags_the_defaults_are_tritons():
         (["--http-address=127.0.0.1", "--allow-http=false"], "metrics_address", "0.0.0.0"),
         (["--metrics-address=::1"], "metrics_address", "::1"),
         (["--http-max-input-size=5000000000"], "http_max_input_size", 5_000_000_000),
+        (["--server-timing=true"], "server_timing", True),
+        ([], "server_timing", False),
         (["--http-header-forward-pattern=X-.*"], "http_header_forward_pattern", "X-.*"),
         (["--disable-auto-complete-config"], "disable_auto_complete_config", True),
         (["--strict-model-config=true"], "disable_auto_complete_config", True),
