@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-import trio
-
 from actors.bell import Bell
 from actors.gathering import Gather
 from actors.slices import Steps, in_slices

@@ -12,9 +12,9 @@ from typing import NoReturn
 
 import trio
 
-from actors.bell import Bell
 from actors.alarm import NEAR, Alarm
 from actors.batcher import failure_reason
+from actors.bell import Bell
 from actors.fault_points import fault_point
 from actors.messages.events import Event, Log
 from actors.model import InstanceState, ModelState

@@ -13,7 +13,11 @@ from chaos.clients.outcome import code_seen
 from chaos.records import Fail
 
 _NO_MODELS: Final = "NOT_FOUND"
-"""A request to a model that is not there is nobody's, and has no line. That the model went has one, which the fault expects."""
+_NO_MODELS_YET: Final = "Request for unknown model"
+"""A request to a model that is not there, or is being loaded, belongs to no model, and has no line.
+
+That the model went, or began to load, has one, which the fault expects.
+"""
 
 _REGAINED: Final = 2.0  # seconds from a disk's having room again until the log is whole again
 
@@ -31,7 +35,9 @@ class ErrorsTold:
     def see(self, story: Story) -> None:
         """Keep it, if it ended with an error that the log should tell of."""
         end = story.end
-        if isinstance(end, Fail) and end.code != _NO_MODELS and not self._is_muted(end.t):
+        if not isinstance(end, Fail) or self._is_muted(end.t):
+            return
+        if end.code != _NO_MODELS and not end.message.startswith(_NO_MODELS_YET):
             self._errors.append((story, end))
 
     def told(self, lines: Mapping[str, Sequence[tuple[float, str]]]) -> None:

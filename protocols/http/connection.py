@@ -26,9 +26,9 @@ from protocols.buffers import behind, copying
 from protocols.http.admission import DISCARD_PAUSE, DISCARD_TIME, MOST_DISCARDED, Admit, Refused, refused
 from protocols.http.fields import JSON, SOON
 from protocols.http.parser import Request, RequestLimits, RequestParser
-from protocols.lost import LOST
 from protocols.kserve.metadata import error
 from protocols.listening import LAST_CALL
+from protocols.lost import LOST
 from protocols.room import PATIENCE
 
 if TYPE_CHECKING:

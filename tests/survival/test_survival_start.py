@@ -133,5 +133,7 @@ async def test_clients_learn_how_long_they_waited_where_the_operator_says_so(
             await connection.send(inference("onnx_identity", {"X": np.ones(4, np.float32)}))
             answer = await connection.receive()
         assert answer.status == 200
-        phases = [phase.partition(";")[0].strip() for phase in answer.headers.get("server-timing", "").split(",")]
+        phases = [
+            phase.partition(";")[0].strip() for phase in answer.headers.get("server-timing", "").split(",")
+        ]
         assert phases == (["queue", "compute_input", "compute_infer", "compute_output"] if told else [""])
