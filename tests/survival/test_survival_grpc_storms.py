@@ -102,6 +102,7 @@ async def grpc_clients_of(server, model, bystander):
     storm.check()
 
 
+@pytest.mark.soak
 async def test_kills_of_an_onnx_models_workers_cost_neither_calls_nor_streams(
     tritium_server, repository, storm
 ):
@@ -138,6 +139,7 @@ async def test_kills_of_a_python_models_workers_cost_typed_errors_and_no_stream(
         await check_books(server, "python_add_sub", striker, "signal_9")
 
 
+@pytest.mark.soak
 async def test_workers_that_are_stopped_hang_neither_calls_nor_streams(tritium_server, repository, storm):
     # Four, so that not everything always waits in a worker that was stopped a moment ago: each holds requests for a second.
     repository.onnx_add_sub(config=instances(4) + parameter("tritium.execution_timeout", 1))

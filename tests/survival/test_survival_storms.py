@@ -31,6 +31,7 @@ async def clients_of(server, counts):
         tally.check()
 
 
+@pytest.mark.soak
 async def test_an_onnx_model_whose_workers_are_killed_answers_everything(tritium_server, repository, storm):
     repository.onnx_add_sub()
     repository.python_add_sub()
@@ -78,6 +79,7 @@ async def test_a_python_model_loses_what_was_in_flight_to_a_typed_error_and_noth
         await check_books(server, "python_add_sub", striker, "signal_9")
 
 
+@pytest.mark.soak
 async def test_a_model_whose_workers_are_stopped_hangs_nobody(tritium_server, repository, storm):
     # Four, so that not everything always waits in a worker that was stopped a moment ago: each holds requests for a second.
     repository.onnx_add_sub(config=instances(4) + parameter("tritium.execution_timeout", 1))
