@@ -84,7 +84,8 @@ NEVER: Final = math.inf
 class Unavailable(TritiumError):
     """It exists but can't serve now: queue full, timed out in the queue, not ready, stopping, instance lost.
 
-    `retry_after` is in how many seconds it may be worth trying again: 0 where nobody knows, NEVER where waiting is no cure.
+    `retry_after` is in how many seconds it may be worth trying again: 0 where nobody knows, NEVER where
+    waiting is no cure.
     """
 
     code = ErrorCode.UNAVAILABLE

@@ -23,8 +23,8 @@ FLAG_SEQUENCE_END = 2
 class ReplyPort(Protocol):
     """Where a request's answer goes: 0..n parts and exactly one final.
 
-    `put` is synchronous, never raises and never encodes. After the frontend has closed its port (the client left)
-    a late final is normal and is dropped, its lease released.
+    `put` is synchronous, never raises and never encodes. After the frontend has closed its port (the client
+    left) a late final is normal and is dropped, its lease released.
     """
 
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
@@ -34,8 +34,8 @@ class ReplyPort(Protocol):
 class InferRequest:
     """One inference request on its way through the server.
 
-    The frontend fills the first group of fields; `actors.validation` fills `rows`, `nbytes` and `batch_key`; the model's
-    queue and instances own the rest. Times are seconds on trio's clock. Equality is identity.
+    The frontend fills the first group of fields; `actors.validation` fills `rows`, `nbytes` and `batch_key`;
+    the model's queue and instances own the rest. Times are seconds on trio's clock. Equality is identity.
     """
 
     __slots__ = (

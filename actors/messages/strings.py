@@ -1,8 +1,8 @@
 """Walk packed BYTES tensors: each element a 4-byte little-endian length, and that many bytes.
 
-Where one element ends is known only once the one before it was read. So a tensor of millions of short elements takes
-seconds, and a server must not give that time to one client in one piece. `walk` is a generator that stops after every
-slice of work; whoever runs it gives others a turn there.
+Where one element ends is known only once the one before it was read. So a tensor of millions of short
+elements takes seconds, and a server must not give that time to one client in one piece. `walk` is a generator
+that stops after every slice of work; whoever runs it gives others a turn there.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _length_at = Struct("<I").unpack_from
 class Strings(NamedTuple):
     """What a walk found.
 
-    `elements` whole ones, the last of them ends at byte `at` of `size`. If more bytes follow, `length` is what the next
-    element claims to hold, and -1 where even its length is cut short.
+    `elements` whole ones, the last of them ends at byte `at` of `size`. If more bytes follow, `length` is
+    what the next element claims to hold, and -1 where even its length is cut short.
     """
 
     elements: int

@@ -53,8 +53,8 @@ class Tensor:
     def as_numpy(self) -> Array:
         """Return an array of `shape`.
 
-        Fixed-size datatypes give a view on `data` (BF16 as `uint16` bit patterns); BYTES gives an object array
-        of `bytes`. Raises InvalidArgument where the data does not fit the shape.
+        Fixed-size datatypes give a view on `data` (BF16 as `uint16` bit patterns); BYTES gives an object
+        array of `bytes`. Raises InvalidArgument where the data does not fit the shape.
         """
         if self.datatype is DataType.BYTES:
             elements = np.empty(element_count(self.shape), dtype=object)

@@ -1,8 +1,8 @@
 """Sending ahead: when a batch may wait in a worker behind what executes there, and when it is taken back for another instance.
 
-A batch that already lies in the worker begins the moment the one before it ends. That saves the way from the worker to the server
-and back, some 0.2 ms. The price: it waits behind one execution though another instance may be free sooner, and behind a hang for
-ever. So what may be lost is bounded:
+A batch that already lies in the worker begins the moment the one before it ends. That saves the way from the
+worker to the server and back, some 0.2 ms. The price: it waits behind one execution though another instance
+may be free sooner, and behind a hang for ever. So what may be lost is bounded:
 
 - What was sent ahead is taken back once that execution has taken longer than `PATIENCE` and another instance is idle.
 - An execution *lasts* when it has taken `PATIENCE` and twice as long as the last one of that instance. Nothing is sent ahead
@@ -10,11 +10,11 @@ ever. So what may be lost is bounded:
 - Where no instance is ever idle, one that goes on lends its room: it gets what waits behind an execution that has taken
   `PATIENCE` and twice as long as its own last one. In even traffic no execution does, so nothing moves to and fro.
 
-The measure is the last execution, and not a number of milliseconds, because on a machine that has too few cores everything takes
-long, and it is then that a worker should have its next batch at hand.
+The measure is the last execution, and not a number of milliseconds, because on a machine that has too few
+cores everything takes long, and it is then that a worker should have its next batch at hand.
 
-Taking back costs a second copy of the inputs. Executions shorter than `PATIENCE` never cause it. Whether the worker has begun by
-then is not for this module to say: `actors.arena`, "Claims".
+Taking back costs a second copy of the inputs. Executions shorter than `PATIENCE` never cause it. Whether the
+worker has begun by then is not for this module to say: `actors.arena`, "Claims".
 """
 
 from __future__ import annotations

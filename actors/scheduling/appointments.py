@@ -1,7 +1,7 @@
 """What is due when, for things that mostly end before they are due.
 
-A heap that is told the time, as trio's `Deadlines`. An appointment that is called off stays in the heap until its time comes
-or until such ones are the greater part of it; it lets go of what it was about at once.
+A heap that is told the time, as trio's `Deadlines`. An appointment that is called off stays in the heap until
+its time comes or until such ones are the greater part of it; it lets go of what it was about at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """When is a batch closed? Contract, scheduling.md section 3.1.
 
-A policy looks at the waiting requests in the order in which they would go, and either names how many of them go
-now or says until when to wait for more. It never reorders: the batch is always a prefix, and the first request that
-does not fit closes it.
+A policy looks at the waiting requests in the order in which they would go, and either names how many of them
+go now or says until when to wait for more. It never reorders: the batch is always a prefix, and the first
+request that does not fit closes it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class DirectPolicy:
 class BatchPolicy:
     """Close a batch when it is full, when it has a preferred size, or when its oldest request is due.
 
-    Times are seconds on the caller's clock; sizes are rows (the batch dimension). A delay of 0 means no waiting. No
-    preferred sizes means the largest possible one.
+    Times are seconds on the caller's clock; sizes are rows (the batch dimension). A delay of 0 means no
+    waiting. No preferred sizes means the largest possible one.
     """
 
     max_batch_size: int

@@ -12,8 +12,8 @@ LONGEST_PAUSE: Final = 30.0
 class Breaker:
     """Lets callers through until `FAILURES_ALLOWED` + 1 calls in a row have failed, and again once a trial succeeded.
 
-    Trials are the owner's, one after `pause` seconds each, so that no caller has to wait for one. It begins shut off: nothing
-    has been tried yet.
+    Trials are the owner's, one after `pause` seconds each, so that no caller has to wait for one. It begins
+    shut off: nothing has been tried yet.
     """
 
     __slots__ = ("_failures", "closed", "pause")

@@ -1,9 +1,9 @@
 """The response cache's decisions: what makes requests equal, what is kept of an answer, and what makes room for what.
 
-A key stands for everything an answer may depend on. Triton's key leaves out shapes, datatypes, requested outputs and parameters
-(contract, scheduling.md section 8), so that one client may be given what another asked for; here they are part of it, and so is
-what the model version was made from. It is a cryptographic digest, since whoever could make two requests collide could choose
-another client's answer.
+A key stands for everything an answer may depend on. Triton's key leaves out shapes, datatypes, requested
+outputs and parameters (contract, scheduling.md section 8), so that one client may be given what another asked
+for; here they are part of it, and so is what the model version was made from. It is a cryptographic digest,
+since whoever could make two requests collide could choose another client's answer.
 
 Nothing here waits or looks at a clock.
 """
@@ -38,9 +38,9 @@ OUTPUT_OVERHEAD: Final = 256
 class KeyMaker:
     """Makes the keys of one model version's requests.
 
-    Inputs count by name, whatever their order, with datatype, shape and bytes; requested outputs by name. Custom parameters
-    and the correlation id with its flags count, since a model may look at them; the request's id, priority and timeouts
-    don't, since they say how it is to be served.
+    Inputs count by name, whatever their order, with datatype, shape and bytes; requested outputs by name.
+    Custom parameters and the correlation id with its flags count, since a model may look at them; the
+    request's id, priority and timeouts don't, since they say how it is to be served.
     """
 
     __slots__ = ("_begun",)

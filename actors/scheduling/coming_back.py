@@ -1,7 +1,7 @@
 """In how many seconds it may be worth asking again for what is refused for now: `Unavailable.retry_after`. Pure.
 
-A full queue is measured where it refuses, and nowhere else: what it has answered since it last refused, over the time since
-then, is its rate while it is full. Requests that are let in cost nothing for that.
+A full queue is measured where it refuses, and nowhere else: what it has answered since it last refused, over
+the time since then, is its rate while it is full. Requests that are let in cost nothing for that.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Pace:
     def after(self, waiting: int, *, answered: int, usual: Callable[[], float], now: float) -> float:
         """Return in how many seconds `waiting` requests will have been answered; 0 where nobody knows.
 
-        `answered` is how many requests were answered so far; `usual` gives the rate, in requests a second, to count on
-        until there is a better one; 0 where there is none.
+        `answered` is how many requests were answered so far; `usual` gives the rate, in requests a second, to
+        count on until there is a better one; 0 where there is none.
         """
         if self._asked is None or now - self._asked > _WINDOW or answered < self._answered:
             self._begun = self._next_begun = now
@@ -55,8 +55,9 @@ class Pace:
 def after_load(seconds: float, *, before: float = 0.0) -> float:
     """Return in how many seconds a load that has taken `seconds` so far may be over.
 
-    `before` is what the model's last load took; 0 where that is not known. A load of which nothing is known is expected to
-    take as long again, so nobody comes back more than a few times and nobody waits for much longer than it takes.
+    `before` is what the model's last load took; 0 where that is not known. A load of which nothing is known
+    is expected to take as long again, so nobody comes back more than a few times and nobody waits for much
+    longer than it takes.
     """
     left = before - seconds
     return min(LONGEST_LOAD, max(1.0, left if left > 0 else seconds))

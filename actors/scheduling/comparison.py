@@ -1,8 +1,9 @@
 """Do two versions answer alike? What is kept of an answer until the other one is here, and how the two are compared. Pure.
 
-An answer's memory may be an arena slot that is given back as soon as the client has its bytes, so what is to be compared is
-taken when it comes, and bounded: outputs of up to `KEPT_BYTES` together are kept whole, of more than that a sample. Which elements are
-sampled follows from the sizes alone, so that both answers yield the same ones.
+An answer's memory may be an arena slot that is given back as soon as the client has its bytes, so what is to
+be compared is taken when it comes, and bounded: outputs of up to `KEPT_BYTES` together are kept whole, of
+more than that a sample. Which elements are sampled follows from the sizes alone, so that both answers yield
+the same ones.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Kept:
 class Difference:
     """The first thing in which two answers differ. `what` is error, output, datatype, shape or value.
 
-    A value has the `index` of its element, and `count` says how many of the compared elements of that output differ, where
-    they were counted.
+    A value has the `index` of its element, and `count` says how many of the compared elements of that output
+    differ, where they were counted.
     """
 
     what: str
@@ -94,8 +95,8 @@ def kept_bytes(answer: Sequence[Kept]) -> int:
 def compare(client: Sequence[Kept], mirror: Sequence[Kept], tolerance: float) -> Difference | None:
     """Return the first difference between two answers, in the client's order of outputs; None where they are alike.
 
-    Floating-point elements may differ by `tolerance`, plus `tolerance` times the client's value; NaN is like NaN. All
-    others are compared exactly. The order of outputs does not matter.
+    Floating-point elements may differ by `tolerance`, plus `tolerance` times the client's value; NaN is like
+    NaN. All others are compared exactly. The order of outputs does not matter.
     """
     others = {output.name: output for output in mirror}
     for mine in client:
@@ -149,7 +150,8 @@ def _close(client: Array, mirror: Array, tolerance: float) -> Array:
     client, mirror = client.astype(np.float64), mirror.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         near = np.abs(client - mirror) <= tolerance + tolerance * np.abs(client)
-    # An infinite tolerance times infinity forgives anything, and infinities are alike only where they are the same.
+    # An infinite tolerance times infinity forgives anything, and infinities are alike only where they are the
+    # same.
     near &= np.isfinite(client) & np.isfinite(mirror)
     alike: Array = near | (client == mirror) | (np.isnan(client) & np.isnan(mirror))
     return alike

@@ -1,8 +1,8 @@
 """Whether a worker has taken more than its model's limits, and when to look again. See docs/worker_life.md.
 
-Looking costs a little, and what is looked at only now and then can overshoot. So the next look is due when the limit could
-have been reached at the earliest: memory can't be filled faster than it can be written, processes not be started
-faster than the kernel copies them.
+Looking costs a little, and what is looked at only now and then can overshoot. So the next look is due when
+the limit could have been reached at the earliest: memory can't be filled faster than it can be written,
+processes not be started faster than the kernel copies them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LONGEST: Final = 0.25
 class Usage:
     """What a worker takes, with all processes that it has started."""
 
-    # Bytes, anonymous and shared, swapped out or not. What several processes share counts for each of them, or once
-    # where the measurement is exact.
+    # Bytes, anonymous and shared, swapped out or not. What several processes share counts for each of them,
+    # or once where the measurement is exact.
     memory: int
     processes: int  # those that have ended and are still listed included
 

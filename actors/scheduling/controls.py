@@ -1,7 +1,7 @@
 """What a sequence model is given beyond what clients send: control tensors, and rows that only fill a place.
 
-Contract, scheduling.md sections 6.3 and 6.4. Every tensor here is made once and used for many requests: nobody writes
-into an input.
+Contract, scheduling.md sections 6.3 and 6.4. Every tensor here is made once and used for many requests:
+nobody writes into an input.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class Padding:
     def fill(self, rows: Sequence[InferRequest | None], like: InferRequest) -> list[InferRequest]:
         """Return `rows` with padding in the empty places, whose inputs have the shapes that those of `like` have."""
         inputs = self._zeros(like)
-        # States may have other shapes than those of the first request: then they are as in that one, and zero.
+        # States may have other shapes than those of the first request: then they are as in that one, and
+        # zero.
         extra = self._extra if _alike(self._extra, like.extra) else _zeroed(self._extra, like.extra)
         return [
             self._row(index, inputs, extra) if request is None else request

@@ -1,22 +1,26 @@
 """The data flow of an ensemble: which steps can run, and what is answered. Contract, scheduling.md section 7. Pure.
 
-Theory of operation. A `Wiring` is what an ensemble's configuration says. For a set of requested outputs, and what is known of
-the composing models, it makes a `Course`: the steps that contribute to those outputs, each tensor's consumers, and how
-deep each tensor lies. A `Flow` is one request on its way along a course: values come in, `Run`s and answers come out.
+Theory of operation. A `Wiring` is what an ensemble's configuration says. For a set of requested outputs, and
+what is known of the composing models, it makes a `Course`: the steps that contribute to those outputs, each
+tensor's consumers, and how deep each tensor lies. A `Flow` is one request on its way along a course: values
+come in, `Run`s and answers come out.
 
-*Iterations.* Every response of a decoupled step begins an iteration of its own for all that comes after it. An iteration is
-a tuple of ordinals: () is the request itself, (2,) the third response of a decoupled step, (2, 0) the first response
-that a decoupled step further down gave for that. A tensor's *depth* is the length of its iterations. A value is seen in its own
-iteration and in all that descend from it, so values of different depths meet where they belong together.
+*Iterations.* Every response of a decoupled step begins an iteration of its own for all that comes after it.
+An iteration is a tuple of ordinals: () is the request itself, (2,) the third response of a decoupled step,
+(2, 0) the first response that a decoupled step further down gave for that. A tensor's *depth* is the length
+of its iterations. A value is seen in its own iteration and in all that descend from it, so values of
+different depths meet where they belong together.
 
-*The answer* is a consumer like a step: it is complete where every requested output has a value in one iteration. Answers leave
-in the order of their iterations, whatever order steps end in.
+*The answer* is a consumer like a step: it is complete where every requested output has a value in one
+iteration. Answers leave in the order of their iterations, whatever order steps end in.
 
-*Null.* An output that a step was asked for and did not give is null, as is an optional input that the client left out. The
-answer leaves it out, and a step whose model takes it for optional runs without it. A step that needs it never runs: what that
-step should have written has no value, not even null, which is a deadlock in the end.
+*Null.* An output that a step was asked for and did not give is null, as is an optional input that the client
+left out. The answer leaves it out, and a step whose model takes it for optional runs without it. A step that
+needs it never runs: what that step should have written has no value, not even null, which is a deadlock in
+the end.
 
-*Errors.* After the first one nothing new is run; the flow is over when everything that runs has ended, and not before.
+*Errors.* After the first one nothing new is run; the flow is over when everything that runs has ended, and
+not before.
 """
 
 from __future__ import annotations
@@ -230,7 +234,7 @@ class Flow(Generic[Value]):
         self._answered = 0
         self.error: TritiumError | None = None  # the first one; nothing new is run after it
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- what happens ----------------------------------------------------------------------------------------
 
     def begin(self, inputs: Mapping[str, Value]) -> list[Run[Value]]:
         """Start from the ensemble's inputs. Return what can run; those that the client left out are null."""
@@ -270,7 +274,7 @@ class Flow(Generic[Value]):
             self.error = error
         self._pending.clear()
 
-    # -- what comes of it --------------------------------------------------------------------------------------------
+    # -- what comes of it ------------------------------------------------------------------------------------
 
     @property
     def over(self) -> bool:
@@ -308,7 +312,7 @@ class Flow(Generic[Value]):
             self.error = deadlock(prefix)
         return self.error
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------------------
 
     def _set(self, iteration: Iteration, values: Mapping[str, Value | None]) -> list[Run[Value]]:
         self._values.setdefault(iteration, {}).update(values)
@@ -382,7 +386,8 @@ def _by_iteration(pending: tuple[Iteration, object]) -> Iteration:
 class Gates:
     """How many runs of each step of one request may be on their way at once: `max_inflight_requests`. Pure.
 
-    A run that finds its gate closed waits until one of the same step has ended, or until its patience is over.
+    A run that finds its gate closed waits until one of the same step has ended, or until its patience is
+    over.
     """
 
     __slots__ = ("_limit", "_outside", "_waiting")
@@ -434,8 +439,9 @@ class Gates:
 def fitted(shape: Sequence[int], rank: int, *, batches: bool) -> Sequence[int]:
     """Return a tensor's full shape as a model sees it whose declared tensor has `rank` dimensions without the batch's.
 
-    A tensor keeps its full shape between models, whether or not they batch (contract, section 7). What is one dimension short of
-    a batching model's is a batch of one to it; a leading 1 that is one too many for a model without batches is dropped.
+    A tensor keeps its full shape between models, whether or not they batch (contract, section 7). What is one
+    dimension short of a batching model's is a batch of one to it; a leading 1 that is one too many for a
+    model without batches is dropped.
     """
     if batches:
         return (1, *shape) if len(shape) == rank else shape

@@ -1,14 +1,15 @@
 """Who goes next, where several tenants wait: weighted start-time fair queueing.
 
-Each tenant has a line of its own, first in, first out, and every line a *start tag*: the virtual time at which its first
-request may begin. The line with the lowest tag goes next. Serving a request of `rows` rows moves its line's tag on by
-`rows / weight`, so a tenant with twice the weight comes round twice as often; and virtual time is the tag of what was served
-last. A tenant that comes back after a pause begins at virtual time: what it did not use is not saved up, and what it still
-owes is remembered until virtual time has passed it.
+Each tenant has a line of its own, first in, first out, and every line a *start tag*: the virtual time at
+which its first request may begin. The line with the lowest tag goes next. Serving a request of `rows` rows
+moves its line's tag on by `rows / weight`, so a tenant with twice the weight comes round twice as often; and
+virtual time is the tag of what was served last. A tenant that comes back after a pause begins at virtual
+time: what it did not use is not saved up, and what it still owes is remembered until virtual time has passed
+it.
 
-Tags belong to lines and not to requests, and are charged when a request is taken: so one that is cancelled costs its
-tenant nothing. Everything takes O(log n) in the number of tenants that wait. Where nothing waits any more nobody was kept
-waiting by anybody, and all is forgotten.
+Tags belong to lines and not to requests, and are charged when a request is taken: so one that is cancelled
+costs its tenant nothing. Everything takes O(log n) in the number of tenants that wait. Where nothing waits
+any more nobody was kept waiting by anybody, and all is forgotten.
 
 Reference: Goyal, Vin and Cheng, "Start-time Fair Queueing" (SIGCOMM 1996).
 """
@@ -115,8 +116,9 @@ class Ledger:
     def admits(self, request: InferRequest, requests: int, nbytes: int) -> bool:
         """Whether there is room for `request` beside what its tenant has, `requests` and `nbytes` being left for all.
 
-        No tenant may have more waiting than is left. So one alone gets half of the queue, two a third each, and there is
-        always room for one who comes later. A tenant with nothing here always fits; whether the queue does is asked elsewhere.
+        No tenant may have more waiting than is left. So one alone gets half of the queue, two a third each,
+        and there is always room for one who comes later. A tenant with nothing here always fits; whether the
+        queue does is asked elsewhere.
         """
         held = self._held.get(request.tenant)
         if held is None:
@@ -166,9 +168,9 @@ class _Line:
 class FairLane(Generic[E]):
     """Requests with what a queue knows of each (`E`), in fair order.
 
-    It has as much of the face of an `OrderedDict` as `actors.scheduling.queueing` uses: assigning enters at the end of the
-    tenant's line, `popitem` takes the next one in fair order, `values` are in the order of arrival. A request's tenant must not
-    change while it is here.
+    It has as much of the face of an `OrderedDict` as `actors.scheduling.queueing` uses: assigning enters at
+    the end of the tenant's line, `popitem` takes the next one in fair order, `values` are in the order of
+    arrival. A request's tenant must not change while it is here.
     """
 
     __slots__ = (
@@ -398,8 +400,8 @@ class Turns:
     def next(self, admits: Callable[[InferRequest], bool]) -> InferRequest | None:
         """Return a caller that may come in, by what `admits` says; None where there was none among the tenants looked at.
 
-        A few tenants are looked at each time, and the next few the next time: while the queue holds anything there
-        is a next time, and an empty one admits whoever is looked at first.
+        A few tenants are looked at each time, and the next few the next time: while the queue holds anything
+        there is a next time, and an empty one admits whoever is looked at first.
         """
         lines = self._lines
         for _ in range(min(_LOOKS, len(lines))):

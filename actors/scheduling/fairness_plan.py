@@ -1,7 +1,7 @@
 """The JSON forms of `tritium.fairness` and `tritium.slo`.
 
-    {"tenant": {"header": "x-tenant"}, "weights": {"gold": 4, "free": 1}, "max_queued": 64, "when_full": "refuse", "age": 2}
-    {"p99": 0.05, "refuse": true, "tune": true}
+    {"tenant": {"header": "x-tenant"}, "weights": {"gold": 4, "free": 1}, "max_queued": 64, "when_full":
+    "refuse", "age": 2} {"p99": 0.05, "refuse": true, "tune": true}
 
 All mistakes are found in one pass.
 """

@@ -1,12 +1,13 @@
 """Single flight: of requests with the same key one runs, the *leader*, and the others wait for its answer, its *followers*.
 
-Theory of operation. A flight is open from its leader's start to its leader's end. Where the leader gets an answer, so do all of
-its followers. Where it gets none, since its client left, its deadline passed or the model failed, the follower that has waited
-longest leads in its place, and the others go on waiting. After `FAILURES` answers that were errors nobody waits any more, and all
-run on their own: inputs that fail would otherwise fail one after the other, each as late as all before it together.
+Theory of operation. A flight is open from its leader's start to its leader's end. Where the leader gets an
+answer, so do all of its followers. Where it gets none, since its client left, its deadline passed or the
+model failed, the follower that has waited longest leads in its place, and the others go on waiting. After
+`FAILURES` answers that were errors nobody waits any more, and all run on their own: inputs that fail would
+otherwise fail one after the other, each as late as all before it together.
 
-A flight may begin by asking a cache that takes its time (`looking`). Then a leader that leaves has nothing to hand on but its
-place, and the answer from there is for whoever leads by then.
+A flight may begin by asking a cache that takes its time (`looking`). Then a leader that leaves has nothing to
+hand on but its place, and the answer from there is for whoever leads by then.
 
 Nothing here waits or looks at a clock; whoever calls it carries out what it returns.
 """
@@ -103,7 +104,8 @@ class Flights:
     def lose(self, leader: InferRequest, *, failed: bool) -> list[InferRequest]:
         """The leader got no answer, from the model where it `failed`; return who is to run now.
 
-        That is the next to lead, everybody at once after `FAILURES`, or nobody, as where the answer is still being looked for.
+        That is the next to lead, everybody at once after `FAILURES`, or nobody, as where the answer is still
+        being looked for.
         """
         flight = self._of[leader]
         flight.failures += failed

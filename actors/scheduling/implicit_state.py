@@ -1,7 +1,7 @@
 """Implicit state: an output that becomes an input of the sequence's next request (contract, scheduling.md section 6.6).
 
-The server keeps the bytes, not the worker. So a sequence can go on where its worker died, and a model that takes its state
-as an input needs no memory of its own.
+The server keeps the bytes, not the worker. So a sequence can go on where its worker died, and a model that
+takes its state as an input needs no memory of its own.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ImplicitState:
     def after(self, before: Extra, outputs: Sequence[Tensor]) -> Extra:
         """Return the states after an execution that gave `outputs`: a state that it did not write stays as it was.
 
-        Bytes are copied, for outputs may view memory that is about to be used again. Raises Internal for a state of another
-        datatype than configured.
+        Bytes are copied, for outputs may view memory that is about to be used again. Raises Internal for a
+        state of another datatype than configured.
         """
         states = list(before)
         for tensor in outputs:

@@ -1,8 +1,9 @@
 """The priority levels of a model's queue, of which only those exist that requests wait in. Pure.
 
-A configuration may name up to 2**64 - 1 levels, so a level is made for the first request that comes to it. Up to `KEPT` levels
-are all made at once and stay: nothing is made or looked for with each request then. Of more, levels that have emptied are
-dropped, and no more than `OCCUPIED` may have requests waiting at one time, since each is looked into for every batch.
+A configuration may name up to 2**64 - 1 levels, so a level is made for the first request that comes to it. Up
+to `KEPT` levels are all made at once and stay: nothing is made or looked for with each request then. Of more,
+levels that have emptied are dropped, and no more than `OCCUPIED` may have requests waiting at one time, since
+each is looked into for every batch.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class Entry:
         self.queued = True  # until it has left, by whatever door
         self.enqueued_at = enqueued_at
         self.expires = math.inf  # when the queue timeout passes
-        # Whom the clock runs for, None while none does. Forgetting it then marks the heap item stale, and keeps that item
-        # from holding the request's inputs in memory.
+        # Whom the clock runs for, None while none does. Forgetting it then marks the heap item stale, and
+        # keeps that item from holding the request's inputs in memory.
         self.timed: InferRequest | None = None
         self.requeued = False
-        # Where levels age, and nowhere else: the level it came to, whose policy holds, and when it rises from where it is.
+        # Where levels age, and nowhere else: the level it came to, whose policy holds, and when it rises from
+        # where it is.
         self.home: Level
         self.rises: float
 
@@ -95,8 +97,8 @@ class Level:
     def oldest(self) -> float:
         """When the first of these requests was enqueued; infinite where there is none.
 
-        Arrivals are in order of time. Requests put back at the head need not be, nor delayed ones where clients choose
-        their timeouts, nor those from levels below.
+        Arrivals are in order of time. Requests put back at the head need not be, nor delayed ones where
+        clients choose their timeouts, nor those from levels below.
         """
         oldest = math.inf
         while self.risen:

@@ -1,7 +1,8 @@
 """What a frontend notes of a request's client, because the model asks for it.
 
-Frontends know headers and addresses, and models don't; models know which of them matter, and frontends don't. So a model says
-by its `ClientMarks` what it needs, and the frontend has them put on each request. A model that needs nothing has none.
+Frontends know headers and addresses, and models don't; models know which of them matter, and frontends don't.
+So a model says by its `ClientMarks` what it needs, and the frontend has them put on each request. A model
+that needs nothing has none.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class ClientMarks:
     def put_on(self, request: InferRequest, header: Callable[[str], str], address: Callable[[], str]) -> None:
         """Put them on `request`.
 
-        `header` returns the value of a header, empty without one, and `address` the client's numeric address without a port,
-        empty for a Unix socket.
+        `header` returns the value of a header, empty without one, and `address` the client's numeric address
+        without a port, empty for a Unix socket.
         """
         if self.affinity_header:
             request.affinity = header(self.affinity_header)
@@ -74,7 +75,8 @@ def marks_of(spec: ModelSpec) -> ClientMarks | None:
 def client_at(address: str) -> str:
     """Return what all connections of one client have in common.
 
-    Of an IPv6 address that is its first 64 bits: the rest is the client's to choose. What is no address stays as it is.
+    Of an IPv6 address that is its first 64 bits: the rest is the client's to choose. What is no address stays
+    as it is.
     """
     if ":" not in address:
         return address

@@ -1,8 +1,8 @@
 """`preserve_ordering`: answers leave in the order in which their requests were dispatched.
 
-Each request takes a ticket at its first dispatch and keeps it through retries. An answer waits until every earlier
-ticket has its own; so an answer that views an arena slot must be copied before it is given in, or the slot it holds
-may be the one an earlier request needs.
+Each request takes a ticket at its first dispatch and keeps it through retries. An answer waits until every
+earlier ticket has its own; so an answer that views an arena slot must be copied before it is given in, or the
+slot it holds may be the one an earlier request needs.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ReorderBuffer(Generic[Answer]):
     def release(self, ticket: int, answer: Answer) -> list[tuple[InferRequest, Answer]]:
         """Take in the answer for `ticket` and return what may be delivered now, in order.
 
-        Errors and cancellations are answers too: every ticket needs one. Raises ValueError for a ticket that is not out
-        or has its answer.
+        Errors and cancellations are answers too: every ticket needs one. Raises ValueError for a ticket that
+        is not out or has its answer.
         """
         if not self._next <= ticket < self._next + len(self._waiting) or ticket in self._answers:
             raise ValueError(f"ticket {ticket} is not out")

@@ -1,18 +1,20 @@
 """What waits for one model, in what order, how much of it and for how long. Contract, scheduling.md sections 1 and 3.3.
 
-A queue has priority levels, strictly served in ascending order, and each level two first-in-first-out lanes: requests
-inside their queue timeout, and after those the ones whose timeout passed under the policy DELAY. A lane is an
-`OrderedDict` from request to entry: both ends, and removal anywhere, take constant time.
+A queue has priority levels, strictly served in ascending order, and each level two first-in-first-out lanes:
+requests inside their queue timeout, and after those the ones whose timeout passed under the policy DELAY. A
+lane is an `OrderedDict` from request to entry: both ends, and removal anywhere, take constant time.
 
-Two clocks can run on a queued request. The *queue timeout* is the model's policy; it ends with REJECT or DELAY, and no
-longer applies once a request has been taken. The *deadline* is the client's own and holds for ever. Both are kept in one
-heap which, as in trio's `Deadlines`, is told the time and cleaned lazily: an item counts while its entry's clock runs.
+Two clocks can run on a queued request. The *queue timeout* is the model's policy; it ends with REJECT or
+DELAY, and no longer applies once a request has been taken. The *deadline* is the client's own and holds for
+ever. Both are kept in one heap which, as in trio's `Deadlines`, is told the time and cleaned lazily: an item
+counts while its entry's clock runs.
 
-Full means one of two things. A level with `max_queue_size` refuses (`push` raises). Any other waits: its callers
-ask `admits` first, and `QueueBounds` decides.
+Full means one of two things. A level with `max_queue_size` refuses (`push` raises). Any other waits: its
+callers ask `admits` first, and `QueueBounds` decides.
 
-Where tenants share the queue fairly (`actors.scheduling.fairness`) a lane is a `FairLane`, and being full is a matter of each
-tenant. Where levels age, a request that has waited goes to the end of the level above: a third clock, in the same heap.
+Where tenants share the queue fairly (`actors.scheduling.fairness`) a lane is a `FairLane`, and being full is
+a matter of each tenant. Where levels age, a request that has waited goes to the end of the level above: a
+third clock, in the same heap.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ ENDED_AT_ONCE: Final = 256
 class RequestQueue:
     """The requests that wait for one model. Every request given in comes out exactly once.
 
-    It comes out of `take`, `expire`, `remove` or `drain`. Cancelling means `remove`; a request that was only flagged
-    cancelled is noticed when a scan meets it, and then comes out of the next `expire`, which `next_expiry` makes due.
+    It comes out of `take`, `expire`, `remove` or `drain`. Cancelling means `remove`; a request that was only
+    flagged cancelled is noticed when a scan meets it, and then comes out of the next `expire`, which
+    `next_expiry` makes due.
     """
 
     __slots__ = (
@@ -94,8 +97,8 @@ class RequestQueue:
     def admits(self, request: InferRequest) -> bool:
         """Whether `request` may be pushed now; if not, its caller waits until something has left.
 
-        True where its level refuses by itself. A request larger than the bound on bytes is admitted by an empty queue,
-        or it would wait for ever.
+        True where its level refuses by itself. A request larger than the bound on bytes is admitted by an
+        empty queue, or it would wait for ever.
         """
         if self._ledger is not None and not self._fits_tenant(request, self._ledger):
             return False
@@ -115,8 +118,8 @@ class RequestQueue:
     def push(self, request: InferRequest, now: float) -> None:
         """Enqueue `request` at `now`.
 
-        Raises Unavailable where its level has a `max_queue_size` and is full, or the queue's bytes are; and where its tenant
-        has more waiting than it may, and is not to wait for that.
+        Raises Unavailable where its level has a `max_queue_size` and is full, or the queue's bytes are; and
+        where its tenant has more waiting than it may, and is not to wait for that.
         """
         levels = self._levels
         level = levels.known.get(request.priority)
@@ -148,8 +151,8 @@ class RequestQueue:
     def push_front(self, requests: Sequence[InferRequest]) -> None:
         """Put back what an instance did not finish: to the head of each one's level, in the given order.
 
-        Their queue timeouts applied until they were taken and don't any more; their own deadlines still hold. Bounds
-        don't apply: these were admitted once.
+        Their queue timeouts applied until they were taken and don't any more; their own deadlines still hold.
+        Bounds don't apply: these were admitted once.
         """
         for request in reversed(requests):
             before = request.queue_entry
@@ -221,8 +224,8 @@ class RequestQueue:
     def expire(self, now: float, *, at_most: int = ENDED_AT_ONCE) -> list[tuple[InferRequest, TritiumError]]:
         """Take out requests whose time is up at `now` and return them, each with what to tell its client.
 
-        `at_most` so many are looked at; where there are more, `next_expiry` is still due. Where a level's policy is DELAY, a
-        queue timeout moves the request to the delayed lane instead.
+        `at_most` so many are looked at; where there are more, `next_expiry` is still due. Where a level's
+        policy is DELAY, a queue timeout moves the request to the delayed lane instead.
         """
         ended: list[tuple[InferRequest, TritiumError]] = [
             (r, Cancelled("")) for r in self._cancelled[:at_most]

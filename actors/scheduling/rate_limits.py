@@ -1,28 +1,31 @@
 """The rate limiter: which instances, of all models, may execute now. Pure: it is told everything, and never waits.
 
-Theory of operation (contract, scheduling.md section 5, mode `execution_count`). A resource is a number of interchangeable
-units in a *pool*: one pool in the server where the resource is global, else one for each device. An instance holds what
-its `rate_limiter` lists for as long as it executes, once for each execution where it has several lanes. Who can't begin at
-once stands in a line, ordered by `execution_count × priority`, then by who came first:
+Theory of operation (contract, scheduling.md section 5, mode `execution_count`). A resource is a number of
+interchangeable units in a *pool*: one pool in the server where the resource is global, else one for each
+device. An instance holds what its `rate_limiter` lists for as long as it executes, once for each execution
+where it has several lanes. Who can't begin at once stands in a line, ordered by `execution_count × priority`,
+then by who came first:
 
 - nobody takes a unit from a pool that somebody ahead in the line waits for. So the head waits for its own resources only,
   and is never starved by many small ones;
 - who shares no pool with anybody ahead is not held up by them: that costs those ahead nothing;
 - what ends, dies, leaves or steps out of the line frees its units, and *rings* those who may begin now.
 
-A count is that of a competition, not of a lifetime: who comes to compete, newly loaded or after a pause, begins level with
-the least of those whom it competes with. Otherwise a model that was idle for an hour would have everybody else wait until
-it has caught up. Counts, and so shares, are exact among those who always have work: priority 2 gets half the share of 1.
+A count is that of a competition, not of a lifetime: who comes to compete, newly loaded or after a pause,
+begins level with the least of those whom it competes with. Otherwise a model that was idle for an hour would
+have everybody else wait until it has caught up. Counts, and so shares, are exact among those who always have
+work: priority 2 gets half the share of 1.
 
-How a scheduler uses it, for an instance that has room and a batch that is ready, without a wait between the two calls::
+How a scheduler uses it, for an instance that has room and a batch that is ready, without a wait between the
+two calls::
 
     if limiter.ask(instance):  # else the instance stands in line, and its scheduler is rung when it may begin
         hand_over(instance, batch)
         limiter.began(instance)
 
-and afterwards `limiter.ended(instance, again=...)` for each batch, or `limiter.died(instance)` once for all of them. A
-scheduler that has nothing to execute any more calls `withdraw`, or those behind would wait for nothing. An instance is any
-hashable; the server uses `actors.model.InstanceState`.
+and afterwards `limiter.ended(instance, again=...)` for each batch, or `limiter.died(instance)` once for all
+of them. A scheduler that has nothing to execute any more calls `withdraw`, or those behind would wait for
+nothing. An instance is any hashable; the server uses `actors.model.InstanceState`.
 """
 
 from __future__ import annotations
@@ -116,8 +119,8 @@ class RateLimiter(Generic[Key]):
     def __init__(self, capacities: Mapping[tuple[str, int | None], int]) -> None:
         """`capacities` is what the operator said, by resource and device; None: on every device, and of a global one.
 
-        Device 0 is also the host's, for instances that are on no GPU. For a global resource the device does not matter.
-        A capacity that nobody gave is the most that any one instance needs.
+        Device 0 is also the host's, for instances that are on no GPU. For a global resource the device does
+        not matter. A capacity that nobody gave is the most that any one instance needs.
         """
         self._given = dict(capacities)
         self._members: dict[Key, _Member[Key]] = {}
@@ -125,15 +128,16 @@ class RateLimiter(Generic[Key]):
         self._line: list[_Member[Key]] = []
         self._places = count()
 
-    # -- who there is --------------------------------------------------------------------------------------------
+    # -- who there is ----------------------------------------------------------------------------------------
 
     def enter(
         self, owner: Hashable, instances: Iterable[tuple[Key, InstanceSpec]], ring: Callable[[], None]
     ) -> None:
         """Make instances known, all of them or none. `ring` has their scheduler ask again, later.
 
-        Raises InvalidArgument, with the contract's texts, where a resource is global here and not elsewhere, save in
-        what has the same `owner`, whose place these may be about to take; and where they could never execute.
+        Raises InvalidArgument, with the contract's texts, where a resource is global here and not elsewhere,
+        save in what has the same `owner`, whose place these may be about to take; and where they could never
+        execute.
         """
         entering = list(instances)
         self._check_kinds(owner, [spec for _, spec in entering])
@@ -207,7 +211,7 @@ class RateLimiter(Generic[Key]):
         member = self._members.get(key)
         return member is not None and bool(member.needs)
 
-    # -- who may execute -----------------------------------------------------------------------------------------
+    # -- who may execute -------------------------------------------------------------------------------------
 
     @fault_point("limiter.ask")
     def ask(self, key: Key) -> bool:

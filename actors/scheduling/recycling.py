@@ -1,8 +1,8 @@
 """Whether a worker has done its time: the decision about `tritium.recycle`, and its reading. See docs/worker_life.md.
 
-A worker that reaches a ceiling is replaced, not punished: its replacement loads first, takes over, and it answers what it
-has. That costs a load, so a version rests after each replacement for a multiple of what it took. However low a ceiling
-is, most of the time goes to requests.
+A worker that reaches a ceiling is replaced, not punished: its replacement loads first, takes over, and it
+answers what it has. That costs a load, so a version rests after each replacement for a multiple of what it
+took. However low a ceiling is, most of the time goes to requests.
 """
 
 from __future__ import annotations

@@ -1,18 +1,21 @@
 """Which models are in memory: who is evicted, least recently used first, and when one that is asked for may be loaded.
 
-Memory is measured, so a plan is made of what models take now, and of what the one to be loaded took last time. It is made
-anew whenever something has changed, from nothing but what is the case then. That is why it tells two sums apart:
+Memory is measured, so a plan is made of what models take now, and of what the one to be loaded took last
+time. It is made anew whenever something has changed, from nothing but what is the case then. That is why it
+tells two sums apart:
 
 - *promised*: what stays, and the share of every newcomer served so far. What is being evicted is not in it, or the same
   need would evict twice.
 - *present*: what takes memory at this moment, what is being evicted included. A load begins once it fits beside that.
 
-Newcomers are served in the order in which they were asked for. One that has to wait for something that will be over soon
-keeps those behind it from taking its place. One that has to wait for a long request keeps nobody: it could not use the room.
+Newcomers are served in the order in which they were asked for. One that has to wait for something that will
+be over soon keeps those behind it from taking its place. One that has to wait for a long request keeps
+nobody: it could not use the room.
 
-A model that works is not evicted, unless it would never be idle: under steady traffic it has a *turn* (see `turn`), after which
-it may be drained for a newcomer. Draining answers everything that was accepted; who comes later waits for the next load, and is
-then a newcomer itself. So of two models that need the same room each serves for at least as long as its load took.
+A model that works is not evicted, unless it would never be idle: under steady traffic it has a *turn* (see
+`turn`), after which it may be drained for a newcomer. Draining answers everything that was accepted; who
+comes later waits for the next load, and is then a newcomer itself. So of two models that need the same room
+each serves for at least as long as its load took.
 """
 
 from __future__ import annotations
@@ -127,7 +130,8 @@ class _Planning:
                 f"pinned {size(self._kept)}"
             )
             return
-        # It may have grown beyond the budget the last time. Then it gets all there is, and what becomes of it is seen.
+        # It may have grown beyond the budget the last time. Then it gets all there is, and what becomes of it
+        # is seen.
         share = min(newcomer.expected, most)
         if self._make_room(share, newcomer.key):
             self._promised += share

@@ -1,23 +1,27 @@
 """What becomes of requests when their worker dies. DESIGN section 4, points 2 to 5.
 
-Theory of operation. A worker holds batches that execute and requests that merely wait in it; the latter cannot have
-killed it and go back to the queue. If the death is of a kind that a request can cause, and the model may run things
-twice, the executing batch becomes *suspect*: its halves run again, each alone on the instance, with nothing else
-executing and nothing prefetched. A half that kills again is halved again, so one poison request among n is alone after
-log2(n) deaths, and everybody else has an answer by then. Alone it gets one more chance, for the first death may have been chance;
-after the second it is refused, and `Quarantine` remembers what it looked like.
+Theory of operation. A worker holds batches that execute and requests that merely wait in it. The waiting
+requests cannot have killed it and go back to the queue. If a request can cause that kind of death, and the
+model may run a request twice, the executing batch becomes *suspect*. Its halves run again, each alone on the
+instance, with nothing else executing and nothing prefetched. A half that kills again is halved again, so one
+poison request among n is alone after log2(n) deaths, and all other requests have an answer by then. Alone it
+gets one more chance, because the first death may have been chance. After the second it is refused, and
+`Quarantine` remembers its inputs.
 
-A hang is told apart: a request that outlasts the execution limit alone is answered at once, since running it again would
-only take as long again. A death that no request can cause (somebody's SIGKILL) makes nobody a suspect, until it
-has happened to the same request so often that chance is not a good explanation.
+A hang is treated differently. If a request outlasts the execution limit alone, it is answered at once,
+because running it again would only take as long again. A death that no request can cause (a SIGKILL from
+outside) makes no request a suspect, until it has happened to the same request so often that chance is not a
+good explanation.
 
-A model that may not run twice on one request can't be searched like that: all that executed is refused, and its clients
-may send it again. So it is the inputs that are remembered, by their *fingerprint*: everything that executed is *accused*,
-and what comes with an accused fingerprint runs in a batch of its own. If it gets an answer it is acquitted. The second death
-under the same fingerprint convicts, unless several accused ones were executing, of which any may have done it; those stay
-accused. The same holds for a request that kills alone and whose client does not stay for the second time.
+A model that may not run twice on one request can't be searched like that: every executing request is refused,
+and the clients may send theirs again. So Tritium remembers the inputs, by their *fingerprint*. Every
+executing request is *accused*, and a later request with an accused fingerprint runs in a batch of its own. If
+it gets an answer, the fingerprint is acquitted. The second death under the same fingerprint convicts it,
+unless several accused requests were executing: any of them may have caused the death, so they stay accused.
+The same holds for a request that kills alone and whose client does not stay for the second time.
 
-Nothing here waits or knows an instance; `after_death` counts on the requests and returns what to do with each.
+Nothing here waits or knows an instance; `after_death` counts on the requests and returns what to do with
+each.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ ALONE_DEATHS_ALLOWED: Final = 1  # the next one refuses the request
 UNEXPLAINED_BEFORE_SUSPECT: Final = 3
 UNEXPLAINED_BEFORE_REFUSED: Final = 6
 
-# What a fault inside the process looks like from outside. SIGKILL, SIGTERM and the like come from somebody else.
+# The signals that a fault inside the process raises. SIGKILL, SIGTERM and the like come from another process.
 _FAULTS: Final = frozenset(
     {
         Signals.SIGSEGV,
@@ -78,7 +82,7 @@ class _Death:
 
 @dataclass(frozen=True, slots=True)
 class ModelError(_Death):
-    """The model's code gave up on its worker: it could not go on after an error outside of any one request."""
+    """The model's code gave up on its worker: it could not go on after an error outside any one request."""
 
     kind = "model_error"
     detail: str = ""
@@ -143,7 +147,7 @@ class TooManyProcesses(_Death):
 class Hang(_Death):
     """Killed by Tritium: a batch was not done within `limit` seconds.
 
-    `suspended` says that the process was stopped by a signal such as SIGSTOP, which is nothing that a request does.
+    `suspended` says that the process was stopped by a signal such as SIGSTOP, which no request can cause.
     """
 
     kind = "hang"
@@ -162,7 +166,7 @@ class Hang(_Death):
 
 @dataclass(frozen=True, slots=True)
 class ProtocolError(_Death):
-    """Killed by Tritium: what it said could not be understood."""
+    """Killed by Tritium, which could not understand a message of the worker."""
 
     kind = "protocol_error"
     detail: str
@@ -173,7 +177,7 @@ class ProtocolError(_Death):
 
 @dataclass(frozen=True, slots=True)
 class Exit(_Death):
-    """Ended by itself with `code`; 0 counts as well, for nobody had asked it to."""
+    """Ended by itself with `code`. A code of 0 counts as a death too, because Tritium did not ask for it."""
 
     kind = "exit"
     code: int
@@ -210,15 +214,24 @@ DeathReason: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aftermath:
-    """What to do with the requests a dead worker held. Each is in one place; those answered before are in none."""
+    """What to do with the requests a dead worker held.
 
-    requeue: Group = ()  # to the head of the queue, in this order
-    suspects: tuple[Group, ...] = ()  # to run alone, each group as one batch
+    Each request is in one place; a request that was answered before is in none.
+    """
+
+    # Go to the head of the queue, in this order.
+    requeue: Group = ()
+    # Run alone, each group as one batch.
+    suspects: tuple[Group, ...] = ()
     refuse: tuple[tuple[InferRequest, TritiumError], ...] = ()
-    cancelled: Group = ()  # their clients have left
-    quarantine: Group = ()  # those among the refused that are known to kill
-    hung: Group = ()  # those among the refused that hung alone: the next one like them is known to
-    accused: Group = ()  # whose fingerprints are to be remembered
+    # Their clients have left.
+    cancelled: Group = ()
+    # The refused requests that are known to kill.
+    quarantine: Group = ()
+    # The refused requests that hung alone: the next request with such inputs is known to hang.
+    hung: Group = ()
+    # Their fingerprints are to be remembered.
+    accused: Group = ()
 
 
 def after_death(
@@ -234,9 +247,9 @@ def after_death(
 ) -> Aftermath:
     """Decide about `executing` batches and `waiting` requests of `instance`, which died of `reason`.
 
-    `alone` says that what executed was a suspect group. `culprit` is the index of the batch at fault where that is
-    known (the one that hung); the other batches then were bystanders. `known` are the fingerprints of those among the
-    executing that are accused already. Counts deaths on the requests.
+    `alone` says that what executed was a suspect group. `culprit` is the index of the batch at fault where
+    that is known (the one that hung); the other batches were bystanders then. `known` holds the fingerprints
+    of those executing requests that are accused already. Counts deaths on the requests.
     """
     inquest = _Inquest(reason, retry=retry, alone=alone, instance=instance)
     blamed = [batch for at, batch in enumerate(executing) if culprit in (None, at)]
@@ -294,9 +307,10 @@ class _Inquest:
         return [request for request in unanswered if not request.cancelled]
 
     def convict(self, blamed: Sequence[InferRequest], known: Mapping[InferRequest, Hashable]) -> None:
-        """Name those under whose fingerprint a worker has died for the second time, if they alone can have done it.
+        """Find the requests under whose fingerprint a worker has died twice, if only they can have caused it.
 
-        A hang convicts nobody of a model that may not run twice: what it waited for may be there the next time.
+        A hang convicts no request of a model that may not run twice: the thing it waited for may be there
+        next time.
         """
         if self.retry is Retry.NEVER and isinstance(self.reason, Hang):
             return
@@ -306,13 +320,16 @@ class _Inquest:
             self.quarantine += [request for request in accused if request.cancelled]
 
     def remember(self, requests: Iterable[InferRequest]) -> None:
-        """Have the fingerprints of `requests` count as accused."""
+        """Mark the fingerprints of `requests` as accused."""
         self.accused += [request for request in requests if not request.answered]
 
     def refuse_all(
         self, batch: Sequence[InferRequest], live: Sequence[InferRequest], *, blamed: bool
     ) -> None:
-        """Refuse the `live` ones of a batch that may not run twice; `blamed` says that it may have caused this death."""
+        """Refuse the `live` requests of a batch that may not run twice.
+
+        `blamed` says that the batch may have caused this death.
+        """
         hung = isinstance(self.reason, Hang)
         blamed = blamed and self.reason.blames_request
         for request in live:
@@ -330,13 +347,14 @@ class _Inquest:
         self.refused += [(request, why(self, request)) for request in requests]
 
     def accuse(self, requests: Sequence[InferRequest]) -> None:
-        """The one request that was executing: nothing else can have done it."""
+        """Count this death on the only request that was executing: nothing else can have caused it."""
         for request in requests:
             request.alone_deaths += 1
             if isinstance(self.reason, Hang):
                 self.refuse([request], _hung)
                 self.hung.append(request)
-                if self.alone:  # so it has hung before, in company
+                # A request that runs alone is a suspect, so it has hung before, in a batch with others.
+                if self.alone:
                     self.quarantine.append(request)
             elif request.alone_deaths > ALONE_DEATHS_ALLOWED or request in self.convicted:
                 self.refuse(
@@ -347,7 +365,7 @@ class _Inquest:
                 self.suspects.append((request,))
 
     def unexplained(self, requests: Sequence[InferRequest]) -> None:
-        """A batch that died of something no request can cause: back as it was, but not for ever."""
+        """Requeue a batch that died of something no request can cause, but not for ever."""
         for request in requests:
             request.unexplained_deaths += 1
         hopeless = [r for r in requests if r.unexplained_deaths >= UNEXPLAINED_BEFORE_REFUSED]
@@ -406,8 +424,8 @@ def _unlucky(inquest: _Inquest, request: InferRequest) -> TritiumError:
 class SuspectQueue:
     """Groups of requests that must run alone, one at a time; halves of the newest split come first.
 
-    The owner takes a group with `next`, runs it by itself, and reports `outcome_ok` or `outcome_died`. As in a
-    `RequestQueue`, what is cancelled or past its own deadline comes out of `expire`.
+    The owner takes a group with `next`, runs it by itself, and reports `outcome_ok` or `outcome_died`. As in
+    a `RequestQueue`, what is cancelled or past its own deadline comes out of `expire`.
     """
 
     __slots__ = ("_groups", "_running")
@@ -417,7 +435,7 @@ class SuspectQueue:
         self._running: Group = ()
 
     def __len__(self) -> int:
-        """How many requests wait; the running group's don't."""
+        """How many requests wait; those of the running group do not count."""
         return sum(map(len, self._groups))
 
     def __iter__(self) -> Iterator[InferRequest]:
@@ -451,7 +469,7 @@ class SuspectQueue:
         self.push_split(suspects)
 
     def remove(self, request: InferRequest) -> bool:
-        """Take out a waiting request, whose client has left. False where it does not wait here."""
+        """Take out a waiting request whose client has left. Return False if it does not wait here."""
         for at, group in enumerate(self._groups):
             if request in group:
                 self._replace(at, tuple(other for other in group if other is not request))
@@ -459,7 +477,7 @@ class SuspectQueue:
         return False
 
     def expire(self, now: float) -> list[tuple[InferRequest, TritiumError]]:
-        """Take out every waiting request that is cancelled or past its deadline, each with what to tell its client."""
+        """Take out every waiting request that is cancelled or late, each with the error for its client."""
         ended: list[tuple[InferRequest, TritiumError]] = []
         for request in list(self):
             if request.cancelled:
@@ -509,11 +527,12 @@ def fingerprint_of(request: InferRequest) -> Fingerprint:
 
 
 class Quarantine:
-    """Remembers for `ttl` seconds what refused requests looked like, so that sending one again kills nobody.
+    """Remembers the inputs of refused requests for `ttl` seconds, so that sending one again kills no worker.
 
-    Two levels. A quick key of names, shapes, sizes and a few bytes of each input tells nearly all innocent requests
-    apart for a microsecond or two; only a request that has the quick key of a refused one is hashed whole. An empty
-    quarantine is false and costs nothing. Never holds more than `capacity` fingerprints: the oldest gives way.
+    It checks in two steps. A quick key of names, shapes, sizes and a few bytes of each input tells nearly all
+    innocent requests apart for a microsecond or two. Only a request that has the quick key of a refused one
+    is hashed whole. An empty quarantine is false and costs nothing. It never holds more than `capacity`
+    fingerprints: a new one then replaces the oldest.
     """
 
     __slots__ = ("_by_digest", "_capacity", "_quick", "_ttl", "added_at")
@@ -533,7 +552,7 @@ class Quarantine:
         return bool(self._by_digest)
 
     def add(self, request: InferRequest, now: float, mark: Fingerprint | None = None) -> None:
-        """Remember `request`, whose fingerprint is `mark` if the caller has it, until `now + ttl`."""
+        """Remember `request` until `now + ttl`. `mark` is its fingerprint, if the caller has it."""
         self._forget_expired(now)
         quick, digest = fingerprint_of(request) if mark is None else mark
         self.added_at = now

@@ -1,21 +1,22 @@
 """Which sequence has which slot, and which of its requests run next. Contract, scheduling.md section 6.
 
-Theory of operation. A *sequence* is a line of requests with one correlation id, and at most one of them runs at a time. It
-needs a *slot* to run at all: a place in a *group*, which is one lane of one instance and executes one batch at a time. A
-sequence without a slot waits in the backlog with all its requests, and moves as a whole. In between, a sequence that has
-lost its slot to an instance's death, and has nothing queued, is nowhere; its next request puts it into the backlog.
+Theory of operation. A *sequence* is a line of requests with one correlation id, and at most one of them runs
+at a time. It needs a *slot* to run at all: a place in a *group*, which is one lane of one instance and
+executes one batch at a time. A sequence without a slot waits in the backlog with all its requests, and moves
+as a whole. In between, a sequence that has lost its slot to an instance's death, and has nothing queued, is
+nowhere; its next request puts it into the backlog.
 
     START ──► backlog ──► slot ──► closing, when END is queued, or it was idle, or somebody cancelled ──► gone
                  ▲          │
                  └──────────┘ its instance has died, and its state is kept (`checkpoint`) or nothing of it has run
 
-An id names a sequence only until that closes. What is queued then still runs, and the slot is free when nothing is queued
-or running. `LiveSequence.group` alone says who has a slot and `LiveSequence.timer` is its only clock, so neither can be
-given back twice.
+An id names a sequence only until that closes. What is queued then still runs, and the slot is free when
+nothing is queued or running. `LiveSequence.group` alone says who has a slot and `LiveSequence.timer` is its
+only clock, so neither can be given back twice.
 
-Two strategies choose a batch from a group's *ready* sequences, whose first request could run: `direct` gives each slot its
-own row and pads the rows between, `oldest` takes the requests that came first. Nothing here waits or knows the time, and
-no step looks at more sequences than fit into a batch.
+Two strategies choose a batch from a group's *ready* sequences, whose first request could run: `direct` gives
+each slot its own row and pads the rows between, `oldest` takes the requests that came first. Nothing here
+waits or knows the time, and no step looks at more sequences than fit into a batch.
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ _FLAGS: Final = FLAG_SEQUENCE_START | FLAG_SEQUENCE_END
 class SequenceQueue(RequestQueue):
     """The requests that wait for one sequence model, and whose turn it is; see the module.
 
-    Every request given in comes out exactly once: of `form`, `expire`, `abandon`, `leave`, `remove` or `drain`. One
-    that came out of `form` ends by `done`, or comes back by `push_front`, `put_back` or `reschedule`.
+    Every request given in comes out exactly once: of `form`, `expire`, `abandon`, `leave`, `remove` or
+    `drain`. One that came out of `form` ends by `done`, or comes back by `push_front`, `put_back` or
+    `reschedule`.
     """
 
     __slots__ = (
@@ -149,7 +151,7 @@ class SequenceQueue(RequestQueue):
         self.last_restarted: int | str = 0
         self.stopping = ""  # why no new sequence is begun
 
-    # -- what waits ----------------------------------------------------------------------------------------------
+    # -- what waits ------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """How many requests wait."""
@@ -196,13 +198,13 @@ class SequenceQueue(RequestQueue):
             restarted=self.restarted,
         )
 
-    # -- requests in ---------------------------------------------------------------------------------------------
+    # -- requests in -----------------------------------------------------------------------------------------
 
     def admits(self, request: InferRequest) -> bool:
         """Whether `request` may be pushed now; if not, its caller waits until something has left.
 
-        The backlog and the sequences with slots have the queue's bounds each: were they one, a full backlog would keep
-        those who have slots from ever coming to an end.
+        The backlog and the sequences with slots have the queue's bounds each: were they one, a full backlog
+        would keep those who have slots from ever coming to an end.
         """
         sequence = self._live.get(request.correlation_id)
         seated = bool(self._free) if sequence is None else sequence.group is not None
@@ -250,7 +252,8 @@ class SequenceQueue(RequestQueue):
     def push(self, request: InferRequest, now: float) -> None:
         """Enqueue a validated request at `now` (contract, section 6.1).
 
-        Raises InvalidArgument for one that belongs to no sequence, Unavailable for a new sequence where `stopping`.
+        Raises InvalidArgument for one that belongs to no sequence, Unavailable for a new sequence where
+        `stopping`.
         """
         sequence = self._live.get(request.correlation_id)
         if sequence is None or request.flags or request.rows != 1:
@@ -325,7 +328,7 @@ class SequenceQueue(RequestQueue):
             self._timers.drop(timer)
             sequence.patience = due, self._timers.set(due, Impatience(sequence))
 
-    # -- slots ---------------------------------------------------------------------------------------------------
+    # -- slots -----------------------------------------------------------------------------------------------
 
     def join(self, instance: str, lanes: int, now: float) -> None:
         """An instance's model is loaded: its slots may be used, those of each of its lanes by themselves."""
@@ -351,8 +354,9 @@ class SequenceQueue(RequestQueue):
     def leave(self, instance: str, now: float, *, unrun: Collection[InferRequest] = ()) -> list[InferRequest]:
         """An instance is no more: return the queued requests of its sequences that are over.
 
-        Those that `may_move` go on where a slot is free, before those of the backlog. What was running is the caller's: it
-        ends by `done`, or comes back by `put_back`. `unrun` of that has been handed to the instance, which did not begin it.
+        Those that `may_move` go on where a slot is free, before those of the backlog. What was running is the
+        caller's: it ends by `done`, or comes back by `put_back`. `unrun` of that has been handed to the
+        instance, which did not begin it.
         """
         lost: list[InferRequest] = []
         moving: list[LiveSequence] = []
@@ -452,7 +456,7 @@ class SequenceQueue(RequestQueue):
         elif sequence.closing:
             self._vacate(sequence, now)
 
-    # -- batches -------------------------------------------------------------------------------------------------
+    # -- batches ---------------------------------------------------------------------------------------------
 
     def _make_ready(self, sequence: LiveSequence, group: SlotGroup) -> None:
         request = sequence.queue[0]
@@ -507,7 +511,8 @@ class SequenceQueue(RequestQueue):
     def _take_direct(self, group: SlotGroup) -> Batch:
         """Take what has the shapes of the request that has waited longest; the others' rows are padding this time.
 
-        So whose shapes differ from everybody else's comes first in its turn, and can't be passed over for ever.
+        So whose shapes differ from everybody else's comes first in its turn, and can't be passed over for
+        ever.
         """
         ready = [sequence for _, sequence in group.ready]
         first = ready[0].queue[0]
@@ -541,7 +546,7 @@ class SequenceQueue(RequestQueue):
         self._shares[seated].add(request, -1)
         return ticket
 
-    # -- answers -------------------------------------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------------------------
 
     def collect(self, cuts: Sequence[Cut]) -> list[Cut]:
         """Return what clients get of a finished batch: no padding, no states; those are kept for the next requests."""
@@ -627,7 +632,7 @@ class SequenceQueue(RequestQueue):
         self._shares[sequence.group is not None].add(request)
         self._finish(sequence, now)
 
-    # -- ends ----------------------------------------------------------------------------------------------------
+    # -- ends ------------------------------------------------------------------------------------------------
 
     def abandon(self, request: InferRequest, now: float) -> list[InferRequest]:
         """End the sequence of a queued `request`: return it and all others of its sequence that wait.
@@ -687,8 +692,9 @@ class SequenceQueue(RequestQueue):
     def expire(self, now: float, *, at_most: int = ENDED_AT_ONCE) -> list[tuple[InferRequest, TritiumError]]:
         """End what is due at `now`: requests by their own deadlines, waits in the backlog, idle sequences.
 
-        Return the requests that this takes out, each with what to tell its client. `at_most` so many timers are looked at, and
-        none when so many requests have ended; where there are more, `next_expiry` is still due.
+        Return the requests that this takes out, each with what to tell its client. `at_most` so many timers
+        are looked at, and none when so many requests have ended; where there are more, `next_expiry` is still
+        due.
         """
         ended: list[tuple[InferRequest, TritiumError]] = []
         for _ in range(at_most):

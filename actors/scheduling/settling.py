@@ -1,7 +1,7 @@
 """When is a change in a repository worth looking at? Only once it has come to rest. Contract, repository.md section 3.1.
 
-Theory of operation. A copy into a repository is seen in every state between nothing and done, and a mount that is gone looks like
-an empty directory. So what one look shows is never believed:
+Theory of operation. A copy into a repository is seen in every state between nothing and done, and a mount
+that is gone looks like an empty directory. So what one look shows is never believed:
 
 - A model is looked at once two successive looks at it have seen the same stamp, or at once where it is known to be complete.
   One that is known to be incomplete waits for as long as it takes.
@@ -10,8 +10,9 @@ an empty directory. So what one look shows is never believed:
   is compared with what was seen before it left: unchanged means that nothing is to be done. That it does not answer is told when it is
   noticed, and once more when it has lasted: a directory that was put in another's place is not believed at first either, and back at once.
 
-A stamp is only ever compared with another. Looking at a model is harmless, because whoever is told compares its content; so every
-model is looked at once after the start, and a decision is per name: to look where a source still has it, else that it has gone.
+A stamp is only ever compared with another. Looking at a model is harmless, because whoever is told compares
+its content; so every model is looked at once after the start, and a decision is per name: to look where a
+source still has it, else that it has gone.
 
 `Settling` holds what is known between the looks. It waits for nothing, and is told the time.
 """
@@ -227,8 +228,8 @@ class _Shelf:
 class Settling:
     """What was seen of all sources so far; see the module.
 
-    With `namespacing`, equal names in two sources are two models; otherwise they are one, which is looked at when it
-    appears in another source or leaves one of them.
+    With `namespacing`, equal names in two sources are two models; otherwise they are one, which is looked at
+    when it appears in another source or leaves one of them.
     """
 
     def __init__(self, *, namespacing: bool = False) -> None:

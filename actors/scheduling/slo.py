@@ -1,23 +1,26 @@
 """Keeping a promised latency: refuse what would come too late, and shape batches so that less does.
 
-`Admission` is told of every batch that is handed over and of every batch that comes back, and from that knows two things:
+`Admission` is told of every batch that is handed over and of every batch that comes back, and from that knows
+two things:
 
 - the *rate* of answers while more waits than is taken at once. Only such intervals tell what the model is capable of: at
   other times it answers what it is asked, which only shows where it is capable of more than was thought. Until there was
   one, nothing is known of the rate and nothing is refused for it.
 - the *service time* of a batch, from its hand-over to its answer.
 
-A request is expected after what waits ahead of it, at that rate, and then its own service. That is compared with what is left until
-its deadline, with how long its queue policy lets it wait, and with the promised p99. What can't make it is refused at
-once, while its client still has time to go elsewhere.
+A request is expected after what waits ahead of it, at that rate, and then its own service. That is compared
+with what is left until its deadline, with how long its queue policy lets it wait, and with the promised p99.
+What can't make it is refused at once, while its client still has time to go elsewhere.
 
-Refusing must not be for ever, though it keeps from being measured what might have got better. So knowledge that no batch has confirmed
-for `PROBE_AFTER` admits one request, as a probe; nobody is refused for the promise's sake where nobody waits; and whoever began to
-refuse stops where what is expected has fallen clearly below the limit, not just under it.
+Refusing must not be for ever, though it keeps from being measured what might have got better. So knowledge
+that no batch has confirmed for `PROBE_AFTER` admits one request, as a probe; nobody is refused for the
+promise's sake where nobody waits; and whoever began to refuse stops where what is expected has fallen clearly
+below the limit, not just under it.
 
-Estimates have errors. So the limit that is held against the promise is itself controlled: where more than one answer in a
-hundred came late it shrinks, and while none do it grows back (`Controller`). The same controller shortens the batching delay, and
-makes batches smaller where a batch alone takes too long: multiplicative decrease, additive increase, never beyond what is configured.
+Estimates have errors. So the limit that is held against the promise is itself controlled: where more than one
+answer in a hundred came late it shrinks, and while none do it grows back (`Controller`). The same controller
+shortens the batching delay, and makes batches smaller where a batch alone takes too long: multiplicative
+decrease, additive increase, never beyond what is configured.
 
 Times are seconds on the caller's clock. Pure: `now` is told.
 """
@@ -145,8 +148,9 @@ class Controller:
         if delay < self._configured.max_queue_delay / _STEPS / 2:
             delay = 0.0
         self.strictness = max(_TIGHTEST, self.strictness * _TIGHTEN)
-        # Whoever comes just after a batch was formed waits for that one and then for his own. Where a queue has built up the size
-        # is not at fault: smaller batches would only lengthen it, since they do less in a given time.
+        # Whoever comes just after a batch was formed waits for that one and then for his own. Where a queue
+        # has built up the size is not at fault: smaller batches would only lengthen it, since they do less in
+        # a given time.
         if 2 * self._crowded > self._batches:
             self._enlarge()
         elif 2 * self._slowest > self._p99:
@@ -257,7 +261,8 @@ class Admission:
                 self._rate.add(requests, now - self._saturated_since)
             self._saturated_since = now
         elif service > 0 and requests / service > self._rate.value:
-            # It does at least this much. A rate of slower times would else keep the queue too short to ever be measured again.
+            # It does at least this much. A rate of slower times would else keep the queue too short to ever
+            # be measured again.
             self._rate.add(requests, service)
         if self._controller is not None:
             self._controller.batch(rows, service, latencies, now, crowded=self._busy)

@@ -1,8 +1,8 @@
 """The data flow of an ensemble in which no step is decoupled: the common case, and a cheap one. Pure.
 
-There is one iteration and one answer then, and each step answers once. So whether a step can run need not be looked up: it
-is counted how many of those that write its inputs, the client among them, have yet to give. Everything else is as
-`actors.scheduling.ensembles` has it; a test plays both against each other.
+There is one iteration and one answer then, and each step answers once. So whether a step can run need not be
+looked up: it is counted how many of those that write its inputs, the client among them, have yet to give.
+Everything else is as `actors.scheduling.ensembles` has it; a test plays both against each other.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What each tenant got, for metrics: of the largest by name, of all others together.
 
-Names of tenants come from clients, so neither memory nor the number of series may grow with them. Listed tenants are always
-told by name. Of the others, those that were lately served most are; who is, is decided when somebody reads. A tenant's count
-by name begins when its name is first told, and joins `others` when it no longer is: so no count ever falls, and the sum of
-all counts is that of all requests.
+Names of tenants come from clients, so neither memory nor the number of series may grow with them. Listed
+tenants are always told by name. Of the others, those that were lately served most are; who is, is decided
+when somebody reads. A tenant's count by name begins when its name is first told, and joins `others` when it
+no longer is: so no count ever falls, and the sum of all counts is that of all requests.
 """
 
 from __future__ import annotations

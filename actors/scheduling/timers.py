@@ -1,6 +1,7 @@
 """Deadlines of many things in one heap that is told the time, after trio's own `Deadlines`.
 
-A timer that is dropped leaves its item in the heap until the heap is cleaned; what it was for is let go of at once.
+A timer that is dropped leaves its item in the heap until the heap is cleaned; what it was for is let go of at
+once.
 """
 
 from __future__ import annotations

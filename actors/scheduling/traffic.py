@@ -1,14 +1,15 @@
 """Who answers a request that names no version, and when a version loses its share. Pure.
 
-*Shares.* Weights are relative: those of versions that can't serve are left out and the rest fill their place. A request is
-sent by a point in [0, 1) that the caller draws, or by a key, so that requests with one key meet one version: each version
-draws a waiting time from the hash of the key and itself, exponential with its share as the rate, and the shortest wins
-(weighted rendezvous hashing). So a version wins exactly its share of all keys; one that leaves gives up its own keys and no
-others; and of two versions whose shares change, only the one that grows gains keys. Nothing is remembered: the hash has no secret,
-so that keys meet the same version after a restart and on every server of a fleet.
+*Shares.* Weights are relative: those of versions that can't serve are left out and the rest fill their place.
+A request is sent by a point in [0, 1) that the caller draws, or by a key, so that requests with one key meet
+one version: each version draws a waiting time from the hash of the key and itself, exponential with its share
+as the rate, and the shortest wins (weighted rendezvous hashing). So a version wins exactly its share of all
+keys; one that leaves gives up its own keys and no others; and of two versions whose shares change, only the
+one that grows gains keys. Nothing is remembered: the hash has no secret, so that keys meet the same version
+after a restart and on every server of a fleet.
 
-*Rollback.* What a version counted is looked at over a sliding window. `judge` is given those and says whether one of them
-is to lose its share, and why.
+*Rollback.* What a version counted is looked at over a sliding window. `judge` is given those and says whether
+one of them is to lose its share, and why.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from actors.specs import InputSpec, ModelSpec, OutputSpec, Rollback
 class Shares:
     """Versions that can serve, and the share that each has of the requests. The shares add up to 1.
 
-    Where none of the available versions has a weight, the highest of them has it all, as if there were no plan. Where no
-    version is available there are no shares, and nothing to choose.
+    Where none of the available versions has a weight, the highest of them has it all, as if there were no
+    plan. Where no version is available there are no shares, and nothing to choose.
     """
 
     __slots__ = ("_bounds", "_draws", "by_version", "versions")
@@ -81,8 +82,8 @@ class Shares:
 def difference(one: ModelSpec, other: ModelSpec) -> str:
     """Say why a request that suits one version would not suit the other; nothing where it would.
 
-    Both have the same inputs, and agree about the batch dimension and about how many answers a request gets. A dimension that
-    one leaves open may be fixed by the other.
+    Both have the same inputs, and agree about the batch dimension and about how many answers a request gets.
+    A dimension that one leaves open may be fixed by the other.
     """
     if one.batches != other.batches:
         return f"version {one.version if one.batches else other.version} alone has a batch dimension"
@@ -132,7 +133,8 @@ def _form(spec: InputSpec | OutputSpec) -> str:
 class Counters:
     """What a version has answered since it was loaded; `seconds` is how long its successes took, all together.
 
-    An error is one of the version's own making: cancellations and requests that its queue refused are neither.
+    An error is one of the version's own making: cancellations and requests that its queue refused are
+    neither.
     """
 
     successes: int = 0
@@ -213,8 +215,9 @@ class RollBack:
 def judge(rule: Rollback, shares: Shares, evidence: Mapping[int, Evidence]) -> Keep | RollBack:
     """Decide whether a version is so bad that it loses its share. One at a time: what is left is looked at anew.
 
-    The smallest share is judged first, so that the newcomer goes and not the old hand where both suffer. The version with the
-    largest share goes only where another has shown that it does better. The last version stays, whatever it does.
+    The smallest share is judged first, so that the newcomer goes and not the old hand where both suffer. The
+    version with the largest share goes only where another has shown that it does better. The last version
+    stays, whatever it does.
     """
     if len(shares.versions) < 2:
         return Keep()
@@ -269,8 +272,8 @@ def _complaint(rule: Rollback, evidence: Evidence, lead: Evidence | None) -> str
 def _latency(evidence: Evidence, limit: float) -> tuple[int, float]:
     """Return how many requests tell of a version's latency, and its mean.
 
-    A request in hand that is already older than `limit` counts with its age: a version that hangs answers nothing, and
-    would look fine for ever.
+    A request in hand that is already older than `limit` counts with its age: a version that hangs answers
+    nothing, and would look fine for ever.
     """
     overdue = [age for age in evidence.in_hand if age > limit]
     count = evidence.recent.successes + len(overdue)

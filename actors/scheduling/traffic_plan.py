@@ -3,7 +3,8 @@
     {"weights": {"1": 90, "2": 10}, "sticky": {"header": "x-user"},
      "mirror": {"version": 3, "fraction": 0.1}, "rollback": {"max_error_rate": 0.05}}
 
-`weights` says which versions answer requests that name none; the rest is optional. All mistakes are found in one pass.
+`weights` says which versions answer requests that name none; the rest is optional. All mistakes are found in
+one pass.
 """
 
 from __future__ import annotations

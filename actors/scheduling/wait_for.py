@@ -1,12 +1,13 @@
 """Does something wait for itself? The wait-for graph of calls that models make of models.
 
-What waits either needs *every* one of what it waits for (a batch all the calls that it has to wait for, an ensemble all its
-steps), or *any* of them (a queued request any instance of its model, an instance any of the batches that it executes). What
-waits for nothing goes on by itself. A node is stuck where it can't be shown to go on, however long one waits: that is the
-smallest set of nodes that go on, turned inside out, which a walk over the graph finds in time linear in its size.
+What waits either needs *every* one of what it waits for (a batch all the calls that it has to wait for, an
+ensemble all its steps), or *any* of them (a queued request any instance of its model, an instance any of the
+batches that it executes). What waits for nothing goes on by itself. A node is stuck where it can't be shown
+to go on, however long one waits: that is the smallest set of nodes that go on, turned inside out, which a
+walk over the graph finds in time linear in its size.
 
-A wait that is not in the graph counts as one that ends; so whoever builds it may leave out what it does not know, and at
-worst a deadlock goes unnoticed.
+A wait that is not in the graph counts as one that ends; so whoever builds it may leave out what it does not
+know, and at worst a deadlock goes unnoticed.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def find_deadlock(
 ) -> list[Node] | None:
     """Return a chain from `start` to a node that is in it already, each waiting for the next in vain; None: it goes on.
 
-    `waits_of` says what a node waits for, None for one that goes on by itself; it is asked once for each node that can be
-    reached. A graph of more than `limit` nodes is taken for one that goes on.
+    `waits_of` says what a node waits for, None for one that goes on by itself; it is asked once for each node
+    that can be reached. A graph of more than `limit` nodes is taken for one that goes on.
     """
     graph = _reachable(start, waits_of, limit)
     if graph is None:

@@ -15,8 +15,8 @@ class Actor(Generic[M]):
 
         ChildSpec("counter", lambda ctx: Counter(ctx, start=0).run(), inbox=64)
 
-    While a message is handled no other is, so slow work goes to a child or a thread and comes back as a message.
-    An exception out of `handle` ends this life, and its supervisor decides about the next.
+    While a message is handled no other is, so slow work goes to a child or a thread and comes back as a
+    message. An exception out of `handle` ends this life, and its supervisor decides about the next.
     """
 
     def __init__(self, ctx: ChildContext) -> None:

@@ -1,16 +1,19 @@
 """One run of a supervisor: its table, and the decisions of `restart` carried out in a nursery.
 
-Theory of operation. Each child is a task in `_nursery`, wrapped so that it cannot raise. When one ends, `_exited`
-runs in that task, without a checkpoint: it moves the row, tells the Ref and the observer, and, where another life is
-due, posts `Died`. One task, the loop in `run`, reads that mail and decides. A restart that has to wait is a timer in
-`_jobs` that posts `TryAgain`; a restart that fails is another `Died`. So nothing between two restarts ever holds the
-loop, and a request to stop, which cancels `_working`, gets through at once.
+Theory of operation. Each child is a task in `_nursery`, wrapped so that it cannot raise. When one ends,
+`_exited` runs in that task, without a checkpoint: it moves the row, tells the Ref and the observer, and,
+where another life is due, posts `Died`. One task, the loop in `run`, reads that mail and decides. A restart
+that has to wait is a timer in `_jobs` that posts `TryAgain`; a restart that fails is another `Died`. So
+nothing between two restarts ever holds the loop, and a request to stop, which cancels `_working`, gets
+through at once.
 
-In one_for_one the loop begins a restart and does not wait for it: a sibling that takes a minute to load must not
-delay another's restart. The group strategies restart in order, each child ready before the next, and `_turn` keeps
-one group operation or dynamic operation at a time, as OTP's supervisor process does by being one process.
+In one_for_one the loop begins a restart and does not wait for it: a sibling that takes a minute to load must
+not delay another's restart. The group strategies restart in order, each child ready before the next, and
+`_turn` keeps one group operation or dynamic operation at a time, as OTP's supervisor process does by being
+one process.
 
-Cancellation from outside is not a request: it sweeps the whole branch at once, in no order, and restarts nothing.
+Cancellation from outside is not a request: it sweeps the whole branch at once, in no order, and restarts
+nothing.
 """
 
 import math
@@ -106,11 +109,12 @@ class Branch:
     async def run(self, specs: tuple[ChildSpec, ...], value: object, *, dynamic: bool = False) -> None:
         """Start `specs` in order, tell the parent (`value`), keep the children alive, stop them in reverse.
 
-        They are stopped as those are that `start_child` has added, if they are `dynamic`; and one of them that does not start
-        costs the others nothing, but is tried again as after a crash.
+        They are stopped as those are that `start_child` has added, if they are `dynamic`; and one of them
+        that does not start costs the others nothing, but is tried again as after a crash.
 
-        Returns after a request to stop. Raises StartError if another initial child does not start, IntensityExceeded
-        when a budget is used up, ExitShutdown after an automatic shutdown; in each case the children are down.
+        Returns after a request to stop. Raises StartError if another initial child does not start,
+        IntensityExceeded when a budget is used up, ExitShutdown after an automatic shutdown; in each case the
+        children are down.
         """
         self._ctx.children = self.table.snapshots
         self._ctx.kill_below = self.kill_at
@@ -152,8 +156,9 @@ class Branch:
     async def _stop_all(self) -> None:
         """Stop right to left; the dynamic children of one_for_one first and together.
 
-        Those do not depend on one another, and there may be thousands: `DynamicSupervisor` does the same. Once all
-        are asked, waiting in order of their kill time gives each its own budget with no task of its own.
+        Those do not depend on one another, and there may be thousands: `DynamicSupervisor` does the same.
+        Once all are asked, waiting in order of their kill time gives each its own budget with no task of its
+        own.
         """
         if self._one_for_one:
             together = [child for child in reversed(self.table) if child.dynamic]

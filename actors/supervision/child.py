@@ -1,7 +1,8 @@
 """A supervisor's row for one child, and the wrapper around each of its lives.
 
-The wrapper (`Life.live`) is where the library's one `except Exception` stands: it turns whatever a child raises into
-an `ExitReason`, so that no child's exception ever reaches a nursery. Cancellation from outside passes through.
+The wrapper (`Life.live`) is where the library's one `except Exception` stands: it turns whatever a child
+raises into an `ExitReason`, so that no child's exception ever reaches a nursery. Cancellation from outside
+passes through.
 """
 
 import math
@@ -191,8 +192,8 @@ class Life(ChildContext):
     async def live(self) -> ExitReason:
         """Run the child to its end and say why it ended. Raises nothing but cancellation from outside.
 
-        An ExceptionGroup is kept whole. Where a group mixes failures with a cancellation, the failures are the
-        reason, and the cancellation goes on to the scope it belongs to.
+        An ExceptionGroup is kept whole. Where a group mixes failures with a cancellation, the failures are
+        the reason, and the cancellation goes on to the scope it belongs to.
         """
         with self.scope:
             try:

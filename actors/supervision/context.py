@@ -26,7 +26,8 @@ class Tree:
 class Stopping:
     """The request to stop, as the child sees it.
 
-    Wait for it, look at it, or have a plain function called by it; `then` calls at once if it was asked already.
+    Wait for it, look at it, or have a plain function called by it; `then` calls at once if it was asked
+    already.
     """
 
     __slots__ = ("_asked", "_callbacks", "_event")
@@ -67,7 +68,8 @@ class Stopping:
 class ChildContext(ABC):
     """One life of one child: its names, its inbox, and what it may tell its supervisor.
 
-    It serves as the `task_status` of the child as well: hand `ctx` to anything that calls `task_status.started()`.
+    It serves as the `task_status` of the child as well: hand `ctx` to anything that calls
+    `task_status.started()`.
     """
 
     __slots__ = (
@@ -136,8 +138,9 @@ class ChildContext(ABC):
     def stopping(self) -> Stopping:
         """Set when the supervisor asks the child to stop.
 
-        A child that has looked here, or at its inbox, stops in its own way within its shutdown budget. One that
-        never has cannot be asked, and is cancelled at once, as OTP does with a process that does not trap exits.
+        A child that has looked here, or at its inbox, stops in its own way within its shutdown budget. One
+        that never has cannot be asked, and is cancelled at once, as OTP does with a process that does not
+        trap exits.
         """
         return self._listen()
 

@@ -1,7 +1,7 @@
 """What a supervisor reports: facts as values, handed to an injected observer. This library writes no log itself.
 
-Every event names its supervisor, the child and the child's spec (OTP's *offender*). `context` is one of the four
-contexts of OTP's `report_error` where OTP would have written a report, else None.
+Every event names its supervisor, the child and the child's spec (OTP's *offender*). `context` is one of the
+four contexts of OTP's `report_error` where OTP would have written a report, else None.
 """
 
 from collections.abc import Callable
@@ -89,7 +89,8 @@ class ChildKillForced:
 class RestartsExhausted:
     """A restart budget is used up.
 
-    `context` is shutdown if the supervisor now gives up, None if the child is retried half-open, which is told once.
+    `context` is shutdown if the supervisor now gives up, None if the child is retried half-open, which is
+    told once.
     """
 
     name: ClassVar[str] = "restarts_exhausted"

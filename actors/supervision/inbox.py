@@ -1,8 +1,8 @@
 """Bounded inboxes and the addresses that lead to them.
 
-Theory of operation. A `Ref` is an address, a tree path, and outlives what lives there. An `Inbox` is a bounded trio
-memory channel; it belongs to the row in the supervisor's table rather than to the actor, so that it can stay when
-the actor goes. When an actor dies, its supervisor tells the Ref (`Ref.died`):
+Theory of operation. A `Ref` is an address, a tree path, and outlives what lives there. An `Inbox` is a
+bounded trio memory channel; it belongs to the row in the supervisor's table rather than to the actor, so that
+it can stay when the actor goes. When an actor dies, its supervisor tells the Ref (`Ref.died`):
 
 - calls that the actor had received, and not answered, fail with `ActorDied` at once;
 - messages still queued, and senders still waiting for room, stay for the next life if the inbox is kept;
@@ -130,8 +130,9 @@ class Monitor:
 class Inbox(Generic[M]):
     """A bounded queue of messages drained by one task.
 
-    `receive`, `receive_nowait` and `async for` are the actor's side. Messages come in through a `Ref`, as they are
-    or, if their sender waits for an answer, as a `Call`; a `Down` comes ahead of both. The rest is the supervisor's.
+    `receive`, `receive_nowait` and `async for` are the actor's side. Messages come in through a `Ref`, as
+    they are or, if their sender waits for an answer, as a `Call`; a `Down` comes ahead of both. The rest is
+    the supervisor's.
     """
 
     __slots__ = (
@@ -163,7 +164,8 @@ class Inbox(Generic[M]):
     async def receive(self) -> M | Call[M] | Down:
         """The next message. Raises trio.EndOfChannel once the actor is asked to stop, however many are queued.
 
-        What is queued then is left there for a `finish` that wants it (`receive_nowait`) or for the next life.
+        What is queued then is left there for a `finish` that wants it (`receive_nowait`) or for the next
+        life.
         """
         if self._idle is not None:
             raise trio.BusyResourceError(
@@ -294,8 +296,9 @@ class Inbox(Generic[M]):
 class Ref(Generic[M_contra]):
     """The address of whatever lives at a tree path: it outlives restarts, of ancestors too.
 
-    A dead actor is an error and never silence: `call`, `cast` and `cast_nowait` raise ActorDied with the reason,
-    except where a kept inbox waits for its next life. Refs come from `Registry.ref` or from a child's context.
+    A dead actor is an error and never silence: `call`, `cast` and `cast_nowait` raise ActorDied with the
+    reason, except where a kept inbox waits for its next life. Refs come from `Registry.ref` or from a child's
+    context.
     """
 
     __slots__ = ("__weakref__", "_gone", "_inbox", "_monitors", "is_alive", "last_exit", "path")
@@ -316,9 +319,9 @@ class Ref(Generic[M_contra]):
     ) -> Any:
         """Send `message` and wait for the answer, until `timeout` seconds from now or `deadline`.
 
-        With both, the earlier counts; with neither, five seconds as in OTP. A full inbox holds the caller back
-        within the same limit. Raises ActorDied as soon as the actor is dead, CallTimedOut at the limit, and
-        whatever the actor chose with `Call.fail`.
+        With both, the earlier counts; with neither, five seconds as in OTP. A full inbox holds the caller
+        back within the same limit. Raises ActorDied as soon as the actor is dead, CallTimedOut at the limit,
+        and whatever the actor chose with `Call.fail`.
         """
         inbox = self._target()
         call = Call(message)

@@ -1,8 +1,8 @@
 """A child's states, and the one table that says how they follow one another.
 
-Two rules: a row's state changes only through `TRANSITIONS`, and each step is taken by the supervisor that owns the
-row, never by the child. `END` and `DIE` are the same fact, a life that is over, told apart by what follows:
-after `DIE` the supervisor is committed to another life.
+Two rules: a row's state changes only through `TRANSITIONS`, and each step is taken by the supervisor that
+owns the row, never by the child. `END` and `DIE` are the same fact, a life that is over, told apart by what
+follows: after `DIE` the supervisor is committed to another life.
 
     stopped ──BEGIN──► starting ──READY──► running ──STOP──► stopping ──END──► stopped
                           │                   │                 │

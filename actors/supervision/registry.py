@@ -1,8 +1,8 @@
 """Names in the tree: a path such as `models/resnet/3/instances/0` leads to a `Ref`.
 
-One registry belongs to one tree; there is no global one. A path has at most one `Ref` at a time, for as long as
-something lives there or anybody holds the Ref. So a Ref may be taken before its actor first starts, and stays
-right when an ancestor restarts and the whole branch is built anew.
+One registry belongs to one tree; there is no global one. A path has at most one `Ref` at a time, for as long
+as something lives there or anybody holds the Ref. So a Ref may be taken before its actor first starts, and
+stays right when an ancestor restarts and the whole branch is built anew.
 """
 
 from collections.abc import Iterator

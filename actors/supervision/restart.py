@@ -2,8 +2,8 @@
 
 Theory of operation. A child ends for an `ExitReason`. `wants_restart` says whether its restart type asks for
 another life. If so, `judge` charges the death to a budget and names what to do: restart after a delay, try
-half-open, or give up. `affected` says which siblings go down with it and come back with it. A failed restart is a
-death like any other (`StartFailed`), so a child that cannot start uses up the same budget.
+half-open, or give up. `affected` says which siblings go down with it and come back with it. A failed restart
+is a death like any other (`StartFailed`), so a child that cannot start uses up the same budget.
 
 Two things are counted, and they differ:
 
@@ -123,9 +123,9 @@ def wants_restart(restart: Restart, reason: ExitReason) -> bool:
 def affected(strategy: Strategy, order: Collection[str], failed: str) -> tuple[str, ...]:
     """The children that are restarted when `failed` is, in start order; they are terminated in reverse.
 
-    `order` names all children in start order. Children of `order` that are not running are started as well, as in
-    OTP: `terminate_child` keeps a child down only until its group restarts. Temporary ones end with their group
-    and do not return. Raises ValueError if `failed` is not in `order`.
+    `order` names all children in start order. Children of `order` that are not running are started as well,
+    as in OTP: `terminate_child` keeps a child down only until its group restarts. Temporary ones end with
+    their group and do not return. Raises ValueError if `failed` is not in `order`.
     """
     if strategy is Strategy.ONE_FOR_ONE:  # first, since dynamic supervisors hold thousands of children
         return (failed,)
@@ -170,8 +170,9 @@ class RestartWindow:
 class Health:
     """What a supervisor remembers of a child's deaths.
 
-    `attempt` counts deaths in a row; `window` is the child's own budget, None where the supervisor's is charged;
-    `exhausted` stays set through half-open attempts until one of them progresses or outlives the period.
+    `attempt` counts deaths in a row; `window` is the child's own budget, None where the supervisor's is
+    charged; `exhausted` stays set through half-open attempts until one of them progresses or outlives the
+    period.
     """
 
     window: RestartWindow | None = None
@@ -205,7 +206,8 @@ class RestartAfter:
 class RetryHalfOpen:
     """The child's own budget is used up: try it once more after `delay` seconds, leaving its siblings alone.
 
-    `again` says that this is no news: it was used up at the death before, and no life since has made up for that.
+    `again` says that this is no news: it was used up at the death before, and no life since has made up for
+    that.
     """
 
     delay: float
@@ -236,7 +238,8 @@ def judge(
     """Charge a death to the child's own window if it has one, else to `shared`, and say what follows.
 
     Cases, in order: a life with progress clears the child's own budget and is not charged to it; a long life
-    starts the row of deaths afresh; an exhausted child stays half-open; an exceeded window escalates or opens.
+    starts the row of deaths afresh; an exhausted child stays half-open; an exceeded window escalates or
+    opens.
     """
     own = health.window
     period = (own or shared).intensity.period

@@ -1,7 +1,8 @@
 """What a supervisor is told about its children: OTP's child specs and supervisor flags, as checked values.
 
-Nothing here runs. The words are OTP's (`supervisor(3)`), and so are the rules about which of them go together;
-two fields are ours and say so: a child's own restart budget (`intensity`, `on_exhausted`) and its `backoff`.
+Nothing here runs. The words are OTP's (`supervisor(3)`), and so are the rules about which of them go
+together; two fields are ours and say so: a child's own restart budget (`intensity`, `on_exhausted`) and its
+`backoff`.
 """
 
 import math
@@ -10,8 +11,8 @@ from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import Any
 
-# The argument is an `actors.supervision.context.ChildContext`. It is spelled Any because this module is pure and
-# the context is not: naming it here would load trio wherever a spec is written.
+# The argument is an `actors.supervision.context.ChildContext`. It is spelled Any because this module is pure
+# and the context is not: naming it here would load trio wherever a spec is written.
 StartFunction = Callable[[Any], Awaitable[object]]
 """`async def start(ctx: ChildContext)`: calls `ctx.started()` when ready, and lives for as long as the child does."""
 
@@ -64,8 +65,8 @@ class AutoShutdown(Enum):
 class OnExhausted(Enum):
     """What follows when a child has used up a restart budget of its own.
 
-    `ESCALATE` gives up the whole supervisor, as OTP does. `RETRY_AT_CAP` is half-open: the child is tried again
-    at the backoff's cap for as long as it takes, and its siblings never notice.
+    `ESCALATE` gives up the whole supervisor, as OTP does. `RETRY_AT_CAP` is half-open: the child is tried
+    again at the backoff's cap for as long as it takes, and its siblings never notice.
     """
 
     ESCALATE = "escalate"
@@ -94,9 +95,10 @@ class Intensity:
 class Backoff:
     """How long to wait before a restart, as a function of how many deaths came in a row.
 
-    The first restart is immediate unless `first_immediate` is false: most crashes are not repeated, and a caller
-    is waiting. Then `initial` seconds, growing by `factor` up to `cap`. Jitter shortens a delay by up to that
-    share of it, so that no delay exceeds the cap and a fleet that died together does not return together.
+    The first restart is immediate unless `first_immediate` is false: most crashes are not repeated, and a
+    caller is waiting. Then `initial` seconds, growing by `factor` up to `cap`. Jitter shortens a delay by up
+    to that share of it, so that no delay exceeds the cap and a fleet that died together does not return
+    together.
     """
 
     initial: float = 0.1
@@ -154,10 +156,10 @@ class ChildSpec:
     """One child: what starts it, when it is started again, and how it is stopped.
 
     `name` is a segment of the tree path and may itself hold segments (`resnet/3`). `shutdown` is a number of
-    seconds or a `Shutdown`; None means five seconds for a worker and infinity for a supervisor. `inbox` is the
-    capacity of the child's inbox (0: it has none), and `keep_inbox` lets messages not yet received survive a
-    restart. `intensity` gives the child a restart budget of its own, charged instead of its supervisor's; what
-    happens when it is used up is `on_exhausted`. `backoff` replaces the supervisor's.
+    seconds or a `Shutdown`; None means five seconds for a worker and infinity for a supervisor. `inbox` is
+    the capacity of the child's inbox (0: it has none), and `keep_inbox` lets messages not yet received
+    survive a restart. `intensity` gives the child a restart budget of its own, charged instead of its
+    supervisor's; what happens when it is used up is `on_exhausted`. `backoff` replaces the supervisor's.
 
     Raises ValueError, saying what would have worked, for fields that contradict one another.
     """

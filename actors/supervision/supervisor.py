@@ -1,8 +1,9 @@
 """The supervisor: OTP's `supervisor`, on a trio nursery.
 
-A supervisor starts its children left to right, each one ready before the next; restarts them according to their
-restart types, its strategy and its intensity; and stops them right to left, each within its shutdown budget. It does
-no work of its own. `restart` decides, `branch` carries out; this module is the handle others hold.
+A supervisor starts its children left to right, each one ready before the next; restarts them according to
+their restart types, its strategy and its intensity; and stops them right to left, each within its shutdown
+budget. It does no work of its own. `restart` decides, `branch` carries out; this module is the handle others
+hold.
 
     async def clock(ctx: ChildContext) -> None:
         ctx.started()
@@ -19,8 +20,8 @@ no work of its own. `restart` decides, `branch` carries out; this module is the 
         root.stop()
 
 Let `clock` raise: it is back at once, under the same address, and with it, since it stands before them in a
-rest_for_one tree, the connections. Let it raise a fourth time within five seconds: the root stops what is left, in
-order, and `serve` raises IntensityExceeded.
+rest_for_one tree, the connections. Let it raise a fourth time within five seconds: the root stops what is
+left, in order, and `serve` raises IntensityExceeded.
 """
 
 from collections.abc import Callable, Iterable
@@ -55,11 +56,12 @@ from actors.supervision.tree import ChildInfo, Counts, Snapshot
 class Supervisor:
     """Starts, stops and restarts children; hang it under another with `spec`, or make it a root with `serve`.
 
-    The object is a handle and may be kept: it runs again when its own supervisor restarts it, with the children
-    given here and without those added later, as in OTP. Where `children` is a function it is asked at each start, as
-    OTP's `init` is: so who knows what came and went can have it all back. Such children count as added later: they are stopped
-    together, and one that does not start is tried again, within its budget, while the others run.
-    All operations raise NotRunning while it is down. Raises ValueError for children that cannot stand together.
+    The object is a handle and may be kept: it runs again when its own supervisor restarts it, with the
+    children given here and without those added later, as in OTP. Where `children` is a function it is asked
+    at each start, as OTP's `init` is: so who knows what came and went can have it all back. Such children
+    count as added later: they are stopped together, and one that does not start is tried again, within its
+    budget, while the others run. All operations raise NotRunning while it is down. Raises ValueError for
+    children that cannot stand together.
     """
 
     def __init__(
@@ -90,9 +92,9 @@ class Supervisor:
     async def run(self, ctx: ChildContext) -> None:
         """Run as the child that `ctx` belongs to, ready when all initial children are.
 
-        Also the last line of a start function that makes what its children share. Raises IntensityExceeded when
-        it gives up, StartError if an initial child does not start, ExitShutdown after an automatic shutdown;
-        each is for the parent supervisor, and by then the children are down.
+        Also the last line of a start function that makes what its children share. Raises IntensityExceeded
+        when it gives up, StartError if an initial child does not start, ExitShutdown after an automatic
+        shutdown; each is for the parent supervisor, and by then the children are down.
         """
         if self._branch is not None:
             raise RuntimeError(
@@ -116,9 +118,9 @@ class Supervisor:
     ) -> None:
         """Run as the root of a tree, until `stop`, an automatic shutdown, or giving up.
 
-        `name` stands for the root in reports and snapshots; its path is empty. `observer` is told every event of
-        the tree, and `random` draws every jitter. Raises IntensityExceeded and StartError as `run` does, the
-        latter as well if it is stopped before it is ready.
+        `name` stands for the root in reports and snapshots; its path is empty. `observer` is told every event
+        of the tree, and `random` draws every jitter. Raises IntensityExceeded and StartError as `run` does,
+        the latter as well if it is stopped before it is ready.
         """
         tree = Tree(observer=observer, random=random or Random())
         row = Child(ChildSpec(name, self.run, kind=Kind.SUPERVISOR), path="", dynamic=False)
@@ -143,8 +145,8 @@ class Supervisor:
     def stop(self) -> None:
         """Ask the supervisor to stop its children, right to left, and then to end. Returns at once.
 
-        It is meant for a root. Under another supervisor this is a normal exit, after which a permanent child is
-        restarted: there, ask the parent to `terminate_child`.
+        It is meant for a root. Under another supervisor this is a normal exit, after which a permanent child
+        is restarted: there, ask the parent to `terminate_child`.
         """
         branch = self._running()
         if self._root is not None:
@@ -159,17 +161,17 @@ class Supervisor:
     async def start_child(self, spec: ChildSpec) -> Started:
         """Add a child at the end, start it, and return when it is ready.
 
-        Raises AlreadyStarted or AlreadyPresent if the name is taken, and StartError if the child does not start,
-        which is then forgotten. A caller that is cancelled takes the unfinished child with it.
+        Raises AlreadyStarted or AlreadyPresent if the name is taken, and StartError if the child does not
+        start, which is then forgotten. A caller that is cancelled takes the unfinished child with it.
         """
         return await self._running().start_child(spec)
 
     def start_child_nowait(self, spec: ChildSpec) -> None:
         """Add a child that counts as ready from the start: the cheap way, for connections.
 
-        It is temporary or transient, and either is forgotten once it has ended for good, as nobody has been waiting for
-        it; a transient one that is restarted says itself when it is ready. It has no address unless its spec has an inbox.
-        Raises AlreadyStarted, or ValueError for a child that is permanent.
+        It is temporary or transient, and either is forgotten once it has ended for good, as nobody has been
+        waiting for it; a transient one that is restarted says itself when it is ready. It has no address
+        unless its spec has an inbox. Raises AlreadyStarted, or ValueError for a child that is permanent.
         """
         self._running().start_child_nowait(spec)
 

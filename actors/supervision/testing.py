@@ -32,9 +32,9 @@ class Cue(Exception):
 class Puppet:
     """A child that crashes, ends or dawdles on cue, and writes its life into a journal.
 
-    `start_delay` seconds pass before it is ready, and the next `fail_starts` starts fail. Asked to stop, it takes
-    `stop_delay` seconds; None means that it does not listen, and is cancelled. `journal` gets "start a", "ready a"
-    and "end a"; share one among puppets to see their order.
+    `start_delay` seconds pass before it is ready, and the next `fail_starts` starts fail. Asked to stop, it
+    takes `stop_delay` seconds; None means that it does not listen, and is cancelled. `journal` gets "start
+    a", "ready a" and "end a"; share one among puppets to see their order.
     """
 
     def __init__(
