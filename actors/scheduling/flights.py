@@ -1,15 +1,17 @@
-"""Single flight: of requests with the same key one runs, the *leader*, and the others wait for its answer, its *followers*.
+"""Single flight: of requests with the same key only one runs.
 
-Theory of operation. A flight is open from its leader's start to its leader's end. Where the leader gets an
-answer, so do all of its followers. Where it gets none, since its client left, its deadline passed or the
-model failed, the follower that has waited longest leads in its place, and the others go on waiting. After
-`FAILURES` answers that were errors nobody waits any more, and all run on their own: inputs that fail would
-otherwise fail one after the other, each as late as all before it together.
+That request is the *leader*. The others wait for its answer and are its *followers*.
 
-A flight may begin by asking a cache that takes its time (`looking`). Then a leader that leaves has nothing to
-hand on but its place, and the answer from there is for whoever leads by then.
+Theory of operation. A flight is open from its leader's start to its leader's end. If the leader gets an
+answer, all its followers get the same. It may get none, because its client left, its deadline passed or the
+model failed. Then the follower that has waited longest leads in its place, and the others go on waiting.
+After `FAILURES` answers that were errors no request waits any more, and all run on their own. Otherwise
+inputs that fail would fail one after the other, each as late as all before it together.
 
-Nothing here waits or looks at a clock; whoever calls it carries out what it returns.
+A flight may begin by asking a cache that takes its time (`looking`). A leader that leaves then has only its
+place to hand on, and the answer from the cache is for the request that leads when it comes.
+
+Nothing here waits or looks at a clock; the caller carries out what it returns.
 """
 
 from __future__ import annotations
@@ -32,15 +34,14 @@ class Flight:
     def __init__(self, key: bytes, leader: InferRequest) -> None:
         self.key = key
         self.leader = leader
-        self.followers: OrderedDict[InferRequest, None] = (
-            OrderedDict()
-        )  # the one that has waited longest first
+        # The one that has waited longest is first.
+        self.followers: OrderedDict[InferRequest, None] = OrderedDict()
         self.looking = False
         self.failures = 0
 
 
 class Flights:
-    """All flights of one model. Followers are bounded as its queue is, which they are no part of."""
+    """All flights of one model. Followers are not part of its queue, but have the same bound."""
 
     def __init__(self, bounds: QueueBounds) -> None:
         self._bounds = bounds
@@ -75,7 +76,7 @@ class Flights:
         return flight
 
     def follow(self, key: bytes, request: InferRequest) -> bool:
-        """Have `request` wait for the answer to `key`. False where nobody leads, or too many wait already."""
+        """Have `request` wait for the answer to `key`. False without a leader, or if too many wait."""
         flight = self._by_key.get(key)
         if flight is None or self._followers >= self._bounds.requests:
             return False
@@ -88,7 +89,7 @@ class Flights:
         return True
 
     def leave(self, request: InferRequest) -> bool:
-        """Take a follower out, whose client has left or whose deadline has passed. False where it is none."""
+        """Take out a follower whose client has left or whose deadline has passed. False if it is none."""
         flight = self._of.get(request)
         if flight is None or flight.leader is request:
             return False
@@ -97,15 +98,15 @@ class Flights:
         return True
 
     def land(self, leader: InferRequest) -> list[InferRequest]:
-        """The leader has its answer: close its flight and return who is to get the same."""
+        """The leader has its answer: close its flight and return the requests that get the same answer."""
         flight = self._of[leader]
         return self._close(flight)
 
     def lose(self, leader: InferRequest, *, failed: bool) -> list[InferRequest]:
-        """The leader got no answer, from the model where it `failed`; return who is to run now.
+        """The leader got no answer; `failed` says that the model failed. Return the requests that run now.
 
-        That is the next to lead, everybody at once after `FAILURES`, or nobody, as where the answer is still
-        being looked for.
+        That is the next leader, or all followers after `FAILURES`. It is none while the cache still looks for
+        the answer.
         """
         flight = self._of[leader]
         flight.failures += failed
@@ -117,11 +118,14 @@ class Flights:
         return [] if flight.looking else [heir]
 
     def disperse(self, leader: InferRequest) -> list[InferRequest]:
-        """Close the leader's flight, since its answer can't be shared; return who is to run now."""
+        """Close the leader's flight, since its answer can't be shared; return the requests that run now."""
         return self._close(self._of[leader])
 
     def scatter(self) -> list[InferRequest]:
-        """Close all flights. Return everybody who is not running: followers, and leaders who look for an answer."""
+        """Close all flights and return every request that is not running.
+
+        Those are the followers, and the leaders that look for an answer in the cache.
+        """
         idle = []
         for flight in list(self._by_key.values()):
             if flight.looking:
@@ -130,7 +134,7 @@ class Flights:
         return idle
 
     def _close(self, flight: Flight) -> list[InferRequest]:
-        flight.looking = False  # whatever is found now is for nobody
+        flight.looking = False  # an answer found now has no taker
         del self._by_key[flight.key]
         del self._of[flight.leader]
         followers = list(flight.followers)

@@ -1,31 +1,33 @@
-"""The rate limiter: which instances, of all models, may execute now. Pure: it is told everything, and never waits.
+"""The rate limiter: which instances, of all models, may execute now. Pure: told everything, never waits.
 
 Theory of operation (contract, scheduling.md section 5, mode `execution_count`). A resource is a number of
-interchangeable units in a *pool*: one pool in the server where the resource is global, else one for each
-device. An instance holds what its `rate_limiter` lists for as long as it executes, once for each execution
-where it has several lanes. Who can't begin at once stands in a line, ordered by `execution_count × priority`,
-then by who came first:
+interchangeable units in a *pool*: one pool in the server if the resource is global, else one for each
+device. While an instance executes, it holds what its `rate_limiter` lists, once for each execution if it has
+several lanes. An instance that can't begin at once stands in a line, ordered by `execution_count × priority`,
+then by arrival:
 
-- nobody takes a unit from a pool that somebody ahead in the line waits for. So the head waits for its own resources only,
-  and is never starved by many small ones;
-- who shares no pool with anybody ahead is not held up by them: that costs those ahead nothing;
-- what ends, dies, leaves or steps out of the line frees its units, and *rings* those who may begin now.
+- An instance takes no unit from a pool that an instance ahead of it in the line waits for. So the head waits
+  for its own resources only, and is never starved by many small ones.
+- An instance that shares no pool with any instance ahead is not held up by them: that costs those ahead
+  nothing.
+- An instance that ends, dies, leaves or steps out of the line frees its units, and *rings* those that may
+  begin now.
 
-A count is that of a competition, not of a lifetime: who comes to compete, newly loaded or after a pause,
-begins level with the least of those whom it competes with. Otherwise a model that was idle for an hour would
-have everybody else wait until it has caught up. Counts, and so shares, are exact among those who always have
-work: priority 2 gets half the share of 1.
+A count belongs to a competition, not to a lifetime. An instance that comes to compete, newly loaded or after
+a pause, begins level with the least of those it competes with. Otherwise a model that was idle for an hour
+would make all others wait until it has caught up. Counts, and so shares, are exact among instances that
+always have work: priority 2 gets half the share of 1.
 
-How a scheduler uses it, for an instance that has room and a batch that is ready, without a wait between the
-two calls::
+A scheduler uses it as follows for an instance that has room and a batch that is ready, without a wait between
+the two calls::
 
     if limiter.ask(instance):  # else the instance stands in line, and its scheduler is rung when it may begin
         hand_over(instance, batch)
         limiter.began(instance)
 
-and afterwards `limiter.ended(instance, again=...)` for each batch, or `limiter.died(instance)` once for all
-of them. A scheduler that has nothing to execute any more calls `withdraw`, or those behind would wait for
-nothing. An instance is any hashable; the server uses `actors.model.InstanceState`.
+Afterwards it calls `limiter.ended(instance, again=...)` for each batch, or `limiter.died(instance)` once for
+all of them. A scheduler that has nothing left to execute calls `withdraw`, or the instances behind would wait
+for nothing. An instance is any hashable; the server uses `actors.model.InstanceState`.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class PoolSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LimiterStatistics(Generic[Key]):
-    """What is the case now. `line` has those who wait, the next one first."""
+    """The limiter at one moment. `line` has the instances that wait, the next one first."""
 
     pools: Mapping[PoolName, PoolSample]
     line: tuple[Key, ...]
@@ -96,9 +98,11 @@ class _Member(Generic[Key]):
         self.needs = needs
         self.priority = priority
         self.ring = ring
-        self.reached = 0  # execution count × priority, as of the competition it is in
+        # Execution count × priority, as of the competition it is in.
+        self.reached = 0
         self.executing = 0
-        self.place: int | None = None  # by which it came before others, while it stands in line
+        # While it stands in line, instances with a lower place came before it.
+        self.place: int | None = None
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -107,20 +111,21 @@ class _Member(Generic[Key]):
 
     @property
     def level(self) -> int | None:
-        """Where it is in a competition; None outside of any. What executes is where it was when it began."""
+        """Its level in a competition, None outside any. An executing instance keeps the level of its start."""
         if self.place is not None:
             return self.reached
         return self.reached - self.priority if self.executing else None
 
 
 class RateLimiter(Generic[Key]):
-    """All resources of one server, and everybody who wants them; see the module."""
+    """All resources of one server, and all instances that need them; see the module."""
 
     def __init__(self, capacities: Mapping[tuple[str, int | None], int]) -> None:
-        """`capacities` is what the operator said, by resource and device; None: on every device, and of a global one.
+        """Take the operator's `capacities`, by resource and device.
 
-        Device 0 is also the host's, for instances that are on no GPU. For a global resource the device does
-        not matter. A capacity that nobody gave is the most that any one instance needs.
+        Device None stands for every device, and for a global resource. Device 0 is also the host's, for
+        instances that are on no GPU. For a global resource the device does not matter. A capacity that is not
+        given is the most that any one instance needs.
         """
         self._given = dict(capacities)
         self._members: dict[Key, _Member[Key]] = {}
@@ -135,9 +140,9 @@ class RateLimiter(Generic[Key]):
     ) -> None:
         """Make instances known, all of them or none. `ring` has their scheduler ask again, later.
 
-        Raises InvalidArgument, with the contract's texts, where a resource is global here and not elsewhere,
-        save in what has the same `owner`, whose place these may be about to take; and where they could never
-        execute.
+        Raises InvalidArgument, with the contract's texts, if the instances could never execute, or if a
+        resource is global here and not elsewhere. Instances with the same `owner` do not count as elsewhere:
+        these may be about to take their place.
         """
         entering = list(instances)
         self._check_kinds(owner, [spec for _, spec in entering])
@@ -172,7 +177,7 @@ class RateLimiter(Generic[Key]):
                 )
 
     def _limit(self, name: PoolName) -> int | None:
-        """Return what the operator said, if anything."""
+        """Return the operator's capacity, if one was given."""
         everywhere = self._given.get((name.resource, None))
         if name.device == SHARED:
             if everywhere is not None:
@@ -217,7 +222,8 @@ class RateLimiter(Generic[Key]):
     def ask(self, key: Key) -> bool:
         """Whether this instance may begin now. If not it stands in line, and is rung when it may.
 
-        It has to be told by `began` that it does, or by `withdraw` that it does not want to after all.
+        Its scheduler then calls `began` if the instance begins, or `withdraw` if it does not want to after
+        all.
         """
         member = self._members[key]
         if not member.needs:
@@ -227,7 +233,7 @@ class RateLimiter(Generic[Key]):
         return self._may_begin(member)
 
     def _line_up(self, member: _Member[Key]) -> None:
-        if not member.executing:  # it comes from outside of the competition
+        if not member.executing:  # it comes from outside the competition
             levels = [
                 each.level for each in self._members.values() if each.needs.keys() & member.needs.keys()
             ]
@@ -246,7 +252,10 @@ class RateLimiter(Generic[Key]):
         return _fits(member)
 
     def began(self, key: Key) -> None:
-        """It executes one more batch, and holds what it needs for that. Raises RuntimeError where `ask` would not let it."""
+        """It executes one more batch, and holds the units for that.
+
+        Raises RuntimeError if `ask` would not let it.
+        """
         member = self._members[key]
         if not member.needs:
             return
@@ -260,9 +269,9 @@ class RateLimiter(Generic[Key]):
         self._wake()  # there may be room for those behind it
 
     def ended(self, key: Key, *, again: bool) -> None:
-        """One batch of it is done. With `again` it has more to execute: it is in line before anybody is rung.
+        """One batch of it is done. With `again` it has more to execute: it is in line before others are rung.
 
-        Nothing happens where it holds nothing: its worker's death has freed that already.
+        Does nothing if it holds nothing: its worker's death has freed that already.
         """
         member = self._members.get(key)
         if member is None or not member.executing:
@@ -273,14 +282,17 @@ class RateLimiter(Generic[Key]):
         self._wake()
 
     def withdraw(self, key: Key) -> None:
-        """It has nothing to execute, or no room: those behind it are not to wait for it."""
+        """It has nothing to execute, or no room: the instances behind it must not wait for it."""
         member = self._members.get(key)
         if member is not None and member.place is not None:
             self._step_out(member)
             self._wake()
 
     def died(self, key: Key) -> None:
-        """Its worker is gone: free all that it holds, and take it out of the line. Nothing where it is not known."""
+        """Its worker is gone: free all that it holds, and take it out of the line.
+
+        Does nothing if the instance is not known.
+        """
         member = self._members.get(key)
         if member is not None and (member.executing or member.place is not None):
             self._free(member)
@@ -302,7 +314,10 @@ class RateLimiter(Generic[Key]):
         member.place = None
 
     def _wake(self) -> None:
-        """Ring those who may begin; who shares a pool with them is rung once they have, or have withdrawn."""
+        """Ring the instances that may begin.
+
+        An instance that shares a pool with one of them is rung once that one has begun, or has withdrawn.
+        """
         wanted: set[_Pool] = set()
         for member in self._line:
             if wanted.isdisjoint(member.needs) and _fits(member):
@@ -318,7 +333,10 @@ class RateLimiter(Generic[Key]):
 
 
 def needs_of(spec: InstanceSpec) -> dict[PoolName, int]:
-    """Return what one execution of an instance holds, in units by pool; a resource that is listed twice counts twice."""
+    """Return what one execution of an instance holds, in units by pool.
+
+    A resource that is listed twice counts twice.
+    """
     device = f"gpu {spec.device_id}" if spec.kind == "GPU" else HOST
     needs: dict[PoolName, int] = {}
     for each in spec.rate_limit.resources:

@@ -1,21 +1,24 @@
-"""Which models are in memory: who is evicted, least recently used first, and when one that is asked for may be loaded.
+"""Which models are in memory: which one is evicted, and when a model that is asked for may be loaded.
 
-Memory is measured, so a plan is made of what models take now, and of what the one to be loaded took last
-time. It is made anew whenever something has changed, from nothing but what is the case then. That is why it
-tells two sums apart:
+The least recently used model is evicted first.
 
-- *promised*: what stays, and the share of every newcomer served so far. What is being evicted is not in it, or the same
-  need would evict twice.
-- *present*: what takes memory at this moment, what is being evicted included. A load begins once it fits beside that.
+Memory is measured. So a plan is made from what models take now, and from what the model to be loaded took
+last time. It is made anew whenever something has changed, from the present state alone. That is why it keeps
+two sums apart:
 
-Newcomers are served in the order in which they were asked for. One that has to wait for something that will
-be over soon keeps those behind it from taking its place. One that has to wait for a long request keeps
-nobody: it could not use the room.
+- *promised*: what stays, and the share of every newcomer served so far. A model that is being evicted is not
+  in it, or the same need would evict twice.
+- *present*: what takes memory at this moment, models that are being evicted included. A load begins once it
+  fits beside that.
+
+Newcomers are served in the order in which they were asked for. A newcomer that waits for something that will
+be over soon keeps those behind it from taking its place. A newcomer that waits for a long request keeps none
+of them back: it could not use the room.
 
 A model that works is not evicted, unless it would never be idle: under steady traffic it has a *turn* (see
-`turn`), after which it may be drained for a newcomer. Draining answers everything that was accepted; who
-comes later waits for the next load, and is then a newcomer itself. So of two models that need the same room
-each serves for at least as long as its load took.
+`turn`), after which it may be drained for a newcomer. Draining answers every request that was accepted. A
+request that comes later waits for the next load, for which the model is then a newcomer itself. So of two
+models that need the same room each serves for at least as long as its load took.
 """
 
 from __future__ import annotations
@@ -42,11 +45,16 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 class Hold(Enum):
     """What keeps a model in memory."""
 
-    NOTHING = "nothing"  # it is idle
-    REQUESTS = "requests"  # it works, and would be done soon if nothing new were sent to it
-    LONG_REQUEST = "long_request"  # it works on something that a drain might cut short
-    CHANGE = "change"  # it loads or unloads, or has yet to serve those who had it loaded: soon over
-    FOR_GOOD = "for_good"  # it is never evicted
+    # It is idle.
+    NOTHING = "nothing"
+    # It works, and would be done soon if nothing new were sent to it.
+    REQUESTS = "requests"
+    # It works on something that a drain might cut short.
+    LONG_REQUEST = "long_request"
+    # It loads or unloads, or has yet to serve the requests it was loaded for: soon over.
+    CHANGE = "change"
+    # It is never evicted.
+    FOR_GOOD = "for_good"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +74,10 @@ class Newcomer:
     """A model that requests wait for."""
 
     key: ModelKey
-    expected: int  # bytes, as last measured, or estimated
-    least: int  # what it took when just loaded, or its files: where even that is too much, it is refused
+    # Bytes, as last measured, or estimated.
+    expected: int
+    # What it took when just loaded, or its files. If even that is too much, the newcomer is refused.
+    least: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +85,18 @@ class Plan:
     """What to do now. A newcomer that is in neither `start` nor `refuse` waits."""
 
     start: tuple[ModelKey, ...] = ()
-    evict: dict[ModelKey, ModelKey | None] = field(
-        default_factory=dict
-    )  # and for whom; None: models have grown
-    refuse: dict[ModelKey, str] = field(default_factory=dict)  # and why
-    waiting: bool = False  # for room, so that a model's becoming idle matters
-    look_at: float = math.inf  # when a turn ends that somebody waits for
+    # Each evicted model, and the newcomer that needs its room; None: models have grown.
+    evict: dict[ModelKey, ModelKey | None] = field(default_factory=dict)
+    # Each refused newcomer, and why.
+    refuse: dict[ModelKey, str] = field(default_factory=dict)
+    # A newcomer waits for room, so it matters when a model becomes idle.
+    waiting: bool = False
+    # When a turn ends that a newcomer waits for.
+    look_at: float = math.inf
 
 
 def plan(newcomers: Sequence[Newcomer], residents: Iterable[Resident], *, budget: int, now: float) -> Plan:
-    """Decide for `newcomers`, in the order in which they were asked for. None of them is among the residents."""
+    """Decide for `newcomers`, in the order they were asked for. None of them is among the residents."""
     return _Planning(residents, budget, now).decide(newcomers)
 
 
@@ -111,7 +123,8 @@ class _Planning:
 
     def decide(self, newcomers: Sequence[Newcomer]) -> Plan:
         if not self._make_room(0, None):
-            self._evict_some(self._candidates, None)  # it does not suffice, and is better than nothing
+            # It does not suffice, and is better than nothing.
+            self._evict_some(self._candidates, None)
         for newcomer in newcomers:
             self._admit(newcomer)
         return Plan(
@@ -130,8 +143,7 @@ class _Planning:
                 f"pinned {size(self._kept)}"
             )
             return
-        # It may have grown beyond the budget the last time. Then it gets all there is, and what becomes of it
-        # is seen.
+        # It may have grown beyond the budget the last time. Then it gets all the room there is.
         share = min(newcomer.expected, most)
         if self._make_room(share, newcomer.key):
             self._promised += share
@@ -146,7 +158,7 @@ class _Planning:
             self._candidates = []
 
     def _make_room(self, share: int, newcomer: ModelKey | None) -> bool:
-        """Evict for `share` bytes as many as it takes; nobody where that would not be enough."""
+        """Evict as many models as `share` bytes need, and none if all of them would not be enough."""
         excess, picked = self._excess(share), []
         for each in self._candidates:
             if excess <= 0:
@@ -168,14 +180,18 @@ class _Planning:
 
 
 def _in_order_of_eviction(staying: Sequence[Resident], now: float) -> list[Resident]:
-    """Idle ones, least recently used first; then those in steady use whose turn is over, first the one that had it first."""
+    """Return idle models, least recently used first, then those in steady use whose turn is over.
+
+    Of the latter the one that had its turn first is first.
+    """
     idle = _held(staying, {Hold.NOTHING})
     used = [each for each in _held(staying, {Hold.REQUESTS}) if each.turn_ends <= now]
     ordered = [
         *sorted(idle, key=lambda each: (each.last_used, each.key)),
         *sorted(used, key=lambda each: (each.turn_ends, each.key)),
     ]
-    return [each for each in ordered if each.nbytes]  # where nothing is measured, nothing is won
+    # A model that was not measured frees nothing.
+    return [each for each in ordered if each.nbytes]
 
 
 def _held(residents: Iterable[Resident], holds: AbstractSet[Hold]) -> list[Resident]:
@@ -187,14 +203,17 @@ def _total(residents: Iterable[Resident]) -> int:
 
 
 def turn(load_seconds: float) -> float:
-    """How long a model in steady use keeps its place: as long as its load took, so that loading is half of it at worst."""
+    """How long a model in steady use keeps its place.
+
+    That is as long as its load took, so loading takes at worst half of the time.
+    """
     return max(SHORTEST_TURN, load_seconds)
 
 
 def estimate(files: Sequence[tuple[int, int]], overheads: Sequence[float]) -> int:
     """Return the bytes a model is thought to take: for each version, (bytes of its files, worker processes).
 
-    Each worker holds all of it, and beside it what workers were measured to take beyond their files.
+    Each worker holds all of the files, and what workers were measured to take beyond their files.
     """
     overhead = int(fmean(overheads)) if overheads else UNKNOWN_OVERHEAD
     return sum(processes * (nbytes + overhead) for nbytes, processes in files)

@@ -3,16 +3,16 @@
 Theory of operation. A *sequence* is a line of requests with one correlation id, and at most one of them runs
 at a time. It needs a *slot* to run at all: a place in a *group*, which is one lane of one instance and
 executes one batch at a time. A sequence without a slot waits in the backlog with all its requests, and moves
-as a whole. In between, a sequence that has lost its slot to an instance's death, and has nothing queued, is
-nowhere; its next request puts it into the backlog.
+as a whole. A sequence that has lost its slot to an instance's death, and has nothing queued, is in neither
+place; its next request puts it into the backlog.
 
-    START ──► backlog ──► slot ──► closing, when END is queued, or it was idle, or somebody cancelled ──► gone
+    START ──► backlog ──► slot ──► closing, when END is queued, or it was idle, or a client cancelled ──► gone
                  ▲          │
-                 └──────────┘ its instance has died, and its state is kept (`checkpoint`) or nothing of it has run
+                 └──────────┘ its instance died, and its state is kept (`checkpoint`) or nothing of it has run
 
-An id names a sequence only until that closes. What is queued then still runs, and the slot is free when
-nothing is queued or running. `LiveSequence.group` alone says who has a slot and `LiveSequence.timer` is its
-only clock, so neither can be given back twice.
+An id names a sequence only until the sequence closes. Requests that are queued then still run, and the slot
+is free when nothing is queued or running. Only `LiveSequence.group` says which sequence has a slot, and
+`LiveSequence.timer` is its only clock, so neither can be given back twice.
 
 Two strategies choose a batch from a group's *ready* sequences, whose first request could run: `direct` gives
 each slot its own row and pads the rows between, `oldest` takes the requests that came first. Nothing here
@@ -59,9 +59,13 @@ from actors.scheduling.timers import Timers
 from actors.specs import Direct, DirectStrategy, ModelSpec, OldestStrategy, SequenceBatching
 
 RECHECK: Final = 0.05
-"""Seconds that a sequence from the backlog has its slot at least, however long ago its last request came (section 6.2)."""
+"""Seconds that a sequence from the backlog keeps its slot at least (section 6.2).
 
-_LOOKS: Final = 8  # sequences with slots that are asked for a request to let in, each time that there is room
+It does not matter how long ago its last request came.
+"""
+
+# How many sequences with slots are asked for a request to let in, each time that there is room.
+_LOOKS: Final = 8
 _NEVER: Final = Wait(math.inf)
 _FLAGS: Final = FLAG_SEQUENCE_START | FLAG_SEQUENCE_END
 
@@ -70,7 +74,7 @@ class SequenceQueue(RequestQueue):
     """The requests that wait for one sequence model, and whose turn it is; see the module.
 
     Every request given in comes out exactly once: of `form`, `expire`, `abandon`, `leave`, `remove` or
-    `drain`. One that came out of `form` ends by `done`, or comes back by `push_front`, `put_back` or
+    `drain`. A request that came out of `form` ends by `done`, or comes back by `push_front`, `put_back` or
     `reschedule`.
     """
 
@@ -203,8 +207,8 @@ class SequenceQueue(RequestQueue):
     def admits(self, request: InferRequest) -> bool:
         """Whether `request` may be pushed now; if not, its caller waits until something has left.
 
-        The backlog and the sequences with slots have the queue's bounds each: were they one, a full backlog
-        would keep those who have slots from ever coming to an end.
+        The backlog and the sequences with slots each have the queue's bounds. With one bound for both, a full
+        backlog would keep the sequences with slots from ever coming to an end.
         """
         sequence = self._live.get(request.correlation_id)
         seated = bool(self._free) if sequence is None else sequence.group is not None
@@ -214,7 +218,10 @@ class SequenceQueue(RequestQueue):
         )
 
     def may_pass(self, request: InferRequest) -> bool:
-        """Whether `request` may be queued before others that wait for room: it goes on with a sequence that has a slot."""
+        """Whether `request` may be queued before others that wait for room.
+
+        It may if it goes on with a sequence that has a slot.
+        """
         sequence = self._live.get(request.correlation_id)
         return (
             sequence is not None
@@ -223,7 +230,10 @@ class SequenceQueue(RequestQueue):
         )
 
     def waits_for_room(self, request: InferRequest, *, waits: bool) -> None:
-        """`request` begins, or has ceased, to wait for room: until then no later one of its sequence may pass it."""
+        """Note that `request` begins (`waits`) or has ceased to wait for room.
+
+        While it waits, no later request of its sequence may pass it.
+        """
         name = request.correlation_id
         line = self._waiting_for_room.setdefault(name, OrderedDict())
         if waits:
@@ -238,9 +248,11 @@ class SequenceQueue(RequestQueue):
             self._going_on.pop(name, None)
 
     def next_to_go_on(self) -> InferRequest | None:
-        """Return one that waits for room and has it: of a sequence with a slot, which is not to wait for the backlog's room.
+        """Return a request that waits for room and has it, of a sequence with a slot.
 
-        Few are looked at: what does not fit now is looked at again when something has left.
+        Such a request does not wait for room in the backlog.
+
+        It looks at a few only: a request that does not fit now is looked at again when something has left.
         """
         if self._shares[True].requests >= max(1, self._limits.requests):
             return None
@@ -331,7 +343,7 @@ class SequenceQueue(RequestQueue):
     # -- slots -----------------------------------------------------------------------------------------------
 
     def join(self, instance: str, lanes: int, now: float) -> None:
-        """An instance's model is loaded: its slots may be used, those of each of its lanes by themselves."""
+        """Add the slots of an instance whose model is loaded; each of its lanes is a group of its own."""
         groups = self._groups[instance] = []
         for _ in range(lanes):
             padding = Padding(self._spec, self._padding_extra)
@@ -345,18 +357,21 @@ class SequenceQueue(RequestQueue):
         return self._groups.get(instance, ())
 
     def about_to_leave(self, instance: str) -> None:
-        """An instance has died, and what it held is being settled: slots that this frees are not for the backlog."""
+        """Note that an instance has died: slots freed while its requests are settled stay empty.
+
+        The backlog does not get them.
+        """
         for group in self._groups.get(instance, ()):
             group.leaving = True
         self._free = [each for each in self._free if not each[2].leaving]
         heapify(self._free)
 
     def leave(self, instance: str, now: float, *, unrun: Collection[InferRequest] = ()) -> list[InferRequest]:
-        """An instance is no more: return the queued requests of its sequences that are over.
+        """Remove an instance that is gone, and return the queued requests of its sequences that are over.
 
-        Those that `may_move` go on where a slot is free, before those of the backlog. What was running is the
-        caller's: it ends by `done`, or comes back by `put_back`. `unrun` of that has been handed to the
-        instance, which did not begin it.
+        Sequences that `may_move` go on where a slot is free, before those of the backlog. Requests that were
+        running are left to the caller: each ends by `done`, or comes back by `put_back`. `unrun` are those of
+        them that were handed to the instance, which did not begin them.
         """
         lost: list[InferRequest] = []
         moving: list[LiveSequence] = []
@@ -385,9 +400,10 @@ class SequenceQueue(RequestQueue):
         return lost
 
     def may_move(self, following: InferRequest | None, *, ran: bool) -> bool:
-        """Whether a sequence may go on in another instance whose oldest unanswered request is `following`.
+        """Whether a sequence may go on in another instance; `following` is its oldest unanswered request.
 
-        Its state is kept, or it has none yet: it begins with that request, which has not `ran`.
+        It may if its state is kept, or if it has no state yet: it begins with that request, which has not run
+        (`ran`).
         """
         begins = following is not None and bool(following.flags & FLAG_SEQUENCE_START)
         return self._keep or (begins and not ran)
@@ -435,7 +451,7 @@ class SequenceQueue(RequestQueue):
                 self._fill(now)
 
     def _close(self, sequence: LiveSequence) -> None:
-        """Have the id name this sequence no more."""
+        """Close a sequence: its id names it no longer."""
         if not sequence.closing:
             sequence.closing = True
             self._timers.drop(sequence.timer)
@@ -444,7 +460,7 @@ class SequenceQueue(RequestQueue):
                 self._going_on.pop(sequence.correlation_id, None)
 
     def _finish(self, sequence: LiveSequence, now: float) -> None:
-        """Nothing of the sequence runs: make its next request ready, or free its slot where it has come to its end."""
+        """Make the next request of a sequence ready, or free its slot if it has ended. Nothing of it runs."""
         group = sequence.group
         if sequence.queue:
             if group is not None:
@@ -469,7 +485,7 @@ class SequenceQueue(RequestQueue):
         insort(group.ready, (self._queued[request].number, sequence))
 
     def decide(self, group: SlotGroup, now: float) -> Dispatch | Wait:
-        """Return how many sequences of `group` may go into a batch at `now`, or until when there is no batch."""
+        """Return how many sequences of `group` go into a batch at `now`, or until when there is no batch."""
         if group.running or not group.ready:
             return _NEVER
         if self._oldest is not None:
@@ -509,9 +525,9 @@ class SequenceQueue(RequestQueue):
         return Batch(requests, alone=requests[0] in self._alone)
 
     def _take_direct(self, group: SlotGroup) -> Batch:
-        """Take what has the shapes of the request that has waited longest; the others' rows are padding this time.
+        """Take the requests with the shapes of the one that has waited longest; the other rows are padding.
 
-        So whose shapes differ from everybody else's comes first in its turn, and can't be passed over for
+        So a request whose shapes differ from all others comes first in its turn, and can't be passed over for
         ever.
         """
         ready = [sequence for _, sequence in group.ready]
@@ -549,7 +565,10 @@ class SequenceQueue(RequestQueue):
     # -- answers ---------------------------------------------------------------------------------------------
 
     def collect(self, cuts: Sequence[Cut]) -> list[Cut]:
-        """Return what clients get of a finished batch: no padding, no states; those are kept for the next requests."""
+        """Return what clients get of a finished batch: no padding, and no states.
+
+        The states are kept for the next requests.
+        """
         real = [cut for cut in cuts if not cut[0].padding]
         return [self._collected(*cut) for cut in real] if self._state else real
 
@@ -564,7 +583,7 @@ class SequenceQueue(RequestQueue):
         return request, self._state.visible(request, outputs), answer
 
     def done(self, request: InferRequest, now: float) -> None:
-        """`request` has its answer; where it was running, its sequence goes on."""
+        """`request` has its answer; if it was running, its sequence goes on."""
         sequence = self._stopped_running(request)
         if sequence is not None:
             self._alone.discard(request)
@@ -593,9 +612,11 @@ class SequenceQueue(RequestQueue):
         return self._iterative
 
     def reschedule(self, request: InferRequest, now: float) -> bool:
-        """Queue a request again that ran, as the next one of its sequence and without flags (contract, section 6.7).
+        """Queue again a request that ran, as the next one of its sequence (contract, section 6.7).
 
-        False where its sequence has ended with its instance meanwhile: then the caller answers it.
+        Its flags are cleared.
+
+        Return False if its sequence has ended with its instance meanwhile: then the caller answers it.
         """
         held = request.queue_entry
         if not self._keep and isinstance(held, LiveSequence) and held.group is None:
@@ -606,19 +627,23 @@ class SequenceQueue(RequestQueue):
         request.flags = 0
         request.attempts = 0
         self._alone.discard(request)
-        group = sequence.group if sequence.queue else None  # others of its sequence are before it
+        # With a queue, other requests of its sequence are before it.
+        group = sequence.group if sequence.queue else None
         self._append(sequence, request, now)
         if group is not None:
             self._make_ready(sequence, group)
         return True
 
     def push_front(self, requests: Sequence[InferRequest]) -> None:
-        """Put back what an instance did not run: each to the head of its sequence."""
+        """Put back requests that an instance did not run, each to the head of its sequence."""
         for request in reversed(requests):
             self.put_back(request, alone=False, now=-math.inf)
 
     def put_back(self, request: InferRequest, *, alone: bool, now: float) -> None:
-        """Put a request back that was running when its instance died. `alone`: nothing else may run in its batch."""
+        """Put a request back that was running when its instance died.
+
+        `alone`: nothing else may run in its batch.
+        """
         sequence = self._stopped_running(request)
         if sequence is None:
             return
@@ -637,7 +662,7 @@ class SequenceQueue(RequestQueue):
     def abandon(self, request: InferRequest, now: float) -> list[InferRequest]:
         """End the sequence of a queued `request`: return it and all others of its sequence that wait.
 
-        One of them that runs is not touched; the slot is free when it has its answer.
+        A request of the sequence that runs is not touched; the slot is free when it has its answer.
         """
         sequence = request.queue_entry
         if request not in self._queued or not isinstance(sequence, LiveSequence):
@@ -668,7 +693,7 @@ class SequenceQueue(RequestQueue):
         del group.ready[bisect_left(group.ready, number, key=_number)]
 
     def remove(self, request: InferRequest) -> bool:
-        """Take one request out and leave its sequence as it is. False where it is not here (any more)."""
+        """Take one request out and leave its sequence as it is. Return False if it is not here (any more)."""
         sequence = request.queue_entry
         if request not in self._queued or not isinstance(sequence, LiveSequence):
             return False
@@ -690,7 +715,7 @@ class SequenceQueue(RequestQueue):
         return True
 
     def expire(self, now: float, *, at_most: int = ENDED_AT_ONCE) -> list[tuple[InferRequest, TritiumError]]:
-        """End what is due at `now`: requests by their own deadlines, waits in the backlog, idle sequences.
+        """End what is due at `now`: requests past their deadlines, waits in the backlog, idle sequences.
 
         Return the requests that this takes out, each with what to tell its client. `at_most` so many timers
         are looked at, and none when so many requests have ended; where there are more, `next_expiry` is still

@@ -1,9 +1,10 @@
-"""What each tenant got, for metrics: of the largest by name, of all others together.
+"""What each tenant got, for metrics: the largest tenants by name, all others together.
 
 Names of tenants come from clients, so neither memory nor the number of series may grow with them. Listed
-tenants are always told by name. Of the others, those that were lately served most are; who is, is decided
-when somebody reads. A tenant's count by name begins when its name is first told, and joins `others` when it
-no longer is: so no count ever falls, and the sum of all counts is that of all requests.
+tenants are always told by name. Of the others, those that were served most lately are told by name; that
+choice is made at each reading. A tenant's count by name begins when its name is first told, and joins
+`others` when the name is told no longer. So no count ever falls, and the sum of all counts is that of all
+requests.
 """
 
 from __future__ import annotations
@@ -16,21 +17,27 @@ from typing import Final
 from actors.messages.requests import InferRequest
 
 OTHERS: Final = "other"
-"""What stands for everybody who is not told by name. A client that calls itself so is one of them."""
+"""Stands for all tenants that are not told by name. A client that calls itself so is one of them."""
 
 SHOWN: Final = 20
 """Tenants that are told by name beside the listed ones."""
 
 CANDIDATES: Final = 512
-"""Others of whom is known how much they were lately served: the most recently served ones."""
+"""How many other tenants have a count of rows lately served: the most recently served ones."""
 
-_BETTER: Final = 1.5  # times as much as the least of the shown ones: or two alike would take turns
-_FADED: Final = 0.5  # what is left of what was lately served, each time that somebody reads
+# To be shown, a tenant needs this many times the rows of the least of the shown ones. Otherwise two tenants
+# that are alike would take turns.
+_BETTER: Final = 1.5
+# The part of the recent rows that remains after each reading.
+_FADED: Final = 0.5
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one tenant, or of many: requests and rows handed to instances, and requests refused for want of room."""
+    """Counts of one tenant, or of many.
+
+    They are requests and rows handed to instances, and requests refused for want of room.
+    """
 
     requests: int = 0
     rows: int = 0
@@ -51,12 +58,14 @@ class TenantTallies:
     def __init__(self, listed: Iterable[str]) -> None:
         self._listed = frozenset(listed)
         self._named = {tenant: Tally() for tenant in self._listed}
-        self._recent: dict[str, float] = {}  # of the named ones: rows lately served
-        self._candidates: OrderedDict[str, float] = OrderedDict()  # the same of others, the last served last
+        # Rows lately served, by tenant, of the tenants told by name.
+        self._recent: dict[str, float] = {}
+        # The same of other tenants; the last served is last.
+        self._candidates: OrderedDict[str, float] = OrderedDict()
         self.others = Tally()
 
     def served(self, request: InferRequest) -> None:
-        """Count a request that is handed to an instance. The server's own are nobody's."""
+        """Count a request that is handed to an instance. The server's own requests belong to no tenant."""
         if request.synthetic:
             return
         tally = self._of(request.tenant, request.rows)
@@ -68,7 +77,7 @@ class TenantTallies:
         self._of(tenant, 0).refused += 1
 
     def named(self) -> dict[str, Tally]:
-        """Return the counts of those who are told by name, who may be others than last time."""
+        """Return the counts of the tenants told by name, who may be others than last time."""
         self._choose()
         return dict(sorted(self._named.items()))
 
@@ -92,7 +101,7 @@ class TenantTallies:
         return self.others
 
     def _choose(self) -> None:
-        """Name whom much more was done for lately than for somebody named."""
+        """Tell a tenant by name if it was lately served much more than one that is told by name now."""
         candidates, recent = self._candidates, self._recent
         while candidates and recent:
             best = max(candidates, key=candidates.__getitem__)
