@@ -1,9 +1,10 @@
-"""The response cache's decisions: what makes requests equal, what is kept of an answer, and what makes room for what.
+"""The response cache's decisions: which requests are equal, what is kept of an answer, and what is evicted.
 
 A key stands for everything an answer may depend on. Triton's key leaves out shapes, datatypes, requested
-outputs and parameters (contract, scheduling.md section 8), so that one client may be given what another asked
-for; here they are part of it, and so is what the model version was made from. It is a cryptographic digest,
-since whoever could make two requests collide could choose another client's answer.
+outputs and parameters (contract, scheduling.md section 8), so one client may be given the answer to another
+client's different request. Here they are part of the key, and so are the sources of the model version. The
+key is a cryptographic digest, because a client that could make two requests collide could choose another
+client's answer.
 
 Nothing here waits or looks at a clock.
 """
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 KEY_SIZE: Final = 32
 """Bytes of a key."""
 
-_FORMAT: Final = 1  # of keys; one that differs finds nothing that others have kept
+# Of keys. Under another format, entries that were kept before are not found.
+_FORMAT: Final = 1
 
 ENTRY_OVERHEAD: Final = 512
-"""Bytes that an entry counts beside its outputs' data: its key, its place, and the objects that hold it together."""
+"""Bytes that an entry counts beside its outputs' data: its key, its place, and the objects that hold them."""
 
 OUTPUT_OVERHEAD: Final = 256
 """The same for each output."""
@@ -39,8 +41,8 @@ class KeyMaker:
     """Makes the keys of one model version's requests.
 
     Inputs count by name, whatever their order, with datatype, shape and bytes; requested outputs by name.
-    Custom parameters and the correlation id with its flags count, since a model may look at them; the
-    request's id, priority and timeouts don't, since they say how it is to be served.
+    Custom parameters and the correlation id with its flags count, because a model may look at them. The
+    request's id, priority and timeouts don't, because they only say how to serve it.
     """
 
     __slots__ = ("_begun",)
@@ -59,7 +61,10 @@ class KeyMaker:
         self._begun = blake2b(repr(made_from).encode(), digest_size=KEY_SIZE)
 
     def key(self, request: InferRequest) -> bytes:
-        """Return the key of a validated `request`. Takes about 1 µs for each KiB of inputs; lets other threads run meanwhile."""
+        """Return the key of a validated `request`.
+
+        Takes about 1 µs for each KiB of inputs; lets other threads run meanwhile.
+        """
         inputs = request.inputs if len(request.inputs) < 2 else sorted(request.inputs, key=_name)
         head = (
             sorted(request.requested_outputs),
@@ -68,9 +73,8 @@ class KeyMaker:
             (request.correlation_id, request.flags),
         )
         digest = self._begun.copy()
-        digest.update(
-            repr(head).encode()
-        )  # of plain values it is unambiguous, and says where each input's data ends
+        # The text of plain values is unambiguous, and says where each input's data ends.
+        digest.update(repr(head).encode())
         for each in inputs:
             digest.update(each.data)
         return digest.digest()
@@ -111,7 +115,7 @@ def entry_size(outputs: Sequence[Tensor | KeptOutput]) -> int:
 
 
 def copy_of(response: InferResponse) -> Entry:
-    """Return a copy of a response's outputs that views nobody's memory. Raises MemoryError."""
+    """Return a copy of a response's outputs that shares no memory with them. Raises MemoryError."""
     outputs = tuple(
         KeptOutput(each.name, each.datatype, tuple(each.shape), bytes(each.data)) for each in response.outputs
     )
@@ -119,7 +123,7 @@ def copy_of(response: InferResponse) -> Entry:
 
 
 def too_large(nbytes: int, capacity: int) -> str:
-    """Return the contract's text for an entry that no amount of eviction makes room for."""
+    """Return the contract's text for an entry that does not fit even into an empty cache."""
     return f"Requested byte_size: {nbytes} is greater than total cache size: {capacity}"
 
 
@@ -135,17 +139,20 @@ class CacheCounts:
 
     @property
     def lookups(self) -> int:
-        """How often something was looked up."""
+        """How many look-ups there were."""
         return self.hits + self.misses
 
 
 class LruCache:
-    """Entries by key, up to `capacity` bytes; the least recently used give way. Looking up and inserting count as use."""
+    """Entries by key, up to `capacity` bytes. The least recently used are evicted first.
+
+    Looking up and inserting count as use.
+    """
 
     __slots__ = ("_entries", "capacity", "counts", "nbytes")
 
     def __init__(self, capacity: int) -> None:
-        """Raise ValueError where nothing fits in `capacity` bytes."""
+        """Raise ValueError if nothing fits in `capacity` bytes."""
         if capacity <= 0:
             raise ValueError(f"a cache takes 1 byte or more, got {capacity}")
         self.capacity = capacity
@@ -167,7 +174,7 @@ class LruCache:
         return nbytes <= self.capacity
 
     def lookup(self, key: bytes) -> Entry | None:
-        """Return what is held for `key`, and count that."""
+        """Return the entry held for `key`, and count the look-up."""
         entry = self._entries.get(key)
         if entry is None:
             self.counts.misses += 1
@@ -177,7 +184,7 @@ class LruCache:
         return entry
 
     def insert(self, key: bytes, entry: Entry) -> None:
-        """Hold `entry`, in the place of what was held for `key`. Raises ValueError for one that does not fit."""
+        """Hold `entry` in place of the former entry of `key`. Raises ValueError if it does not fit."""
         if not self.fits(entry.nbytes):
             raise ValueError(too_large(entry.nbytes, self.capacity))
         before = self._entries.pop(key, None)

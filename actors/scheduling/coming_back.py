@@ -1,7 +1,7 @@
-"""In how many seconds it may be worth asking again for what is refused for now: `Unavailable.retry_after`. Pure.
+"""In how many seconds a refused client may try again: `Unavailable.retry_after`. Pure.
 
-A full queue is measured where it refuses, and nowhere else: what it has answered since it last refused, over
-the time since then, is its rate while it is full. Requests that are let in cost nothing for that.
+The rate of a full queue is measured only when it refuses: it is the number of answers since it last refused,
+over the time since then. Requests that are let in cost nothing for that.
 """
 
 from __future__ import annotations
@@ -16,25 +16,30 @@ LONGEST: Final = 60.0
 LONGEST_LOAD: Final = 30.0
 """The same for a model that is being loaded."""
 
-_WINDOW: Final = 10.0  # seconds that a rate is measured over, at least half of them
-_LEAST: Final = 0.05  # seconds; what happened in less tells nothing of a rate
+# Seconds that a rate is measured over, at least half of them.
+_WINDOW: Final = 10.0
+# Seconds; events in less time tell nothing of a rate.
+_LEAST: Final = 0.05
 
 
 @dataclass(slots=True)
 class Pace:
     """How fast a full queue moves. Times are seconds on the caller's clock."""
 
-    _begun: float = 0.0  # of the interval that is measured
-    _answered: int = 0  # by then
-    _next_begun: float = 0.0  # of the interval that takes its place
+    # When the measured interval began, and how many were answered by then.
+    _begun: float = 0.0
+    _answered: int = 0
+    # The same of the interval that takes its place.
+    _next_begun: float = 0.0
     _next_answered: int = 0
-    _asked: float | None = None  # when it was asked last
+    # When it was asked last.
+    _asked: float | None = None
 
     def after(self, waiting: int, *, answered: int, usual: Callable[[], float], now: float) -> float:
-        """Return in how many seconds `waiting` requests will have been answered; 0 where nobody knows.
+        """Return in how many seconds `waiting` requests will have been answered; 0 if that is not known.
 
-        `answered` is how many requests were answered so far; `usual` gives the rate, in requests a second, to
-        count on until there is a better one; 0 where there is none.
+        `answered` is how many requests were answered so far. `usual` gives the rate, in requests a second, to
+        use until there is a better one; 0 if there is none.
         """
         if self._asked is None or now - self._asked > _WINDOW or answered < self._answered:
             self._begun = self._next_begun = now
@@ -48,16 +53,16 @@ class Pace:
             return min(LONGEST, waiting * elapsed / done)
         rate = usual()
         left = waiting / rate if rate > 0 else 0.0
-        # What has not moved for so long will hardly do so sooner than that.
+        # A queue that has not moved for so long will hardly do so sooner than that.
         return min(LONGEST, max(left, elapsed))
 
 
 def after_load(seconds: float, *, before: float = 0.0) -> float:
     """Return in how many seconds a load that has taken `seconds` so far may be over.
 
-    `before` is what the model's last load took; 0 where that is not known. A load of which nothing is known
-    is expected to take as long again, so nobody comes back more than a few times and nobody waits for much
-    longer than it takes.
+    `before` is what the model's last load took; 0 if that is not known. A load of which nothing is known is
+    expected to take as long again. So no client comes back more than a few times, and none waits for much
+    longer than the load takes.
     """
     left = before - seconds
     return min(LONGEST_LOAD, max(1.0, left if left > 0 else seconds))

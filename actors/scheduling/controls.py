@@ -1,7 +1,7 @@
-"""What a sequence model is given beyond what clients send: control tensors, and rows that only fill a place.
+"""What a sequence model is given beyond what clients send: control tensors, and padding rows.
 
 Contract, scheduling.md sections 6.3 and 6.4. Every tensor here is made once and used for many requests:
-nobody writes into an input.
+no code writes into an input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Extra = tuple[Tensor, ...]
 class Controls:
     """The control tensors of one model, each of shape [1], or [1, 1] where the model batches.
 
-    They stand in the order of `SequenceBatching.controls`, which is that of what the worker is told.
+    They stand in the order of `SequenceBatching.controls`, in which the worker is told of them.
     """
 
     __slots__ = ("_controls", "_shape", "padding")
@@ -69,7 +69,7 @@ class Controls:
         return Tensor(control.name, control.datatype, self._shape, data)
 
     def mismatch(self, correlation_id: int | str) -> tuple[ControlSpec, DataType] | None:
-        """Return the control that can't hold such a correlation id, and the datatype of one that could; None: all can."""
+        """Return a control that can't hold such a correlation id and a datatype that could; None: all can."""
         text = isinstance(correlation_id, str)
         for control in self._controls:
             if control.kind is ControlKind.CORRID and text != (control.datatype is DataType.BYTES):
@@ -98,7 +98,7 @@ class Nowhere:
 
 
 class PaddingRow(InferRequest):
-    """A row that nobody asked for: it keeps the rows after it in their places. It is answered before it runs."""
+    """A row without a client: it keeps the rows after it in their places. It is answered before it runs."""
 
     __slots__ = ()
 
@@ -118,7 +118,7 @@ class PaddingRow(InferRequest):
 class Padding:
     """Rows that look like a real request, with zeros for content (contract, section 6.4).
 
-    `extra` is what they have for controls and states. One object for each place is used again and again.
+    `extra` are their controls and states. One object for each place is used again and again.
     """
 
     __slots__ = ("_extra", "_inputs", "_rows", "_spec")
@@ -130,10 +130,10 @@ class Padding:
         self._inputs: tuple[object, Extra] | None = None  # of the last shape that was needed
 
     def fill(self, rows: Sequence[InferRequest | None], like: InferRequest) -> list[InferRequest]:
-        """Return `rows` with padding in the empty places, whose inputs have the shapes that those of `like` have."""
+        """Return `rows` with padding in the empty places. Its inputs have the shapes of those of `like`."""
         inputs = self._zeros(like)
-        # States may have other shapes than those of the first request: then they are as in that one, and
-        # zero.
+        # States may have other shapes than those of the first request. Then padding has those shapes, and
+        # zeros.
         extra = self._extra if _alike(self._extra, like.extra) else _zeroed(self._extra, like.extra)
         return [
             self._row(index, inputs, extra) if request is None else request
@@ -143,7 +143,7 @@ class Padding:
     def _row(self, index: int, inputs: Extra, extra: Extra) -> PaddingRow:
         while len(self._rows) <= index:
             self._rows.append(PaddingRow(self._spec))
-        if self._spec.decoupled:  # the last batch's may still be open in the worker
+        if self._spec.decoupled:  # the row of the last batch may still be open in the worker
             self._rows[index] = PaddingRow(self._spec)
         row = self._rows[index]
         row.inputs = inputs

@@ -1,15 +1,15 @@
-"""Who goes next, where several tenants wait: weighted start-time fair queueing.
+"""Which tenant goes next, if several wait: weighted start-time fair queueing.
 
-Each tenant has a line of its own, first in, first out, and every line a *start tag*: the virtual time at
+Each tenant has a line of its own, first in, first out, and every line has a *start tag*: the virtual time at
 which its first request may begin. The line with the lowest tag goes next. Serving a request of `rows` rows
-moves its line's tag on by `rows / weight`, so a tenant with twice the weight comes round twice as often; and
-virtual time is the tag of what was served last. A tenant that comes back after a pause begins at virtual
-time: what it did not use is not saved up, and what it still owes is remembered until virtual time has passed
-it.
+moves its line's tag on by `rows / weight`, so a tenant with twice the weight is served twice as often.
+Virtual time is the tag of the request that was served last. A tenant that comes back after a pause begins at
+virtual time: it does not save up what it did not use, and what it still owes is remembered until virtual time
+has passed it.
 
-Tags belong to lines and not to requests, and are charged when a request is taken: so one that is cancelled
-costs its tenant nothing. Everything takes O(log n) in the number of tenants that wait. Where nothing waits
-any more nobody was kept waiting by anybody, and all is forgotten.
+Tags belong to lines and not to requests, and are charged when a request is taken. So a cancelled request
+costs its tenant nothing. Everything takes O(log n) in the number of tenants that wait. When no request waits
+any more, no tenant holds up another, and all tags are forgotten.
 
 Reference: Goyal, Vin and Cheng, "Start-time Fair Queueing" (SIGCOMM 1996).
 """
@@ -36,16 +36,20 @@ REMEMBERED: Final = 1024
 TENANT_RETRY: Final = 1.0
 """Seconds after which a tenant that had too many requests waiting may try again."""
 
-_REBASED: Final = (
-    2.0**32
-)  # virtual time beyond which tags are counted anew: they'd lose the digits that small costs need
-_STALE_ALLOWED: Final = 64  # heap items of lines that have emptied
-_LOOKS: Final = 8  # tenants that are asked for somebody to let in, each time that there is room
+# Virtual time beyond which tags are counted anew: they would lose the digits that small costs need.
+_REBASED: Final = 2.0**32
+# Heap items of lines that have emptied.
+_STALE_ALLOWED: Final = 64
+# How many tenants are asked for a caller to let in, each time that there is room.
+_LOOKS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantShare:
-    """What a tenant got of a model, in all: requests and rows handed to instances, requests refused. And what waits."""
+    """What a tenant got of a model, in all, and what it has waiting.
+
+    It got requests and rows handed to instances, and requests refused.
+    """
 
     requests: int
     rows: int
@@ -79,7 +83,7 @@ class Ledger:
         return self._fairness.weights.get(tenant, self._fairness.default_weight)
 
     def shares(self) -> dict[str, TenantShare]:
-        """Return what each tenant who is told by name has and got, and under `OTHERS` what all others together have."""
+        """Return the share of each tenant told by name, and under `OTHERS` that of all others together."""
         counted = self.tallies.named()
         queued = dict.fromkeys((*counted, OTHERS), 0)
         for tenant, held in self._held.items():
@@ -114,11 +118,11 @@ class Ledger:
             del self._held[request.tenant]
 
     def admits(self, request: InferRequest, requests: int, nbytes: int) -> bool:
-        """Whether there is room for `request` beside what its tenant has, `requests` and `nbytes` being left for all.
+        """Whether there is room for `request` beside what its tenant has waiting.
 
-        No tenant may have more waiting than is left. So one alone gets half of the queue, two a third each,
-        and there is always room for one who comes later. A tenant with nothing here always fits; whether the
-        queue does is asked elsewhere.
+        `requests` and `nbytes` are what is left for all. No tenant may have more waiting than is left. So one
+        tenant alone gets half of the queue, two get a third each, and there is always room for another
+        tenant. A tenant with nothing here always fits; another check finds out whether the queue has room.
         """
         held = self._held.get(request.tenant)
         if held is None:
@@ -126,18 +130,18 @@ class Ledger:
         return held.requests < requests and held.nbytes + request.nbytes <= nbytes
 
     def at_bound(self, request: InferRequest) -> bool:
-        """Whether the tenant of `request` has as many waiting as one may have."""
+        """Whether the tenant of `request` has as many waiting as one tenant may have."""
         most = self._fairness.max_queued
         held = self._held.get(request.tenant)
         return bool(most) and held is not None and held.requests >= most
 
     @property
     def refuses(self) -> bool:
-        """Whether a tenant that is at its bound is refused, rather than made to wait."""
+        """Whether a tenant that is at its bound is refused. Otherwise it waits."""
         return self._fairness.refuses
 
     def refusal(self, request: InferRequest, waiting: int, bound: str) -> Unavailable:
-        """Return what to tell the client of a tenant that has too many waiting, and count it."""
+        """Return the error for the client of a tenant that has too many waiting, and count it."""
         self.tallies.refused(request.tenant)
         whose = f"tenant '{request.tenant}'" if request.tenant else "clients without a tenant of their own"
         return Unavailable(
@@ -146,7 +150,7 @@ class Ledger:
         )
 
     def refuse_beyond_bound(self, request: InferRequest) -> None:
-        """Raise Unavailable where the tenant of `request` is at its bound and does not wait."""
+        """Raise Unavailable if the tenant of `request` is at its bound and must not wait."""
         if self.refuses and self.at_bound(request):
             most = self._fairness.max_queued
             raise self.refusal(request, self._held[request.tenant].requests, f"the limit is {most}")
@@ -160,17 +164,20 @@ class _Line:
     def __init__(self, weight: float, finish: float) -> None:
         self.weight = weight
         self.requests: OrderedDict[InferRequest, None] = OrderedDict()
-        self.start = finish  # of the first of them
-        self.finish = finish  # of the last that was taken
-        self.ticket = 0  # of its item in the heap; 0 while it has none
+        # The tag of the first of them.
+        self.start = finish
+        # The tag of the last that was taken.
+        self.finish = finish
+        # Of its item in the heap; 0 while it has none.
+        self.ticket = 0
 
 
 class FairLane(Generic[E]):
     """Requests with what a queue knows of each (`E`), in fair order.
 
-    It has as much of the face of an `OrderedDict` as `actors.scheduling.queueing` uses: assigning enters at
-    the end of the tenant's line, `popitem` takes the next one in fair order, `values` are in the order of
-    arrival. A request's tenant must not change while it is here.
+    It has the part of an `OrderedDict` that `actors.scheduling.queueing` uses. Assigning enters at the end of
+    the tenant's line, `popitem` takes the next one in fair order, `values` are in the order of arrival. A
+    request's tenant must not change while it is here.
     """
 
     __slots__ = (
@@ -188,13 +195,19 @@ class FairLane(Generic[E]):
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._arrived: OrderedDict[InferRequest, E] = OrderedDict()
-        self._returned: OrderedDict[InferRequest, None] = OrderedDict()  # put back: paid for, and first
-        self._lines: dict[str, _Line] = {}  # of tenants who wait, or owe
-        self._heap: list[tuple[float, int, _Line]] = []  # start, ticket: of lines with requests
-        self._owing: list[tuple[float, int, str]] = []  # finish, ticket: of lines without
-        self._tickets = count(1)  # settle the order of equal tags, and tell stale heap items
+        # Requests that were put back: they are paid for, and go first.
+        self._returned: OrderedDict[InferRequest, None] = OrderedDict()
+        # Lines of the tenants that wait, or owe.
+        self._lines: dict[str, _Line] = {}
+        # (start, ticket, line) of the lines with requests.
+        self._heap: list[tuple[float, int, _Line]] = []
+        # (finish, ticket, tenant) of the lines without.
+        self._owing: list[tuple[float, int, str]] = []
+        # Tickets settle the order of equal tags, and tell stale heap items.
+        self._tickets = count(1)
         self._virtual = 0.0
-        self._weight = 0.0  # of all who wait
+        # Of all tenants that wait.
+        self._weight = 0.0
 
     def __len__(self) -> int:
         """How many requests are here."""
@@ -208,7 +221,7 @@ class FairLane(Generic[E]):
         yield from self._returned
         heap = self._heap
         tickets = count(next(self._tickets))
-        # Each: start, ticket, place in the heap (-1: a line that has been here), line, what is left of it.
+        # Each: start, ticket, place in the heap (-1: a line seen before), line, its remaining requests.
         front: list[tuple[float, int, int, _Line, Iterator[InferRequest] | None]] = []
         if heap:
             front.append((heap[0][0], heap[0][1], 0, heap[0][2], None))
@@ -220,7 +233,8 @@ class FairLane(Generic[E]):
                         item = heap[below]
                         heappush(front, (item[0], item[1], below, item[2], None))
                 if line.ticket != ticket:
-                    continue  # it has emptied since
+                    # It has emptied since.
+                    continue
                 rest = iter(line.requests)
             assert rest is not None, "a line that has been here has a rest"
             request = next(rest, None)
@@ -229,7 +243,7 @@ class FairLane(Generic[E]):
                 heappush(front, (start + _cost(request) / line.weight, next(tickets), -1, line, rest))
 
     def values(self) -> ValuesView[E]:
-        """What is known of each request, in the order of arrival."""
+        """The entries of all requests, in the order of arrival."""
         return self._arrived.values()
 
     def __setitem__(self, request: InferRequest, entry: E) -> None:
@@ -324,7 +338,8 @@ class FairLane(Generic[E]):
         line = self._lines[request.tenant]
         del line.requests[request]
         if not line.requests:
-            line.finish = line.start  # nothing was served: it owes what it owed
+            # Nothing was served, so it owes what it owed before.
+            line.finish = line.start
             self._retire(request.tenant, line)
             if len(self._heap) > 2 * len(self._lines) + _STALE_ALLOWED:
                 self._heap[:] = [item for item in self._heap if item[2].ticket == item[1]]
@@ -372,7 +387,7 @@ class FairLane(Generic[E]):
 
 
 class Turns:
-    """Callers that wait for room in the queue, by tenant: one tenant's want of room holds up nobody else's callers.
+    """Callers that wait for room in the queue, by tenant: a tenant without room holds up no other tenant.
 
     Tenants take turns, and within a tenant the caller that has waited longest is let in first.
     """
@@ -383,11 +398,11 @@ class Turns:
         self._lines: OrderedDict[str, OrderedDict[InferRequest, None]] = OrderedDict()
 
     def add(self, request: InferRequest) -> None:
-        """Let `request` wait, behind those of its tenant."""
+        """Let `request` wait, behind the others of its tenant."""
         self._lines.setdefault(request.tenant, OrderedDict())[request] = None
 
     def remove(self, request: InferRequest) -> None:
-        """It waits no more."""
+        """Note that it waits no longer."""
         line = self._lines[request.tenant]
         del line[request]
         if not line:
@@ -398,10 +413,10 @@ class Turns:
         return tenant in self._lines
 
     def next(self, admits: Callable[[InferRequest], bool]) -> InferRequest | None:
-        """Return a caller that may come in, by what `admits` says; None where there was none among the tenants looked at.
+        """Return a caller that `admits` lets in, or None if there was none among the tenants looked at.
 
-        A few tenants are looked at each time, and the next few the next time: while the queue holds anything
-        there is a next time, and an empty one admits whoever is looked at first.
+        It looks at a few tenants each time, and at the next few the next time. While the queue holds anything
+        there is a next time, and an empty queue admits the first caller it looks at.
         """
         lines = self._lines
         for _ in range(min(_LOOKS, len(lines))):

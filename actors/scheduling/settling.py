@@ -1,18 +1,21 @@
-"""When is a change in a repository worth looking at? Only once it has come to rest. Contract, repository.md section 3.1.
+"""When is a change in a repository worth looking at? Only once it has come to rest.
+
+Contract, repository.md section 3.1.
 
 Theory of operation. A copy into a repository is seen in every state between nothing and done, and a mount
-that is gone looks like an empty directory. So what one look shows is never believed:
+that is gone looks like an empty directory. So a single look is never believed:
 
-- A model is looked at once two successive looks at it have seen the same stamp, or at once where it is known to be complete.
-  One that is known to be incomplete waits for as long as it takes.
+- A model is read again once two successive looks at it have seen the same stamp, or at once if it is known to
+  be complete. A model that is known to be incomplete waits for as long as it takes.
 - A model has gone once two successive looks at its source, which answered, have both missed it.
-- A source that does not answer says nothing at all about its models, and nothing is decided about them. When it is back, what it says
-  is compared with what was seen before it left: unchanged means that nothing is to be done. That it does not answer is told when it is
-  noticed, and once more when it has lasted: a directory that was put in another's place is not believed at first either, and back at once.
+- A source that does not answer says nothing at all about its models, and nothing is decided about them. When
+  it is back, its models are compared with what was seen before it left: if they are unchanged, nothing is to
+  be done. The lost source is reported when it is noticed, and once more when it has lasted. A directory that
+  was put in another's place is not believed at first either, and is back at once.
 
-A stamp is only ever compared with another. Looking at a model is harmless, because whoever is told compares
-its content; so every model is looked at once after the start, and a decision is per name: to look where a
-source still has it, else that it has gone.
+A stamp is only ever compared with another. Looking at a model is harmless, because the receiver of the
+decision compares its content. So every model is looked at once after the start. A decision is per name: to
+look if a source still has it, else that it has gone.
 
 `Settling` holds what is known between the looks. It waits for nothing, and is told the time.
 """
@@ -29,7 +32,10 @@ from actors.specs import ModelKey
 STILL_CHANGING: Final = "its files are still changing"
 
 LASTING: Final = 30.0
-"""Seconds without an answer after which a source is not merely being replaced, as by a link that now leads elsewhere."""
+"""Seconds without an answer after which a source is not merely being replaced.
+
+A link that now leads elsewhere is such a replacement.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A source did not answer, or not with anything to be trusted."""
+    """A source did not answer, or its answer is not to be trusted."""
 
     reason: str
 
@@ -71,13 +77,16 @@ View: TypeAlias = Unavailable | Mapping[str, Seen]
 """One look at one source: its models by name."""
 
 Observation: TypeAlias = Mapping[str, View]
-"""One look at the sources, by URI. Of a source that is not in it there is no news: it is as if there had been no look."""
+"""One look at the sources, by URI.
+
+A source that is not in it has no news: it is as if there had been no look at it.
+"""
 
 
 class Change(StrEnum):
     """What is new about a model."""
 
-    FIRST_SEEN = "first_seen"  # there is nothing before that it could be compared with, as at the start
+    FIRST_SEEN = "first_seen"  # there is no earlier state to compare it with, as at the start
     ADDED = "added"
     MODIFIED = "modified"
 
@@ -102,7 +111,10 @@ Decision: TypeAlias = LookAt | Gone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A change that is not acted on yet, when it was first seen, and why it waits. No reasons: it was seen only once."""
+    """A change that is not acted on yet, when it was first seen, and why it waits.
+
+    Without reasons it was seen only once.
+    """
 
     source: str
     name: str
@@ -112,7 +124,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLost:
-    """A source does not answer; what it had last is taken to be still there. `lasting`: it has not for `LASTING` seconds."""
+    """A source does not answer; the models it had last are taken to be still there.
+
+    `lasting`: it has not answered for `LASTING` seconds.
+    """
 
     source: str
     since: float
@@ -122,7 +137,7 @@ class SourceLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceBack:
-    """A source answers again, after it had not for so many seconds."""
+    """A source answers again, after that many seconds without an answer."""
 
     source: str
     after: float
@@ -133,7 +148,7 @@ Notice: TypeAlias = Waiting | SourceLost | SourceBack
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do, one decision at most for each model, and what is worth telling, each thing once."""
+    """What to do, at most one decision for each model, and what to report, each thing once."""
 
     decisions: tuple[Decision, ...] = ()
     notices: tuple[Notice, ...] = ()
@@ -151,11 +166,15 @@ class _Mark(Enum):
 class _Place:
     """One name in one source."""
 
-    decided: Hashable  # the stamp, or the mark, of the last decision
-    previous: Hashable = _Mark.BROKEN  # what the look before saw
-    since: float | None = None  # when a change was first seen that is not decided
+    # The stamp, or the mark, of the last decision.
+    decided: Hashable
+    # What the look before saw.
+    previous: Hashable = _Mark.BROKEN
+    # When a change was first seen that is not decided.
+    since: float | None = None
     reasons: tuple[str, ...] = ()
-    moved: bool = False  # two looks running saw different things, and that is not decided
+    # Two successive looks saw different things, and that is not decided.
+    moved: bool = False
 
     def see(self, seen: Seen | None, now: float) -> Change | None:
         """Take note of a look, and return what is new if it is time to decide on it."""
@@ -190,7 +209,7 @@ class _Place:
 
     @property
     def held(self) -> bool:
-        """Whether the name is there, as far as anybody was told."""
+        """Whether the name is there, as far as the last decision said."""
         return self.decided is not _Mark.ABSENT
 
     @property
@@ -208,7 +227,7 @@ class _Shelf:
     lost: SourceLost | None = None
 
     def lose(self, source: str, reason: str, now: float) -> Iterator[Notice]:
-        """It does not answer: whatever was seen twice running must be seen twice anew."""
+        """The source does not answer: what was seen twice running must be seen twice anew."""
         for place in self.places.values():
             place.previous = _Mark.BROKEN
         since = now if self.lost is None else self.lost.since
@@ -226,7 +245,7 @@ class _Shelf:
 
 
 class Settling:
-    """What was seen of all sources so far; see the module.
+    """Everything seen of all sources so far; see the module.
 
     With `namespacing`, equal names in two sources are two models; otherwise they are one, which is looked at
     when it appears in another source or leaves one of them.
@@ -237,7 +256,7 @@ class Settling:
         self._shelves: dict[str, _Shelf] = {}
 
     def observe(self, observation: Observation, *, now: float) -> Verdict:
-        """Take note of one look at the sources and decide what is to be done about what it saw."""
+        """Take note of one look at the sources, and decide what to do about it."""
         changes: dict[ModelKey, Change] = {}
         notices: list[Notice] = []
         for source, view in observation.items():
@@ -265,12 +284,15 @@ class Settling:
         return Verdict(decisions, tuple(notices))
 
     def look_again(self, key: ModelKey) -> None:
-        """A look came to nothing for no fault of the model's: have it repeated when its source answers."""
+        """A look failed through no fault of the model's: have it repeated when its source answers."""
         for place in self._places_of(key):
             place.decided = _Mark.NEVER
 
     def waiting(self) -> tuple[Waiting, ...]:
-        """Return every change that is not acted on yet; that everything is to be looked at after the start is none."""
+        """Return every change that is not acted on yet.
+
+        The first look at every model after the start is not such a change.
+        """
         return tuple(
             Waiting(source=source, name=name, since=place.since, reasons=place.reasons)
             for source, shelf in self._shelves.items()
@@ -284,7 +306,7 @@ class Settling:
 
     @property
     def found_all(self) -> bool:
-        """Whether every source answers, and all that is in them is decided on but for what is known to be unfinished."""
+        """Whether every source answers and all its models are decided on, except known unfinished ones."""
         return all(
             shelf.looked
             and shelf.lost is None
@@ -308,9 +330,8 @@ class Settling:
         if not held:
             return Gone(key)
         for place in places:
-            if (
-                place.since is not None
-            ):  # whoever looks now will see what has not come to rest in another source, too
+            # The next look also sees the change in another source that has not come to rest.
+            if place.since is not None:
                 place.decided = _Mark.NEVER
         return LookAt(key, Change.MODIFIED if held > 1 and change is Change.ADDED else change)
 

@@ -1,25 +1,26 @@
-"""Keeping a promised latency: refuse what would come too late, and shape batches so that less does.
+"""Keeping a promised latency: refuse requests that would be late, and shape batches so that fewer are.
 
-`Admission` is told of every batch that is handed over and of every batch that comes back, and from that knows
+`Admission` is told of every batch that is handed over and of every batch that comes back. From that it knows
 two things:
 
-- the *rate* of answers while more waits than is taken at once. Only such intervals tell what the model is capable of: at
-  other times it answers what it is asked, which only shows where it is capable of more than was thought. Until there was
-  one, nothing is known of the rate and nothing is refused for it.
+- the *rate* of answers while more requests wait than one batch takes. Only such intervals tell what the model
+  is capable of. At other times it answers what it is asked, which only shows if it is capable of more than
+  was thought. Until there was such an interval, the rate is unknown and no request is refused for it.
 - the *service time* of a batch, from its hand-over to its answer.
 
-A request is expected after what waits ahead of it, at that rate, and then its own service. That is compared
-with what is left until its deadline, with how long its queue policy lets it wait, and with the promised p99.
-What can't make it is refused at once, while its client still has time to go elsewhere.
+The expected time of a request is the time for the requests ahead of it, at that rate, and then its own
+service. It is compared with the time left until its deadline, with how long its queue policy lets it wait,
+and with the promised p99. A request that can't make it is refused at once, while its client still has time to
+go elsewhere.
 
-Refusing must not be for ever, though it keeps from being measured what might have got better. So knowledge
-that no batch has confirmed for `PROBE_AFTER` admits one request, as a probe; nobody is refused for the
-promise's sake where nobody waits; and whoever began to refuse stops where what is expected has fallen clearly
-below the limit, not just under it.
+Refusing must not last for ever, though it keeps the model from being measured after it became faster. So if
+no batch has confirmed the measurements for `PROBE_AFTER`, one request is admitted as a probe. If no request
+waits, none is refused for the promise's sake. And once refusing has begun, it stops only when the expected
+time has fallen clearly below the limit, not just under it.
 
-Estimates have errors. So the limit that is held against the promise is itself controlled: where more than one
+Estimates have errors. So the limit that is held against the promise is itself controlled: if more than one
 answer in a hundred came late it shrinks, and while none do it grows back (`Controller`). The same controller
-shortens the batching delay, and makes batches smaller where a batch alone takes too long: multiplicative
+shortens the batching delay, and makes batches smaller if a batch alone takes too long: multiplicative
 decrease, additive increase, never beyond what is configured.
 
 Times are seconds on the caller's clock. Pure: `now` is told.
@@ -40,10 +41,10 @@ from actors.scheduling.batching import BatchPolicy, Dispatch, Policy, Wait
 from actors.specs import Slo
 
 PROBE_AFTER: Final = 1.0
-"""Seconds without an answer after which a request is admitted whatever is expected of it."""
+"""Seconds without an answer after which a request is admitted whatever its expected time is."""
 
 RESUME: Final = 0.8
-"""Refusing for the promise's sake ends where the expected time is below this part of the limit."""
+"""Refusing for the promise's sake ends if the expected time is below this part of the limit."""
 
 LONGEST_RETRY: Final = 60.0
 """The longest time after which a client is told to try again, in seconds."""
@@ -51,17 +52,25 @@ LONGEST_RETRY: Final = 60.0
 LATE: Final = 0.01
 """The part of all answers that may take longer than the p99."""
 
-_MEMORY: Final = 0.9  # what each new measurement leaves of the old ones: about the last ten count
-_WINDOW: Final = 100  # answers that a controller looks at
-_PATIENCE: Final = 1.0  # ... or as many as came in this time
-_LEAST: Final = 10  # fewer say nothing
-_DECREASE: Final = 0.5  # of the delay, where too much came late
-_SHRINK: Final = 0.75  # of the batch size, where a batch itself takes too long
-_STEPS: Final = 16  # from nothing to what is configured
-_CALM: Final = 0.8  # of the p99: more is asked of batches only where answers take less
-_TIGHTEN: Final = 0.9  # of the limit, where too much came late
+# What each new measurement leaves of the old ones: about the last ten count.
+_MEMORY: Final = 0.9
+# A controller looks at this many answers, or at those of _PATIENCE seconds; fewer than _LEAST say nothing.
+_WINDOW: Final = 100
+_PATIENCE: Final = 1.0
+_LEAST: Final = 10
+# Factor of the delay, if too many answers came late.
+_DECREASE: Final = 0.5
+# Factor of the batch size, if a batch itself takes too long.
+_SHRINK: Final = 0.75
+# Steps from nothing to what is configured.
+_STEPS: Final = 16
+# Part of the p99: more is asked of batches only if answers take less.
+_CALM: Final = 0.8
+# Factor of the limit, if too many answers came late.
+_TIGHTEN: Final = 0.9
 _RELAX: Final = 0.02
-_TIGHTEST: Final = 0.3  # of the p99: a limit below would refuse nearly all, and measure nothing
+# Part of the p99: a limit below it would refuse nearly all requests, and measure nothing.
+_TIGHTEST: Final = 0.3
 
 
 class Refused(Enum):
@@ -91,31 +100,34 @@ class _Mean:
 
 
 class Controller:
-    """Sets the batching delay, the size of batches and the strictness of admission by how many answers come late.
+    """Sets batching delay, batch size and strictness of admission by the number of late answers.
 
     `policy` is how batches are formed now; it begins as, and never goes beyond, `configured`.
     """
 
     def __init__(self, p99: float, configured: BatchPolicy) -> None:
         self.policy = configured
-        self.strictness = 1.0  # times the p99: the limit for what is expected of a new request
+        # Times the p99 it is the limit for the expected time of a new request.
+        self.strictness = 1.0
         self.measured = math.nan  # the p99 of the last window
         self._p99 = p99
         self._configured = configured
         self._size = float(configured.max_batch_size)
         self._latencies: list[float] = []
         self._batches = 0  # of the window
-        self._crowded = 0  # those that left others waiting
-        self._full = 0  # those that were as large as they may be
+        # Those that left others waiting.
+        self._crowded = 0
+        # Those that were as large as they may be.
+        self._full = 0
         self._slowest = 0.0  # service of one
         self._began = -math.inf
 
     def batch(
         self, rows: int, service: float, latencies: Iterable[float], now: float, *, crowded: bool = False
     ) -> None:
-        """Learn of a batch of `rows` rows that took `service`, and how long each of its requests took altogether.
+        """Learn of a batch of `rows` rows that took `service`, and each request's whole time (`latencies`).
 
-        `crowded`: more waited than was taken.
+        `crowded`: more requests waited than the batch took.
         """
         if not self._latencies:
             self._began = now
@@ -148,9 +160,9 @@ class Controller:
         if delay < self._configured.max_queue_delay / _STEPS / 2:
             delay = 0.0
         self.strictness = max(_TIGHTEST, self.strictness * _TIGHTEN)
-        # Whoever comes just after a batch was formed waits for that one and then for his own. Where a queue
-        # has built up the size is not at fault: smaller batches would only lengthen it, since they do less in
-        # a given time.
+        # A request that comes just after a batch was formed waits for that batch and then for its own. If a
+        # queue has built up, the size is not at fault: smaller batches would only lengthen the queue, because
+        # they do less in a given time.
         if 2 * self._crowded > self._batches:
             self._enlarge()
         elif 2 * self._slowest > self._p99:
@@ -181,7 +193,7 @@ class Controller:
 
 
 class TunedPolicy:
-    """The batch policy that a controller has set. Has the face of `actors.scheduling.batching.BatchPolicy`."""
+    """The batch policy that a controller has set, in the form of `actors.scheduling.batching.BatchPolicy`."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -192,20 +204,22 @@ class TunedPolicy:
         return self._controller.policy.max_rows
 
     def decide(self, candidates: Iterable[InferRequest], *, oldest: float, now: float) -> Dispatch | Wait:
-        """Decide as the policy of now does."""
+        """Decide as the present policy does."""
         return self._controller.policy.decide(candidates, oldest=oldest, now=now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloSample:
-    """What admission knows and has set at one moment; NaN where nothing is known. Seconds, requests, rows."""
+    """What admission knows and has set at one moment. Unknown values are NaN. Seconds, requests, rows."""
 
     p99: float  # promised; 0 for none
     measured: float  # of the last window
     service: float  # of a batch
     rate: float  # requests a second that the model answers while it is busy
-    wait: float  # what a request that came now would take
-    limit: float  # what it may be expected to take
+    # The expected time of a request that came now.
+    wait: float
+    # The limit for that time.
+    limit: float
     refusing: bool
     delay: float | None  # None: batches are formed as configured
     size: int | None
@@ -236,10 +250,10 @@ class Admission:
         self._rate = _Mean()  # requests and seconds
         self._service = _Mean()
         self._confirmed = -math.inf  # when a batch last came back, or a probe was let in
-        self._saturated_since = (
-            math.inf
-        )  # the last batch that came back while more waited than is taken at once
-        self._busy = False  # more waits than the last batch took
+        # When the last batch came back while more requests waited than one batch takes.
+        self._saturated_since = math.inf
+        # More requests wait than the last batch took.
+        self._busy = False
         self._refusing = False  # for the promise's sake
 
     # -- what is learnt
@@ -261,8 +275,8 @@ class Admission:
                 self._rate.add(requests, now - self._saturated_since)
             self._saturated_since = now
         elif service > 0 and requests / service > self._rate.value:
-            # It does at least this much. A rate of slower times would else keep the queue too short to ever
-            # be measured again.
+            # It does at least this much. With a rate from slower times the queue would stay too short to ever
+            # measure it again.
             self._rate.add(requests, service)
         if self._controller is not None:
             self._controller.batch(rows, service, latencies, now, crowded=self._busy)
@@ -270,7 +284,10 @@ class Admission:
     # -- what is decided
 
     def expected(self, ahead: float) -> float:
-        """Return how long a request takes from now on with `ahead` requests before it, as far as that is known; at least 0."""
+        """Return the time until the answer of a request with `ahead` requests before it.
+
+        It is at least 0, and leaves out what is not known.
+        """
         rate, service = self._rate.value, self._service.value
         waits = ahead / rate if rate > 0 else 0.0
         return waits + (service if service >= 0 else 0.0)
@@ -286,7 +303,8 @@ class Admission:
         if found is None:
             return
         if now - self._confirmed >= PROBE_AFTER:
-            self._confirmed = now  # this one is the probe; until it is back the others are judged
+            # This request is the probe; until it is back the others are judged.
+            self._confirmed = now
             return
         why, expected, limit = found
         self.refused[why] += 1
@@ -298,7 +316,8 @@ class Admission:
         expected = self.expected(ahead)
         left = request.deadline - now
         if left <= 0:
-            return None  # it is late already, and the queue says so
+            # It is late already, and the queue says so.
+            return None
         if expected > left:
             return Refused.DEADLINE, expected, left
         waits = self.expected(ahead) - self.expected(0.0)
@@ -313,11 +332,11 @@ class Admission:
 
     @property
     def limit(self) -> float:
-        """What a new request may be expected to take, for the promise's sake; infinite without a promise."""
+        """How long a new request may be expected to take under the promise; infinite without a promise."""
         return math.inf if self._controller is None else self._slo.p99 * self._controller.strictness
 
     def sample(self, waiting: int) -> SloSample:
-        """Return what is the case now, `waiting` requests being in the queue."""
+        """Return a snapshot, with `waiting` requests in the queue."""
         controller = self._controller
         policy = controller.policy if controller is not None and self._tunes else None
         return SloSample(
