@@ -1,7 +1,7 @@
-"""Errors that are told to a client. Anything else that is raised is a bug, and a supervisor's business.
+"""Errors that are told to a client. Any other exception is a bug, and a supervisor's business.
 
-Codes are Triton's eight (contract, http.md section 1.1) and Tritium's own two. How a code is spelt on a
-wire is the wire's affair: see `protocols.status`.
+Codes are Triton's eight (contract, http.md section 1.1) and Tritium's own two. Each wire spells the codes in
+its own way: see `protocols.status`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ErrorCode(Enum):
 
     @property
     def rendered(self) -> str:
-        """The prefix used where a status is embedded in another message (contract, http.md section 1.1)."""
+        """The prefix of a status that is embedded in another message (contract, http.md section 1.1)."""
         return "<invalid code>" if self is ErrorCode.CANCELLED else self.value
 
 
@@ -54,7 +54,7 @@ class TritiumError(Exception):
 
 
 class UnknownFailure(TritiumError):
-    """A failure that nobody could name."""
+    """A failure of an unknown kind."""
 
     code = ErrorCode.UNKNOWN
 
@@ -66,7 +66,7 @@ class Internal(TritiumError):
 
 
 class NotFound(TritiumError):
-    """What was asked for does not exist."""
+    """The client asked for something that does not exist."""
 
     code = ErrorCode.NOT_FOUND
 
@@ -78,14 +78,14 @@ class InvalidArgument(TritiumError):
 
 
 NEVER: Final = math.inf
-"""`Unavailable.retry_after` of what is refused whenever it is asked for."""
+"""`Unavailable.retry_after` of a request that would be refused whenever it is sent."""
 
 
 class Unavailable(TritiumError):
     """It exists but can't serve now: queue full, timed out in the queue, not ready, stopping, instance lost.
 
-    `retry_after` is in how many seconds it may be worth trying again: 0 where nobody knows, NEVER where
-    waiting is no cure.
+    `retry_after` is in how many seconds it may be worth trying again: 0 if that is not known, NEVER if
+    waiting does not help.
     """
 
     code = ErrorCode.UNAVAILABLE
@@ -96,13 +96,13 @@ class Unavailable(TritiumError):
 
 
 class Unsupported(TritiumError):
-    """Understood, and not offered."""
+    """Understood, but not offered."""
 
     code = ErrorCode.UNSUPPORTED
 
 
 class AlreadyExists(TritiumError):
-    """What was to be made is there already."""
+    """The thing to be made is there already."""
 
     code = ErrorCode.ALREADY_EXISTS
 

@@ -23,12 +23,12 @@ FLAG_SEQUENCE_END = 2
 class ReplyPort(Protocol):
     """Where a request's answer goes: 0..n parts and exactly one final.
 
-    `put` is synchronous, never raises and never encodes. After the frontend has closed its port (the client
-    left) a late final is normal and is dropped, its lease released.
+    `put` is synchronous, never raises and never encodes. A late final after the frontend has closed its port
+    (the client left) is normal: it is dropped and its lease released.
     """
 
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
-        """Deliver one part; the owner of the in-flight table calls this, and nobody else."""
+        """Deliver one part. Only the owner of the in-flight table calls this."""
 
 
 class InferRequest:
@@ -73,8 +73,10 @@ class InferRequest:
         "unexplained_deaths",
     )
 
-    record: object  # unset where requests are not logged: see `actors.records.record_of`
-    padding = False  # a row without a request, which keeps the rows after it in their places
+    # Unset if requests are not logged: see `actors.records.record_of`.
+    record: object
+    # Whether it is a row without a request, which keeps the rows after it in their places.
+    padding = False
 
     def __init__(
         self,
@@ -107,28 +109,26 @@ class InferRequest:
         self.reply = reply
         self.accepted_at = accepted_at
 
-        # What walks of packed inputs have found, None for short ones; None where nothing was walked.
+        # What walks of packed inputs have found, None for short ones; None if nothing was walked.
         self.strings: Sequence[Strings | None] | None = None
         self.rows = 1
         self.nbytes = 0
-        self.batch_key: object = None  # requests batch together where this is equal
+        self.batch_key: object = None  # requests with equal keys batch together
 
-        self.routed_to: ServedModel | None = (
-            None  # who has it, where whom it was submitted to passes requests on
-        )
+        # The model that has it, if the one it was submitted to passes requests on.
+        self.routed_to: ServedModel | None = None
         self.queue_entry: object = None  # owned by the queue while the request waits in it
         self.cache_ticket: object = None  # owned by the model's cache until the request is answered
-        self.dispatched_at = -1.0  # of a batch's first request, where the model promises a latency
+        self.dispatched_at = -1.0  # of a batch's first request, if the model promises a latency
         self.cancelled = False
         self.answered = False
         self.synthetic = False  # the server's own: a probe, which statistics leave out
-        self.extra: Sequence[
-            Tensor
-        ] = ()  # what the model is given beyond `inputs`: controls and states of its sequence
-        # What the frontend notes of the client, where the model asks for it: see `actors.scheduling.marks`.
+        # The model's inputs beyond `inputs`: controls and states of its sequence.
+        self.extra: Sequence[Tensor] = ()
+        # The frontend's notes on the client, if the model asks for them: see `actors.scheduling.marks`.
         self.affinity = ""  # value of the header that keeps a client with one version
-        self.tenant = ""  # whose share of the queue it takes
-        self.accused: object = None  # its fingerprint, where a worker has died under one like it
+        self.tenant = ""  # it takes from this tenant's share of the queue
+        self.accused: object = None  # its fingerprint, if a worker has died under one like it
         self.attempts = 0  # executions begun
         self.alone_deaths = 0  # workers it killed while it ran alone
         self.unexplained_deaths = 0  # workers that died under it for a reason no request can cause
@@ -143,7 +143,7 @@ class InferRequest:
 
 
 class InferResponse:
-    """One part of an answer. `outputs` may view an arena slot: call `release` once their bytes are copied or sent.
+    """One part of an answer. `outputs` may view an arena slot: call `release` once they are copied or sent.
 
     `release` is idempotent; a response without a lease makes it a no-op.
     """
@@ -174,7 +174,7 @@ class InferResponse:
         return self._on_release is not None
 
     def on_release(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called by `release`: the outputs view memory that somebody waits for."""
+        """Have `release` call `callback`: the outputs view memory that its owner waits for."""
         self._on_release = callback
 
     def release(self) -> None:

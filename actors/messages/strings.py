@@ -2,7 +2,7 @@
 
 Where one element ends is known only once the one before it was read. So a tensor of millions of short
 elements takes seconds, and a server must not give that time to one client in one piece. `walk` is a generator
-that stops after every slice of work; whoever runs it gives others a turn there.
+that stops after every slice of work, so its caller can give other tasks a turn there.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _length_at = Struct("<I").unpack_from
 class Strings(NamedTuple):
     """What a walk found.
 
-    `elements` whole ones, the last of them ends at byte `at` of `size`. If more bytes follow, `length` is
-    what the next element claims to hold, and -1 where even its length is cut short.
+    There are `elements` whole ones, and the last of them ends at byte `at` of `size`. If more bytes follow,
+    `length` is what the next element claims to hold, and -1 if even its length is cut short.
     """
 
     elements: int
@@ -88,7 +88,10 @@ def walk_at_once(data: Buffer, most: int) -> Strings:
 
 
 def _alike(view: memoryview, at: int, most: int) -> int:
-    """Return how many elements from `at` on are whole and as long as the first: 0, or enough to be worth the look."""
+    """Return how many elements from `at` on are whole and as long as the first.
+
+    It is 0, or enough to be worth the look.
+    """
     stride = 4 + _length_at(view, at)[0]
     count = min((len(view) - at) // stride, max(_COMPARED_AT_ONCE // stride, 1), most)
     if count < _WORTH_A_UNIFORM_LOOK:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
-# Numpy's arrays had no more before 2.0, and no framework's have.
+# Numpy's arrays had no more dimensions before 2.0, and no framework's tensors have more.
 MAX_DIMS = 32
 
 
 class Tensor:
     """A named tensor over a borrowed buffer.
 
-    `data` is bytes-like, contiguous and one-dimensional in bytes; whoever made the tensor keeps it alive.
+    `data` is bytes-like, contiguous and one-dimensional in bytes; the maker of the tensor keeps it alive.
     Equality is identity.
     """
 
@@ -54,7 +54,7 @@ class Tensor:
         """Return an array of `shape`.
 
         Fixed-size datatypes give a view on `data` (BF16 as `uint16` bit patterns); BYTES gives an object
-        array of `bytes`. Raises InvalidArgument where the data does not fit the shape.
+        array of `bytes`. Raises InvalidArgument if the data does not fit the shape.
         """
         if self.datatype is DataType.BYTES:
             elements = np.empty(element_count(self.shape), dtype=object)
@@ -71,8 +71,8 @@ class Tensor:
     def from_numpy(cls, name: str, array: Array, datatype: DataType | None = None) -> Tensor:
         """Return a tensor with the elements of `array`; contiguous little-endian arrays are not copied.
 
-        `datatype` defaults to what the array's dtype says; give it for BF16 (from `uint16` bit patterns).
-        Raises InvalidArgument where no datatype holds such elements.
+        `datatype` defaults to the one for the array's dtype; give it for BF16 (from `uint16` bit patterns).
+        Raises InvalidArgument if no datatype holds such elements.
         """
         datatype = datatype or from_numpy_dtype(array.dtype)
         if datatype is None:
@@ -92,7 +92,7 @@ def element_count(shape: Sequence[int]) -> int:
 
 
 def pack_bytes(elements: Iterable[object]) -> bytes:
-    """Return the packed form of BYTES elements: `bytes` kept, anything else its `str` in UTF-8."""
+    """Return the packed form of BYTES elements: `bytes` as they are, other values as their `str` in UTF-8."""
     parts: list[bytes] = []
     for element in elements:
         raw = element if isinstance(element, bytes) else str(element).encode()
@@ -104,7 +104,7 @@ def pack_bytes(elements: Iterable[object]) -> bytes:
 def unpack_bytes(data: Buffer, name: str, count: int) -> list[bytes]:
     """Return the `count` elements of a packed BYTES tensor `name`.
 
-    Raises InvalidArgument where a length runs past the end or the number of elements differs.
+    Raises InvalidArgument if a length runs past the end or the number of elements differs.
     """
     elements: list[bytes] = []
     view = memoryview(data)
@@ -126,7 +126,7 @@ def unpack_bytes(data: Buffer, name: str, count: int) -> list[bytes]:
 def packed_row_bounds(data: Buffer, name: str, rows: int, elements_per_row: int) -> list[int]:
     """Return `rows + 1` byte offsets that cut a packed BYTES tensor into rows of equal element count.
 
-    Raises InvalidArgument where the data holds fewer or more elements than that.
+    Raises InvalidArgument if the data holds fewer or more elements than that.
     """
     view = memoryview(data)
     end = len(view)

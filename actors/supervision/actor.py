@@ -9,14 +9,14 @@ M = TypeVar("M")
 
 
 class Actor(Generic[M]):
-    """Handles one message after another; whatever it owns, no other task touches.
+    """Handles one message after another; no other task touches what it owns.
 
     Subclass, override `handle`, and start a fresh instance for each life:
 
         ChildSpec("counter", lambda ctx: Counter(ctx, start=0).run(), inbox=64)
 
-    While a message is handled no other is, so slow work goes to a child or a thread and comes back as a
-    message. An exception out of `handle` ends this life, and its supervisor decides about the next.
+    While it handles a message it handles no other, so slow work goes to a child or a thread and comes back as
+    a message. If `handle` raises, this life ends, and the supervisor decides about the next.
     """
 
     def __init__(self, ctx: ChildContext) -> None:
@@ -32,15 +32,18 @@ class Actor(Generic[M]):
         await self.finish()
 
     def ready(self, value: object = None) -> None:
-        """Let the supervisor go on to the next sibling; `value` goes to who started this actor."""
+        """Let the supervisor go on to the next sibling; `value` goes to the starter of this actor."""
         self.ctx.started(value)
 
     async def prepare(self) -> None:
-        """Before the actor is ready: open what it needs. Raising here is a failed start."""
+        """Open what the actor needs before it is ready. An exception here is a failed start."""
 
     async def handle(self, message: M | Call[M] | Down) -> None:
-        """One message, as it was cast; a `Call`, to be answered now or later; or a `Down` asked for by monitor."""
+        """Handle one message, as it was cast.
+
+        A `Call` is to be answered now or later; a `Down` was asked for by monitor.
+        """
         raise NotImplementedError(f"{type(self).__name__} received {message!r} and has no `handle`")
 
     async def finish(self) -> None:
-        """After the actor was asked to stop, within its shutdown budget; not after a crash or a kill."""
+        """Clean up after a request to stop, within the shutdown budget; not after a crash or a kill."""

@@ -65,7 +65,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """Mail: this life is over, and the child's restart type asks for another. Valid while the row has it due."""
+    """Mail: a life is over, and the restart type asks for another. Valid while `life` is the row's `due`."""
 
     child: Child
     life: Life
@@ -74,15 +74,16 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """Mail: the wait before a restart is over. Valid while the row has it due."""
+    """Mail: the wait before a restart is over. Valid while `timer` is the row's `due`."""
 
     child: Child
     timer: trio.CancelScope
-    left_over: bool = False  # what a terminated child left waiting, and nothing else
+    # Only what a terminated child left waiting.
+    left_over: bool = False
 
 
 class Branch:
-    """A supervisor's children for as long as it runs once."""
+    """A supervisor's children during one of its runs."""
 
     def __init__(self, flags: Flags, ctx: ChildContext) -> None:
         self._flags = flags
@@ -94,7 +95,7 @@ class Branch:
         self._window = RestartWindow(flags.intensity)
         self._one_for_one = flags.strategy is Strategy.ONE_FOR_ONE
         self._turn: AbstractAsyncContextManager[object] = nullcontext() if self._one_for_one else trio.Lock()
-        # Not bounded by a number, but by the table: a row has at most one life or timer that can post.
+        # Bounded not by a number but by the table: a row has at most one life or timer that can post.
         mail: tuple[trio.MemorySendChannel[Died | TryAgain], trio.MemoryReceiveChannel[Died | TryAgain]]
         mail = trio.open_memory_channel(math.inf)
         self._post, self._mail = mail
@@ -109,11 +110,11 @@ class Branch:
     async def run(self, specs: tuple[ChildSpec, ...], value: object, *, dynamic: bool = False) -> None:
         """Start `specs` in order, tell the parent (`value`), keep the children alive, stop them in reverse.
 
-        They are stopped as those are that `start_child` has added, if they are `dynamic`; and one of them
-        that does not start costs the others nothing, but is tried again as after a crash.
+        If `dynamic`, they are stopped like children that `start_child` has added. If one of them then does
+        not start, the others go on, and it is tried again as after a crash.
 
         Returns after a request to stop. Raises StartError if another initial child does not start,
-        IntensityExceeded when a budget is used up, ExitShutdown after an automatic shutdown; in each case the
+        IntensityExceeded when a budget is used up, ExitShutdown after an automatic shutdown. In each case the
         children are down.
         """
         self._ctx.children = self.table.snapshots
@@ -156,9 +157,9 @@ class Branch:
     async def _stop_all(self) -> None:
         """Stop right to left; the dynamic children of one_for_one first and together.
 
-        Those do not depend on one another, and there may be thousands: `DynamicSupervisor` does the same.
-        Once all are asked, waiting in order of their kill time gives each its own budget with no task of its
-        own.
+        Dynamic children do not depend on one another, and there may be thousands; `DynamicSupervisor` does
+        the same. All are asked first. Waiting in order of their kill time then gives each its own budget
+        without a task of its own.
         """
         if self._one_for_one:
             together = [child for child in reversed(self.table) if child.dynamic]
@@ -222,7 +223,8 @@ class Branch:
         if delay == 0:
             await self._restart(child)
             return
-        await self._stop_group(child)  # now, since those that depend on it must not run without it
+        # At once, because the children that depend on it must not run without it.
+        await self._stop_group(child)
         child.due = timer = trio.CancelScope()
         self._jobs.start_soon(self._wait, child, timer, delay)
 
@@ -239,7 +241,8 @@ class Branch:
         await self._stop_group(child)
         for row in self._group(child):
             if row not in self.table:
-                continue  # it was down before, and was deleted while its elder siblings were starting
+                # It was down before, and was deleted while its elder siblings were starting.
+                continue
             if left_over and row.state not in AWAITING:
                 continue
             life = self._begin(row, Purpose.RESTART)
@@ -250,7 +253,8 @@ class Branch:
     async def _stop_group(self, child: Child) -> None:
         for row in reversed(self._group(child)):
             if row is not child:
-                await self._stop(row, for_restart=True)  # temporary ones leave the table with that
+                # Temporary children leave the table with that.
+                await self._stop(row, for_restart=True)
 
     def _group(self, child: Child) -> list[Child]:
         names = affected(self._flags.strategy, self.table.names, child.spec.name)
@@ -273,12 +277,13 @@ class Branch:
         return life
 
     async def _launch(self, child: Child, purpose: Purpose) -> Life:
-        """Start a child and wait until it is ready. Raises StartError if it does not get there."""
+        """Start a child and wait until it is ready. Raises StartError if it ends before that."""
         life = self._begin(child, purpose)
         try:
             await life.wait_settled()
         except trio.Cancelled:
-            if purpose is not Purpose.INITIAL:  # the caller went away, and what it asked for goes with it
+            # The caller went away, and the child it asked for goes with it.
+            if purpose is not Purpose.INITIAL:
                 self._ask(child)
                 life.scope.deadline = life.kill_at
             raise
@@ -298,7 +303,8 @@ class Branch:
 
     def _on_ready(self, child: Child, life: Life) -> None:
         if child.state is not ChildState.STARTING:
-            return  # asked to stop while it was starting
+            # It was asked to stop while it was starting.
+            return
         child.step(Step.READY)
         if life.purpose is Purpose.RESTART:
             child.restarts += 1
@@ -346,7 +352,8 @@ class Branch:
         if child.state in AWAITING:
             child.withdraw()
             if for_restart:
-                return  # it is down, and now hangs on its group's restart
+                # It is down, and now depends on the restart of its group.
+                return
             child.step(Step.STOP)
             if child.ref is not None:
                 child.ref.bury()
@@ -375,7 +382,8 @@ class Branch:
                 life.kill()
             await life.wait_ended()
         except trio.Cancelled:
-            life.scope.deadline = life.kill_at  # nobody watches any more, but the budget stands
+            # No task watches any more, but the budget stands.
+            life.scope.deadline = life.kill_at
             raise
 
     # Dynamic children. OTP's error values are exceptions here; `Supervisor` documents them.
@@ -403,12 +411,13 @@ class Branch:
         child.kept = False
         if spec.inbox:
             life = self._new_life(child, Purpose.DYNAMIC)
-        else:  # nothing to call, so no name to register
+        else:  # there is nothing to call, so no name to register
             child.life = life = Life(
                 child, tree=self._tree, inbox=None, purpose=Purpose.DYNAMIC, on_ready=None
             )
         life.ready_at = child.since
-        child.state = ChildState.RUNNING  # the one short cut past the table: begin and ready in one
+        # The one short cut past the table: begin and ready in one.
+        child.state = ChildState.RUNNING
         self._reports.ready(child, life)
         self._nursery.start_soon(self._live, child, life, name=child.path)
 
@@ -423,10 +432,10 @@ class Branch:
                 self._hand_over()
 
     def _hand_over(self) -> None:
-        """The child on which a group's restart hung was terminated: let the next in order bring back the rest.
+        """Let the next child in order restart a group, after the child that was to restart it was terminated.
 
         OTP leaves such a group down for good. Nothing is to be done if another restart is due that will reach
-        all who wait: any in one_for_all, that of the first in order in rest_for_one.
+        all children that wait: any restart in one_for_all, that of the first in order in rest_for_one.
         """
         waiting = [child for child in self.table if child.state in AWAITING]
         reaching = waiting if self._flags.strategy is Strategy.ONE_FOR_ALL else waiting[:1]
@@ -451,7 +460,7 @@ class Branch:
         self._kill(self.table.find(name))
 
     def kill_at(self, path: str) -> None:
-        """The same for whoever lives at this path, however far below."""
+        """Do the same to the child at this path, however far below."""
         self._check_open()
         for child in self.table:
             if path == child.path:

@@ -31,7 +31,7 @@ from actors.supervision.tree import ChildInfo, Snapshot
 
 
 class Purpose(Enum):
-    """Who waits for a start, and so who hears of its failure."""
+    """Which caller waits for a start, and so hears of its failure."""
 
     INITIAL = "the supervisor's own start, which fails with it"
     DYNAMIC = "a caller of start_child; the spec is forgotten if it fails"
@@ -61,9 +61,10 @@ class Child:
     def __init__(self, spec: ChildSpec, *, path: str, dynamic: bool) -> None:
         self.spec = spec
         self.path = path
-        # Once it is down for good, for somebody to restart or delete: else it is forgotten then.
+        # Whether the row stays once the child is down for good, so that a caller can restart or delete it.
         self.kept = spec.restart is not Restart.TEMPORARY
-        self.dynamic = dynamic  # came by start_child, so it has no place in the order of one_for_one siblings
+        # It was added by start_child, so it has no place in the order of one_for_one siblings.
+        self.dynamic = dynamic
         self.state = ChildState.STOPPED
         self.since = trio.current_time()
         self.restarts = 0
@@ -72,8 +73,8 @@ class Child:
         self.life: Life | None = None  # the present one, or the last
         self.inbox: Inbox[Any] | None = None
         self.ref: Ref[Any] | None = None
-        # What the next restart hangs on: the life whose death is in the supervisor's mail, or the timer that
-        # will be; None for a child that waits for its group, or for nothing.
+        # What triggers the next restart: the life whose death is in the supervisor's mail, or the timer whose
+        # post will be. None for a child that waits for its group, or for nothing.
         self.due: Life | trio.CancelScope | None = None
 
     def step(self, step: Step) -> None:
@@ -82,7 +83,7 @@ class Child:
         self.since = trio.current_time()
 
     def withdraw(self) -> None:
-        """Drop the restart that is due: what is in the mail about it is out of date from now on."""
+        """Drop the restart that is due: mail about it is out of date from now on."""
         if isinstance(self.due, trio.CancelScope):
             self.due.cancel()
         self.due = None
@@ -164,7 +165,8 @@ class Life(ChildContext):
         self.ignored = False  # it raised IgnoreStart
         self.for_restart = False  # it is being stopped in order to be restarted with its group
         self.killed = False
-        self._soft = False  # being cancelled was the request to stop, so it is no kill
+        # Cancelling it was the request to stop, so it is no kill.
+        self._soft = False
         self._error: Exception | None = None  # what the child raised
         self._settled_event: trio.Event | None = None
         self._ended_event: trio.Event | None = None
@@ -192,8 +194,8 @@ class Life(ChildContext):
     async def live(self) -> ExitReason:
         """Run the child to its end and say why it ended. Raises nothing but cancellation from outside.
 
-        An ExceptionGroup is kept whole. Where a group mixes failures with a cancellation, the failures are
-        the reason, and the cancellation goes on to the scope it belongs to.
+        An ExceptionGroup is kept whole. If a group mixes failures with a cancellation, the failures are the
+        reason, and the cancellation goes on to the scope it belongs to.
         """
         with self.scope:
             try:
@@ -210,7 +212,9 @@ class Life(ChildContext):
         return Stopped() if self.asked else Normal()
 
     def ask(self) -> None:
-        """Ask the child to stop, or cancel it if it cannot be asked: it never looked, or is a worker not yet ready.
+        """Ask the child to stop, or cancel it if it cannot be asked.
+
+        It cannot be asked if it never looked, or if it is a worker that is not yet ready.
 
         A supervisor that is starting has children to stop, so it is asked.
         """
@@ -232,18 +236,18 @@ class Life(ChildContext):
 
     @property
     def kill_at(self) -> float:
-        """When a child that was asked to stop has had its time."""
+        """When the time of a child that was asked to stop is up."""
         return math.inf if self._soft else self.asked_at + self._child.spec.grace
 
     def end(self) -> None:
-        """The life is over: wake who waits for that."""
+        """End the life: wake the tasks that wait for that."""
         self.ended_at = trio.current_time()
         for event in (self._settled_event, self._ended_event):
             if event is not None:
                 event.set()
 
     async def wait_settled(self) -> None:
-        """Return once the child is ready, or has ended without."""
+        """Return once the child is ready, or has ended before it was."""
         if self.ready_at is None and self.ended_at is None:
             if self._settled_event is None:
                 self._settled_event = trio.Event()
@@ -273,7 +277,8 @@ class Life(ChildContext):
                 self.ignored = True
                 return Normal()
         if self.asked and _is_only(failure, trio.EndOfChannel):
-            return Stopped()  # its inbox told it to stop, and it let that propagate
+            # Its inbox told it to stop, and it let that propagate.
+            return Stopped()
         return Crashed(failure)
 
 

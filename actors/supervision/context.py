@@ -1,4 +1,4 @@
-"""What a child is given by its supervisor, and all it ever sees of it."""
+"""What a supervisor gives to a child, and all that the child ever sees of it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -26,8 +26,8 @@ class Tree:
 class Stopping:
     """The request to stop, as the child sees it.
 
-    Wait for it, look at it, or have a plain function called by it; `then` calls at once if it was asked
-    already.
+    A child can wait for it, look at it, or have it call a plain function. `then` calls at once if the child
+    was asked already.
     """
 
     __slots__ = ("_asked", "_callbacks", "_event")
@@ -92,14 +92,15 @@ class ChildContext(ABC):
         self.asked = False
         self.progress = False  # read by the supervisor when this life ends
         self.info: Mapping[str, object] = {}
-        self.children: Callable[[], tuple[Snapshot, ...]] | None = None  # set by a child that is a supervisor
-        self.kill_below: Callable[[str], None] | None = None  # the same
+        # Both are set by a child that is a supervisor.
+        self.children: Callable[[], tuple[Snapshot, ...]] | None = None
+        self.kill_below: Callable[[str], None] | None = None
         self._inbox = inbox
         self._stopping: Stopping | None = None  # made when the child first looks
 
     @abstractmethod
     def started(self, value: object = None) -> None:
-        """The child is ready; its supervisor goes on to the next sibling. `value` goes to who started it.
+        """The child is ready, and its supervisor goes on to the next sibling. The starter gets `value`.
 
         Only the first time counts.
         """
@@ -138,18 +139,21 @@ class ChildContext(ABC):
     def stopping(self) -> Stopping:
         """Set when the supervisor asks the child to stop.
 
-        A child that has looked here, or at its inbox, stops in its own way within its shutdown budget. One
-        that never has cannot be asked, and is cancelled at once, as OTP does with a process that does not
-        trap exits.
+        A child that has looked here, or at its inbox, stops in its own way within its shutdown budget. A
+        child that never looked cannot be asked, and is cancelled at once, as OTP does with a process that
+        does not trap exits.
         """
         return self._listen()
 
     def progressed(self) -> None:
-        """The child has done something useful: its deaths so far are forgotten (`restart.judge`). Cheap."""
+        """The child has done something useful: its earlier deaths are forgotten (`restart.judge`). Cheap."""
         self.progress = True
 
     def publish(self, **info: object) -> None:
-        """Show these keys in the tree's snapshots, beside those published before; one that is None is shown no more."""
+        """Show these keys in the tree's snapshots, beside those published before.
+
+        A key that is None is no longer shown.
+        """
         self.info = {key: value for key, value in {**self.info, **info}.items() if value is not None}
 
     def lookup(self, path: str) -> Ref[Any]:

@@ -1,4 +1,4 @@
-"""What callers of a supervisor or of a `Ref` may see raised, and the two exceptions a child raises to say something.
+"""Exceptions that callers of a supervisor or of a `Ref` may see, and the two that a child raises on purpose.
 
 Each class of a refused operation carries OTP's word for it in `code`.
 """
@@ -9,7 +9,7 @@ from actors.supervision.restart import ExitReason
 
 
 class SupervisionError(Exception):
-    """Base of what this library raises at its callers."""
+    """Base of the exceptions that this library raises at its callers."""
 
 
 class ActorDied(SupervisionError):
@@ -51,7 +51,7 @@ class ExitShutdown(Exception):
 
 
 class IgnoreStart(Exception):
-    """Raised by a child before it is ready: it has nothing to do here. Its spec is kept; nobody is told of failure."""
+    """Raised by a child before it is ready: it has nothing to do here. Its spec is kept; it is no failure."""
 
 
 class ChildError(SupervisionError):

@@ -1,7 +1,7 @@
-"""What a supervisor reports: facts as values, handed to an injected observer. This library writes no log itself.
+"""What a supervisor reports: facts as values, for an injected observer. This library writes no log itself.
 
 Every event names its supervisor, the child and the child's spec (OTP's *offender*). `context` is one of the
-four contexts of OTP's `report_error` where OTP would have written a report, else None.
+four contexts of OTP's `report_error` if OTP would have written a report, else None.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class ChildStarted:
 
 @dataclass(frozen=True, slots=True)
 class ChildRestarted:
-    """A child is ready again after the supervisor restarted it; `restarts` counts how often it has."""
+    """A child is ready again after the supervisor restarted it; `restarts` counts its restarts."""
 
     name: ClassVar[str] = "child_restarted"
     context: ClassVar[None] = None
@@ -47,7 +47,7 @@ class ChildRestarted:
 
 @dataclass(frozen=True, slots=True)
 class ChildExited:
-    """A child that was ready is no more.
+    """A child that was ready has ended.
 
     `context` is child_terminated if OTP would report it (a permanent child, or an abnormal exit),
     shutdown_error if it was asked to stop and crashed or had to be killed, and None for a quiet end.
@@ -89,8 +89,8 @@ class ChildKillForced:
 class RestartsExhausted:
     """A restart budget is used up.
 
-    `context` is shutdown if the supervisor now gives up, None if the child is retried half-open, which is
-    told once.
+    `context` is shutdown if the supervisor now gives up. It is None if the child is retried half-open, which
+    is reported once.
     """
 
     name: ClassVar[str] = "restarts_exhausted"

@@ -1,7 +1,7 @@
 """Bounded inboxes and the addresses that lead to them.
 
-Theory of operation. A `Ref` is an address, a tree path, and outlives what lives there. An `Inbox` is a
-bounded trio memory channel; it belongs to the row in the supervisor's table rather than to the actor, so that
+Theory of operation. A `Ref` is an address, a tree path, and outlives the actor that lives there. An `Inbox`
+is a bounded trio memory channel. It belongs to the row in the supervisor's table rather than to the actor, so
 it can stay when the actor goes. When an actor dies, its supervisor tells the Ref (`Ref.died`):
 
 - calls that the actor had received, and not answered, fail with `ActorDied` at once;
@@ -11,7 +11,7 @@ it can stay when the actor goes. When an actor dies, its supervisor tells the Re
 Dicts stand in for sets, because their order makes a simulated run repeatable.
 
 A `Down` notice for a monitored actor does not pass through the bounded channel: there is at most one for each
-monitor, and a watcher with a full inbox must still hear that somebody died.
+monitor, and a watcher with a full inbox must still hear of the death.
 """
 
 from collections import deque
@@ -49,7 +49,7 @@ class InboxStatistics:
 
 
 class Call(Generic[M]):
-    """A message whose sender waits for an answer; the actor gets this object and answers it once, now or later.
+    """A message whose sender waits for an answer. The actor answers this object once, now or later.
 
     Read it as `case Call(Unload(name)) as call: call.answer(...)`. Answering a caller that has gone away is
     normal and does nothing; answering twice is a bug and raises RuntimeError.
@@ -60,9 +60,8 @@ class Call(Generic[M]):
 
     def __init__(self, message: M) -> None:
         self.message = message
-        self.abandoned = (
-            False  # the caller has stopped waiting: timed out, cancelled, or told that the actor died
-        )
+        # The caller has stopped waiting: timed out, cancelled, or told that the actor died.
+        self.abandoned = False
         self.received = False  # the actor has it, so it dies with the actor
         self._answered = False
         self._event = trio.Event()
@@ -130,9 +129,9 @@ class Monitor:
 class Inbox(Generic[M]):
     """A bounded queue of messages drained by one task.
 
-    `receive`, `receive_nowait` and `async for` are the actor's side. Messages come in through a `Ref`, as
-    they are or, if their sender waits for an answer, as a `Call`; a `Down` comes ahead of both. The rest is
-    the supervisor's.
+    `receive`, `receive_nowait` and `async for` are the actor's side. Messages come in through a `Ref`: as
+    they are or, if their sender waits for an answer, as a `Call`. A `Down` comes ahead of both. The other
+    methods are the supervisor's.
     """
 
     __slots__ = (
@@ -162,10 +161,10 @@ class Inbox(Generic[M]):
         self._died: ExitReason | None = None
 
     async def receive(self) -> M | Call[M] | Down:
-        """The next message. Raises trio.EndOfChannel once the actor is asked to stop, however many are queued.
+        """The next message. Raises trio.EndOfChannel once the actor is asked to stop.
 
-        What is queued then is left there for a `finish` that wants it (`receive_nowait`) or for the next
-        life.
+        It then raises even if messages are queued. They are left for a `finish` that reads them
+        (`receive_nowait`) or for the next life.
         """
         if self._idle is not None:
             raise trio.BusyResourceError(
@@ -220,7 +219,7 @@ class Inbox(Generic[M]):
 
     async def ask(self, call: Call[M]) -> Any:
         """Queue `call` as `put` does, and wait for its answer."""
-        # From before it is queued: the actor may take it, and die of it, before this task runs again.
+        # Registered before it is queued: the actor may take it, and die of it, before this task runs again.
         self._unanswered[call] = None
         try:
             await self.put(call)
@@ -294,10 +293,10 @@ class Inbox(Generic[M]):
 
 
 class Ref(Generic[M_contra]):
-    """The address of whatever lives at a tree path: it outlives restarts, of ancestors too.
+    """The address of the actor at a tree path. It outlives restarts, also those of ancestors.
 
     A dead actor is an error and never silence: `call`, `cast` and `cast_nowait` raise ActorDied with the
-    reason, except where a kept inbox waits for its next life. Refs come from `Registry.ref` or from a child's
+    reason, unless a kept inbox waits for its next life. Refs come from `Registry.ref` or from a child's
     context.
     """
 
@@ -308,7 +307,7 @@ class Ref(Generic[M_contra]):
         self.is_alive = False
         self.last_exit: ExitReason = NotStarted()
         self._inbox: Inbox[M_contra] | None = None
-        self._gone: trio.Event | None = None  # made when somebody waits
+        self._gone: trio.Event | None = None  # made when a task waits for the death
         self._monitors: dict[Monitor, None] = {}
 
     def __repr__(self) -> str:
@@ -319,9 +318,9 @@ class Ref(Generic[M_contra]):
     ) -> Any:
         """Send `message` and wait for the answer, until `timeout` seconds from now or `deadline`.
 
-        With both, the earlier counts; with neither, five seconds as in OTP. A full inbox holds the caller
-        back within the same limit. Raises ActorDied as soon as the actor is dead, CallTimedOut at the limit,
-        and whatever the actor chose with `Call.fail`.
+        With both, the earlier counts; with neither, five seconds as in OTP. The same limit holds while the
+        caller waits for a full inbox. Raises ActorDied as soon as the actor is dead, CallTimedOut at the
+        limit, and the error that the actor passed to `Call.fail`.
         """
         inbox = self._target()
         call = Call(message)
@@ -351,7 +350,7 @@ class Ref(Generic[M_contra]):
         return monitor
 
     async def wait_died(self) -> ExitReason:
-        """Wait until the actor is dead; why it last died."""
+        """Wait until the actor is dead; return why it last died."""
         if self.is_alive:
             if self._gone is None:
                 self._gone = trio.Event()

@@ -48,7 +48,7 @@ TRANSITIONS: Final[Mapping[tuple[ChildState, Step], ChildState]] = MappingProxyT
         (ChildState.STARTING, Step.READY): ChildState.RUNNING,
         (ChildState.STARTING, Step.STOP): ChildState.STOPPING,
         (ChildState.RUNNING, Step.STOP): ChildState.STOPPING,
-        # Nothing lives while it waits for its restart, so there is nothing to wait for.
+        # No task of it runs while it waits for its restart, so there is nothing to wait for.
         (ChildState.BACKING_OFF, Step.STOP): ChildState.STOPPED,
         (ChildState.EXHAUSTED, Step.STOP): ChildState.STOPPED,
         (ChildState.STARTING, Step.END): ChildState.STOPPED,
@@ -70,7 +70,7 @@ AWAITING: Final = frozenset({ChildState.BACKING_OFF, ChildState.EXHAUSTED})
 
 
 def follow(state: ChildState, step: Step) -> ChildState:
-    """The state after `step`. Raises ValueError for a step that `state` does not allow: a bug in the supervisor."""
+    """The state after `step`. Raises ValueError if `state` does not allow it: a bug in the supervisor."""
     try:
         return TRANSITIONS[state, step]
     except KeyError:

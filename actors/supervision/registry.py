@@ -1,7 +1,7 @@
 """Names in the tree: a path such as `models/resnet/3/instances/0` leads to a `Ref`.
 
 One registry belongs to one tree; there is no global one. A path has at most one `Ref` at a time, for as long
-as something lives there or anybody holds the Ref. So a Ref may be taken before its actor first starts, and
+as an actor lives there or a holder keeps the Ref. So a Ref may be taken before its actor first starts, and
 stays right when an ancestor restarts and the whole branch is built anew.
 """
 
@@ -22,7 +22,7 @@ class Registry:
         self._known: WeakValueDictionary[str, Ref[Any]] = WeakValueDictionary()
 
     def ref(self, path: str) -> Ref[Any]:
-        """The address of `path`, whether or not anything lives there yet."""
+        """The address of `path`, whether or not an actor lives there yet."""
         found = self._known.get(path)
         if found is None:
             found = self._known[path] = Ref(path)

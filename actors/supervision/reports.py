@@ -36,7 +36,7 @@ class Reports:
     def exited(self, child: Child, life: Life, reason: ExitReason, *, asked: bool, swept: bool) -> None:
         """The child is down: asked to stop, swept away by a cancellation from outside, or by itself.
 
-        Nothing is said of a child that was stopped before it was ready, unless it crashed over that.
+        Nothing is reported of a child that was stopped before it was ready, unless it crashed over that.
         """
         if self._observer is None:
             return
@@ -64,6 +64,7 @@ def exit_context(spec: ChildSpec, reason: ExitReason, *, asked: bool) -> Context
         case Crashed() | Escalated():
             return Context.SHUTDOWN_ERROR if asked else Context.CHILD_TERMINATED
         case Killed() if asked:
-            return Context.SHUTDOWN_ERROR if spec.grace else None  # brutal_kill asks for no less
+            # brutal_kill asks for no less.
+            return Context.SHUTDOWN_ERROR if spec.grace else None
     expected = asked or (spec.restart is not Restart.PERMANENT and not is_abnormal(reason))
     return None if expected else Context.CHILD_TERMINATED

@@ -9,9 +9,9 @@ Two things are counted, and they differ:
 
 - *Restarts*, in a sliding window (`RestartWindow`): the supervisor's, or the child's own if its spec has an
   `intensity`. They decide when to give up.
-- *Deaths in a row* (`Health.attempt`): they decide the backoff. A life that outlived the budget's period, or that
-  reported progress, starts the row afresh. Progress also empties a child's own window, since such a budget
-  means "deaths without progress"; the supervisor's window is OTP's, and progress leaves it alone.
+- *Deaths in a row* (`Health.attempt`): they decide the backoff. A life that outlived the budget's period, or
+  that reported progress, starts the row afresh. Progress also empties a child's own window, since such a
+  budget means "deaths without progress"; the supervisor's window is OTP's, and progress leaves it alone.
 """
 
 from collections.abc import Collection
@@ -83,7 +83,7 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Escalated:
-    """The child, a supervisor, gave up: its child `offender` died once too often, the last time of `reason`."""
+    """The child, a supervisor, gave up: its child `offender` died once too often, at last of `reason`."""
 
     name: ClassVar[str] = "escalated"
     supervisor: str
@@ -127,7 +127,8 @@ def affected(strategy: Strategy, order: Collection[str], failed: str) -> tuple[s
     as in OTP: `terminate_child` keeps a child down only until its group restarts. Temporary ones end with
     their group and do not return. Raises ValueError if `failed` is not in `order`.
     """
-    if strategy is Strategy.ONE_FOR_ONE:  # first, since dynamic supervisors hold thousands of children
+    # Comes first, because dynamic supervisors hold thousands of children.
+    if strategy is Strategy.ONE_FOR_ONE:
         return (failed,)
     names = tuple(order)
     if failed not in names:
@@ -170,8 +171,8 @@ class RestartWindow:
 class Health:
     """What a supervisor remembers of a child's deaths.
 
-    `attempt` counts deaths in a row; `window` is the child's own budget, None where the supervisor's is
-    charged; `exhausted` stays set through half-open attempts until one of them progresses or outlives the
+    `attempt` counts deaths in a row. `window` is the child's own budget; it is None if the supervisor's is
+    charged. `exhausted` stays set through half-open attempts until one of them progresses or outlives the
     period.
     """
 
@@ -187,7 +188,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """A death as far as the decision needs it: `uptime` is 0 for a failed start, `sample` is uniform in [0, 1)."""
+    """A death as the decision needs it: `uptime` is 0 for a failed start, `sample` is uniform in [0, 1)."""
 
     now: float
     uptime: float
@@ -206,8 +207,8 @@ class RestartAfter:
 class RetryHalfOpen:
     """The child's own budget is used up: try it once more after `delay` seconds, leaving its siblings alone.
 
-    `again` says that this is no news: it was used up at the death before, and no life since has made up for
-    that.
+    `again` says that this is no news: the budget was used up at the death before, and no life since has made
+    up for that.
     """
 
     delay: float

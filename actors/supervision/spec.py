@@ -14,7 +14,7 @@ from typing import Any
 # The argument is an `actors.supervision.context.ChildContext`. It is spelled Any because this module is pure
 # and the context is not: naming it here would load trio wherever a spec is written.
 StartFunction = Callable[[Any], Awaitable[object]]
-"""`async def start(ctx: ChildContext)`: calls `ctx.started()` when ready, and lives for as long as the child does."""
+"""`async def start(ctx: ChildContext)`: calls `ctx.started()` when ready, and lives as long as the child."""
 
 DEFAULT_GRACE = 5.0
 """Seconds a worker is given to stop: the default of OTP's child specs."""
@@ -48,7 +48,7 @@ class Kind(Enum):
 
 
 class Shutdown(Enum):
-    """How long a child may take to stop, where that is not a number of seconds."""
+    """How long a child may take to stop, if that is not a number of seconds."""
 
     BRUTAL_KILL = "brutal_kill"
     INFINITY = "infinity"
@@ -75,7 +75,7 @@ class OnExhausted(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Intensity:
-    """A restart budget: up to `restarts` within any `period` seconds are borne, one more is too many."""
+    """A restart budget: up to `restarts` within any `period` seconds are allowed, one more is too many."""
 
     restarts: int
     period: float
@@ -97,7 +97,7 @@ class Backoff:
 
     The first restart is immediate unless `first_immediate` is false: most crashes are not repeated, and a
     caller is waiting. Then `initial` seconds, growing by `factor` up to `cap`. Jitter shortens a delay by up
-    to that share of it, so that no delay exceeds the cap and a fleet that died together does not return
+    to that share of it, so no delay exceeds the cap, and children that died together do not all return
     together.
     """
 
@@ -159,7 +159,7 @@ class ChildSpec:
     seconds or a `Shutdown`; None means five seconds for a worker and infinity for a supervisor. `inbox` is
     the capacity of the child's inbox (0: it has none), and `keep_inbox` lets messages not yet received
     survive a restart. `intensity` gives the child a restart budget of its own, charged instead of its
-    supervisor's; what happens when it is used up is `on_exhausted`. `backoff` replaces the supervisor's.
+    supervisor's; `on_exhausted` says what happens when it is used up. `backoff` replaces the supervisor's.
 
     Raises ValueError, saying what would have worked, for fields that contradict one another.
     """
@@ -241,7 +241,7 @@ DEFAULT_BACKOFF = Backoff()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """How a supervisor treats its children: OTP's `sup_flags`, and the backoff for children without their own."""
+    """How a supervisor treats its children: OTP's `sup_flags`, and the default backoff of its children."""
 
     strategy: Strategy = Strategy.ONE_FOR_ONE
     intensity: Intensity = DEFAULT_INTENSITY
@@ -250,7 +250,7 @@ class Flags:
 
 
 def check_children(children: tuple[ChildSpec, ...], auto_shutdown: AutoShutdown) -> None:
-    """Raise ValueError if these specs cannot stand together under one supervisor (OTP's `check_childspecs`)."""
+    """Raise ValueError if these specs cannot stand under one supervisor (OTP's `check_childspecs`)."""
     seen: set[str] = set()
     for spec in children:
         if spec.name in seen:

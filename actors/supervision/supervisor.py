@@ -1,9 +1,9 @@
 """The supervisor: OTP's `supervisor`, on a trio nursery.
 
-A supervisor starts its children left to right, each one ready before the next; restarts them according to
-their restart types, its strategy and its intensity; and stops them right to left, each within its shutdown
-budget. It does no work of its own. `restart` decides, `branch` carries out; this module is the handle others
-hold.
+A supervisor starts its children left to right, each one ready before the next. It restarts them according to
+their restart types, its strategy and its intensity, and stops them right to left, each within its shutdown
+budget. It does no work of its own. `restart` decides, `branch` carries out, and this module is the handle for
+other code.
 
     async def clock(ctx: ChildContext) -> None:
         ctx.started()
@@ -12,16 +12,17 @@ hold.
             ctx.progressed()
 
     connections = Supervisor()
-    root = Supervisor([ChildSpec("clock", clock), connections.spec("connections")], strategy=Strategy.REST_FOR_ONE)
+    children = [ChildSpec("clock", clock), connections.spec("connections")]
+    root = Supervisor(children, strategy=Strategy.REST_FOR_ONE)
     async with trio.open_nursery() as nursery:
         await nursery.start(root.serve)
         connections.start_child_nowait(ChildSpec("1", serve_one, restart=Restart.TEMPORARY))
         ...
         root.stop()
 
-Let `clock` raise: it is back at once, under the same address, and with it, since it stands before them in a
-rest_for_one tree, the connections. Let it raise a fourth time within five seconds: the root stops what is
-left, in order, and `serve` raises IntensityExceeded.
+If `clock` raises, it is back at once under the same address. The connections restart with it, because it
+stands before them in a rest_for_one tree. If `clock` raises a fourth time within five seconds, the root stops
+the remaining children, in order, and `serve` raises IntensityExceeded.
 """
 
 from collections.abc import Callable, Iterable
@@ -56,12 +57,12 @@ from actors.supervision.tree import ChildInfo, Counts, Snapshot
 class Supervisor:
     """Starts, stops and restarts children; hang it under another with `spec`, or make it a root with `serve`.
 
-    The object is a handle and may be kept: it runs again when its own supervisor restarts it, with the
-    children given here and without those added later, as in OTP. Where `children` is a function it is asked
-    at each start, as OTP's `init` is: so who knows what came and went can have it all back. Such children
-    count as added later: they are stopped together, and one that does not start is tried again, within its
-    budget, while the others run. All operations raise NotRunning while it is down. Raises ValueError for
-    children that cannot stand together.
+    The object is a handle and may be kept: it runs again when its own supervisor restarts it. It then has the
+    children given here and not those added later, as in OTP. If `children` is a function, it is called at
+    each start, like OTP's `init`. So a function that keeps track of the children that came and went can bring
+    all of them back. Such children count as added later: they are stopped together, and a child that does not
+    start is tried again, within its budget, while the others run. All operations raise NotRunning while the
+    supervisor is down. Raises ValueError for children that cannot stand together.
     """
 
     def __init__(
@@ -92,9 +93,9 @@ class Supervisor:
     async def run(self, ctx: ChildContext) -> None:
         """Run as the child that `ctx` belongs to, ready when all initial children are.
 
-        Also the last line of a start function that makes what its children share. Raises IntensityExceeded
-        when it gives up, StartError if an initial child does not start, ExitShutdown after an automatic
-        shutdown; each is for the parent supervisor, and by then the children are down.
+        It may also be the last line of a start function that makes what its children share. Raises
+        IntensityExceeded when it gives up, StartError if an initial child does not start, ExitShutdown after
+        an automatic shutdown. Each is for the parent supervisor, and by then the children are down.
         """
         if self._branch is not None:
             raise RuntimeError(
@@ -118,9 +119,9 @@ class Supervisor:
     ) -> None:
         """Run as the root of a tree, until `stop`, an automatic shutdown, or giving up.
 
-        `name` stands for the root in reports and snapshots; its path is empty. `observer` is told every event
-        of the tree, and `random` draws every jitter. Raises IntensityExceeded and StartError as `run` does,
-        the latter as well if it is stopped before it is ready.
+        `name` stands for the root in reports and snapshots; its path is empty. `observer` gets every event of
+        the tree, and `random` draws every jitter. Raises IntensityExceeded and StartError as `run` does. It
+        also raises StartError if it is stopped before it is ready.
         """
         tree = Tree(observer=observer, random=random or Random())
         row = Child(ChildSpec(name, self.run, kind=Kind.SUPERVISOR), path="", dynamic=False)
@@ -136,7 +137,8 @@ class Supervisor:
         try:
             await self.run(life)
         except ExitShutdown:
-            pass  # significant children have ended, and the tree with them
+            # The significant children have ended, and the tree with them.
+            pass
         finally:
             self._root = None
         if life.ready_at is None:
@@ -161,17 +163,17 @@ class Supervisor:
     async def start_child(self, spec: ChildSpec) -> Started:
         """Add a child at the end, start it, and return when it is ready.
 
-        Raises AlreadyStarted or AlreadyPresent if the name is taken, and StartError if the child does not
-        start, which is then forgotten. A caller that is cancelled takes the unfinished child with it.
+        Raises AlreadyStarted or AlreadyPresent if the name is taken. Raises StartError if the child does not
+        start, and forgets it. If the caller is cancelled, the unfinished child is cancelled with it.
         """
         return await self._running().start_child(spec)
 
     def start_child_nowait(self, spec: ChildSpec) -> None:
         """Add a child that counts as ready from the start: the cheap way, for connections.
 
-        It is temporary or transient, and either is forgotten once it has ended for good, as nobody has been
-        waiting for it; a transient one that is restarted says itself when it is ready. It has no address
-        unless its spec has an inbox. Raises AlreadyStarted, or ValueError for a child that is permanent.
+        It is temporary or transient. Either is forgotten once it has ended for good, because no caller waits
+        for it. A transient child that is restarted says itself when it is ready. It has no address unless its
+        spec has an inbox. Raises AlreadyStarted, or ValueError for a child that is permanent.
         """
         self._running().start_child_nowait(spec)
 
@@ -191,16 +193,16 @@ class Supervisor:
         self._running().delete_child(name)
 
     def kill_child(self, name: str) -> None:
-        """Cancel a child hard, as `exit(Pid, kill)` would: an abnormal exit, after which its restart type applies.
+        """Cancel a child hard, as `exit(Pid, kill)` would: an abnormal exit, so its restart type applies.
 
         Raises NotFound; does nothing to a child that is down.
         """
         self._running().kill_child(name)
 
     def kill(self, path: str) -> None:
-        """Do as `kill_child` does to whoever lives at this absolute path, at any depth below this supervisor.
+        """Do as `kill_child` does to the child at this absolute path, at any depth below this supervisor.
 
-        Raises NotFound, and NotRunning where a supervisor on the way is stopping.
+        Raises NotFound, and NotRunning if a supervisor on the way is stopping.
         """
         self._running().kill_at(path)
 

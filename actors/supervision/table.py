@@ -1,4 +1,4 @@
-"""A supervisor's table of children, in start order, and what may be asked of it."""
+"""A supervisor's table of children, in start order, and the questions it answers."""
 
 from collections.abc import Iterator, KeysView
 
@@ -45,7 +45,8 @@ class Table:
     def remove(self, child: Child) -> None:
         """Forget a row and its registered name."""
         self._rows.pop(child.spec.name, None)
-        child.life = None  # row and life refer to each other; connections should not wait for the collector
+        # Row and life refer to each other; connections should not wait for the garbage collector.
+        child.life = None
         if child.ref is not None:
             self._registry.forget(child.ref)
 

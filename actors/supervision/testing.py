@@ -1,4 +1,4 @@
-"""For tests of trees: children that do as they are told, an observer that remembers, and a look at what stands.
+"""For tests of trees: children that crash or end on demand, an observer that remembers, a view of the tree.
 
 a, b = Puppet("a"), Puppet("b")
 async with serving(Supervisor([a.spec(), b.spec()])) as tree:
