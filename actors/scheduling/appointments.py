@@ -1,7 +1,7 @@
 """What is due when, for things that mostly end before they are due.
 
-A heap that is told the time, as trio's `Deadlines`. An appointment that is called off stays in the heap until
-its time comes or until such ones are the greater part of it; it lets go of what it was about at once.
+A heap that is told the time, like trio's `Deadlines`. An appointment that is called off stays in the heap
+until its time comes, or until such appointments are the greater part of it. It releases its matter at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Appointments(Generic[Matter]):
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Appointment[Matter]]] = []
-        self._turn = count()  # settles the order of equal times
+        self._turn = count()  # decides the order of equal times
         self._kept = 0
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class Appointments(Generic[Matter]):
         return appointment
 
     def call_off(self, appointment: Appointment[Matter]) -> None:
-        """Forget one; harmless for one that was met."""
+        """Forget one; does nothing for one that was met."""
         if appointment.matter is None:
             return
         appointment.matter = None

@@ -1,8 +1,8 @@
 """When is a batch closed? Contract, scheduling.md section 3.1.
 
-A policy looks at the waiting requests in the order in which they would go, and either names how many of them
-go now or says until when to wait for more. It never reorders: the batch is always a prefix, and the first
-request that does not fit closes it.
+A policy looks at the waiting requests in their order of service. It either says how many of them go now, or
+until when to wait for more. It never reorders: the batch is always a prefix, and the first request that does
+not fit closes it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from actors.messages.requests import InferRequest
 from actors.specs import DynamicBatching, ModelSpec
 
 BATCH_BYTES: Final = 64 * 1024 * 1024
-"""Inputs gathered in one turn of the loop: copying more would hold up everybody else for over 20 ms."""
+"""Inputs gathered in one turn of the loop: copying more would hold up all other tasks for over 20 ms."""
 
 
 def affordable(sizes: Iterable[int]) -> int:
-    """Return how many of the first requests, of so many bytes each, may be copied in one go, at least one if there is one."""
+    """Return how many of the first requests, of these sizes in bytes, may be copied in one go.
+
+    It is at least one if there is one.
+    """
     total = count = 0
     for size in sizes:
         total += size
@@ -39,7 +42,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to send before `until`, unless another request arrives; infinite where none is waiting."""
+    """Nothing to send before `until`, unless another request arrives; infinite if none is waiting."""
 
     until: float
 
@@ -50,7 +53,7 @@ class DirectPolicy:
 
     @property
     def max_rows(self) -> int:
-        """How many rows of candidates `decide` wants to see."""
+        """How many rows of candidates `decide` needs to see."""
         return 1
 
     def decide(self, candidates: Iterable[InferRequest], *, oldest: float, now: float) -> Dispatch | Wait:
@@ -75,11 +78,14 @@ class BatchPolicy:
 
     @property
     def max_rows(self) -> int:
-        """How many rows of candidates `decide` wants to see; one request beyond them tells it that the batch is full."""
+        """How many rows of candidates `decide` needs to see.
+
+        One request beyond them tells it that the batch is full.
+        """
         return self.max_batch_size
 
     def decide(self, candidates: Iterable[InferRequest], *, oldest: float, now: float) -> Dispatch | Wait:
-        """Decide for `candidates` in the order in which they would go, the first enqueued of them at `oldest`."""
+        """Decide for `candidates` in their order of service; the first of them was enqueued at `oldest`."""
         limit = self.max_batch_size
         preferred = self.preferred_batch_sizes
         enough = max(preferred, default=limit)
@@ -117,7 +123,7 @@ Policy: TypeAlias = DirectPolicy | BatchPolicy
 
 
 def policy_for(spec: ModelSpec) -> Policy:
-    """Return how `spec` wants its batches formed."""
+    """Return the policy by which `spec` forms its batches."""
     if not isinstance(spec.scheduling, DynamicBatching):
         return DirectPolicy()
     return BatchPolicy(

@@ -1,4 +1,4 @@
-"""When to stop asking somebody who does not answer, and when to try again."""
+"""When to stop asking a service that does not answer, and when to try again."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ LONGEST_PAUSE: Final = 30.0
 
 
 class Breaker:
-    """Lets callers through until `FAILURES_ALLOWED` + 1 calls in a row have failed, and again once a trial succeeded.
+    """Lets callers through until `FAILURES_ALLOWED` + 1 calls in a row have failed.
 
-    Trials are the owner's, one after `pause` seconds each, so that no caller has to wait for one. It begins
-    shut off: nothing has been tried yet.
+    It lets them through again once a trial succeeded. The owner makes the trials, one after `pause` seconds
+    each, so that no caller has to wait for one. It begins shut off: nothing has been tried yet.
     """
 
     __slots__ = ("_failures", "closed", "pause")
 
     def __init__(self) -> None:
-        self.closed = False  # as a switch is: what it is about goes through
+        self.closed = False  # in the sense of a switch: calls go through
         self.pause = 0.0
         self._failures = 0
 
     def succeeded(self) -> bool:
-        """A call or a trial did what it should. True where that lets callers through again."""
+        """A call or a trial succeeded. True if that lets callers through again."""
         came_back = not self.closed
         self.closed = True
         self._failures = 0
@@ -32,7 +32,7 @@ class Breaker:
         return came_back
 
     def failed(self) -> bool:
-        """A call or a trial failed. True where callers are let through no longer from now on."""
+        """A call or a trial failed. True if callers are no longer let through from now on."""
         if not self.closed:
             self.pause = min(LONGEST_PAUSE, self.pause * 2 or FIRST_PAUSE)
             return False

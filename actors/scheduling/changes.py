@@ -1,4 +1,4 @@
-"""What a new configuration asks of the versions that serve already (contract, repository.md section 5.1). Pure."""
+"""What a new configuration changes in the versions that serve (contract, repository.md section 5.1). Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IN_PLACE: Final = ("instance_group", "version_policy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What becomes of each version: it stays, is scaled, or is started anew. All others are to be retired."""
+    """What happens to each version: it stays, is scaled, or is started anew. All others are to be retired."""
 
     stay: tuple[int, ...] = ()
     scale: tuple[ModelSpec, ...] = ()
@@ -25,7 +25,9 @@ class Change:
 def plan_change(
     serving: Mapping[int, ModelSpec], wanted: Sequence[ModelSpec], *, forced: bool = False
 ) -> Change:
-    """Compare what serves with what is wanted. With `forced` everything is started anew but what can change in place, and does.
+    """Compare the versions that serve with those that are wanted.
+
+    With `forced` every version is started anew, except those whose changes can be made in place.
 
     Files are compared by their digests, `ModelSpec.content`; without one a version counts as changed.
     """
@@ -46,14 +48,14 @@ def plan_change(
 
 
 def _alike(one: ModelSpec, other: ModelSpec) -> bool:
-    """Whether nothing differs but what can change in place."""
+    """Whether nothing differs except parts that can change in place."""
     return (
         bool(one.content)
         and one.content == other.content
         and one.settings == other.settings
         and one.runtime == other.runtime
-        and (one.decoupled, one.outputs)
-        == (other.decoupled, other.outputs)  # of an ensemble: its models' say
+        # Those of an ensemble come from its models.
+        and (one.decoupled, one.outputs) == (other.decoupled, other.outputs)
         and _lasting(one) == _lasting(other)
     )
 

@@ -1,9 +1,9 @@
-"""Do two versions answer alike? What is kept of an answer until the other one is here, and how the two are compared. Pure.
+"""Do two versions answer alike? What is kept of an answer until the other is here, and the comparison. Pure.
 
-An answer's memory may be an arena slot that is given back as soon as the client has its bytes, so what is to
-be compared is taken when it comes, and bounded: outputs of up to `KEPT_BYTES` together are kept whole, of
-more than that a sample. Which elements are sampled follows from the sizes alone, so that both answers yield
-the same ones.
+An answer's memory may be an arena slot that is given back as soon as the client has its bytes. So the data to
+compare is taken when the answer comes, and it is bounded: outputs of up to `KEPT_BYTES` together are kept
+whole, of larger ones a sample is kept. Which elements are sampled follows from the sizes alone, so that both
+answers yield the same ones.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ if TYPE_CHECKING:
     from actors.messages.tensors import Array, Buffer
 
 KEPT_BYTES: Final = 1024 * 1024
-SAMPLED_ELEMENTS: Final = 16 * 1024  # of an answer that is larger; about a millisecond of cache misses
-SAMPLED_BYTES: Final = 64 * 1024  # from the beginning of an output whose elements vary in length
-_SHOWN: Final = 64  # characters of a value
+# Of an answer that is larger; about a millisecond of cache misses.
+SAMPLED_ELEMENTS: Final = 16 * 1024
+# From the beginning of an output whose elements vary in length.
+SAMPLED_BYTES: Final = 64 * 1024
+# Characters of a value.
+_SHOWN: Final = 64
 
 _FLOATS: Final = frozenset((DataType.FP16, DataType.FP32, DataType.FP64, DataType.BF16))
 
 
 class Kept:
-    """What is kept of one output: every `step`th element, or the first bytes of elements that vary in length."""
+    """The kept part of one output: every `step`th element, or the first bytes if elements vary in length."""
 
     __slots__ = ("data", "datatype", "name", "nbytes", "shape", "step")
 
@@ -47,8 +50,8 @@ class Kept:
 class Difference:
     """The first thing in which two answers differ. `what` is error, output, datatype, shape or value.
 
-    A value has the `index` of its element, and `count` says how many of the compared elements of that output
-    differ, where they were counted.
+    A value has the `index` of its element. `count` says how many of the compared elements of that output
+    differ, if they were counted.
     """
 
     what: str
@@ -71,7 +74,7 @@ class Difference:
 
 
 def keep(outputs: Sequence[Tensor], *, borrowed: bool) -> tuple[Kept, ...]:
-    """Take from `outputs` what will be compared. What is `borrowed` is copied, for it will be overwritten."""
+    """Take the data to compare from `outputs`. If `borrowed`, copy it, because it will be overwritten."""
     total = sum(len(tensor.data) for tensor in outputs)
     if total <= KEPT_BYTES:
         return tuple(Kept(tensor, bytes(tensor.data) if borrowed else tensor.data, 1) for tensor in outputs)
@@ -93,7 +96,7 @@ def kept_bytes(answer: Sequence[Kept]) -> int:
 
 
 def compare(client: Sequence[Kept], mirror: Sequence[Kept], tolerance: float) -> Difference | None:
-    """Return the first difference between two answers, in the client's order of outputs; None where they are alike.
+    """Return the first difference between two answers in the client's order of outputs; None for none.
 
     Floating-point elements may differ by `tolerance`, plus `tolerance` times the client's value; NaN is like
     NaN. All others are compared exactly. The order of outputs does not matter.
@@ -121,7 +124,8 @@ def _compare_output(mine: Kept, theirs: Kept, tolerance: float) -> Difference | 
     size = mine.datatype.size
     if not size:
         return _compare_packed(mine, theirs)
-    if mine.nbytes != theirs.nbytes or len(mine.data) % size:  # of one shape, so that one contradicts itself
+    # Both have one shape, so one of the two contradicts itself.
+    if mine.nbytes != theirs.nbytes or len(mine.data) % size:
         return _sizes_differ(mine, theirs)
     a, b = _elements(mine), _elements(theirs)
     differing = ~_close(a, b, tolerance) if mine.datatype in _FLOATS else a != b
@@ -150,7 +154,7 @@ def _close(client: Array, mirror: Array, tolerance: float) -> Array:
     client, mirror = client.astype(np.float64), mirror.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         near = np.abs(client - mirror) <= tolerance + tolerance * np.abs(client)
-    # An infinite tolerance times infinity forgives anything, and infinities are alike only where they are the
+    # An infinite tolerance times infinity forgives anything, and infinities are alike only if they are the
     # same.
     near &= np.isfinite(client) & np.isfinite(mirror)
     alike: Array = near | (client == mirror) | (np.isnan(client) & np.isnan(mirror))
@@ -158,7 +162,7 @@ def _close(client: Array, mirror: Array, tolerance: float) -> Array:
 
 
 def _compare_packed(mine: Kept, theirs: Kept) -> Difference:
-    """Return the first element that differs within what was kept of two unequal outputs, else their sizes."""
+    """Return the first element that differs in the kept parts of two unequal outputs, else their sizes."""
     one, other = memoryview(mine.data), memoryview(theirs.data)
     at = index = 0
     end = min(len(one), len(other))
@@ -188,7 +192,7 @@ def _index(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _plain(element: Any) -> bool | float | str:
-    """Return an element as Python's, a short float with the few digits that it takes to tell it."""
+    """Return an element as a Python value, a short float with the few digits that identify it."""
     return _shown(float(str(element)) if isinstance(element, np.floating) else element.item())
 
 

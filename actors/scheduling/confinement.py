@@ -1,8 +1,8 @@
 """Whether a worker has taken more than its model's limits, and when to look again. See docs/worker_life.md.
 
-Looking costs a little, and what is looked at only now and then can overshoot. So the next look is due when
-the limit could have been reached at the earliest: memory can't be filled faster than it can be written,
-processes not be started faster than the kernel copies them.
+Looking costs a little, and a worker that is looked at only now and then can overshoot. So the next look is
+due when the limit could have been reached at the earliest: memory can't be filled faster than it can be
+written, and processes can't be started faster than the kernel copies them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from actors.scheduling.retries import Oom, TooManyProcesses
 from actors.specs import Confinement
 
 FILLED_PER_SECOND: Final = 4 * 1024**3
-"""Bytes of memory that a process can newly fill in a second, about: the kernel has to clear the pages first."""
+"""Bytes of memory that a process can newly fill in a second, about: the kernel has to clear the pages."""
 
 STARTED_PER_SECOND: Final = 2000.0
 """Processes that a process can start in a second, about."""
 
-SHORTEST: Final = 0.02  # seconds; what is gained by looking still earlier is less than what it costs
+# Seconds; looking still earlier gains less than it costs.
+SHORTEST: Final = 0.02
 LONGEST: Final = 0.25
 
 
@@ -27,14 +28,15 @@ LONGEST: Final = 0.25
 class Usage:
     """What a worker takes, with all processes that it has started."""
 
-    # Bytes, anonymous and shared, swapped out or not. What several processes share counts for each of them,
-    # or once where the measurement is exact.
+    # Bytes, anonymous and shared, swapped out or not. Memory that several processes share counts for each of
+    # them, or once if the measurement is exact.
     memory: int
-    processes: int  # those that have ended and are still listed included
+    # Ended processes that are still listed are included.
+    processes: int
 
 
 def judge(usage: Usage, limits: Confinement) -> Oom | TooManyProcesses | None:
-    """Return what a worker must be killed for, if anything."""
+    """Return why a worker must be killed, or None."""
     if limits.memory and usage.memory > limits.memory:
         return Oom(usage.memory, limits.memory)
     if limits.processes and usage.processes > limits.processes:

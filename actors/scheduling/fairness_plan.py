@@ -1,7 +1,8 @@
 """The JSON forms of `tritium.fairness` and `tritium.slo`.
 
-    {"tenant": {"header": "x-tenant"}, "weights": {"gold": 4, "free": 1}, "max_queued": 64, "when_full":
-    "refuse", "age": 2} {"p99": 0.05, "refuse": true, "tune": true}
+    {"tenant": {"header": "x-tenant"}, "weights": {"gold": 4, "free": 1}, "max_queued": 64,
+     "when_full": "refuse", "age": 2}
+    {"p99": 0.05, "refuse": true, "tune": true}
 
 All mistakes are found in one pass.
 """
@@ -21,26 +22,27 @@ _SLO: Final = '{"p99": 0.05}'
 _WEIGHTS: Final = '{"gold": 4, "free": 1}'
 _LEAST_WEIGHT: Final = 0.001
 _LARGEST_WEIGHT: Final = 1000.0
-_MOST_TENANTS: Final = 256  # that are listed: each has series of its own
+# Tenants that are listed: each has series of its own.
+_MOST_TENANTS: Final = 256
 _LONGEST_NAME: Final = 128
 _KEYS: Final = ("tenant", "weights", "default_weight", "unlisted", "max_queued", "when_full", "age")
 _OF_TENANTS: Final = ("weights", "default_weight", "unlisted", "max_queued", "when_full")
 
 
 class InvalidFairness(InvalidDocument):
-    """A document that says nothing sensible about fairness."""
+    """A document that is not a valid description of fairness."""
 
     subject = "fairness"
 
 
 class InvalidSlo(InvalidDocument):
-    """A document that promises nothing sensible."""
+    """A document that is not a valid promise."""
 
     subject = "slo"
 
 
 def read_fairness(document: object) -> Fairness:
-    """Return what a decoded `tritium.fairness` says. Raises InvalidFairness with every mistake in it."""
+    """Return the settings of a decoded `tritium.fairness`. Raises InvalidFairness with all its mistakes."""
     reader = _FairnessReader()
     fairness = reader.fairness(document)
     if reader.mistakes:
@@ -49,7 +51,7 @@ def read_fairness(document: object) -> Fairness:
 
 
 def read_slo(document: object) -> Slo:
-    """Return what a decoded `tritium.slo` says. Raises InvalidSlo with every mistake in it."""
+    """Return the settings of a decoded `tritium.slo`. Raises InvalidSlo with all its mistakes."""
     reader = _SloReader()
     slo = reader.slo(document)
     if reader.mistakes:

@@ -10,19 +10,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StartAfter:
-    """How many requests have to wait before a model's first batch: in the queue or for slots, and in the backlog. 0: none."""
+    """How many requests have to wait before a model's first batch.
+
+    They wait in the queue or for slots, and in the backlog. 0: none.
+    """
 
     queued: int = 0
     backlogged: int = 0
 
 
 class Hold:
-    """Holds one model version back until its first batch may begin. From then on it is `open`, and stays so."""
+    """Holds one model version back until its first batch may begin. From then on it stays `open`."""
 
     __slots__ = ("_after", "open")
 
     def __init__(self, after: StartAfter | None = None) -> None:
-        """Without `after`, or where that asks for no queued request, nothing is held back."""
+        """Without `after`, or if that needs no queued request, nothing is held back."""
         self._after = StartAfter() if after is None else after
         self.open = self._after.queued <= 0
 

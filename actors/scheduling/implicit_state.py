@@ -1,7 +1,7 @@
-"""Implicit state: an output that becomes an input of the sequence's next request (contract, scheduling.md section 6.6).
+"""Implicit state: an output that becomes an input of the sequence's next request.
 
-The server keeps the bytes, not the worker. So a sequence can go on where its worker died, and a model that
-takes its state as an input needs no memory of its own.
+Contract, scheduling.md section 6.6. The server keeps the bytes, not the worker. So a sequence can go on after
+its worker died, and a model that takes its state as an input needs no memory of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ImplicitState:
-    """The states of one model: what a sequence begins with, and what its answers make of that."""
+    """The states of one model: the initial ones, and how its answers change them."""
 
     __slots__ = ("_model", "_outputs", "initial", "varies")
 
@@ -30,9 +30,8 @@ class ImplicitState:
             state.output_name: (at, state) for at, state in enumerate(states)
         }
         self.initial: Extra = tuple(_first(state, batches=spec.batches) for state in states)
-        self.varies = any(
-            -1 in state.dims for state in states
-        )  # so that two sequences may not fit into one batch
+        # If they vary, two sequences may not fit into one batch.
+        self.varies = any(-1 in state.dims for state in states)
 
     def __bool__(self) -> bool:
         return bool(self._outputs)
@@ -43,10 +42,12 @@ class ImplicitState:
         return [tensor for tensor in outputs if tensor.name not in self._outputs or tensor.name in wanted]
 
     def after(self, before: Extra, outputs: Sequence[Tensor]) -> Extra:
-        """Return the states after an execution that gave `outputs`: a state that it did not write stays as it was.
+        """Return the states after an execution that gave `outputs`.
 
-        Bytes are copied, for outputs may view memory that is about to be used again. Raises Internal for a
-        state of another datatype than configured.
+        A state that it did not write stays as it was.
+
+        Bytes are copied, because outputs may view memory that is about to be used again. Raises Internal for
+        a state of another datatype than configured.
         """
         states = list(before)
         for tensor in outputs:

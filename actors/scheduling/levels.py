@@ -1,9 +1,9 @@
 """The priority levels of a model's queue, of which only those exist that requests wait in. Pure.
 
-A configuration may name up to 2**64 - 1 levels, so a level is made for the first request that comes to it. Up
-to `KEPT` levels are all made at once and stay: nothing is made or looked for with each request then. Of more,
-levels that have emptied are dropped, and no more than `OCCUPIED` may have requests waiting at one time, since
-each is looked into for every batch.
+A configuration may name up to 2**64 - 1 levels, so a level is made when the first request comes to it. Up to
+`KEPT` levels are all made at once and stay, so no request has to make or find one. If there are more, levels
+that have emptied are dropped. No more than `OCCUPIED` levels may have requests waiting at one time, because
+every batch looks into each of them.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class Entry:
     def __init__(self, level: Level, lane: Lane, enqueued_at: float) -> None:
         self.level = level
         self.lane = lane
-        self.queued = True  # until it has left, by whatever door
+        self.queued = True  # until it leaves the queue in any way
         self.enqueued_at = enqueued_at
         self.expires = math.inf  # when the queue timeout passes
-        # Whom the clock runs for, None while none does. Forgetting it then marks the heap item stale, and
-        # keeps that item from holding the request's inputs in memory.
+        # The request that the clock runs for, None while none does. Forgetting it then marks the heap item
+        # stale, and keeps that item from holding the request's inputs in memory.
         self.timed: InferRequest | None = None
         self.requeued = False
-        # Where levels age, and nowhere else: the level it came to, whose policy holds, and when it rises from
-        # where it is.
+        # Only if levels age: the level it came to, whose policy holds, and when it rises from its present
+        # level.
         self.home: Level
         self.rises: float
 
 
 class Lane(Protocol):
-    """What is used of `OrderedDict[InferRequest, Entry]`, and what `FairLane` has too."""
+    """The part of `OrderedDict[InferRequest, Entry]` that is used here, and that `FairLane` has too."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[InferRequest]: ...
@@ -59,7 +59,7 @@ class Lane(Protocol):
         """Return the entries, in order."""
 
     def popitem(self, *, last: bool) -> tuple[InferRequest, Entry]:
-        """Take out one from an end. Raises KeyError where it is empty."""
+        """Take out one from an end. Raises KeyError if the lane is empty."""
 
     def move_to_end(self, request: InferRequest, /, *, last: bool) -> None:
         """Move one to an end."""
@@ -87,18 +87,17 @@ class Level:
         self.delays = policy.timeout_action is TimeoutAction.DELAY
         self.waiting: Lane = OrderedDict() if ledger is None else FairLane(ledger)
         self.delayed: Lane = OrderedDict() if ledger is None else FairLane(ledger)
-        self.risen: list[
-            tuple[float, int, Entry]
-        ] = []  # enqueued: those that have risen to here, and left maybe
+        # Requests that have risen to this level, by the time they were enqueued; some may have left.
+        self.risen: list[tuple[float, int, Entry]] = []
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.delayed)
 
     def oldest(self) -> float:
-        """When the first of these requests was enqueued; infinite where there is none.
+        """When the first of these requests was enqueued; infinite if there is none.
 
-        Arrivals are in order of time. Requests put back at the head need not be, nor delayed ones where
-        clients choose their timeouts, nor those from levels below.
+        Arrivals are in order of time. Requests put back at the head need not be. Nor need delayed ones if
+        clients choose their timeouts, or requests from levels below.
         """
         oldest = math.inf
         while self.risen:
@@ -150,11 +149,14 @@ class Levels:
         self.known = {level.number: level for level in self.present}
         self._default = self.known[default]
         self.lanes: list[Lane] = []
-        """Of the levels that exist, in scan order."""
+        """The lanes of the levels that exist, in scan order."""
         self._list_lanes()
 
     def of(self, request: InferRequest) -> Level:
-        """Return the level of `request`. One that does not exist is empty, and not `present` before it is `entered`."""
+        """Return the level of `request`.
+
+        A level that does not exist is empty, and not `present` before it is `entered`.
+        """
         level = self.known.get(request.priority)
         if level is None:
             level = self._made(request.priority) if 1 <= request.priority <= self._lowest else self._default
@@ -172,7 +174,10 @@ class Levels:
         return len(self.present) < OCCUPIED
 
     def entered(self, level: Level) -> Level:
-        """Have `level` exist, for a request that comes to it. Return it, or the one that has come into its place."""
+        """Have `level` exist, for a request that comes to it.
+
+        Return it, or the level that has come into its place.
+        """
         known = self.known.get(level.number)
         if known is not None:
             return known
@@ -183,7 +188,7 @@ class Levels:
         return level
 
     def served(self) -> None:
-        """Requests have been taken: drop the levels at the front that this has emptied. Not where they are `fixed`."""
+        """Requests have been taken: drop the levels at the front that are now empty, unless `fixed`."""
         empty = 0
         while empty < len(self.present) and not self.present[empty]:
             if self.present[empty] is not self._default:

@@ -1,8 +1,8 @@
-"""What a frontend notes of a request's client, because the model asks for it.
+"""What a frontend notes of a request's client, because the model needs it.
 
 Frontends know headers and addresses, and models don't; models know which of them matter, and frontends don't.
-So a model says by its `ClientMarks` what it needs, and the frontend has them put on each request. A model
-that needs nothing has none.
+So a model states its needs in its `ClientMarks`, and the frontend has them put on each request. A model that
+needs nothing has none.
 """
 
 from __future__ import annotations
@@ -20,21 +20,25 @@ LONGEST_TENANT: Final = 128
 """Characters of a tenant's name; the end of a longer one is replaced by a digest of all of it."""
 
 _KEPT: Final = 96
-_NETWORK_BITS: Final = 64  # of an IPv6 address: all who share them count as one client
+_NETWORK_BITS: Final = 64  # of an IPv6 address: clients that share them count as one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMarks:
-    """What a model needs to know of a request's client. Names of headers are in lower case; empty: not needed."""
+    """What a model needs to know of a request's client.
+
+    Names of headers are in lower case; empty: not needed.
+    """
 
     affinity_header: str = ""  # for `InferRequest.affinity`
     tenant_header: str = ""  # for `InferRequest.tenant`, as the next two
     tenant_parameter: str = ""
     tenant_address: bool = False
-    listed: Container[str] | None = None  # tenants told apart from the rest; None: each is one of its own
+    # Tenants told apart from the rest; None: each is one of its own.
+    listed: Container[str] | None = None
 
     def put_on(self, request: InferRequest, header: Callable[[str], str], address: Callable[[], str]) -> None:
-        """Put them on `request`.
+        """Put the marks on `request`.
 
         `header` returns the value of a header, empty without one, and `address` the client's numeric address
         without a port, empty for a Unix socket.
@@ -54,7 +58,7 @@ class ClientMarks:
 
 
 def marks_for(plan: TrafficPlan | None, fairness: Fairness | None) -> ClientMarks | None:
-    """Return what a model with these settings needs; None for nothing."""
+    """Return the marks that a model with these settings needs; None for nothing."""
     sticky = plan.sticky_header if plan is not None else ""
     if fairness is None or not fairness.by_tenant:
         return ClientMarks(affinity_header=sticky) if sticky else None
@@ -68,15 +72,15 @@ def marks_for(plan: TrafficPlan | None, fairness: Fairness | None) -> ClientMark
 
 
 def marks_of(spec: ModelSpec) -> ClientMarks | None:
-    """Return what one version of a model needs: it has no other versions to choose from."""
+    """Return the marks that one version of a model needs: it has no other versions to choose from."""
     return marks_for(None, spec.fairness)
 
 
 def client_at(address: str) -> str:
-    """Return what all connections of one client have in common.
+    """Return the part of an address that all connections of one client have in common.
 
-    Of an IPv6 address that is its first 64 bits: the rest is the client's to choose. What is no address stays
-    as it is.
+    Of an IPv6 address that is its first 64 bits: the client can choose the rest. A text that is no address
+    stays as it is.
     """
     if ":" not in address:
         return address

@@ -1,7 +1,7 @@
 """`preserve_ordering`: answers leave in the order in which their requests were dispatched.
 
 Each request takes a ticket at its first dispatch and keeps it through retries. An answer waits until every
-earlier ticket has its own; so an answer that views an arena slot must be copied before it is given in, or the
+earlier ticket has its own. So an answer that views an arena slot must be copied before it is given in, or the
 slot it holds may be the one an earlier request needs.
 """
 

@@ -1,4 +1,7 @@
-"""Reading the settings that are JSON objects: everything wrong with one is told at once, with its place and what would have worked."""
+"""Reading the settings that are JSON objects.
+
+All mistakes in one are reported at once, each with its place and a value that would have worked.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")  # RFC 9110, a fie
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One thing that is wrong with a document: where (`weights.2`; empty: as a whole), what, and what would have worked."""
+    """One mistake in a document.
+
+    It says where it is (`weights.2`; empty: as a whole), what it is, and what would have worked.
+    """
 
     key: str
     complaint: str
@@ -31,7 +37,7 @@ class Mistake:
 
 
 class InvalidDocument(InvalidArgument):
-    """A document that makes no sense; `mistakes` has at least one entry, and the message tells them all."""
+    """A document that is not valid; `mistakes` has at least one entry, and the message names them all."""
 
     subject = "document"
 
@@ -41,7 +47,7 @@ class InvalidDocument(InvalidArgument):
 
 
 class PlanReader:
-    """One pass over a document. What is wrong is noted, and a default stands in so that the pass can go on."""
+    """One pass over a document. A mistake is noted, and a default stands in so that the pass can go on."""
 
     def __init__(self) -> None:
         self.mistakes: list[Mistake] = []
@@ -106,6 +112,6 @@ class PlanReader:
 
 
 def shown(value: object) -> str:
-    """Return `value` as JSON, cut where it is long."""
+    """Return `value` as JSON, cut if it is long."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -1,8 +1,9 @@
-"""Whether a worker has done its time: the decision about `tritium.recycle`, and its reading. See docs/worker_life.md.
+"""Whether a worker has done its time: the decision about `tritium.recycle`, and its reading.
 
-A worker that reaches a ceiling is replaced, not punished: its replacement loads first, takes over, and it
-answers what it has. That costs a load, so a version rests after each replacement for a multiple of what it
-took. However low a ceiling is, most of the time goes to requests.
+See docs/worker_life.md. A worker that reaches a ceiling is replaced, not punished: its replacement loads
+first and takes over, and the worker answers the requests that it has. That costs a load, so a version rests
+after each replacement for a multiple of the time it took. However low a ceiling is, most of the time goes to
+requests.
 """
 
 from __future__ import annotations
@@ -16,29 +17,35 @@ from actors.scheduling.plan_reading import InvalidDocument, PlanReader
 from actors.specs import Recycle
 
 LOOK_EVERY: Final = 0.5
-"""Seconds between two looks at memory and requests. A leak that fills a machine in less needs a limit, not a ceiling."""
+"""Seconds between two looks at memory and requests.
+
+A leak that fills a machine in less needs a limit, not a ceiling.
+"""
 
 REST: Final = 4.0
-"""How many times as long as a replacement took nothing is replaced afterwards."""
+"""Rest after a replacement, as a multiple of the time that it took."""
 
 SHORTEST_REST: Final = 1.0
 LONGEST_REST: Final = 600.0
 AFTER_FAILURE: Final = 30.0
-"""Seconds until another replacement is tried where one could not be loaded; doubled each time, up to `LONGEST_REST`."""
+"""Seconds until the next try after a replacement could not be loaded.
+
+They double each time, up to `LONGEST_REST`.
+"""
 
 _MIB: Final = 1024 * 1024
 _EXAMPLE: Final = '{"memory_mb": 4096, "requests": 1000000, "seconds": 86400}'
 
 
 class InvalidRecycling(InvalidDocument):
-    """Ceilings that make no sense."""
+    """Ceilings that are not valid."""
 
     subject = "recycling"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wear:
-    """What a worker has come to. A measurement that no ceiling asks for may be left 0."""
+    """How much a worker has used. A measurement that no ceiling needs may be left 0."""
 
     memory: int = 0  # bytes, with all processes that it has started
     requests: int = 0
@@ -70,7 +77,7 @@ class Rest:
         self._failures = 0
 
     def replaced(self, began: float, now: float) -> None:
-        """A replacement that began then has taken over."""
+        """A replacement that began at `began` has taken over."""
         self._failures = 0
         self.until = now + min(max(REST * (now - began), SHORTEST_REST), LONGEST_REST)
 
@@ -81,7 +88,10 @@ class Rest:
 
 
 def read_recycle(document: object) -> Recycle:
-    """Return the ceilings of a JSON object with `memory_mb`, `requests` and `seconds`. Raises InvalidRecycling."""
+    """Return the ceilings of a JSON object with `memory_mb`, `requests` and `seconds`.
+
+    Raises InvalidRecycling.
+    """
     reader = PlanReader()
     fields = reader.members("", document, ("memory_mb", "requests", "seconds"), _EXAMPLE)
     memory, requests = (

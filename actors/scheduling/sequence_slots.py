@@ -1,4 +1,4 @@
-"""The records that `actors.scheduling.sequences` keeps: sequences, slots, and what is counted of them. It alone changes them."""
+"""The records of `actors.scheduling.sequences`: sequences, slots, and their counts. Only it changes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from actors.messages.requests import InferRequest
 from actors.scheduling.controls import Extra, Padding
 
-# A correlation id as clients give it, or a tuple for one that the server made: those can't meet.
+# A correlation id as clients give it, or a tuple for one that the server made: the two can't be equal.
 Key: TypeAlias = int | str | tuple[int]
 
 
@@ -53,24 +53,26 @@ class LiveSequence:
     def __init__(self, key: Key, correlation_id: int | str, states: Extra) -> None:
         self.key = key
         self.correlation_id = correlation_id
-        self.group: SlotGroup | None = None  # who has its slot, and which
+        self.group: SlotGroup | None = None  # the group that its slot is in
         self.index = 0
         self.queue: deque[InferRequest] = deque()
         self.running: InferRequest | None = None
         self.runs_in: SlotGroup | None = None
         self.ticket = Ticket(0, 0.0, 0)  # of the running request
-        self.closing = False  # its id names it no more
+        self.closing = False  # its id no longer names it
         self.states = states
         self.controls: list[Extra | None] = [None, None, None, None]  # by flags
         self.last_arrival = 0.0
         self.seated_at = -math.inf
-        self.timer = 0  # until it is idle for too long, while it has a slot or nothing queued
-        self.patience: tuple[float, int] = (math.inf, 0)  # when it leaves the backlog in vain, and that timer
+        # Runs until it is idle for too long, while it has a slot or nothing queued.
+        self.timer = 0
+        # When it leaves the backlog without a slot, and the timer of that.
+        self.patience: tuple[float, int] = (math.inf, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Impatience:
-    """What a timer is for that ends a sequence's wait in the backlog."""
+    """The target of a timer that ends a sequence's wait in the backlog."""
 
     sequence: LiveSequence
 
@@ -94,7 +96,7 @@ class SlotGroup:
         self.instance = instance
         self.number = number
         self.limit = limit
-        self.leaving = False  # its instance is about to be no more: nobody else is given a slot
+        self.leaving = False  # its instance is about to go: no other sequence gets a slot
         self.fresh = 0  # slots from here on have never been used
         self.slots: dict[int, LiveSequence] = {}  # those that are taken
         self.ready: list[tuple[int, LiveSequence]] = []  # by arrival of their first requests
@@ -104,7 +106,10 @@ class SlotGroup:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a group runs now, padding included. `alone`: its one real request is suspected of killing workers."""
+    """What a group runs now, padding included.
+
+    `alone`: its one real request is suspected of killing workers.
+    """
 
     requests: list[InferRequest]
     alone: bool = False
@@ -112,7 +117,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class SequenceCounts:
-    """How many sequences there are: `seated` have a slot, `backlogged` wait for one. `expired` and `restarted` only grow."""
+    """How many sequences there are.
+
+    `seated` have a slot, `backlogged` wait for one. `expired` and `restarted` only grow.
+    """
 
     live: int
     seated: int
@@ -123,7 +131,7 @@ class SequenceCounts:
 
 
 class Share:
-    """What waits on one side of the line between slots and backlog, so that neither can use up the other's room."""
+    """What waits either for slots or in the backlog, so that neither can use up the other's room."""
 
     __slots__ = ("nbytes", "requests")
 
@@ -132,6 +140,6 @@ class Share:
         self.nbytes = 0
 
     def add(self, request: InferRequest, sign: int = 1) -> None:
-        """Count `request`; with a `sign` of -1, no more."""
+        """Count `request`; with a `sign` of -1, count it no longer."""
         self.requests += sign
         self.nbytes += sign * request.nbytes

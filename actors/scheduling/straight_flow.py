@@ -1,8 +1,8 @@
 """The data flow of an ensemble in which no step is decoupled: the common case, and a cheap one. Pure.
 
 There is one iteration and one answer then, and each step answers once. So whether a step can run need not be
-looked up: it is counted how many of those that write its inputs, the client among them, have yet to give.
-Everything else is as `actors.scheduling.ensembles` has it; a test plays both against each other.
+looked up. It follows from a count: how many writers of its inputs, the client among them, have not yet given.
+Everything else is as in `actors.scheduling.ensembles`; a test plays both against each other.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ Value = TypeVar("Value")
 
 
 class StraightFlow(Generic[Value]):
-    """One request on its way along a course without decoupled steps. To be used as `actors.scheduling.ensembles.Flow` is."""
+    """One request on its way along a course without decoupled steps.
+
+    It is used like `actors.scheduling.ensembles.Flow`.
+    """
 
     __slots__ = ("_answer", "_awaited", "_course", "_running", "_taken", "_values", "error")
 
     def __init__(self, course: Course) -> None:
         self._course = course
-        self._awaited = dict(
-            course.writers
-        )  # by consumer: how many of those that write for it have yet to give
+        # By consumer: how many of its writers have not yet given.
+        self._awaited = dict(course.writers)
         self._values: dict[str, Value] = {}  # by tensor; null ones are left out
         self._running = 0
         self._answer: Mapping[str, Value] | None = None
@@ -40,7 +42,7 @@ class StraightFlow(Generic[Value]):
     def received(
         self, run: Run[Value], outputs: Mapping[str, Value], *, final: bool, empty: bool = False
     ) -> Sequence[Run[Value]]:
-        """A run has given its response. See `Flow.received`; one that is not final is part of it."""
+        """A run has given its response. See `Flow.received`; a response that is not final is part of it."""
         if self.error is None:
             tensors = run.step.outputs
             for name, value in outputs.items():
@@ -51,7 +53,7 @@ class StraightFlow(Generic[Value]):
         return self._given(self._course.after[run.step.number]) if self.error is None else ()
 
     def _given(self, consumers: Sequence[Consumer]) -> Sequence[Run[Value]]:
-        """One of those who write for `consumers` has given all that it will: return those that can run now."""
+        """A writer for `consumers` has given all that it will: return the consumers that can run now."""
         runs = []
         awaited, values = self._awaited, self._values
         for consumer in consumers:

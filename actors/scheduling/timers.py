@@ -1,6 +1,6 @@
 """Deadlines of many things in one heap that is told the time, after trio's own `Deadlines`.
 
-A timer that is dropped leaves its item in the heap until the heap is cleaned; what it was for is let go of at
+A timer that is dropped leaves its item in the heap until the heap is cleaned, but releases its target at
 once.
 """
 
@@ -18,7 +18,7 @@ _STALE_ALLOWED: Final = 64
 
 
 class Timers(Generic[Target]):
-    """Times on the caller's clock, each with what is due then. Numbers of timers are positive and never used again."""
+    """Times on the caller's clock, each with a target. Timers' numbers are positive and never used again."""
 
     __slots__ = ("_heap", "_numbers", "_targets")
 
@@ -32,7 +32,7 @@ class Timers(Generic[Target]):
         return len(self._targets)
 
     def set(self, due: float, target: Target) -> int:
-        """Start a timer and return its number. Constant time but for a logarithm."""
+        """Start a timer and return its number. Takes constant time, apart from a logarithm."""
         number = next(self._numbers)
         self._targets[number] = target
         heappush(self._heap, (due, number))
@@ -42,18 +42,18 @@ class Timers(Generic[Target]):
         return number
 
     def drop(self, number: int) -> None:
-        """Stop a timer; no harm is done where it does not run."""
+        """Stop a timer; does nothing if it does not run."""
         self._targets.pop(number, None)
 
     def next_due(self) -> float:
-        """When the next timer is due; infinite where none runs."""
+        """When the next timer is due; infinite if none runs."""
         heap = self._heap
         while heap and heap[0][1] not in self._targets:
             heappop(heap)
         return heap[0][0] if heap else math.inf
 
     def pop_due(self, now: float) -> Target | None:
-        """Stop and return what is due at `now`, the earliest first; None for nothing."""
+        """Stop the earliest timer that is due at `now`, and return its target; None for nothing."""
         if self.next_due() > now:
             return None
         return self._targets.pop(heappop(self._heap)[1])

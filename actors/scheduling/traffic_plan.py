@@ -1,4 +1,4 @@
-"""The JSON form of a traffic plan: the value of `tritium.traffic`, and what the HTTP extension reads and shows.
+"""The JSON form of a traffic plan: the value of `tritium.traffic`, which the HTTP extension reads and shows.
 
     {"weights": {"1": 90, "2": 10}, "sticky": {"header": "x-user"},
      "mirror": {"version": 3, "fraction": 0.1}, "rollback": {"max_error_rate": 0.05}}
@@ -19,7 +19,7 @@ from actors.specs import Mirror, Rollback, TrafficPlan
 
 _WEIGHTS: Final = '{"1": 90, "2": 10}'
 _STICKY: Final = '{"header": "x-user"} or {"parameter": "user"}'
-_MIRROR: Final = Mirror(version=1)  # what their fields are where nothing is said
+_MIRROR: Final = Mirror(version=1)  # the defaults of their fields
 _ROLLBACK: Final = Rollback()
 _VERSION: Final = re.compile(r"[1-9][0-9]*\Z")
 
@@ -79,7 +79,8 @@ class _Reader(PlanReader):
             return TrafficPlan(weights={})
         fields = self.members("", document, ("weights", "sticky", "mirror", "rollback"), _plan_example())
         weights = self._weights(fields)
-        sound = {} if self.mistakes else weights  # what is wrong already contradicts nothing
+        # Weights with a mistake in them contradict nothing.
+        sound = {} if self.mistakes else weights
         header, parameter = self._sticky(fields)
         mirror = self._mirror(fields, sound)
         rollback = self._rollback(fields, sound)

@@ -1,13 +1,13 @@
 """Does something wait for itself? The wait-for graph of calls that models make of models.
 
-What waits either needs *every* one of what it waits for (a batch all the calls that it has to wait for, an
+A node that waits needs either *every* node it waits for (a batch all the calls that it has to wait for, an
 ensemble all its steps), or *any* of them (a queued request any instance of its model, an instance any of the
-batches that it executes). What waits for nothing goes on by itself. A node is stuck where it can't be shown
-to go on, however long one waits: that is the smallest set of nodes that go on, turned inside out, which a
-walk over the graph finds in time linear in its size.
+batches that it executes). A node that waits for nothing goes on by itself. A node is stuck if it can't be
+shown to go on, however long one waits. The stuck nodes are all that are not in the smallest set of nodes that
+go on, which a walk over the graph finds in time linear in its size.
 
-A wait that is not in the graph counts as one that ends; so whoever builds it may leave out what it does not
-know, and at worst a deadlock goes unnoticed.
+A wait that is not in the graph counts as one that ends. So the builder of the graph may leave out what it
+does not know, and at worst a deadlock goes unnoticed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Waits:
 def find_deadlock(
     start: Node, waits_of: Callable[[Node], Waits | None], *, limit: int = 10_000
 ) -> list[Node] | None:
-    """Return a chain from `start` to a node that is in it already, each waiting for the next in vain; None: it goes on.
+    """Return a chain from `start` to a node that is in it already; None if `start` goes on.
+
+    Each node of the chain waits for the next in vain.
 
     `waits_of` says what a node waits for, None for one that goes on by itself; it is asked once for each node
     that can be reached. A graph of more than `limit` nodes is taken for one that goes on.
@@ -49,7 +51,8 @@ def find_deadlock(
     while True:
         waits = graph[chain[-1]]
         assert waits is not None, "what waits for nothing goes on"
-        following: Node = next(each for each in waits.on if each not in going)  # type: ignore[assignment]  # of the graph
+        # `waits.on` has nodes of the graph.
+        following: Node = next(each for each in waits.on if each not in going)  # type: ignore[assignment]
         if following in chain:
             return [*chain, following]
         chain.append(following)
@@ -73,7 +76,7 @@ def _reachable(
 
 
 def _going_on(graph: dict[Node, Waits | None]) -> set[Node]:
-    """Return the nodes that go on, if everything that can does."""
+    """Return the nodes that go on, if every node that can go on does."""
     waiting_for: dict[Hashable, list[Node]] = {}
     missing: dict[Node, int] = {}
     for node, waits in graph.items():
