@@ -1,20 +1,23 @@
-"""Sending ahead: when a batch may wait in a worker behind what executes there, and when it is taken back for another instance.
+"""Sending ahead: when a batch may wait in a worker, and when it is taken back for another instance.
 
-A batch that already lies in the worker begins the moment the one before it ends. That saves the way from the
-worker to the server and back, some 0.2 ms. The price: it waits behind one execution though another instance
-may be free sooner, and behind a hang for ever. So what may be lost is bounded:
+A batch that already lies in the worker, behind the one that executes there, begins the moment that one ends.
+That saves the way from the worker to the server and back, some 0.2 ms. The price is that it waits behind one
+execution though another instance may be free sooner, and behind a hang for ever. So the possible loss is
+bounded:
 
-- What was sent ahead is taken back once that execution has taken longer than `PATIENCE` and another instance is idle.
-- An execution *lasts* when it has taken `PATIENCE` and twice as long as the last one of that instance. Nothing is sent ahead
-  behind one that lasts where the model has other instances: it stays in the queue.
-- Where no instance is ever idle, one that goes on lends its room: it gets what waits behind an execution that has taken
-  `PATIENCE` and twice as long as its own last one. In even traffic no execution does, so nothing moves to and fro.
+- A batch that was sent ahead is taken back once that execution has taken longer than `PATIENCE` and another
+  instance is idle.
+- An execution *lasts* when it has taken `PATIENCE` and twice as long as the last one of that instance. If the
+  model has other instances, nothing is sent ahead behind an execution that lasts: it stays in the queue.
+- If no instance is ever idle, an instance whose own execution does not last lends its room. It gets the
+  batches that wait behind an execution that has taken `PATIENCE` and twice as long as the lender's own last
+  one. In even traffic no execution takes that long, so nothing moves to and fro.
 
-The measure is the last execution, and not a number of milliseconds, because on a machine that has too few
-cores everything takes long, and it is then that a worker should have its next batch at hand.
+The measure is the last execution, and not a number of milliseconds. On a machine that has too few cores
+everything takes long, and then most of all a worker should have its next batch at hand.
 
-Taking back costs a second copy of the inputs. Executions shorter than `PATIENCE` never cause it. Whether the
-worker has begun by then is not for this module to say: `actors.arena`, "Claims".
+Taking back costs a second copy of the inputs. Executions shorter than `PATIENCE` never cause it. This module
+does not decide whether the worker has begun by then: see `actors.arena`, "Claims".
 """
 
 from __future__ import annotations
@@ -29,28 +32,32 @@ PATIENCE: Final = 0.005
 
 
 def outlasts(busy_since: float, now: float) -> bool:
-    """Whether an execution has taken longer than a batch is to wait for; never where a lane is free (infinite)."""
+    """Whether an execution has taken longer than a batch may wait; never if a lane is free (infinite)."""
     return now - busy_since > PATIENCE
 
 
 def lasts(busy_since: float, took: float, now: float) -> bool:
-    """Whether a worker is no place for what has not begun; `took` is how long its last execution did."""
+    """Whether a worker's execution lasts, so no batch should wait there; `took` is that of its last one."""
     return now - busy_since > PATIENCE + 2 * took
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What an instance is at. `room` is for batches of any kind, on a free lane or behind others; times are seconds."""
+    """The state of an instance. `room` is for batches of any kind, on a free lane or behind others.
 
-    busy_since: float  # when the last of its lanes began what it executes; infinite while one is free
+    Times are seconds.
+    """
+
+    # When the last of its lanes began its present execution; infinite while a lane is free.
+    busy_since: float
     room: bool
     took: float = 0.0  # its last execution
 
 
 def relievable(standings: Iterable[Standing], now: float) -> float:
-    """Return since when at the latest an instance must have been busy for others to take what waits there.
+    """Return the latest start of an execution behind which others may take the waiting batches.
 
-    Minus infinity where no instance can take anything.
+    It is minus infinity if no instance can take any.
     """
     latest = -math.inf
     for each in standings:
@@ -64,7 +71,7 @@ def relievable(standings: Iterable[Standing], now: float) -> float:
 
 
 def overdue(standings: Sequence[Standing], now: float) -> list[int]:
-    """Return which instances what has not begun is to be taken back from, the longest busy first."""
+    """Return the instances whose batches that have not begun are to be taken back, the longest busy first."""
     latest = relievable(standings, now)
     late = [at for at, each in enumerate(standings) if each.busy_since < latest]
     return sorted(late, key=lambda at: standings[at].busy_since)

@@ -1,26 +1,27 @@
-"""The data flow of an ensemble: which steps can run, and what is answered. Contract, scheduling.md section 7. Pure.
+"""The data flow of an ensemble: which steps can run, and what is answered. Pure.
 
-Theory of operation. A `Wiring` is what an ensemble's configuration says. For a set of requested outputs, and
-what is known of the composing models, it makes a `Course`: the steps that contribute to those outputs, each
-tensor's consumers, and how deep each tensor lies. A `Flow` is one request on its way along a course: values
-come in, `Run`s and answers come out.
+Contract, scheduling.md section 7.
 
-*Iterations.* Every response of a decoupled step begins an iteration of its own for all that comes after it.
-An iteration is a tuple of ordinals: () is the request itself, (2,) the third response of a decoupled step,
-(2, 0) the first response that a decoupled step further down gave for that. A tensor's *depth* is the length
-of its iterations. A value is seen in its own iteration and in all that descend from it, so values of
-different depths meet where they belong together.
+Theory of operation. A `Wiring` holds the steps of an ensemble's configuration. For a set of requested
+outputs, and the known properties of the composing models, it makes a `Course`: the steps that contribute to
+those outputs, each tensor's consumers, and how deep each tensor lies. A `Flow` is one request on its way
+along a course: values come in, `Run`s and answers come out.
 
-*The answer* is a consumer like a step: it is complete where every requested output has a value in one
+*Iterations.* Every response of a decoupled step begins an iteration of its own for all steps after it. An
+iteration is a tuple of ordinals: () is the request itself, (2,) the third response of a decoupled step, (2,
+0) the first response that a decoupled step further down gave for that. A tensor's *depth* is the length of
+its iterations. A value is seen in its own iteration and in all that descend from it, so values of different
+depths meet where they belong together.
+
+*The answer* is a consumer like a step: it is complete when every requested output has a value in one
 iteration. Answers leave in the order of their iterations, whatever order steps end in.
 
-*Null.* An output that a step was asked for and did not give is null, as is an optional input that the client
-left out. The answer leaves it out, and a step whose model takes it for optional runs without it. A step that
-needs it never runs: what that step should have written has no value, not even null, which is a deadlock in
-the end.
+*Null.* If a step was asked for an output and did not give it, that output is null. So is an optional input
+that the client left out. The answer leaves a null value out, and a step whose model takes it as optional runs
+without it. A step that needs it never runs. Then the outputs of that step have no value, not even null, which
+is a deadlock in the end.
 
-*Errors.* After the first one nothing new is run; the flow is over when everything that runs has ended, and
-not before.
+*Errors.* After the first error nothing new is run. The flow is over when every run has ended, and not before.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Iteration = tuple[int, ...]
 
 ROOT: Final[Iteration] = ()
 ANSWER: Final = -1
-"""Stands for the answer where a consumer's number is asked for."""
+"""The number of the answer, which is a consumer too."""
 
 _DEADLOCK: Final = (
     "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
@@ -49,10 +50,11 @@ _DEADLOCK: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepModel:
-    """What the data flow must know of the model of a step."""
+    """The properties of a step's model that the data flow needs."""
 
-    inputs: tuple[str, ...] = ()  # in the order that suits it best; those it does not name come last
-    optional: frozenset[str] = frozenset()  # inputs that it can do without
+    # In the order that suits the model best; inputs that are not named here come last.
+    inputs: tuple[str, ...] = ()
+    optional: frozenset[str] = frozenset()  # inputs that it can run without
     decoupled: bool = False
 
     def place(self, name: str) -> int:
@@ -62,19 +64,19 @@ class StepModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumer:
-    """A step of a course, or its answer (number `ANSWER`), as far as tensors go."""
+    """A step of a course, or its answer (number `ANSWER`), as a consumer and writer of tensors."""
 
     number: int  # of the step in the configuration
-    inputs: tuple[
-        tuple[str, str, bool], ...
-    ]  # the consumer's name, the ensemble's tensor, whether it is needed
-    outputs: Mapping[str, str]  # by the model's name: the ensemble tensors that somebody needs
+    # The consumer's name, the ensemble's tensor, whether it is needed.
+    inputs: tuple[tuple[str, str, bool], ...]
+    # By the model's name: the ensemble tensors that a consumer needs.
+    outputs: Mapping[str, str]
     depth: int  # of the iterations it runs in
     decoupled: bool = False
 
 
 class Wiring:
-    """What an ensemble's configuration says of its steps."""
+    """The steps of an ensemble's configuration, and how their tensors connect them."""
 
     def __init__(self, ensemble: Ensemble) -> None:
         self.steps = ensemble.steps
@@ -83,7 +85,7 @@ class Wiring:
         }
 
     def writer(self, tensor: str) -> tuple[int, str] | None:
-        """Return the step that writes `tensor`, and its model's name for it; None for an input of the ensemble."""
+        """Return the step that writes `tensor`, and its model's name for it; None for an ensemble's input."""
         number = self._written_by.get(tensor)
         if number is None:
             return None
@@ -152,7 +154,7 @@ class Course:
                 consumers.setdefault(tensor, []).append(consumer)
         self.consumers: Mapping[str, Sequence[Consumer]] = consumers
         self.uses = {tensor: len(found) for tensor, found in consumers.items()}
-        """How often a value of each tensor is consumed, where it is not `lasting`."""
+        """How often a value of each tensor is consumed, unless it is `lasting`."""
         self.lasting = frozenset(
             tensor
             for tensor, found in consumers.items()
@@ -165,13 +167,13 @@ class Course:
         self.decoupled = any(step.decoupled for step in self.steps.values())
         """Whether there may be any number of answers."""
         self.fed = self._readers(self.sources)
-        """Those who consume something of the client's."""
+        """The consumers of the client's tensors."""
         self.after = {number: self._readers(step.outputs.values()) for number, step in self.steps.items()}
-        """Those who consume something of each step's."""
+        """The consumers of each step's tensors."""
         self.writers = Counter(
             consumer.number for readers in (self.fed, *self.after.values()) for consumer in readers
         )
-        """How many of the client and the steps each consumer has something from, by its number."""
+        """How many writers (the client and steps) each consumer has tensors from, by its number."""
 
     def _readers(self, tensors: Iterable[str]) -> tuple[Consumer, ...]:
         found = {each.number: each for tensor in tensors for each in self.consumers.get(tensor, ())}
@@ -179,7 +181,7 @@ class Course:
 
 
 def _depths(wiring: Wiring, models: Mapping[int, StepModel]) -> dict[str, int]:
-    """Return each tensor's depth; configurations are free of circles when they come here."""
+    """Return each tensor's depth; configurations that come here have no circles."""
     depths: dict[str, int] = {}
 
     def depth(tensor: str) -> int:
@@ -221,7 +223,10 @@ class Run(Generic[Value]):
 
 
 class Flow(Generic[Value]):
-    """One request on its way. `begin` first; then each run that comes out is ended by a final `received` or `failed`."""
+    """One request on its way.
+
+    Call `begin` first. Each run that comes out is then ended by a final `received` or `failed`.
+    """
 
     __slots__ = ("_answered", "_course", "_pending", "_running", "_seen", "_values", "error")
 
@@ -229,7 +234,7 @@ class Flow(Generic[Value]):
         self._course = course
         self._values: dict[Iteration, dict[str, Value | None]] = {ROOT: {}}
         self._seen: dict[Iteration, set[int]] = {}  # the numbers of consumers that were complete
-        self._running: dict[Run[Value], int] = {}  # and how many responses each has given
+        self._running: dict[Run[Value], int] = {}  # the number of responses of each
         self._pending: list[tuple[Iteration, Mapping[str, Value]]] = []  # answers that wait for earlier ones
         self._answered = 0
         self.error: TritiumError | None = None  # the first one; nothing new is run after it
@@ -237,13 +242,16 @@ class Flow(Generic[Value]):
     # -- what happens ----------------------------------------------------------------------------------------
 
     def begin(self, inputs: Mapping[str, Value]) -> list[Run[Value]]:
-        """Start from the ensemble's inputs. Return what can run; those that the client left out are null."""
+        """Start from the ensemble's inputs, and return the runs that can begin.
+
+        Inputs that the client left out are null.
+        """
         return self._set(ROOT, {tensor: inputs.get(tensor) for tensor in self._course.sources})
 
     def received(
         self, run: Run[Value], outputs: Mapping[str, Value], *, final: bool, empty: bool = False
     ) -> list[Run[Value]]:
-        """A run has given a response: `outputs` by the model's name. Return what can run now.
+        """A run has given a response: `outputs` by the model's name. Return the runs that can begin now.
 
         `empty` marks a final part that only says that there are no more.
         """
@@ -263,7 +271,7 @@ class Flow(Generic[Value]):
         return runs
 
     def failed(self, run: Run[Value], error: TritiumError, *, final: bool) -> None:
-        """A run has given an error: so does the whole request, when what runs has ended."""
+        """A run has given an error: the whole request fails with it, once all runs have ended."""
         if final:
             del self._running[run]
         self.stop(error)
@@ -278,7 +286,7 @@ class Flow(Generic[Value]):
 
     @property
     def over(self) -> bool:
-        """Whether nothing runs, and so nothing will ever happen again."""
+        """Whether nothing runs, so nothing will ever happen again."""
         return not self._running
 
     @property
@@ -287,7 +295,7 @@ class Flow(Generic[Value]):
         return self._running
 
     def take_answers(self) -> list[Mapping[str, Value]]:
-        """Return the answers that are complete and have no earlier one to wait for, each of them once."""
+        """Return each complete answer once, as soon as no earlier one has to come first."""
         if not self._pending:
             return []
         ready = len(self._pending)
@@ -300,13 +308,14 @@ class Flow(Generic[Value]):
         return taken
 
     def _earliest(self, run: Run[Value]) -> Iteration:
-        """Return a lower bound of the iterations that `run` has still to give something to."""
+        """Return a lower bound of the iterations to which `run` can still add something."""
         return (*run.iteration, self._running[run]) if run.step.decoupled else run.iteration
 
     def ending(self, prefix: str) -> TritiumError | None:
-        """Return the error that a flow which is over ends with, or None. `prefix` goes before a text of ours.
+        """Return the error that a flow which is over ends with, or None.
 
-        A decoupled ensemble may end without any answer; any other one that does is in a deadlock.
+        `prefix` goes before a text of ours. A decoupled ensemble may end without any answer; any other
+        ensemble that does is in a deadlock.
         """
         if self.error is None and not self._answered and not self._course.decoupled:
             self.error = deadlock(prefix)
@@ -325,7 +334,7 @@ class Flow(Generic[Value]):
         return runs
 
     def _iterations(self, consumer: Consumer, iteration: Iteration) -> Iterator[Iteration]:
-        """Yield the known iterations in which `consumer` could see what is new in `iteration`."""
+        """Yield the known iterations in which `consumer` could see the new values in `iteration`."""
         length = len(iteration)
         if consumer.depth == length:
             yield iteration
@@ -354,7 +363,7 @@ class Flow(Generic[Value]):
             runs.append(run)
 
     def _forget(self, iteration: Iteration) -> None:
-        """Let go of the values of an iteration, and of those around it, to which nothing will be added."""
+        """Drop the values of an iteration, and of those around it, to which nothing will be added."""
         while iteration:
             length = len(iteration)
             for run in self._running:
@@ -418,14 +427,14 @@ class Gates:
         return run
 
     def give_up(self, step: int, run: object) -> bool:
-        """The patience of `run` is over: it goes, unless it went before (False)."""
+        """The patience of `run` is over, so it goes. False if it went before."""
         if not self.withdraw(step, run):
             return False
         self._pass(step)
         return True
 
     def withdraw(self, step: int, run: object) -> bool:
-        """Take `run` out, which is not to go any more. False where it does not wait."""
+        """Take `run` out, because it is not to go any more. False if it does not wait."""
         waiting = self._waiting.get(step)
         if waiting is None or run not in waiting:
             return False
@@ -437,11 +446,11 @@ class Gates:
 
 
 def fitted(shape: Sequence[int], rank: int, *, batches: bool) -> Sequence[int]:
-    """Return a tensor's full shape as a model sees it whose declared tensor has `rank` dimensions without the batch's.
+    """Return a tensor's full shape as it is for a model whose tensor has `rank` dimensions besides the batch.
 
-    A tensor keeps its full shape between models, whether or not they batch (contract, section 7). What is one
-    dimension short of a batching model's is a batch of one to it; a leading 1 that is one too many for a
-    model without batches is dropped.
+    A tensor keeps its full shape between models, whether or not they batch (contract, section 7). If it has
+    one dimension too few for a batching model, it is a batch of one to that model. If it has one too many for
+    a model without batches, a leading 1 is dropped.
     """
     if batches:
         return (1, *shape) if len(shape) == rank else shape

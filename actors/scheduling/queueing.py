@@ -1,20 +1,22 @@
-"""What waits for one model, in what order, how much of it and for how long. Contract, scheduling.md sections 1 and 3.3.
+"""What waits for one model, in what order, how much of it and for how long.
 
-A queue has priority levels, strictly served in ascending order, and each level two first-in-first-out lanes:
-requests inside their queue timeout, and after those the ones whose timeout passed under the policy DELAY. A
-lane is an `OrderedDict` from request to entry: both ends, and removal anywhere, take constant time.
+Contract, scheduling.md sections 1 and 3.3.
+
+A queue has priority levels, strictly served in ascending order. Each level has two first-in-first-out lanes:
+requests inside their queue timeout, and after those the requests whose timeout passed under the policy DELAY.
+A lane is an `OrderedDict` from request to entry: both ends, and removal anywhere, take constant time.
 
 Two clocks can run on a queued request. The *queue timeout* is the model's policy; it ends with REJECT or
 DELAY, and no longer applies once a request has been taken. The *deadline* is the client's own and holds for
 ever. Both are kept in one heap which, as in trio's `Deadlines`, is told the time and cleaned lazily: an item
 counts while its entry's clock runs.
 
-Full means one of two things. A level with `max_queue_size` refuses (`push` raises). Any other waits: its
-callers ask `admits` first, and `QueueBounds` decides.
+Full means one of two things. A level with `max_queue_size` refuses (`push` raises). Any other level waits:
+its callers ask `admits` first, and `QueueBounds` decides.
 
-Where tenants share the queue fairly (`actors.scheduling.fairness`) a lane is a `FairLane`, and being full is
-a matter of each tenant. Where levels age, a request that has waited goes to the end of the level above: a
-third clock, in the same heap.
+If tenants share the queue fairly (`actors.scheduling.fairness`), a lane is a `FairLane`, and each tenant has
+its own bound. If levels age, a request that has waited goes to the end of the level above: a third clock, in
+the same heap.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from actors.specs import Fairness, QueueBounds, Scheduling
 _STALE_ALLOWED: Final = 64
 
 ENDED_AT_ONCE: Final = 256
-"""Requests whose time is up that are ended in one turn of the loop: telling a client of it costs some 20 µs."""
+"""Requests whose time is up that are ended in one turn of the loop: telling a client takes some 20 µs."""
 
 
 class RequestQueue:
@@ -69,7 +71,7 @@ class RequestQueue:
         self._heap: list[tuple[float, int, Entry]] = []
         self._armed = 0  # heap items that count
         self._turn = count()  # settles the order of equal times
-        self._cancelled: list[InferRequest] = []  # met while scanning, and not yet reported
+        self._cancelled: list[InferRequest] = []  # found by a scan, and not yet reported
 
     def __len__(self) -> int:
         """How many requests wait."""
@@ -97,8 +99,8 @@ class RequestQueue:
     def admits(self, request: InferRequest) -> bool:
         """Whether `request` may be pushed now; if not, its caller waits until something has left.
 
-        True where its level refuses by itself. A request larger than the bound on bytes is admitted by an
-        empty queue, or it would wait for ever.
+        True if its level refuses by itself. An empty queue admits a request larger than the bound on bytes,
+        or that request would wait for ever.
         """
         if self._ledger is not None and not self._fits_tenant(request, self._ledger):
             return False
@@ -118,8 +120,8 @@ class RequestQueue:
     def push(self, request: InferRequest, now: float) -> None:
         """Enqueue `request` at `now`.
 
-        Raises Unavailable where its level has a `max_queue_size` and is full, or the queue's bytes are; and
-        where its tenant has more waiting than it may, and is not to wait for that.
+        Raises Unavailable if its level has a `max_queue_size` and is full, or if the queue's bytes are full.
+        Also raises it if its tenant has more waiting than it may, and must not wait for room.
         """
         levels = self._levels
         level = levels.known.get(request.priority)
@@ -149,10 +151,11 @@ class RequestQueue:
             self._arm(request, entry, due)
 
     def push_front(self, requests: Sequence[InferRequest]) -> None:
-        """Put back what an instance did not finish: to the head of each one's level, in the given order.
+        """Put back requests that an instance did not finish.
 
-        Their queue timeouts applied until they were taken and don't any more; their own deadlines still hold.
-        Bounds don't apply: these were admitted once.
+        Each goes to the head of its level, in the given order. Their queue timeouts applied until they were
+        taken and don't any more; their own deadlines still hold. Bounds don't apply, because these requests
+        were admitted before.
         """
         for request in reversed(requests):
             before = request.queue_entry
@@ -175,7 +178,7 @@ class RequestQueue:
                 self._arm(request, entry, due)
 
     def remove(self, request: InferRequest) -> bool:
-        """Take `request` out, whose client has left. False where it is not here (any more)."""
+        """Take out `request`, whose client has left. False if it is not here (any more)."""
         entry = request.queue_entry
         if not isinstance(entry, Entry) or not entry.queued:
             return False
@@ -185,7 +188,7 @@ class RequestQueue:
     def head(self, max_rows: int) -> list[InferRequest]:
         """Return the first requests in scan order, without removing them.
 
-        Enough of them to have more than `max_rows` rows, or all there are.
+        They are enough to have more than `max_rows` rows, or all there are.
         """
         found: list[InferRequest] = []
         flagged: list[InferRequest] = []
@@ -222,10 +225,10 @@ class RequestQueue:
         return taken
 
     def expire(self, now: float, *, at_most: int = ENDED_AT_ONCE) -> list[tuple[InferRequest, TritiumError]]:
-        """Take out requests whose time is up at `now` and return them, each with what to tell its client.
+        """Take out requests whose time is up at `now` and return them, each with the error for its client.
 
-        `at_most` so many are looked at; where there are more, `next_expiry` is still due. Where a level's
-        policy is DELAY, a queue timeout moves the request to the delayed lane instead.
+        It looks at no more than `at_most`; if there are more, `next_expiry` is still due. If a level's policy
+        is DELAY, a queue timeout moves the request to the delayed lane instead.
         """
         ended: list[tuple[InferRequest, TritiumError]] = [
             (r, Cancelled("")) for r in self._cancelled[:at_most]
@@ -280,7 +283,7 @@ class RequestQueue:
 
     @property
     def ledger(self) -> Ledger | None:
-        """What each tenant has and got; None for a queue without tenants."""
+        """The tenants' ledger; None for a queue without tenants."""
         return self._ledger
 
     def ahead_of(self, request: InferRequest) -> float:
@@ -295,7 +298,10 @@ class RequestQueue:
         return ahead + (lane.ahead_of(request.tenant) if isinstance(lane, FairLane) else len(lane))
 
     def patience(self, request: InferRequest) -> float:
-        """Return how long `request` might wait here before its level's policy refuses it, in seconds; infinite for ever."""
+        """Return how many seconds `request` might wait here before its level's policy refuses it.
+
+        It is infinite if the policy never does.
+        """
         level = self._levels.of(request)
         if level.delays:
             return math.inf
@@ -304,7 +310,7 @@ class RequestQueue:
         )
 
     def _fits_tenant(self, request: InferRequest, ledger: Ledger) -> bool:
-        """Whether the tenant of `request` may have one more waiting, or is refused by `push`."""
+        """Whether the tenant of `request` may have one more waiting. Also true if `push` would refuse it."""
         if ledger.at_bound(request):
             return ledger.refuses
         if self._levels.of(request).policy.max_queue_size > 0:
@@ -343,7 +349,7 @@ class RequestQueue:
             self._disarm(entry)
 
     def _delay(self, request: InferRequest, entry: Entry) -> None:
-        """Move a request behind the unexpired ones of its level; only its own deadline still runs."""
+        """Move a request behind the others of its level; only its own deadline still runs."""
         del entry.lane[request]
         entry.lane = entry.level.delayed
         entry.lane[request] = entry
@@ -353,7 +359,10 @@ class RequestQueue:
             self._arm(request, entry, due)
 
     def _rise(self, request: InferRequest, entry: Entry) -> None:
-        """Move a request that has waited long enough behind those of the level above, delayed ones behind delayed ones."""
+        """Move a request that has waited long enough behind those of the level above.
+
+        A delayed request goes behind the delayed ones.
+        """
         level = self._levels.entered(self._levels.above(entry.level))
         lane = level.delayed if entry.lane is entry.level.delayed else level.waiting
         del entry.lane[request]

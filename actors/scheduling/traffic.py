@@ -1,15 +1,15 @@
-"""Who answers a request that names no version, and when a version loses its share. Pure.
+"""Which version answers a request that names none, and when a version loses its share. Pure.
 
 *Shares.* Weights are relative: those of versions that can't serve are left out and the rest fill their place.
 A request is sent by a point in [0, 1) that the caller draws, or by a key, so that requests with one key meet
-one version: each version draws a waiting time from the hash of the key and itself, exponential with its share
-as the rate, and the shortest wins (weighted rendezvous hashing). So a version wins exactly its share of all
-keys; one that leaves gives up its own keys and no others; and of two versions whose shares change, only the
-one that grows gains keys. Nothing is remembered: the hash has no secret, so that keys meet the same version
-after a restart and on every server of a fleet.
+one version. For a key, each version draws a waiting time from the hash of the key and itself, exponential
+with its share as the rate, and the shortest wins (weighted rendezvous hashing). So a version wins exactly its
+share of all keys. A version that leaves gives up its own keys and no others. If the shares of two versions
+change, only the version that grows gains keys. Nothing is remembered. The hash has no secret, so keys meet
+the same version after a restart and on every server of a fleet.
 
-*Rollback.* What a version counted is looked at over a sliding window. `judge` is given those and says whether
-one of them is to lose its share, and why.
+*Rollback.* The counters of a version are looked at over a sliding window. `judge` takes them and says whether
+a version is to lose its share, and why.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from actors.specs import InputSpec, ModelSpec, OutputSpec, Rollback
 class Shares:
     """Versions that can serve, and the share that each has of the requests. The shares add up to 1.
 
-    Where none of the available versions has a weight, the highest of them has it all, as if there were no
-    plan. Where no version is available there are no shares, and nothing to choose.
+    If none of the available versions has a weight, the highest of them has the whole share, as if there were
+    no plan. If no version is available there are no shares, and nothing to choose.
     """
 
     __slots__ = ("_bounds", "_draws", "by_version", "versions")
@@ -38,7 +38,8 @@ class Shares:
     def __init__(self, weights: Mapping[int, float], available: Iterable[int]) -> None:
         ready = sorted(available)
         largest = max((weights.get(version, 0.0) for version in ready), default=0.0)
-        if largest > 0:  # divided by it first, since weights may be as large as floats are
+        # Divided by the largest first, because weights may be as large as floats are.
+        if largest > 0:
             scaled = {version: weights.get(version, 0.0) / largest for version in ready}
         else:
             scaled = dict.fromkeys(ready[-1:], 1.0)
@@ -80,7 +81,7 @@ class Shares:
 
 
 def difference(one: ModelSpec, other: ModelSpec) -> str:
-    """Say why a request that suits one version would not suit the other; nothing where it would.
+    """Say why a request that suits one version would not suit the other; empty if it would.
 
     Both have the same inputs, and agree about the batch dimension and about how many answers a request gets.
     A dimension that one leaves open may be fixed by the other.
@@ -93,7 +94,7 @@ def difference(one: ModelSpec, other: ModelSpec) -> str:
 
 
 def outputs_differ(one: ModelSpec, other: ModelSpec) -> str:
-    """Say how the answers of two versions differ in form; nothing where they don't."""
+    """Say how the answers of two versions differ in form; empty if they don't."""
     return _tensors_differ("output", one, one.outputs, other, other.outputs)
 
 
@@ -131,10 +132,9 @@ def _form(spec: InputSpec | OutputSpec) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What a version has answered since it was loaded; `seconds` is how long its successes took, all together.
+    """What a version has answered since it was loaded; `seconds` is how long its successes took altogether.
 
-    An error is one of the version's own making: cancellations and requests that its queue refused are
-    neither.
+    Only the version's own failures are errors: cancellations and requests that its queue refused are not.
     """
 
     successes: int = 0
@@ -155,20 +155,21 @@ class Counters:
 
     @property
     def error_rate(self) -> float:
-        """Errors among the answers; 0 where there are none."""
+        """Errors among the answers; 0 if there are none."""
         return self.errors / self.answers if self.answers else 0.0
 
     @property
     def mean_latency(self) -> float:
-        """Seconds that a success took; 0 where there are none."""
+        """Seconds that a success took on average; 0 if there are none."""
         return self.seconds / self.successes if self.successes else 0.0
 
 
-_GRAINS: Final = 128  # of a window: what bounds its memory, however often it is told
+# Of a window: they bound its memory, however often it is updated.
+_GRAINS: Final = 128
 
 
 class Window:
-    """A version's counters over the last `length` seconds, to within a hundredth of it."""
+    """A version's counters over the last `length` seconds, to within a hundredth of that."""
 
     __slots__ = ("_length", "_samples")
 
@@ -177,7 +178,7 @@ class Window:
         self._samples: deque[tuple[float, Counters]] = deque()
 
     def add(self, now: float, counters: Counters) -> None:
-        """Note what the version has counted by `now`, which never goes back."""
+        """Note the version's counters at `now`, which never goes back."""
         samples = self._samples
         if len(samples) > 1 and samples[-1][0] - samples[-2][0] < self._length / _GRAINS:
             samples.pop()
@@ -187,13 +188,13 @@ class Window:
 
     @property
     def recent(self) -> Counters:
-        """What was counted within the window that ends with the last note."""
+        """The counts within the window that ends with the last note."""
         return self._samples[-1][1] - self._samples[0][1] if self._samples else Counters()
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of a version: its counters over the window, and the ages in seconds of the requests it has in hand."""
+    """A version's counters over the window, and the ages in seconds of the requests that it has in hand."""
 
     recent: Counters
     in_hand: Sequence[float] = ()
@@ -213,11 +214,11 @@ class RollBack:
 
 
 def judge(rule: Rollback, shares: Shares, evidence: Mapping[int, Evidence]) -> Keep | RollBack:
-    """Decide whether a version is so bad that it loses its share. One at a time: what is left is looked at anew.
+    """Decide whether a version is so bad that it loses its share.
 
-    The smallest share is judged first, so that the newcomer goes and not the old hand where both suffer. The
-    version with the largest share goes only where another has shown that it does better. The last version
-    stays, whatever it does.
+    At most one loses it: the remaining ones are judged anew. The smallest share is judged first, so that if
+    both suffer the new version goes and not the old one. The version with the largest share goes only if
+    another has shown that it does better. The last version always stays.
     """
     if len(shares.versions) < 2:
         return Keep()
@@ -246,7 +247,7 @@ _NONE = Evidence(Counters())
 
 
 def _complaint(rule: Rollback, evidence: Evidence, lead: Evidence | None) -> str:
-    """Return which rule a version breaks, and by how much; nothing where it breaks none or too little is known."""
+    """Return which rule a version breaks, and by how much; empty if it breaks none or too little is known."""
     recent = evidence.recent
     enough = recent.answers >= rule.min_requests
     if rule.max_error_rate and enough and recent.error_rate > rule.max_error_rate:
@@ -270,7 +271,7 @@ def _complaint(rule: Rollback, evidence: Evidence, lead: Evidence | None) -> str
 
 
 def _latency(evidence: Evidence, limit: float) -> tuple[int, float]:
-    """Return how many requests tell of a version's latency, and its mean.
+    """Return how many requests count towards a version's latency, and their mean.
 
     A request in hand that is already older than `limit` counts with its age: a version that hangs answers
     nothing, and would look fine for ever.
