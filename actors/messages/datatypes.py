@@ -60,7 +60,7 @@ _BY_NUMPY: Final = {
 
 
 def from_numpy_dtype(dtype: np.dtype) -> DataType | None:
-    """Return the datatype that holds arrays of `dtype`, or None where there is none.
+    """Return the datatype that holds arrays of `dtype`, or None if there is none.
 
     Object and fixed-width string arrays are BYTES. BF16 is never inferred.
     """

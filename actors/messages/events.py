@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Event(str, Enum):
-    """`noun_verb` names of what is logged; a name that is not here is not an event."""
+    """The `noun_verb` names of logged events; a name that is not here is not an event."""
 
     SERVER_STARTING = "server_starting"
     SERVER_CONFIGURED = "server_configured"

@@ -29,7 +29,7 @@ _length_at = Struct("<I").unpack_from
 
 
 class Strings(NamedTuple):
-    """What a walk found.
+    """The result of a walk.
 
     There are `elements` whole ones, and the last of them ends at byte `at` of `size`. If more bytes follow,
     `length` is what the next element claims to hold, and -1 if even its length is cut short.
@@ -47,7 +47,7 @@ class Strings(NamedTuple):
 
 
 def walk(data: Buffer, most: int) -> Generator[None, None, Strings]:
-    """Return what the packed elements in `data` are, and stop once `most` of them were seen.
+    """Walk the packed elements in `data`, until `most` of them were seen.
 
     Yields after at most about a quarter of a millisecond of work. Never raises.
     """

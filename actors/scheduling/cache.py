@@ -96,9 +96,9 @@ class KeptOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """What is kept of an answer: its outputs. Response parameters are not (contract, section 8).
+    """The kept part of an answer: its outputs. Response parameters are not kept (contract, section 8).
 
-    `nbytes` is what it counts in a cache.
+    `nbytes` is its size in a cache.
     """
 
     outputs: tuple[KeptOutput, ...]
@@ -110,7 +110,7 @@ class Entry:
 
 
 def entry_size(outputs: Sequence[Tensor | KeptOutput]) -> int:
-    """Return what an entry of these outputs counts, in bytes."""
+    """Return the size of an entry of these outputs in a cache, in bytes."""
     return ENTRY_OVERHEAD + sum(OUTPUT_OVERHEAD + len(each.name) + len(each.data) for each in outputs)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 LONGEST: Final = 60.0
-"""Seconds; who is told to stay away for longer may miss that things got better."""
+"""Seconds; a client that is told to stay away for longer may miss that things got better."""
 
 LONGEST_LOAD: Final = 30.0
 """The same for a model that is being loaded."""
@@ -60,7 +60,7 @@ class Pace:
 def after_load(seconds: float, *, before: float = 0.0) -> float:
     """Return in how many seconds a load that has taken `seconds` so far may be over.
 
-    `before` is what the model's last load took; 0 if that is not known. A load of which nothing is known is
+    `before` is what the model's last load took; 0 if that is not known. An unknown load is
     expected to take as long again. So no client comes back more than a few times, and none waits for much
     longer than the load takes.
     """

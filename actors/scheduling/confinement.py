@@ -26,7 +26,7 @@ LONGEST: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a worker takes, with all processes that it has started."""
+    """The resources of a worker and of all processes that it has started."""
 
     # Bytes, anonymous and shared, swapped out or not. Memory that several processes share counts for each of
     # them, or once if the measurement is exact.

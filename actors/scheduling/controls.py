@@ -24,7 +24,7 @@ Extra = tuple[Tensor, ...]
 
 
 class Controls:
-    """The control tensors of one model, each of shape [1], or [1, 1] where the model batches.
+    """The control tensors of one model, each of shape [1], or [1, 1] if the model batches.
 
     They stand in the order of `SequenceBatching.controls`, in which the worker is told of them.
     """

@@ -59,7 +59,7 @@ class TenantShare:
 
 
 class _Held:
-    """What one tenant has waiting."""
+    """One tenant's waiting requests."""
 
     __slots__ = ("nbytes", "requests")
 
@@ -173,7 +173,7 @@ class _Line:
 
 
 class FairLane(Generic[E]):
-    """Requests with what a queue knows of each (`E`), in fair order.
+    """Requests in fair order, each with the queue's record of it (`E`).
 
     It has the part of an `OrderedDict` that `actors.scheduling.queueing` uses. Assigning enters at the end of
     the tenant's line, `popitem` takes the next one in fair order, `values` are in the order of arrival. A
@@ -268,7 +268,7 @@ class FairLane(Generic[E]):
             self._forget_everything()
 
     def popitem(self, *, last: bool) -> tuple[InferRequest, E]:
-        """Take the request whose turn it is. `last` is False. Raises KeyError where there is none."""
+        """Take the request whose turn it is. `last` is False. Raises KeyError if there is none."""
         assert not last, "there is a next in fair order, and no last"
         if self._returned:
             request = next(iter(self._returned))

@@ -69,7 +69,7 @@ class Flights:
         return flight if flight is not None and flight.leader is request else None
 
     def lead(self, key: bytes, request: InferRequest) -> Flight:
-        """Open a flight. Raises ValueError where one is open: follow that, or run without."""
+        """Open a flight. Raises ValueError if one is open: follow that, or run without."""
         if key in self._by_key or request in self._of:
             raise ValueError(f"{request!r} can't lead: the flight is open, or it is in one")
         flight = self._by_key[key] = self._of[request] = Flight(key, request)

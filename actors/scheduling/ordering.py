@@ -48,7 +48,7 @@ class ReorderBuffer(Generic[Answer]):
         return ticket
 
     def release(self, ticket: int, answer: Answer) -> list[tuple[InferRequest, Answer]]:
-        """Take in the answer for `ticket` and return what may be delivered now, in order.
+        """Take in the answer for `ticket` and return the answers that may be delivered now, in order.
 
         Errors and cancellations are answers too: every ticket needs one. Raises ValueError for a ticket that
         is not out or has its answer.

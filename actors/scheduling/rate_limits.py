@@ -111,7 +111,7 @@ class _Member(Generic[Key]):
 
     @property
     def level(self) -> int | None:
-        """Its level in a competition, None outside any. An executing instance keeps the level of its start."""
+        """Its level in a competition; None outside any. If it executes, that is its level when it began."""
         if self.place is not None:
             return self.reached
         return self.reached - self.priority if self.executing else None
@@ -133,7 +133,7 @@ class RateLimiter(Generic[Key]):
         self._line: list[_Member[Key]] = []
         self._places = count()
 
-    # -- who there is ----------------------------------------------------------------------------------------
+    # -- the instances ---------------------------------------------------------------------------------------
 
     def enter(
         self, owner: Hashable, instances: Iterable[tuple[Key, InstanceSpec]], ring: Callable[[], None]
@@ -195,7 +195,7 @@ class RateLimiter(Generic[Key]):
         return pool
 
     def leave(self, key: Key) -> None:
-        """Forget an instance, and free what it holds; nothing where it is not known."""
+        """Forget an instance, and free what it holds. Does nothing if it is not known."""
         member = self._members.pop(key, None)
         if member is None:
             return
@@ -216,7 +216,7 @@ class RateLimiter(Generic[Key]):
         member = self._members.get(key)
         return member is not None and bool(member.needs)
 
-    # -- who may execute -------------------------------------------------------------------------------------
+    # -- which may execute -----------------------------------------------------------------------------------
 
     @fault_point("limiter.ask")
     def ask(self, key: Key) -> bool:

@@ -37,7 +37,7 @@ SHORTEST_TURN: Final = 5.0
 """Seconds that a model in steady use keeps its place at least."""
 
 UNKNOWN_OVERHEAD: Final = 64 * 1024 * 1024
-"""What a worker is thought to take beside its model's files, until one has been measured."""
+"""The estimated memory of a worker beside its model's files, until one has been measured."""
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 

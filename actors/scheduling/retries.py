@@ -76,7 +76,7 @@ class _Death:
 
     @property
     def blames_request(self) -> bool:
-        """Whether what was executing can have caused it."""
+        """Whether an executing request can have caused it."""
         return True
 
 
@@ -115,7 +115,7 @@ class Signal(_Death):
 
 @dataclass(frozen=True, slots=True)
 class Oom(_Death):
-    """Killed for its memory: by the kernel, or by Tritium for `used` bytes where `limit` were allowed."""
+    """Killed for its memory by the kernel, or by Tritium because it had `used` bytes of `limit` allowed."""
 
     kind = "oom"
     used: int = 0
@@ -133,7 +133,7 @@ class Oom(_Death):
 
 @dataclass(frozen=True, slots=True)
 class TooManyProcesses(_Death):
-    """Killed by Tritium: it and what it had started were `count` processes where `limit` are allowed."""
+    """Killed by Tritium: with those that it started it was `count` processes, and `limit` are allowed."""
 
     kind = "processes"
     count: int
@@ -378,7 +378,7 @@ class _Inquest:
 
 
 def _halves(batch: Sequence[InferRequest]) -> list[Group]:
-    """Return a batch in two groups, or one where it has one request."""
+    """Return a batch in two groups, or in one if it has one request."""
     middle = (len(batch) + 1) // 2
     return [tuple(half) for half in (batch[:middle], batch[middle:]) if half]
 
@@ -425,7 +425,7 @@ class SuspectQueue:
     """Groups of requests that must run alone, one at a time; halves of the newest split come first.
 
     The owner takes a group with `next`, runs it by itself, and reports `outcome_ok` or `outcome_died`. As in
-    a `RequestQueue`, what is cancelled or past its own deadline comes out of `expire`.
+    a `RequestQueue`, a request that is cancelled or past its own deadline comes out of `expire`.
     """
 
     __slots__ = ("_groups", "_running")
@@ -453,7 +453,7 @@ class SuspectQueue:
         self._groups += [group for group in reversed(groups) if group]
 
     def next(self) -> Group | None:
-        """Start the next group; None where one runs already or none waits."""
+        """Start the next group; None if one runs already or none waits."""
         if self._running or not self._groups:
             return None
         self._running = self._groups.pop()
@@ -464,7 +464,7 @@ class SuspectQueue:
         self._running = ()
 
     def outcome_died(self, suspects: Sequence[Group]) -> None:
-        """The running group killed its worker; `suspects` is what `after_death` made of it."""
+        """The running group killed its worker; `suspects` are the groups that `after_death` made of it."""
         self._running = ()
         self.push_split(suspects)
 
@@ -515,7 +515,7 @@ def _too_late(request: InferRequest) -> TritiumError:
 
 
 class Fingerprint(NamedTuple):
-    """What a request's inputs look like: two requests have the same one if their inputs are equal."""
+    """Identifies a request's inputs: two requests have the same one if their inputs are equal."""
 
     quick: int
     digest: bytes

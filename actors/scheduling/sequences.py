@@ -186,7 +186,7 @@ class SequenceQueue(RequestQueue):
 
     @property
     def oldest_enqueued(self) -> float:
-        """When the request was enqueued that has waited longest; infinite where none waits."""
+        """When the request that has waited longest was enqueued; infinite if none waits."""
         return next(iter(self._queued.values())).enqueued_at if self._queued else math.inf
 
     def counts(self) -> SequenceCounts:
@@ -275,7 +275,7 @@ class SequenceQueue(RequestQueue):
             self._close(sequence)
 
     def _admit(self, request: InferRequest) -> LiveSequence:
-        """Return the sequence of `request`, a new one where it begins one."""
+        """Return the sequence of `request`, a new one if it begins one."""
         if request.synthetic and not request.correlation_id:
             return LiveSequence(self._own_key(request, _FLAGS), request.correlation_id, self._state.initial)
         own = self._iterative and not request.correlation_id
@@ -369,7 +369,7 @@ class SequenceQueue(RequestQueue):
     def leave(self, instance: str, now: float, *, unrun: Collection[InferRequest] = ()) -> list[InferRequest]:
         """Remove an instance that is gone, and return the queued requests of its sequences that are over.
 
-        Sequences that `may_move` go on where a slot is free, before those of the backlog. Requests that were
+        Sequences that `may_move` go on in a free slot, before those of the backlog. Requests that were
         running are left to the caller: each ends by `done`, or comes back by `put_back`. `unrun` are those of
         them that were handed to the instance, which did not begin them.
         """
@@ -717,8 +717,8 @@ class SequenceQueue(RequestQueue):
     def expire(self, now: float, *, at_most: int = ENDED_AT_ONCE) -> list[tuple[InferRequest, TritiumError]]:
         """End what is due at `now`: requests past their deadlines, waits in the backlog, idle sequences.
 
-        Return the requests that this takes out, each with what to tell its client. `at_most` so many timers
-        are looked at, and none when so many requests have ended; where there are more, `next_expiry` is still
+        Return the requests that this takes out, each with the error for its client. At most `at_most` timers
+        are looked at, and none when so many requests have ended; if there are more, `next_expiry` is still
         due.
         """
         ended: list[tuple[InferRequest, TritiumError]] = []

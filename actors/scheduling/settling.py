@@ -155,7 +155,7 @@ class Verdict:
 
 
 class _Mark(Enum):
-    """What stands where a stamp would."""
+    """What stands in place of a stamp."""
 
     ABSENT = "absent"  # there is no such model
     NEVER = "never"  # no decision was made yet

@@ -44,7 +44,7 @@ class Tally:
     refused: int = 0
 
     def add(self, other: Tally) -> None:
-        """Count what `other` has counted."""
+        """Add the counts of `other`."""
         self.requests += other.requests
         self.rows += other.rows
         self.refused += other.refused
@@ -77,7 +77,7 @@ class TenantTallies:
         self._of(tenant, 0).refused += 1
 
     def named(self) -> dict[str, Tally]:
-        """Return the counts of the tenants told by name, who may be others than last time."""
+        """Return the counts of the tenants told by name, which may be others than last time."""
         self._choose()
         return dict(sorted(self._named.items()))
 

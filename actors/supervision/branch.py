@@ -2,7 +2,7 @@
 
 Theory of operation. Each child is a task in `_nursery`, wrapped so that it cannot raise. When one ends,
 `_exited` runs in that task, without a checkpoint: it moves the row, tells the Ref and the observer, and,
-where another life is due, posts `Died`. One task, the loop in `run`, reads that mail and decides. A restart
+if another life is due, posts `Died`. One task, the loop in `run`, reads that mail and decides. A restart
 that has to wait is a timer in `_jobs` that posts `TryAgain`; a restart that fails is another `Died`. So
 nothing between two restarts ever holds the loop, and a request to stop, which cancels `_working`, gets
 through at once.

@@ -360,7 +360,7 @@ class Ref(Generic[M_contra]):
         return self.last_exit
 
     def statistics(self) -> InboxStatistics | None:
-        """How full the inbox is; None where there is no inbox."""
+        """How full the inbox is; None if there is no inbox."""
         return None if self._inbox is None else self._inbox.statistics()
 
     # The supervisor's side.
