@@ -60,9 +60,9 @@ class Pace:
 def after_load(seconds: float, *, before: float = 0.0) -> float:
     """Return in how many seconds a load that has taken `seconds` so far may be over.
 
-    `before` is what the model's last load took; 0 if that is not known. An unknown load is
-    expected to take as long again. So no client comes back more than a few times, and none waits for much
-    longer than the load takes.
+    `before` is what the model's last load took; 0 if that is not known. Then the load is expected to take as
+    long again as it has so far. So no client comes back more than a few times, and none waits for much longer
+    than the load takes.
     """
     left = before - seconds
     return min(LONGEST_LOAD, max(1.0, left if left > 0 else seconds))

@@ -105,8 +105,8 @@ class Flights:
     def lose(self, leader: InferRequest, *, failed: bool) -> list[InferRequest]:
         """The leader got no answer; `failed` says that the model failed. Return the requests that run now.
 
-        That is the next leader, or all followers after `FAILURES`. It is none while the cache still looks for
-        the answer.
+        That is the next leader, or all followers after `FAILURES`. It may be none, for example while the
+        cache still looks for the answer.
         """
         flight = self._of[leader]
         flight.failures += failed

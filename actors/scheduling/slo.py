@@ -107,7 +107,7 @@ class Controller:
 
     def __init__(self, p99: float, configured: BatchPolicy) -> None:
         self.policy = configured
-        # Times the p99 it is the limit for the expected time of a new request.
+        # Multiplied by the p99, it is the limit for the expected time of a new request.
         self.strictness = 1.0
         self.measured = math.nan  # the p99 of the last window
         self._p99 = p99
