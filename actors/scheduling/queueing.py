@@ -349,7 +349,7 @@ class RequestQueue:
             self._disarm(entry)
 
     def _delay(self, request: InferRequest, entry: Entry) -> None:
-        """Move a request behind the others of its level; only its own deadline still runs."""
+        """Move a request behind the unexpired ones of its level; only its own deadline still runs."""
         del entry.lane[request]
         entry.lane = entry.level.delayed
         entry.lane[request] = entry

@@ -30,7 +30,7 @@ LONGEST_REST: Final = 600.0
 AFTER_FAILURE: Final = 30.0
 """Seconds until the next try after a replacement could not be loaded.
 
-They double each time, up to `LONGEST_REST`.
+The wait doubles each time, up to `LONGEST_REST`.
 """
 
 _MIB: Final = 1024 * 1024

@@ -264,8 +264,8 @@ class SequenceQueue(RequestQueue):
     def push(self, request: InferRequest, now: float) -> None:
         """Enqueue a validated request at `now` (contract, section 6.1).
 
-        Raises InvalidArgument for one that belongs to no sequence, Unavailable for a new sequence where
-        `stopping`.
+        Raises InvalidArgument for a request that belongs to no sequence, and Unavailable for a new sequence
+        while the queue is `stopping`.
         """
         sequence = self._live.get(request.correlation_id)
         if sequence is None or request.flags or request.rows != 1:
@@ -718,7 +718,7 @@ class SequenceQueue(RequestQueue):
         """End what is due at `now`: requests past their deadlines, waits in the backlog, idle sequences.
 
         Return the requests that this takes out, each with the error for its client. At most `at_most` timers
-        are looked at, and none when so many requests have ended; if there are more, `next_expiry` is still
+        are looked at, and none once that many requests have ended; if there are more, `next_expiry` is still
         due.
         """
         ended: list[tuple[InferRequest, TritiumError]] = []

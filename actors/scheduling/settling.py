@@ -10,8 +10,8 @@ that is gone looks like an empty directory. So a single look is never believed:
 - A model has gone once two successive looks at its source, which answered, have both missed it.
 - A source that does not answer says nothing at all about its models, and nothing is decided about them. When
   it is back, its models are compared with what was seen before it left: if they are unchanged, nothing is to
-  be done. The lost source is reported when it is noticed, and once more when it has lasted. A directory that
-  was put in another's place is not believed at first either, and is back at once.
+  be done. The lost source is reported when it is noticed, and once more when it has lasted, because a
+  directory that was put in another's place is not believed at first either, and is back at once.
 
 A stamp is only ever compared with another. Looking at a model is harmless, because the receiver of the
 decision compares its content. So every model is looked at once after the start. A decision is per name: to
