@@ -330,7 +330,7 @@ class Settling:
         if not held:
             return Gone(key)
         for place in places:
-            # The next look also sees the change in another source that has not come to rest.
+            # The look that follows also sees changes in other sources that have not come to rest.
             if place.since is not None:
                 place.decided = _Mark.NEVER
         return LookAt(key, Change.MODIFIED if held > 1 and change is Change.ADDED else change)

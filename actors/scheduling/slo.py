@@ -4,8 +4,8 @@
 two things:
 
 - the *rate* of answers while more requests wait than one batch takes. Only such intervals tell what the model
-  is capable of. At other times it answers what it is asked, which only shows if it is capable of more than
-  was thought. Until there was such an interval, the rate is unknown and no request is refused for it.
+  is capable of. At other times it answers what it is asked, which can only show that it is capable of more
+  than was thought. Until there was such an interval, the rate is unknown and no request is refused for it.
 - the *service time* of a batch, from its hand-over to its answer.
 
 The expected time of a request is the time for the requests ahead of it, at that rate, and then its own
@@ -13,7 +13,7 @@ service. It is compared with the time left until its deadline, with how long its
 and with the promised p99. A request that can't make it is refused at once, while its client still has time to
 go elsewhere.
 
-Refusing must not last for ever, though it keeps the model from being measured after it became faster. So if
+Refusing must not last for ever, although it prevents the measurements that could show an improvement. So if
 no batch has confirmed the measurements for `PROBE_AFTER`, one request is admitted as a probe. If no request
 waits, none is refused for the promise's sake. And once refusing has begun, it stops only when the expected
 time has fallen clearly below the limit, not just under it.

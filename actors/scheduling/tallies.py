@@ -1,7 +1,7 @@
 """What each tenant got, for metrics: the largest tenants by name, all others together.
 
 Names of tenants come from clients, so neither memory nor the number of series may grow with them. Listed
-tenants are always told by name. Of the others, those that were served most lately are told by name; that
+tenants are always told by name. Of the others, those with the most rows served lately are told by name; that
 choice is made at each reading. A tenant's count by name begins when its name is first told, and joins
 `others` when the name is told no longer. So no count ever falls, and the sum of all counts is that of all
 requests.

@@ -1,4 +1,6 @@
-"""The JSON form of a traffic plan: the value of `tritium.traffic`, which the HTTP extension reads and shows.
+"""The JSON form of a traffic plan: the value of `tritium.traffic`, and of the HTTP extension.
+
+The extension reads and shows it.
 
     {"weights": {"1": 90, "2": 10}, "sticky": {"header": "x-user"},
      "mirror": {"version": 3, "fraction": 0.1}, "rollback": {"max_error_rate": 0.05}}
