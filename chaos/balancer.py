@@ -1,6 +1,7 @@
-"""A load balancer as small as one can be, and clients behind it: each request goes to the server as long as that is in rotation.
+"""A minimal load balancer with clients behind it.
 
-Clients of HTTP live here; those of gRPC are a program with grpcio, which looks at grpc.health.v1 by itself.
+A request goes to the server only while the server is in rotation. HTTP clients live here. gRPC clients are a
+program with grpcio, which looks at grpc.health.v1 by itself.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ _ROOT: Final = Path(__file__).parents[1]
 
 @dataclass
 class Rotation:
-    """Whether the server is to get requests, as the last look has shown; `out` is when it was taken out (records' time)."""
+    """Whether the server is to get requests, as the last look has shown.
+
+    `out` is the time when it was taken out of rotation (records' time).
+    """
 
     out: float | None = None
 
@@ -147,7 +151,10 @@ class Load:
 
 
 def judge(report: Report, question: Question, answer: HttpAnswer) -> None:
-    """Count an answer over HTTP: a good one, one that is wrong, or a refusal, which a request in rotation must not get."""
+    """Count an HTTP answer as good, as wrong, or as a refusal.
+
+    A request sent to a server in rotation must not be refused.
+    """
     if answer.status != 200:
         report.failed += 1
         report.trouble(f"{report.name}: {question.invoke.id}: {answer.status} {answer.body[:200]!r}")

@@ -1,4 +1,4 @@
-"""Injects the faults of a plan, each at its time, and writes down what was done and when its cause was gone."""
+"""Injects the faults of a plan at their times, and writes down each injection and when its cause was gone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class Conductor:
         self._active: list[str] = []
 
     async def run(self, plan: Plan, began: float) -> None:
-        """Inject what is planned for a run that began at `began` (records' time); return when everything is healed."""
+        """Inject what is planned for a run that began at `began` (records' time).
+
+        Returns when everything is healed.
+        """
         async with trio.open_nursery() as nursery:
             for planned in plan.faults:
                 await trio.sleep(max(0.0, began + planned.at - now()))
@@ -61,7 +64,8 @@ class Conductor:
         except NoTarget as why:
             self._pass_over(n, fault, str(why), restraint=isinstance(why, Restrained))
             return
-        except Exception as error:  # noqa: BLE001 (a fault's own bug is trouble to be seen, and no reason to lose the run)
+        # A fault's own bug is trouble to be seen, and no reason to lose the run.
+        except Exception as error:  # noqa: BLE001
             self._failed(n, fault, began, error)
             return
         self._write(injection.record(n, fault.name))

@@ -9,8 +9,8 @@ from contextlib import suppress
 def open_descriptors() -> set[tuple[str, str]]:
     """The number and the target of each descriptor of this process.
 
-    What is here and was not before is what was left open. A count would not tell: anything else in the process may close
-    its own meanwhile, when the garbage collector comes by.
+    A descriptor that is here and was not before was left open. A count would not tell: anything else in the
+    process may close a descriptor of its own meanwhile, when the garbage collector runs.
     """
     found = set()
     for number in os.listdir("/proc/self/fd"):
@@ -20,5 +20,8 @@ def open_descriptors() -> set[tuple[str, str]]:
 
 
 def left_open(before: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """What is open now and was not before. It is looked for twice: another thread may have something open for a moment."""
+    """What is open now and was not before.
+
+    It looks twice, because another thread may have something open for a moment.
+    """
     return (open_descriptors() - before) & open_descriptors()

@@ -1,6 +1,7 @@
-"""The ways to end a server, each seen through to its end: told once, told behind a balancer, told twice, killed, and told while it hangs.
+"""The ways to end a server, each seen through to its end.
 
-The figures are those that `chaos.checker.endings` sets limits for.
+The server is told once, told behind a balancer, told twice, killed, and told while it hangs. The figures are
+those for which `chaos.checker.endings` sets limits.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class Traces:
         self._held = _held(process)
 
     async def figures(self) -> Mapping[str, float]:
-        """Return how many processes, ports, pieces of memory and descriptors are left, once there are none or it takes too long."""
+        """Return how many processes, ports, pieces of memory and descriptors are left.
+
+        Returns once there are none, or when that takes too long.
+        """
         with trio.move_on_after(_LINGER):
             while any(self._left().values()):  # noqa: ASYNC110 (the kernel does it, and sends no event)
                 await trio.sleep(0.01)
@@ -72,7 +76,10 @@ class Traces:
 
 
 async def sigterm(server: Server, clients: Clients, control: Control) -> Ending:
-    """Tell it once, with many requests accepted: it is not ready at once, answers them all, and ends with status 0."""
+    """Tell the server once, with many requests accepted.
+
+    It is not ready at once, answers all of them, and ends with status 0.
+    """
     traces = Traces(server)
     async with _requests_under_way(server, clients, control, "slow") as answers:
         told = now()
@@ -96,7 +103,7 @@ async def sigterm(server: Server, clients: Clients, control: Control) -> Ending:
 
 
 async def balanced_drain(server: Server, clients: Clients, control: Control) -> Ending:
-    """Tell it once, with clients behind a balancer that looks at readiness: not one of their requests fails."""
+    """Tell the server once, with clients behind a balancer that looks at readiness: none of their requests fails."""
     traces = Traces(server)
     async with balanced(server) as load:
         told = now()
@@ -122,7 +129,10 @@ async def balanced_drain(server: Server, clients: Clients, control: Control) -> 
 
 
 async def sigterm_twice(server: Server, clients: Clients, control: Control) -> Ending:
-    """Tell it again while it drains, and can't come to an end: it goes at once, and takes everything along."""
+    """Tell the server again while it drains and can't come to an end.
+
+    It goes at once, and takes all its processes along.
+    """
     traces = Traces(server)
     async with _requests_under_way(server, clients, control, "hang"):
         server.signal(SIGTERM)
@@ -140,7 +150,10 @@ async def sigterm_twice(server: Server, clients: Clients, control: Control) -> E
 
 
 async def sigterm_hung(server: Server, clients: Clients, control: Control) -> Ending:
-    """Tell it once, while a model without a limit hangs: it ends at its own limit, and whoever waits is told."""
+    """Tell the server once, while a model without a limit hangs.
+
+    The server ends at its own limit, and the clients that wait are told.
+    """
     traces = Traces(server)
     async with _requests_under_way(server, clients, control, "hang", ENDLESS) as answers:
         told = now()
@@ -182,7 +195,10 @@ async def sigkill(server: Server, clients: Clients, control: Control) -> Ending:
 async def _requests_under_way(
     server: Server, clients: Clients, control: Control, conduct: str, model: str = "echo"
 ) -> AsyncIterator[list[End]]:
-    """Have `WAITING` requests accepted that can't be answered yet, and afterwards wait for the end of each, which goes to what is yielded."""
+    """Have `WAITING` requests accepted that can't be answered yet, and afterwards wait for the end of each.
+
+    The ends go to the list that is yielded.
+    """
     answers: list[End] = []
     with control.hold(model, conduct):
         async with trio.open_nursery() as nursery:
@@ -208,12 +224,15 @@ async def _fill(
 
 
 def _executing(answers: list[End]) -> int:
-    """How many of those that were sent need not wait any more: two instances each hold two, and some are done."""
+    """How many requests that were sent need not wait any more: two instances each hold two, and some are done."""
     return len(answers) + 4
 
 
 async def _not_ready(server: Server, told: float) -> float:
-    """Return how long after `told` the server said that it is not ready, or did not answer any more. Raises ServerFailed."""
+    """Return how long after `told` the server said that it is not ready, or stopped answering.
+
+    Raises ServerFailed.
+    """
     with trio.move_on_after(_READY_FOR):
         while await server.is_ready():  # noqa: ASYNC110 (another process's state)
             await trio.sleep(0.001)
@@ -226,7 +245,7 @@ def _said(end: End) -> str:
 
 
 def _taken(port: int) -> bool:
-    """Whether anybody listens on a port."""
+    """Whether any process listens on a port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -237,9 +256,9 @@ def _taken(port: int) -> bool:
 
 
 def _orphaned_memory(since: float) -> frozenset[str]:
-    """Return the shared memory that has a name and came since then (seconds since 1970), and that nobody who lives makes use of.
+    """Return named shared memory that came since then (seconds since 1970) and that no living process uses.
 
-    What has no name goes with the last descriptor of it.
+    Memory without a name goes with its last descriptor.
     """
     found: set[str] = set()
     with suppress(FileNotFoundError):
@@ -267,7 +286,10 @@ def _held(process: psutil.Process) -> frozenset[str]:
 
 
 def _open_files(process: psutil.Process) -> Iterator[str]:
-    """Yield what a process has open, as the kernel names it; memory without a name by its number, for its label is no one's own."""
+    """Yield what a process has open, as the kernel names it.
+
+    Memory without a name is named by its number, because its label need not be unique.
+    """
     folder = f"/proc/{process.pid}/fd"
     with suppress(OSError):
         for name in os.listdir(folder):

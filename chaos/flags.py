@@ -18,7 +18,10 @@ _ANY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How the server learns of changes in its repository: it looks by itself, or it is told. No server does both."""
+    """How the server learns of changes in its repository: it looks by itself, or it is told.
+
+    No server does both.
+    """
 
     name: str
     flags: Sequence[str]
@@ -48,7 +51,10 @@ def mode_of(seed: int) -> Mode:
 
 
 def chosen(mode: Mode, only: Collection[str]) -> Mapping[str, Fault]:
-    """Return the faults of a mode, or `only` some. Raises ValueError for a name that is none of its faults."""
+    """Return the faults of a mode, or `only` some.
+
+    Raises ValueError for a name that is not one of its faults.
+    """
     strangers = sorted(set(only) - mode.catalogue.keys())
     if strangers:
         raise ValueError(

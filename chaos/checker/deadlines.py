@@ -14,8 +14,8 @@ from chaos.records import Ok
 class Deadlines:
     """Good answers to requests whose deadline had passed.
 
-    A deadline travels as the time that is left, and the server counts that from when it reads the request: one that could not
-    read owes its client nothing for as long.
+    A deadline travels as the time that is left, and the server counts that time from when it reads the
+    request. A server that was stopped and could not read owes its client nothing for that time.
     """
 
     def __init__(self, hits: Sequence[Blow], limits: Limits, began: float) -> None:

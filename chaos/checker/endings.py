@@ -52,7 +52,10 @@ SECONDS: Final = frozenset({"not_ready", "ended", "late"})
 
 
 def ending_goals(endings: Sequence[Ending]) -> Iterable[Goal]:
-    """Yield a goal for each limit, with the worst figure over all endings of its way; and one that nothing went wrong."""
+    """Yield a goal for each limit, and one goal that nothing went wrong.
+
+    The figure of a limit is the worst one over all endings of its way.
+    """
     for how, figures in LIMITS.items():
         given = [ending for ending in endings if ending.how == how]
         for name, (limit, about) in figures.items():

@@ -1,4 +1,4 @@
-"""Whether the log tells of every error that a client was given, by the request's id and with the same code."""
+"""Whether the log tells of every error that a client got, by the request's id and with the same code."""
 
 from __future__ import annotations
 
@@ -79,6 +79,6 @@ class ErrorsTold:
 
 
 def _gave_up(story: Story, code: str) -> bool:
-    """Whether the client has told itself that its deadline had passed, so that the server only saw it leave."""
+    """Whether the client itself noted that its deadline had passed, so that the server only saw it leave."""
     deadline = story.invoke.deadline
     return code == "CANCELLED" and deadline is not None and story.until >= deadline

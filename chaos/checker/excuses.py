@@ -35,7 +35,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """An excuse, when it holds, and whose it is: 0 is nobody's, it belongs to the phase."""
+    """An excuse, when it holds, and which fault it belongs to: 0 is no fault, it belongs to the phase."""
 
     excuse: Excuse
     begin: float
@@ -43,7 +43,10 @@ class Offer:
     by: int = 0
 
     def sent(self, invoke: Invoke) -> float:
-        """Return when a request was sent; as part of a phase's load, when it was due, for the generator may be late."""
+        """Return when a request was sent.
+
+        For a request of a phase's load this is when it was due, because the generator may be late.
+        """
         return invoke.t if self.by or invoke.due is None else min(invoke.t, invoke.due)
 
     def covers(self, failure: Failure) -> bool:
@@ -82,7 +85,10 @@ def failure_of(story: Story) -> Failure | None:
 
 
 def offers(blows: Sequence[Blow], manifest: Manifest, limits: Limits) -> list[Offer]:
-    """Return every excuse of a run. The overloaded model may refuse as much as it likes while it is overloaded, and until it has caught up."""
+    """Return every excuse of a run.
+
+    The overloaded model may refuse any number of requests while it is overloaded, and until it has caught up.
+    """
     given = [
         Offer(excuse=excuse, begin=blow.window(excuse)[0], end=blow.window(excuse)[1], by=blow.n)
         for blow in blows
@@ -100,8 +106,9 @@ def offers(blows: Sequence[Blow], manifest: Manifest, limits: Limits) -> list[Of
 class Excuses:
     """Settles at the end what is excused: each failure by one excuse, each excuse at most as often as it allows.
 
-    Failures that an excuse without bound covers are counted and forgotten, so that an overload is not kept in memory. Of the
-    others as many as possible are excused, those first that the fault has sent itself.
+    Failures that an excuse without a bound covers are counted and forgotten, so that an overload is not kept
+    in memory. Of the other failures as many as possible are excused. Failures of requests that the fault
+    itself has sent come first.
     """
 
     def __init__(self, offers: Sequence[Offer]) -> None:

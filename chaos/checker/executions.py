@@ -12,9 +12,11 @@ from chaos.records import Ok
 
 
 class Executions:
-    """What was executed twice: to its end, where a model may not run again; or at all, where the answer speaks of one attempt.
+    """What was executed twice against its promise.
 
-    Only Python models keep a journal, so of ONNX models nothing is seen here.
+    A model that may not run again must not be executed to its end twice. A request whose answer speaks of one
+    attempt must not be executed twice at all. Only Python models keep a journal, so executions of ONNX models
+    are not seen here.
     """
 
     def __init__(self, limits: Limits, pairing: Pairing, began: float) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest of `values` that at least the `share` of them do not exceed: no value that was not measured.
+    """Return the smallest of `values` that at least the `share` of them do not exceed.
 
-    Of a hundred values or fewer, 0.99 is the largest. Raises ValueError where there is none.
+    The result is always a value that was measured. Of a hundred values or fewer, 0.99 is the largest. Raises
+    ValueError if `values` is empty.
     """
     if not values:
         raise ValueError("nothing was measured; ask only where something was")

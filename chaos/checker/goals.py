@@ -1,4 +1,4 @@
-"""What a run is held to: goals, each with its limit, its figure and its evidence, and the verdict that they make."""
+"""What a run is held to: goals with a limit, a figure and evidence each, and the verdict they make."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Evidence:
 class Goal:
     """One line of the verdict.
 
-    `figure` is None where the run had nothing to measure it by; such a goal is neither reached nor missed. `found` counts what
-    speaks against it; `evidence` holds the first `MOST_EVIDENCE` of that.
+    `figure` is None if the run had nothing to measure it by; such a goal is neither reached nor missed.
+    `found` counts what speaks against it; `evidence` holds the first `MOST_EVIDENCE` of that.
     """
 
     name: str  # "lost"

@@ -22,8 +22,9 @@ def in_flight_errors(
 ) -> Sequence[tuple[float, Evidence]]:
     """Return the seconds from a worker's death to each error of what it was executing.
 
-    The death is the log's line of it where it died slowly, the injection where the fault has killed that very process, else the
-    begin of the execution that it did not survive. What no journal tells of is not measured.
+    If the worker died slowly, the death is the time of its log line. If the fault has killed that very
+    process, the death is the injection. Otherwise it is the begin of the execution that the worker did not
+    survive. What no journal tells of is not measured.
     """
     found: list[tuple[float, Evidence]] = []
     for failure, n in excused:
@@ -32,8 +33,8 @@ def in_flight_errors(
         if blow is None or not broken or not isinstance(failure.story.end, Fail):
             continue
         pid, begin = broken[-1].pid, broken[-1].begin
-        # An exception leaves an execution without end as well: its worker lives on, or died later of something else. And a death
-        # that went untold is another goal's business.
+        # An exception also leaves an execution without an end: its worker lives on, or died later of
+        # something else. A death that was not logged is another goal's business.
         if pid not in exits or exits[pid].t > failure.until + TELLING:
             continue
         if exits[pid].reason in SLOW_DEATHS:

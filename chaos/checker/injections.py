@@ -1,4 +1,4 @@
-"""The faults of a run: when each was felt, by whom, and what was said of it."""
+"""The faults of a run: when each was felt, which models felt it, and what was said of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ SETTLING: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
-    """A fault that was injected. `healed` is when its cause was gone: for ever, where that was never written down."""
+    """A fault that was injected.
+
+    `healed` is when its cause was gone. If that was never written down, the cause lasts for ever.
+    """
 
     injected: Injected
     healed: float

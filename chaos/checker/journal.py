@@ -12,8 +12,9 @@ from chaos.records import Executed, read_records
 def journal(folder: Path) -> Iterator[Executed]:
     """Yield what the models have written into the files of a folder, by time.
 
-    Each file is in the order of time. It is opened when its first line is due and closed after its last, so that no more are open than
-    workers have lived at once, however many there were in the run. Raises ValueError for a line that is no record.
+    Each file is in the order of time. A file is opened when its first line is due and closed after its last.
+    So no more files are open than workers have lived at once, however many workers the run had. Raises
+    ValueError for a line that is not a record.
     """
     waiting = sorted(
         ((record.t, str(path)) for path in folder.glob("*") if (record := _first(path))), reverse=True

@@ -88,9 +88,10 @@ class Judgement:
 def judge_folder(
     folder: Path, expected: Expected, limits: Limits | None = None, *, long: bool = False
 ) -> Judgement:
-    """Judge the run in a folder and write its `verdict.json`. A `long` one is held to what it takes not growing, too.
+    """Judge the run in a folder and write its `verdict.json`.
 
-    Raises OSError where a file of the record is missing, and ValueError for a line that is no record.
+    The resources that a `long` run takes must not grow, either. Raises OSError if a file of the record is
+    missing, and ValueError for a line that is not a record.
     """
     judgement = judge(read_run(folder), expected, limits or Limits())
     if long:

@@ -1,4 +1,7 @@
-"""What a run is held to, in figures. Those of ten minutes are the defaults; seconds, unless said otherwise."""
+"""What a run is held to, in figures.
+
+The defaults are those of a run of ten minutes. Times are seconds unless said otherwise.
+"""
 
 from __future__ import annotations
 
@@ -34,5 +37,6 @@ class Limits:
     draining: float = 1.0  # after the overload, until what had queued up is answered
     refusals: tuple[str, ...] = ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # what it may answer beyond that
     retried: frozenset[str] = frozenset({"add_sub"})  # kinds whose executions may be run again
-    # What may differ from the calm phase: clients open and close connections all the time, and idle threads live for 10 s.
+    # What may differ from the calm phase: clients open and close connections all the time, and idle threads
+    # live for 10 s.
     slack: Mapping[str, int] = field(default_factory=lambda: {"descriptors": 8, "threads": 2})

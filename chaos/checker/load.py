@@ -36,7 +36,10 @@ class Load:
         self._late.append(invoke.t - invoke.due)
 
     def figures(self) -> dict[str, float]:
-        """Return how late the generator itself was, in seconds: what it adds to nobody's latency, but thins out the load."""
+        """Return how late the generator itself was, in seconds.
+
+        Its lateness adds to no latency, but it thins out the load.
+        """
         return {"sent late, p99 (s)": quantile(self._late, 0.99)} if self._late else {}
 
     def goals(self) -> Iterable[Goal]:

@@ -59,7 +59,7 @@ class Exit:
 
 
 class Log:
-    """The lines of a log that somebody asks for."""
+    """The lines of a log that the checker asks for."""
 
     def __init__(self, lines: Iterable[LogLine], blows: Sequence[Blow], to_monotonic: float) -> None:
         """`to_monotonic` is what has to be added to the log's times."""
@@ -123,7 +123,10 @@ class Log:
     def _lines_of(
         self, expected: Sequence[tuple[Blow, LogExpected]], grace: float, taken: AbstractSet[int | None]
     ) -> list[int | None]:
-        """Return which of the lines nobody has taken is whose, where lines may come `grace` seconds late."""
+        """Return the index of the line that each expectation gets.
+
+        Lines in `taken` are not given again; a line may come `grace` seconds late.
+        """
         wants = [self._candidates(blow, each, grace, taken) for blow, each in expected]
         return matched(wants, dict.fromkeys(range(len(self.told)), 1))
 
@@ -139,7 +142,7 @@ class Log:
         ]
 
     def _nearest(self, blow: Blow, expected: LogExpected) -> str:
-        """Return what there is instead, for whoever has to find out."""
+        """Return what the log has in place of the expected line, as a hint for the reader of the verdict."""
         after = [each for each in self.told if each.line.event == expected.event and each.t >= blow.t - EARLY]
         if not after:
             return "no such event after it"
@@ -160,8 +163,9 @@ def hang_times(
 ) -> list[tuple[float, Evidence]]:
     """Return, for each worker that was ended for a hang, the seconds from its limit to the line that tells.
 
-    `unended` is when each execution that never ended began, by process and batch; the last of a process is the one that hung, those
-    before it were ended by an exception. A worker that was stopped before it could write that down is not measured.
+    `unended` is when each execution that never ended began, by process and batch. The last of a process is
+    the one that hung; those before it were ended by an exception. A worker that was stopped before it could
+    write its begin down is not measured.
     """
     begun: dict[int, float] = {}
     for (pid, _), begin in unended.items():

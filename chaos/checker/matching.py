@@ -1,4 +1,7 @@
-"""Who takes what, where each may take one of several things and no thing may be taken more often than it allows."""
+"""Which taker gets which thing.
+
+Each taker may take one of several things, and no thing may be taken more often than its capacity allows.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,15 @@ from collections.abc import Mapping, Sequence
 
 
 def matched(wants: Sequence[Sequence[int]], capacities: Mapping[int, int | None]) -> list[int | None]:
-    """Return what each taker gets: as many as possible get something, and who comes first keeps what it has.
+    """Return what each taker gets.
 
-    `wants[i]` are the things that taker `i` would take. A thing's capacity is how often it may be taken; None is without bound. This is a maximum
-    bipartite matching with capacities, by augmenting paths (Kuhn, Naval Research Logistics Quarterly 2, 1955): a taker once served is served
-    to the end, with another thing if need be, so nobody goes without for the sake of the order in which things were handed out.
+    As many takers as possible get something, and an earlier taker is not displaced by a later one. `wants[i]`
+    are the things that taker `i` would take. A thing's capacity is how often it may be taken; None is without
+    bound.
+
+    This is a maximum bipartite matching with capacities, by augmenting paths (Kuhn, Naval Research Logistics
+    Quarterly 2, 1955). A taker that was served once stays served, with another thing if need be. So the order
+    in which things were handed out leaves no taker without one.
     """
     got: list[int | None] = [None] * len(wants)
     holders: dict[int, list[int]] = {thing: [] for thing in capacities}

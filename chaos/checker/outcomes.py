@@ -14,7 +14,8 @@ from chaos.records import Tally
 class Outcomes:
     """Lost requests, answers told twice, and errors that nothing excuses.
 
-    What is sent while the server is being ended must have an end as well; whether it may be an error is judged by the `Ending`.
+    A request that is sent while the server is being ended must have an end as well. Whether that end may be
+    an error is judged by the `Ending`.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Outcomes:
         )
 
     def _see_tally(self) -> None:
-        """An answer too many has no line in the history, for nobody waits for it any more."""
+        """An answer too many has no line in the history, because no request waits for it any more."""
         tally = self._tally
         if tally is not None and tally.surplus:
             told = (

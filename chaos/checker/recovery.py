@@ -1,12 +1,17 @@
 """How long it took until a model answered again after it was hit.
 
-For a worker the clock starts with the injection. It stops with the first good answer that its *successor* has given, a worker that was
-started after the injection, because the other instance answers all the time. Where the model keeps no journal, or has
-sequences, which stay with the worker that they began in and so leave a new one idle, it stops when the log tells that a successor
-serves, and not before the first good answer to a request that was sent after the injection and is not in the middle of a sequence.
+For a worker the clock starts with the injection. It stops with the first good answer of its *successor*, a
+worker that was started after the injection. Answers of the other instance do not count, because it answers
+all the time.
 
-For an actor of the server, and its supervisor, the clock starts with the first request for the model after the injection and stops
-with the first good answer to a request sent since; each for HTTP and gRPC, and the longer counts.
+Some models keep no journal. Sequences stay with the worker in which they began, and so leave a new worker
+idle. For both kinds of model the clock stops when the log tells that a successor serves. It does not stop
+before the first good answer to a request that was sent after the injection and is not in the middle of a
+sequence.
+
+For an actor of the server, and its supervisor, the clock starts with the first request for the model after
+the injection. It stops with the first good answer to a request sent since. HTTP and gRPC are measured apart,
+and the longer time counts.
 """
 
 from __future__ import annotations
@@ -49,7 +54,10 @@ class _Watch:
                     self.workers[each.pid] = min(end.t, self.workers.get(each.pid, end.t))
 
     def replaced(self, born: Mapping[int, float], ready: Sequence[float]) -> float | None:
-        """Return the seconds until a successor answered, or where there is no journal, could. `ready` is when workers began to serve."""
+        """Return the seconds until a successor answered, or, without a journal, until it could have.
+
+        `ready` is when workers began to serve.
+        """
         if not self.asked:
             return None
         if self.workers:
@@ -60,7 +68,7 @@ class _Watch:
         return min(ends, default=float("inf")) - self.blow.t
 
     def served(self) -> float | None:
-        """Return the seconds from the first demand to the first good answer, of the wire on which it took longer."""
+        """Return the seconds from the first demand to the first good answer, on the wire that took longer."""
         return max(
             (self.answered.get(wire, float("inf")) - asked for wire, asked in self.asked.items()),
             default=None,
@@ -81,7 +89,10 @@ class Recovery:
         self._ready: Mapping[str, Sequence[float]] = {}
 
     def told(self, started: Mapping[int, float], ready: Mapping[str, Sequence[float]]) -> None:
-        """Take note of what the log says: when each process was started, and when workers of each model began to serve. Before `goals`."""
+        """Take note of what the log says; call it before `goals`.
+
+        `started` is when each process was started, `ready` when workers of each model began to serve.
+        """
         self._born.update(started)
         self._ready = ready
 

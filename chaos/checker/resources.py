@@ -15,11 +15,11 @@ QUANTITIES: Final = ("descriptors", "threads", "children")
 def resource_goals(
     samples: Sequence[Sample], manifest: Manifest, quiet: float | None, limits: Limits
 ) -> Iterable[Goal]:
-    """Yield, for each quantity, how long after `quiet` it was between its extremes in the calm phase, and stayed there.
+    """Yield, for each quantity, how long after `quiet` it was back between its extremes in the calm phase, and stayed.
 
-    `quiet` is when the last fault was healed; None if there was none. What never came back takes infinitely long. Children must be
-    as many as they were: a missing worker is not back. Of the others fewer is as good. A run that ended before its last fault was healed
-    has seen nothing come back.
+    `quiet` is when the last fault was healed; None if there was none. What never came back takes infinitely
+    long. Children must be as many as they were: a missing worker is not back. Of the other quantities fewer
+    is as good. A run that ended before its last fault was healed has seen nothing come back.
     """
     calm = [each for each in samples if each.phase == "calm"]
     until = max((end for phase, _, end in manifest.phases if phase == "recovery"), default=0.0)

@@ -1,7 +1,8 @@
-"""Whether a sequence model has kept its state: each answer tells of all that its sequence has had executed before.
+"""Whether a sequence model has kept its state.
 
-A request that failed may or may not have been executed. If the journal shows it executed to its end, its value may be in the
-sums that follow; if not, it must not. What follows a START that was never executed must not be answered at all.
+Each answer tells of everything that its sequence has had executed before. A request that failed may or may
+not have been executed. If the journal shows that it was executed to its end, its value may be in the sums
+that follow; if not, it must not. What follows a START that was never executed must not be answered at all.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _end_told(end: End, began: float) -> str:
 
 
 class Rule(Protocol):
-    """One thing that is checked: it is shown every story once, in no particular order, and judges at the end."""
+    """One check: it sees every story once, in no particular order, and judges at the end."""
 
     def see(self, story: Story) -> None:
         """Take note of a request."""
@@ -92,14 +92,14 @@ class Rule(Protocol):
 class Pairing:
     """Pairs beginnings with ends, and executions with requests.
 
-    It holds what is open or has ended less than `LINGER` seconds ago, and a number for each request executed to its end
-    before that. The history and the journal need be in the order of time only within `LINGER` seconds.
+    It holds requests that are open or have ended less than `LINGER` seconds ago, and a number for each
+    request executed to its end before that. The history and the journal need be in the order of time only
+    within `LINGER` seconds.
     """
 
     def __init__(self) -> None:
-        self.strays: list[
-            End
-        ] = []  # ends of requests that were not open: told twice, long ago, or never begun
+        # Ends of requests that were not open: told twice, long ago, or never begun.
+        self.strays: list[End] = []
         self.twice_begun: list[Invoke] = []
         self.late: list[Executed] = []  # executions to the end of what was executed to its end long before
         self.unended: dict[

@@ -1,9 +1,12 @@
-"""Clients of grpcio behind a balancer, as a program: they call as long as grpc.health.v1 says SERVING, and not a moment longer than they must.
+"""Clients of grpcio behind a balancer, as a program.
 
     python -m chaos.clients.balanced_grpc PORT SECONDS
 
-The balancer asks on a fresh connection every `LOOK` seconds. Prints an empty line when the first calls have been answered, and a
-list of `chaos.clients.real_grpc.Report` as JSON when the server is out of rotation, or so many seconds are over.
+The clients call as long as grpc.health.v1 says SERVING, and stop as soon as it does not. The balancer asks on
+a fresh connection every `LOOK` seconds.
+
+Prints an empty line when the first calls have been answered. Prints a list of
+`chaos.clients.real_grpc.Report` as JSON when the server is out of rotation, or after SECONDS seconds.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ Done = Callable[[], object]
 class Bridge:
     """Runs functions on the loop on which it was made, in the order in which threads hand them over.
 
-    Functions must neither raise nor wait. What comes after the end of the loop goes nowhere: nobody is left who could ask for it.
+    Functions must neither raise nor wait. Functions that are handed over after the end of the loop are
+    dropped: no task is left to ask for their results.
     """
 
     def __init__(self) -> None:

@@ -38,11 +38,15 @@ class Figures:
 
     sent: int
     lateness: Lateness
-    surplus: int  # that came though nobody had asked: bytes over HTTP, messages over gRPC
+    # Bytes over HTTP and messages over gRPC that no request had asked for.
+    surplus: int
 
 
 class Clients:
-    """Sends requests to one server and writes each of them down. `phase` is that of requests which begin from now on."""
+    """Sends requests to one server and writes each of them down.
+
+    `phase` is the phase of the requests that begin from now on.
+    """
 
     def __init__(
         self, history: History, http: HttpClient, grpc: GrpcClient, *, kinds: Sequence[Kind], seed: int
@@ -70,9 +74,10 @@ class Clients:
     # -- the load
 
     async def load(self, arrivals: Iterable[Arrival], *, begin: float, until: float) -> None:
-        """Send what users want who come from `begin` on and before `until` (records' time); return when all is answered.
+        """Send the requests of users that arrive from `begin` on and before `until` (records' time).
 
-        Nobody waits for anybody: who should have come while the loop was busy comes late, but comes.
+        Returns when all requests are answered. Users do not wait for each other: a user that was due while
+        the loop was busy comes late, but comes.
         """
         async with trio.open_nursery() as nursery:
             for user in arrivals:
@@ -83,9 +88,10 @@ class Clients:
                 nursery.start_soon(self._serve, user, due)
 
     async def last(self, *, begin: float, until: float) -> None:
-        """Be one client that asks `echo` from `begin` until `until` (records' time), over one stream that lasts as long as nothing ends it.
+        """Be one client that asks `echo` from `begin` until `until` (records' time).
 
-        It asks when it has its answer, `LASTING_RATE` times a second at the most.
+        It uses one stream, which lasts as long as nothing ends it. It asks when it has its answer, at most
+        `LASTING_RATE` times a second.
         """
         await _sleep_until(begin)
         draw = random.Random(begin)
@@ -96,7 +102,10 @@ class Clients:
             await _sleep_until(earliest)
 
     async def _serve(self, user: Arrival, due: float) -> None:
-        """Send the steps of a user. A sequence with a step that went wrong is over, and the next step begins another."""
+        """Send the steps of a user.
+
+        A sequence with a step that went wrong is over, and the next step begins another one.
+        """
         sequence = index = 0
         for place, step in enumerate(user.steps):
             if place:
@@ -133,8 +142,9 @@ class Clients:
     ) -> End:
         """Send one request (to a sequence model: a sequence of one) and return what came of it.
 
-        `poison` is an input of the models of `chaos.workload`. Decoupled models are asked by gRPC whatever `protocol` says. `by`
-        is the fault that wants it. Raises ValueError for a model or a poison that there is not.
+        `poison` is an input of the models of `chaos.workload`. Decoupled models are asked by gRPC whatever
+        `protocol` says. `by` is the fault that sends the request. Raises ValueError for an unknown model or
+        poison.
         """
         kind = self._kinds.get(kind_of(model)) or Kind(model=model)
         step = arrival(replace(kind, steps=None), 0.0, self._draw).steps[0]
@@ -169,7 +179,7 @@ class Clients:
         )
 
     async def written(self, invoke: Invoke, ask: Ask) -> End:
-        """Write a request down, have it sent by `ask`, and write down what came of it, whatever happens meanwhile."""
+        """Write a request down, have `ask` send it, and write down what came of it, whatever happens meanwhile."""
         self._history.begin(invoke)
         try:
             end = await ask(invoke)

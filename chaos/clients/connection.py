@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection of a client: a request out, an answer in. `httptools` parses.
 
-A client library does the same for 16 times the processor time (0.8 ms a request instead of 0.05), and here that time is
-the server's: both run on the same machine.
+A client library does the same for 16 times the processor time (0.8 ms a request instead of 0.05). Both the
+client and the server run on the same machine, so that time would be taken from the server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class NotConnected(Exception):
-    """Nobody listens, or the system has no more sockets; nothing was sent."""
+    """The port does not listen, or the system has no more sockets; nothing was sent."""
 
 
 class Disconnected(Exception):
@@ -55,7 +55,10 @@ class _Reading:
 
 
 class Connection:
-    """A connection that is kept. After any exception but NotConnected, and after a cancelled `ask`, close it."""
+    """A connection that is kept.
+
+    After any exception but NotConnected, and after a cancelled `ask`, close it.
+    """
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
@@ -84,9 +87,9 @@ class Connection:
         return self._kept
 
     async def unasked(self) -> bytes | None:
-        """Return what the server has sent that nobody asked for, b"" if it has closed the connection, None for neither.
+        """Return bytes that the server has sent and no request asked for.
 
-        Returns at once.
+        Returns b"" if the server has closed the connection, and None for neither. Returns at once.
         """
         if not self._stream.socket.is_readable():
             return None
@@ -100,7 +103,10 @@ class Connection:
         self._stream.socket.close()
 
     async def ask(self, request: bytes) -> Reply:
-        """Send a request and wait for its answer, for ever. Raises Disconnected, also for a second answer behind the first."""
+        """Send a request and wait for its answer, without a limit of time.
+
+        Raises Disconnected, also for a second answer behind the first.
+        """
         reading = _Reading()
         # The server may answer and leave before it has read everything: the answer is there to be read.
         with contextlib.suppress(trio.BrokenResourceError):

@@ -1,4 +1,7 @@
-"""The gRPC half of the load, by grpcio: calls as futures, whose ends come back in batches; streams for decoupled models."""
+"""The gRPC half of the load, by grpcio.
+
+Calls are futures, whose ends come back in batches. Decoupled models are asked over streams.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,11 @@ CHANNELS: Final = 2
 
 _OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),  # otherwise equal channels share a connection
+    # A server that is back is to be noticed at once, not after a minute.
     (
         "grpc.initial_reconnect_backoff_ms",
         100,
-    ),  # a server that is back is to be noticed at once, not after a minute
+    ),
     ("grpc.min_reconnect_backoff_ms", 5000),  # is what an attempt to connect may take
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.max_receive_message_length", -1),
@@ -44,18 +48,22 @@ class GrpcClient:
         self._channels = [grpc.insecure_channel(f"{LOOPBACK}:{port}", _OPTIONS) for _ in range(CHANNELS)]
         self._calls = itertools.cycle([_model_infer(channel) for channel in self._channels])
         self._streams = StreamClient(self._channels[0], self._bridge, patience=self._patience)
-        # Its connection is nobody else's: what a server puts up with is counted by connection.
+        # The lasting stream shares its connection with no other client: the server counts by connection what
+        # it puts up with.
         self._channels.append(grpc.insecure_channel(f"{LOOPBACK}:{port}", _OPTIONS))
         self._lasting = StreamClient(self._channels[-1], self._bridge, patience=self._patience)
 
     def retarget(self, port: int) -> None:
-        """Send what comes from now on to another port: the server was started again. What is under way is given up."""
+        """Send what comes from now on to another port, because the server was started again.
+
+        What is under way is given up.
+        """
         self.close()
         self._open(port)
 
     @property
     def surplus(self) -> int:
-        """Answers that nobody had asked for, since the last `retarget`."""
+        """Answers that no request had asked for, since the last `retarget`."""
         return self._streams.surplus + self._lasting.surplus
 
     def close(self) -> None:
@@ -71,7 +79,10 @@ class GrpcClient:
         self._lasting.tidy()
 
     async def ask_lasting(self, invoke: Invoke) -> End:
-        """Send a request on the stream that lasts: opened at the first, and again after an error. One at a time."""
+        """Send a request on the lasting stream, one at a time.
+
+        The stream is opened at the first request, and again after an error.
+        """
         return await self._lasting.ask(invoke)
 
     async def ask(self, invoke: Invoke, *, decoupled: bool) -> End:

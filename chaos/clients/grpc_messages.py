@@ -51,10 +51,10 @@ def encode(invoke: Invoke) -> pb.ModelInferRequest:
 
 
 def metadata(invoke: Invoke) -> list[tuple[str, str]]:
-    """Return what goes beside the message: the tenant and, for every second request that has one, the deadline.
+    """Return the metadata: the tenant and, for every second request that has one, the deadline.
 
-    Where grpcio is given a deadline, it ends the call itself when that has passed, and nobody will know whether the server would
-    have. Where the server alone is told, it has to.
+    If grpcio is given a deadline, it ends the call itself when that has passed, and it remains unknown
+    whether the server would have ended it. If only the server is told, the server has to end it.
     """
     fields = [("x-tenant", invoke.tenant)] if invoke.tenant else []
     if invoke.deadline is not None and _server_alone(invoke):
@@ -74,7 +74,10 @@ def _server_alone(invoke: Invoke) -> bool:
 
 
 def read(invoke: Invoke, response: pb.ModelInferResponse) -> tuple[tuple[int, ...], int]:
-    """Return what a response says, and its attempts. Raises ValueError for one that can't be read, or is another request's."""
+    """Return what a response says, and its attempts.
+
+    Raises ValueError for a response that can't be read, or that belongs to another request.
+    """
     if response.id != invoke.id:
         raise ValueError(f"the answer to request '{response.id}' came")
     contents = response.raw_output_contents

@@ -1,8 +1,9 @@
-"""The file in which every request is written down: before it is sent, and once again when it is known what came of it.
+"""The file in which every request is written down: before it is sent, and again when its outcome is known.
 
-Records are taken by the event loop and written by a thread of the history's own, which gathers them for `GATHERING` seconds. So
-a slow disk holds nobody up, and if the harness itself is killed at most that much is missing. What can't be written is no small
-matter, for the record is all that a run is: the next record to be taken raises.
+The event loop takes records, and a thread of the history's own writes them, which gathers them for
+`GATHERING` seconds. So a slow disk holds up no request, and if the harness itself is killed, at most that
+much is missing. A failed write is serious, because a run is nothing but its record: the next record to be
+taken raises.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Inference over HTTP as bytes: every second request with binary tensors, as tritonclient writes them, the others in JSON alone."""
+"""Inference over HTTP as bytes.
+
+Every second request has binary tensors, as tritonclient writes them; the others are JSON alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ _BINARY_SIZE: Final = "inference-header-content-length"
 
 
 def encode(invoke: Invoke) -> bytes:
-    """Return a request as it goes over the wire. `Invoke.deadline` becomes `timeout`, which bounds the wait in the queue only."""
+    """Return a request as it goes over the wire.
+
+    `Invoke.deadline` becomes `timeout`, which bounds the wait in the queue only.
+    """
     binary = invoke.n % 2 == 0
     arrays = inputs(invoke)
     described = [_described(name, array, binary) for name, array in arrays.items()]

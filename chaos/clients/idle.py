@@ -1,4 +1,7 @@
-"""What is kept for the next request, and not for long: after a burst, the server is to have its descriptors back."""
+"""What is kept for the next request, and not for long.
+
+After a burst, the server is to have its descriptors back.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ KEPT: Final = 2.0
 
 
 class Idle(Generic[T]):
-    """Things that wait to be used again; the one that was used last is used first. Times are seconds on any one clock."""
+    """Things that wait to be used again; the one that was used last is used first.
+
+    Times are seconds on any one clock.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[float, T]] = deque()  # longest first

@@ -1,4 +1,7 @@
-"""How late the generator itself was: if it is, the load was not the one that was meant, and its times are not the server's."""
+"""How late the generator itself was.
+
+If it was late, the load was not the intended one, and its times are not the server's.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Long streams of grpcio, as a program: what a real client does over one connection, as fast as answers come.
+"""Long streams of grpcio, as a program: what a real client does over one connection, at full speed.
 
     python -m chaos.clients.long_streams PORT SECONDS LEAST ECHO STREAM
 
-Streams to a model of the kind `echo` and to one of the kind `stream` go on for so many seconds, and until each has had `LEAST`
-answers; one more client makes unary calls and pings meanwhile. Prints a list of `chaos.clients.real_grpc.Report` as JSON.
+Streams to a model of the kind `echo` and to one of the kind `stream` go on for SECONDS seconds, and until
+each has had `LEAST` answers. One more client makes unary calls and pings meanwhile. Prints a list of
+`chaos.clients.real_grpc.Report` as JSON.
 """
 
 from __future__ import annotations

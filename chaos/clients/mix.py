@@ -1,10 +1,11 @@
 """What is sent when: the open-loop load as a pure function of its seed.
 
-Users come by a Poisson process, whatever the answers to those before them do. One of a sequence model comes with all steps of
-a sequence; `Step.gap` is the time it takes from one step to the next if answers are quick, and it never sends a step before the
-one ahead of it was answered.
+Users arrive by a Poisson process, whatever the answers to earlier users are. A user of a sequence model comes
+with all steps of a sequence. `Step.gap` is the time from one step to the next if answers are quick. A user
+never sends a step before the previous step was answered.
 
-Open, closed and partly open load: Schroeder, Wierman and Harchol-Balter, "Open Versus Closed: A Cautionary Tale", NSDI 2006.
+Open, closed and partly open load: Schroeder, Wierman and Harchol-Balter, "Open Versus Closed: A Cautionary
+Tale", NSDI 2006.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ WIRES: Final[Sequence[Wire]] = ("http", "grpc")
 class Kind:
     """The requests to one model.
 
-    `weight` is its share of all *requests*, relative to those of other kinds. Ranges are (least, most), both included. Each
-    request draws one of `wires`, `deadlines`, `priorities` and `tenants`, in which a value may stand several times. Raises
-    ValueError for what makes no sense.
+    `weight` is its share of all *requests*, relative to those of other kinds. Ranges are (least, most), both
+    included. Each request draws one of `wires`, `deadlines`, `priorities` and `tenants`, in which a value may
+    stand several times. Raises ValueError for values that make no sense.
     """
 
     model: str
@@ -36,9 +37,8 @@ class Kind:
     steps: tuple[int, int] | None = None  # of a sequence
     gap: tuple[float, float] = (0.02, 0.3)  # seconds between its steps; a server drops sequences that idle
     deadlines: Sequence[float | None] = (None,)  # seconds that an answer may take, one of these is drawn
-    deadline_wires: Sequence[Wire] = (
-        "grpc",
-    )  # HTTP has none for a whole request, only `timeout` for its time in a queue
+    # HTTP has no deadline for a whole request, only `timeout` for its time in a queue.
+    deadline_wires: Sequence[Wire] = ("grpc",)
     priorities: Sequence[int] = (0,)
     tenants: Sequence[str] = ("",)
 
@@ -80,9 +80,9 @@ class Arrival:
 
 
 def arrivals(mix: Sequence[Kind], rate: float, seed: int) -> Iterator[Arrival]:
-    """Yield users for ever, in the order of their coming, `rate` requests a second in the mean; equal for equal arguments.
+    """Yield users for ever, in the order of their arrival, at `rate` requests a second in the mean.
 
-    Raises ValueError for an empty mix or a rate that is not over 0.
+    The users are equal for equal arguments. Raises ValueError for an empty mix or a rate that is not over 0.
     """
     if not mix or rate <= 0:
         raise ValueError(

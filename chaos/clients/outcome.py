@@ -26,7 +26,7 @@ CODES: Final[Mapping[int, str]] = {
 UNREADABLE: Final = "DATA_LOSS"
 """The code of answers that claim to be good and can't be read. No server sends it, and nothing excuses it."""
 
-NO_CONNECTION: Final = "no connection"  # nobody listens: the request was never sent
+NO_CONNECTION: Final = "no connection"  # no server listens; nothing was sent
 DISCONNECTED: Final = "disconnected"  # it was sent, wholly or in part
 NO_ANSWER: Final = "lost: no answer"  # within the client's patience
 WENT_AWAY: Final = "went away"  # the harness has stopped waiting, for reasons of its own
@@ -39,7 +39,7 @@ def now() -> float:
 
 
 def code_seen(name: str, protocol: Wire) -> str:
-    """Return what a client of that protocol sees of an error that the server calls `name`, such as POISONED, in its log.
+    """Return what a client of that protocol sees of an error that the server's log calls `name`, such as POISONED.
 
     An unknown name is returned as it is.
     """

@@ -1,4 +1,7 @@
-"""grpcio as people use it, for programs that are put before a server: options, methods, and what a client is owed."""
+"""grpcio in its usual use, for programs that are put before a server.
+
+It holds options, methods, and what a client is owed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ MOST_TOLD: Final = 5
 
 
 def pinging(seconds: float) -> Sequence[tuple[str, int]]:
-    """Return the options of a channel that pings every so many seconds, whether or not anything is under way."""
+    """Return the options of a channel that pings every so many seconds, even when nothing is under way."""
     return (
         ALONE,
         ("grpc.keepalive_time_ms", int(seconds * 1000)),
@@ -41,7 +44,7 @@ class Report:
     asked: int = 0
     answers: int = 0  # parts, each of them
     failed: int = 0  # requests that ended with an error, or without an end
-    wrong: int = 0  # answers that are not right, or that nobody is owed
+    wrong: int = 0  # answers that are not right, or are owed to no request
     troubles: list[str] = field(default_factory=list)
 
     def trouble(self, what: str) -> None:
@@ -51,7 +54,7 @@ class Report:
 
 
 class Ledger:
-    """What one client has asked for and is owed: for each request all its parts, right, in their order, and once.
+    """What one client has asked for and is owed: for each request all its parts, right, in order, and once.
 
     Threads may share it.
     """
@@ -82,7 +85,7 @@ class Ledger:
             self._changed.notify_all()
 
     def wait_fewer(self, most: int, seconds: float) -> bool:
-        """Wait until fewer than `most` requests are under way. Returns whether that came about in so many seconds."""
+        """Wait until fewer than `most` requests are under way; return whether that came about in so many seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: len(self._owed) < most, seconds)
 

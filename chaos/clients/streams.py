@@ -1,8 +1,10 @@
 """ModelStreamInfer for decoupled models: a stream for each request under way, kept for those after it.
 
-grpcio gives the messages of a stream only to who waits for them, so that each stream has a thread that does (as it has in
-tritonclient), however many requests it serves in its life. One request at a time: with `triton_grpc_error`, which alone makes the
-server tell the code of an error, an error ends its stream, and would end everybody's on it.
+grpcio gives the messages of a stream only to a thread that waits for them. So each stream has a thread that
+waits, as it has in tritonclient, however many requests it serves in its life.
+
+A stream carries one request at a time. The server tells the code of an error only with `triton_grpc_error`.
+With it an error ends its stream, and would end every other request on it.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ class Stream:
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing has come that `next` has not given: before a request, whatever has is not for it."""
+        """Whether `next` has given everything that came.
+
+        Asked before a request is sent: what has come by then is not for that request.
+        """
         return not self._came
 
     def messages(self) -> int:
@@ -132,7 +137,10 @@ class StreamClient:
                 self._let_go(stream)
 
     async def ask(self, invoke: Invoke) -> End:
-        """Send a request and return what came of it, after `patience` seconds at the latest. It must have no deadline."""
+        """Send a request and return what came of it, after `patience` seconds at the latest.
+
+        The request must have no deadline.
+        """
         idle = self._idle[invoke.tenant]
         stream = self._waiting(idle) or self._opened(invoke)
         end: End | None = None

@@ -1,4 +1,7 @@
-"""Tensors of the reference workload as both protocols carry them: int32, and BYTES where a request has poison in it."""
+"""Tensors of the reference workload as both protocols carry them.
+
+They are int32, and BYTES where a request has poison in it.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,20 @@ def datatype(array: Tensor) -> str:
 
 
 def to_bytes(array: Tensor) -> bytes:
-    """Return the raw contents of an array. Elements of BYTES carry their lengths: contract, binary tensor data extension."""
+    """Return the raw contents of an array.
+
+    Elements of BYTES carry their lengths: contract, binary tensor data extension.
+    """
     if array.dtype != np.object_:
         return array.tobytes()
     return b"".join(struct.pack("<I", len(each)) + each for each in array.ravel())
 
 
 def from_bytes(name: str, shape: list[int], data: bytes | memoryview) -> Tensor:
-    """Return the array of a datatype. Raises ValueError if the bytes don't fit, or for another type than a number's."""
+    """Return the array of a datatype.
+
+    Raises ValueError if the bytes don't fit, or if the type is not a number's.
+    """
     if name not in _DTYPES:
         raise ValueError(f"an output of {name}; models here answer with {', '.join(_DTYPES)}")
     return np.frombuffer(data, _DTYPES[name]).reshape(shape)

@@ -1,6 +1,6 @@
-"""The faults of the server's own actors: each is killed where it stands, or raises at a fault point of its code.
+"""The faults of the server's own actors: each is killed where it stands, or raises at a fault point.
 
-Paths are those of the supervision tree. What a supervisor's death takes with it is all below it.
+Paths are those of the supervision tree. A supervisor's death takes with it everything below it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ MODELS: Final = (*PYTHON, *PURE, "pipeline")
 class Crash:
     """The actor or supervisor at a path is killed. Implements `chaos.faults.base.Fault`.
 
-    `path` is a pattern that the whole path has to match; its group `model` names the model it belongs to, if it does. `felt` are the
-    models that may feel it, besides that one; `excuses` is asked for the model.
+    `path` is a pattern that the whole path has to match. Its group `model`, if it has one, names the model to
+    which the actor belongs. `felt` are the models that may feel it, besides that one; `excuses` is asked for
+    the model.
     """
 
     name: str
@@ -76,7 +77,8 @@ class Crash:
 class Raise:
     """An exception comes out of an actor at a fault point, see `actors.fault_points`. Implements `chaos.faults.base.Fault`.
 
-    Which of several actors passes there first is the load's affair. A point that nobody passed is disarmed at the end.
+    Which of several actors passes there first depends on the load. A point that no actor passed is disarmed
+    at the end.
     """
 
     name: str
@@ -84,12 +86,16 @@ class Raise:
     points: Sequence[str]
     felt: Sequence[str] = MODELS
     excuses: Sequence[Excuse] = ()
-    actor: str = ""  # the path of whoever passes there, where that is one only
+    # The path of the actor that passes there, if only one does.
+    actor: str = ""
     weight: float = 1.0
     lasts: float = 1.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Arm one of the points. Raises NoTarget where crashes there were many lately, or there is no such actor."""
+        """Arm one of the points.
+
+        Raises NoTarget if there were many crashes there lately, or if there is no such actor.
+        """
         if self.actor and self.actor not in await stage.sabotage.list():
             raise NoTarget(f"there is no {self.actor}")
         point = target.choice(self.points)
@@ -127,7 +133,7 @@ def _model_of(pattern: str, path: str) -> str:
 
 
 def _measured(measures: Measure, model: str) -> str:
-    """Where an actor is no model's, what it does to serving shows in one that all of the server has a part in."""
+    """If an actor belongs to no model, measure its effect on serving at a model that uses the whole server."""
     return (model or "echo") if measures else ""
 
 
@@ -142,7 +148,7 @@ def _told(path: str, *, comes_back: bool) -> list[LogExpected]:
 
 
 def _all_workers(_: str) -> Sequence[Excuse]:
-    """What all workers were executing, and whoever has less time than it takes to start all of them again at once."""
+    """Excuse what all workers were executing, and requests with less time than the start of all workers takes."""
     lost = [excuse for model in PYTHON for excuse in lost_with_workers(model, INSTANCES)]
     hurried = Excuse(models=("slow",), codes=("UNAVAILABLE", "DEADLINE_EXCEEDED"), most=40, after=2.0)
     late = Excuse(models=("echo", "add_sub"), codes=("DEADLINE_EXCEEDED",), most=10, after=2.0)
@@ -150,7 +156,10 @@ def _all_workers(_: str) -> Sequence[Excuse]:
 
 
 def _cut_off(most: int, *protocols: Wire) -> Callable[[str], Sequence[Excuse]]:
-    """Requests whose connection ends under them. Their clients hear nothing, or of gRPC UNAVAILABLE, which grpcio makes."""
+    """Excuse requests whose connection ends under them.
+
+    Their clients hear nothing, or over gRPC UNAVAILABLE, which grpcio makes.
+    """
     excuse = Excuse(codes=("UNAVAILABLE",), unknown=True, most=most, after=0.1, protocols=protocols)
     return lambda _: [excuse]
 

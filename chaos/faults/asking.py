@@ -1,6 +1,7 @@
 """A request of a fault's own that goes over a socket of its own, and what may come of it.
 
-Such requests are not in the history: whoever sends them judges them. Their ids begin with `fault-`, in the journal as well.
+Such requests are not in the history: the fault that sends them judges them. Their ids begin with `fault-`, in
+the journal as well.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class Question:
     def judge_http(self, answer: HttpAnswer) -> str:
         """Return what is wrong with an answer, in words; "" if nothing is.
 
-        That the model is not available is no trouble of the asker's: whether it should have been, the ordinary load tells.
+        That the model is not available is no trouble of the fault's: the ordinary load tells whether it
+        should have been available.
         """
         if answer.status == 503:
             return ""
@@ -117,7 +119,10 @@ class Question:
 
 
 async def ask_http(server: Server, question: Question) -> str:
-    """Ask as a decent client does, on a fresh connection; return what is wrong with the answer. Raises Broken."""
+    """Ask as a decent client does, on a fresh connection; return what is wrong with the answer.
+
+    Raises Broken.
+    """
     async with await Connection.open(server.http_port) as connection:
         await connection.send(question.http)
         return question.judge_http(await connection.answer())
@@ -138,8 +143,8 @@ Act = Callable[[], Awaitable[str]]
 async def together(acts: Iterable[Act], *, within: float = 0.0, patience: float = PATIENCE) -> list[str]:
     """Carry out acts that begin one after the other, evenly `within` so many seconds, and do not wait for each other.
 
-    Returns what went wrong, without those that found nothing. A connection that breaks, one that is refused, and an act that
-    is not over after `patience` seconds are trouble.
+    Returns what went wrong, without the acts that found nothing. A connection that breaks, one that is
+    refused, and an act that is not over after `patience` seconds are trouble.
     """
     troubles: list[str] = []
 

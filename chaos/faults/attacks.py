@@ -1,4 +1,4 @@
-"""What faults by clients have in common: they do their harm while they are being healed, and judge what it did."""
+"""What faults by clients have in common: they do their harm while they are healed, and judge its effect."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _MOST_TOLD = 5
 class Attack:
     """A fault by clients. Implements `chaos.faults.base.Fault`.
 
-    `inject` makes up its mind only. `heal` attacks, takes everything back, asks as newcomers do, and raises Trouble where anything
-    was not as it should be; so the time from the injection to the healing is that of the attack. `models` are those that may
-    feel it as latency, none if it is not to be felt at all.
+    `inject` only decides. `heal` attacks, takes everything back, and asks as new clients do. It raises
+    Trouble if anything was not as it should be. So the time from the injection to the healing is that of the
+    attack. `models` are those that may feel it as latency; there are none if it must not be felt at all.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Attack:
 
 
 async def newcomers(stage: Stage, target: random.Random) -> list[str]:
-    """Ask on fresh connections of either kind, as whoever comes next would; return what is wrong with the answers."""
+    """Ask on fresh connections of either kind, as any new client would; return what is wrong with the answers."""
     troubles = await together(
         partial(ask, stage.server, Question.draw(model, target))
         for model in NEWCOMERS

@@ -6,8 +6,8 @@ The runner does with each fault of its plan:
     await trio.sleep(fault.lasts)
     await injection.heal()                          # always, whatever happens meanwhile; writes Healed
 
-A fault chooses its target by `random` and by nothing else, so that a seed tells what will be hit as far as the server's own
-course allows. It excuses what it makes inevitable and no more: zero is the goal.
+A fault chooses its target by `random` and by nothing else, so that a seed tells what will be hit as far as
+the server's own course allows. It excuses what it makes inevitable and no more: zero is the goal.
 """
 
 from __future__ import annotations
@@ -72,14 +72,20 @@ class Server(Protocol):
 
 
 class Sabotage(Protocol):
-    """The control socket of a server that was started by `chaos.saboteur`. All raise SabotageRefused, with the reason."""
+    """The control socket of a server that was started by `chaos.saboteur`.
+
+    All methods raise SabotageRefused, with the reason.
+    """
 
     async def crash(self, path: str) -> None:
         """Kill an actor or a supervisor, by its path in the tree."""
         ...
 
     async def fail(self, point: str, *, times: int = 1, within: str = "") -> None:
-        """Have the next `times` passes of a named fault point raise; of the actor at the path `within` alone, if given."""
+        """Have the next `times` passes of a named fault point raise.
+
+        If `within` is given, only passes of the actor at that path raise.
+        """
         ...
 
     async def disarm(self, point: str) -> bool:
@@ -121,14 +127,18 @@ class Control(Protocol):
 
 
 class Clients(Protocol):
-    """The load's clients, for requests that a fault sends beside the ordinary load. All are in the history."""
+    """The load's clients, for requests that a fault sends beside the ordinary load.
+
+    All these requests are in the history.
+    """
 
     async def send(
         self, model: str, *, poison: str = "", protocol: Wire = "http", priority: int = 0, tenant: str = ""
     ) -> Ok | Fail | Unknown:
-        """Send one request with an input of `poison` and return how it ended. Never raises for an error answer.
+        """Send one request with an input of `poison` and return how it ended.
 
-        `priority` is the request parameter of that name, 0 for none; `tenant` goes in the header (or metadata) `x-tenant`.
+        Never raises for an error answer. `priority` is the request parameter of that name, 0 for none;
+        `tenant` goes in the header (or metadata) `x-tenant`.
         """
         ...
 
@@ -154,9 +164,10 @@ async def nothing_to_heal() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
-    """What a fault has done, as it goes into the record (see `chaos.records.Injected` for the fields), and its undoing.
+    """What a fault has done, as it goes into the record, and its undoing.
 
-    `t` is when it was done: just ahead of the act, after the target was looked up.
+    See `chaos.records.Injected` for the fields. `t` is when it was done: just ahead of the act, after the
+    target was looked up.
     """
 
     t: float
@@ -196,9 +207,9 @@ class Injection:
 class Fault(Protocol):
     """One way to do harm.
 
-    `name` is its name in the catalogue, `expected` one sentence about what can be seen of it from outside when the server keeps
-    its promises, `weight` how often it is drawn beside others, and `lasts` the seconds between the injection and its healing
-    (0: a blow), at most `LONGEST`.
+    `name` is its name in the catalogue. `expected` is one sentence about what can be seen of it from outside
+    when the server keeps its promises. `weight` is how often it is drawn beside others. `lasts` is the
+    seconds between the injection and its healing (0: a blow), at most `LONGEST`.
     """
 
     @property
@@ -214,7 +225,10 @@ class Fault(Protocol):
     def lasts(self) -> float: ...  # noqa: D102
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Do it, once what is to be hit has been looked up. Raises NoTarget where there is nothing to hit just now."""
+        """Do it, once the target has been looked up.
+
+        Raises NoTarget if there is nothing to hit just now.
+        """
         ...
 
 
@@ -223,8 +237,14 @@ class NoTarget(Exception):
 
 
 class Restrained(NoTarget):
-    """A fault that would ask for more than the server promises to survive just now: it is the harness that holds back."""
+    """A fault that would ask for more than the server promises to survive just now.
+
+    It is the harness that holds back.
+    """
 
 
 class Trouble(Exception):
-    """What a fault saw that should not have been. `heal` raises it once the cause is gone; its words are `Healed.trouble`."""
+    """What a fault saw that should not have been.
+
+    `heal` raises it once the cause is gone; its words are `Healed.trouble`.
+    """

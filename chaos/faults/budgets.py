@@ -1,7 +1,8 @@
-"""How often a supervisor may be made to restart something before it gives up: that is a promise as well, and no bug.
+"""How often a supervisor may be made to restart something before it gives up.
 
-A supervisor that gives up ends all that it has, in the end the server (docs/architecture.md, "What supervises what"). Faults stay a
-restart below what is allowed, so that one that nobody has injected finds room.
+That it gives up is a promise as well, and no bug. A supervisor that gives up ends everything below it, in the
+end the server (docs/architecture.md, "What supervises what"). Faults stay one restart below what is allowed,
+so that there is room for a restart that no fault has caused.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ class Budget:
     _spent: dict[tuple[int, str], deque[float]] = field(default_factory=dict, compare=False, repr=False)
 
     def spend(self, server: int, supervisor: str, now: float) -> None:
-        """Note a crash under a supervisor of the server with this process id. Raises Restrained where that would be too many."""
+        """Note a crash under a supervisor of the server with this process id.
+
+        Raises Restrained if that would be too many.
+        """
         times = self._spent.setdefault((server, supervisor), deque())
         while times and times[0] < now - self.period:
             times.popleft()

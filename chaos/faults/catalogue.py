@@ -1,4 +1,7 @@
-"""Faults by name. Each family of them is a module with `FAULTS`, a sequence; `chaos.flags` says which a run has."""
+"""Faults by name.
+
+Each family of faults is a module with `FAULTS`, a sequence; `chaos.flags` says which families a run has.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from chaos.faults.base import LONGEST, Fault
 
 
 def catalogue(*families: Iterable[Fault]) -> Mapping[str, Fault]:
-    """Return the faults of these families by name. Raises ValueError for a name that two have, or a fault that lasts too long."""
+    """Return the faults of these families by name.
+
+    Raises ValueError for a name that two faults have, or a fault that lasts too long.
+    """
     faults: dict[str, Fault] = {}
     for fault in (each for family in families for each in family):
         if fault.name in faults:

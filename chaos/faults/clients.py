@@ -50,7 +50,10 @@ async def _leave_http(stage: Stage, target: random.Random, moment: str, *, reset
 
 
 async def _leave_grpc(stage: Stage, target: random.Random, moment: str, *, reset: bool) -> str:
-    """The same by gRPC, where leaving by a reset leaves the connection, but not the call, standing for a moment."""
+    """The same by gRPC.
+
+    A client that leaves by a reset leaves the connection, but not the call, standing for a moment.
+    """
     question = Question.draw(target.choice(_ASKED), target)
     async with await Calls.open(stage.server.grpc_port) as calls:
         await calls.begin()
@@ -76,7 +79,10 @@ async def _leave_grpc(stage: Stage, target: random.Random, moment: str, *, reset
 
 
 async def _still_served(calls: Calls, target: random.Random) -> None:
-    """Make another call on a connection of which one was cancelled. Raises Broken where it is not answered rightly."""
+    """Make another call on a connection of which one was cancelled.
+
+    Raises Broken if it is not answered rightly.
+    """
     question = Question.draw("echo", target)
     await calls.call(3, UNARY, question.message)
     if trouble := question.judge_grpc(await calls.finished(3)):

@@ -1,6 +1,7 @@
-"""Faults by way of the repository API. `REFUSED` is for a server that polls, `FAULTS` for one in explicit mode, `EXPLICIT`.
+"""Faults by way of the repository API.
 
-A server does one of the two: one that polls answers every load and unload with 503 (docs/serving.md).
+`REFUSED` is for a server that polls, `FAULTS` for one in explicit mode, `EXPLICIT`. A server does one of the
+two: one that polls answers every load and unload with 503 (docs/serving.md).
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ _PAUSE: Final = 0.1
 
 
 async def _load_and_unload(stage: Stage, target: random.Random) -> list[str]:
-    """Load and unload a model of our own from all sides, and ask it throughout; in the end it serves, and goes."""
+    """Load and unload a model of the fault's own from all sides, and ask it throughout.
+
+    In the end it serves, and goes.
+    """
     shelf = Shelf(stage, _GUEST)
     write_model(shelf.beside(), _GUEST, run=stage.folder).rename(shelf.path)
     troubles: list[str] = []
@@ -74,7 +78,8 @@ async def _load_and_unload(stage: Stage, target: random.Random) -> list[str]:
     async def turns(what: str) -> str:
         for _ in range(_TURNS):
             answer = await _ask(stage, _GUEST, what)
-            # What is unloaded while it loads, or loaded while it goes, may be told so; nothing else may go wrong.
+            # A model that is unloaded while it loads, or loaded while it goes, may be told so; nothing else
+            # may go wrong.
             if answer.status not in (200, 400, 503):
                 return _told(_GUEST, what, answer)
             await trio.sleep(_PAUSE * target.random())
@@ -100,7 +105,7 @@ async def _load_and_unload(stage: Stage, target: random.Random) -> list[str]:
 
 
 async def _one_more_visit(stage: Stage) -> list[str]:
-    """Load and unload a model once, when nobody else does: both must work. Raises Trouble."""
+    """Load and unload a model once, when no other client does: both must work. Raises Trouble."""
     loaded = await _ask(stage, _GUEST, "load")
     await until_states(stage.server, _GUEST, serving_alone(1), "it was loaded, and should serve")
     await answering(stage, _GUEST)

@@ -1,4 +1,7 @@
-"""Faults by many clients at once: floods, storms of probes, and crowds that hold all descriptors and say nothing."""
+"""Faults by many clients at once.
+
+There are floods, storms of probes, and crowds that hold all descriptors and say nothing.
+"""
 
 from __future__ import annotations
 
@@ -125,9 +128,10 @@ _HELD: Final = 0.6  # seconds: less than any deadline of the ordinary load
 
 
 async def _idle(stage: Stage, target: random.Random) -> list[str]:
-    """Lower the server's limit to a little over what it has open, take all of that, and more, and give everything back.
+    """Lower the server's limit to a little over what it has open, take all of that, and more; then give all back.
 
-    Who was connected before is served throughout; who comes too late waits, and is served when there is room.
+    A client that was connected before is served throughout. A client that comes too late waits, and is served
+    when there is room.
     """
     server = psutil.Process(stage.server.pid)
     limits = server.rlimit(psutil.RLIMIT_NOFILE)

@@ -1,7 +1,7 @@
 """Faults of instances that come from within: what a reference model is told to do to itself.
 
-It is told by a request's input or by a file, as the random numbers have it. The first is a poison request of one client's; the second
-befalls whatever ordinary batch comes next.
+The model is told by a request's input or by a file, as the random numbers decide. The first is a poison
+request of one client's; the second befalls whatever ordinary batch comes next.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _WIRES: Final[Sequence[Wire]] = ("http", "grpc")
 class Deed:
     """A model does `action` once. Implements `chaos.faults.base.Fault`.
 
-    `codes` are those of the errors that follow, for as many requests as one execution may have, or for one if `alone`. With no
-    codes every answer has to be right. The errors' messages contain `says`. `reason` is why the worker dies, if it does;
-    `or_reason` what it may be as well, where server and worker both notice and either may be first.
+    `codes` are those of the errors that follow, for as many requests as one execution may have, or for one if
+    `alone`. With no codes every answer has to be right. The errors' messages contain `says`. `reason` is why
+    the worker dies, if it does. `or_reason` is another reason that it may have, where server and worker both
+    notice and either may be first.
     """
 
     name: str
@@ -48,7 +49,10 @@ class Deed:
     lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Have it done; `heal` waits for what becomes of a request that asked for it. Raises NoTarget where nobody executes."""
+        """Have it done; `heal` waits for the outcome of a request that asked for it.
+
+        Raises NoTarget if no worker executes anything.
+        """
         model, wire = target.choice(self.models), target.choice(_WIRES)
         undo: Heal = nothing_to_heal
         if target.random() < 0.5:
@@ -103,7 +107,10 @@ def _late(model: str) -> Excuse:
 
 
 async def _ordered(stage: Stage, model: str, action: str) -> float:
-    """Give an order and wait until it is taken; return a time just before that. Raises NoTarget if nobody takes it."""
+    """Give an order and wait until a worker takes it; return a time just before that.
+
+    Raises NoTarget if no worker takes it.
+    """
     order = stage.control.once(model, action)
     t = began = now()
     while order.stands:
@@ -118,7 +125,8 @@ async def _ordered(stage: Stage, model: str, action: str) -> float:
 class Held:
     """All workers of a model do `action` in every execution, for `lasts` seconds. Implements `chaos.faults.base.Fault`.
 
-    It sends so many requests of its own before it ends, that it comes to the same however small the load is.
+    Before it ends, it sends as many requests of its own as make the effect the same however small the load
+    is.
     """
 
     name: str
@@ -161,8 +169,8 @@ class Held:
 class Poison:
     """A request that brings down a pure model's workers, by its inputs alone. Implements `chaos.faults.base.Fault`.
 
-    It runs again and again, alone in the end, until it is refused with `code`. No two of them have the same inputs, so that none is
-    known from before.
+    It runs again and again, alone in the end, until it is refused with `code`. No two of these requests have
+    the same inputs, so that none is known from before.
     """
 
     name: str

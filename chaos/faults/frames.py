@@ -1,4 +1,7 @@
-"""gRPC as HTTP/2 frames, for clients that misbehave: written from RFC 9113, section 6, and the gRPC protocol over HTTP/2."""
+"""gRPC as HTTP/2 frames, for clients that misbehave.
+
+It is written from RFC 9113, section 6, and the gRPC protocol over HTTP/2.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ class Calls(Connection):
         self._answers: dict[int, GrpcAnswer] = {}
 
     async def begin(self, *, window: int = 65_535) -> Self:
-        """Send what comes first; the server may send `window` bytes of each answer before it is granted more. Raises Broken."""
+        """Send what comes first on a connection. Raises Broken.
+
+        The server may send `window` bytes of each answer before it is granted more.
+        """
         setting = INITIAL_WINDOW_SIZE.to_bytes(2, "big") + window.to_bytes(4, "big")
         await self.send(PREFACE + frame(SETTINGS, payload=setting))
         return self
@@ -74,7 +80,7 @@ class Calls(Connection):
         return frame(HEADERS, END_HEADERS, stream, self._encoder.encode(fields))
 
     def grant(self, stream: int, more: int) -> bytes:
-        """Return the frame that lets the server send so many more bytes; of the whole connection for stream 0."""
+        """Return the frame that lets the server send so many more bytes; for stream 0 on the whole connection."""
         return frame(WINDOW_UPDATE, 0, stream, more.to_bytes(4, "big"))
 
     def cancel(self, stream: int) -> bytes:
@@ -99,7 +105,10 @@ class Calls(Connection):
         return answer
 
     async def step(self) -> int:
-        """Take one frame, and return its kind. Raises Broken for the end, a goodbye with an error, and a reset call."""
+        """Take one frame, and return its kind.
+
+        Raises Broken for the end, a goodbye with an error, and a reset call.
+        """
         head = await self.take(_HEAD)
         kind, flags, stream = head[3], head[4], int.from_bytes(head[5:9], "big")
         payload = await self.take(int.from_bytes(head[:3], "big"))

@@ -1,4 +1,7 @@
-"""Guests: copies of models that a fault brings in for itself, harms, and takes away. No other fault chooses them."""
+"""Guests: copies of models that a fault brings in for itself, harms, and takes away.
+
+No other fault chooses them.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ _PATIENCE: Final = 20.0  # seconds until its workers serve, on a busy machine
 async def welcome(
     stage: Stage, guest: str, *, timeout: float | None = EXECUTION_TIMEOUT
 ) -> tuple[Shelf, Sequence[Instance]]:
-    """Bring in a guest, and return its shelf and its instances once all of them serve; `timeout` is as for `write_model`.
+    """Bring in a guest, and return its shelf and its instances once all of them serve.
 
-    Raises NoTarget where it is there already, and Trouble where it does not come to serve.
+    `timeout` is as for `write_model`. Raises NoTarget if the guest is there already, and Trouble if it does
+    not come to serve.
     """
     shelf = Shelf(stage, guest)
     if shelf.path.exists():
@@ -56,7 +60,8 @@ async def all_of(stage: Stage, guest: str) -> Sequence[Instance]:
     """Return a guest's instances, once all of them serve. Raises Trouble where that takes too long."""
     serving: Sequence[Instance] = ()
     with trio.move_on_after(_PATIENCE):
-        while len(serving := await instances(stage, (guest,))) != INSTANCES:  # noqa: ASYNC110 (another process starts them)
+        # Another process starts the instances.
+        while len(serving := await instances(stage, (guest,))) != INSTANCES:  # noqa: ASYNC110
             await trio.sleep(_LOOKING)
         return serving
     raise Trouble(f"'{guest}' has {len(serving)} instances that serve, not {INSTANCES}")

@@ -1,4 +1,4 @@
-"""A hang that no limit ends: what comes after it goes to the other instance, and none of it waits for the hang."""
+"""A hang that no limit ends: later requests go to the other instance, and none of them waits for the hang."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _LOOKING: Final = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangsWithoutLimit:
-    """One of two instances of a guest without `tritium.execution_timeout` hangs, and others ask. Implements `chaos.faults.base.Fault`.
+    """One of two instances of a guest without `tritium.execution_timeout` hangs, and clients ask the guest.
 
-    `heal` asks, and kills the worker that hangs: an operator's way out.
+    Implements `chaos.faults.base.Fault`. `heal` asks, and kills the worker that hangs: an operator's way out.
     """
 
     name: str
@@ -43,7 +43,10 @@ class HangsWithoutLimit:
     lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Bring in the guest, and have one of its instances hang. Raises NoTarget where the guest is there already, and Trouble."""
+        """Bring in the guest, and have one of its instances hang.
+
+        Raises NoTarget if the guest is there already, and Trouble.
+        """
         shelf, serving = await welcome(stage, self.guest, timeout=None)
         order = stage.control.once(self.guest, "hang")
         question = Question.draw(self.guest, target)
@@ -105,7 +108,10 @@ async def _told(client: Connection) -> str:
 
 
 async def _executing(run: Path, serving: Sequence[Instance]) -> Instance:
-    """Return the instance that executes something, once one does. Raises Trouble where that takes too long."""
+    """Return the instance that executes something, once one does.
+
+    Raises Trouble if that takes too long.
+    """
     with trio.move_on_after(_PATIENCE):
         while True:
             for each in serving:

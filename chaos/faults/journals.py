@@ -14,7 +14,10 @@ _TAIL: Final = 4096  # bytes, in which the last line is
 
 
 def at_work(run: Path, instance: Instance) -> bool:
-    """Whether a worker has begun with something and not ended it: the last that it wrote is a beginning. One without a journal has not."""
+    """Whether a worker has begun with something and not ended it: the last line that it wrote is a beginning.
+
+    A worker without a journal has not.
+    """
     try:
         with (journal_folder(run) / f"{instance.model}-{instance.pid}.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))

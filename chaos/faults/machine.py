@@ -53,14 +53,15 @@ class ClockJump:
 
 
 class DiskUnsuitable(Exception):
-    """The log lies where it can't be given a full disk without harm to anybody else; the message says why."""
+    """The log lies where a full disk would harm other users of it; the message says why."""
 
 
 @contextmanager
 def own_disk(folder: Path, size: int = 1 << 30) -> Iterator[bool]:
-    """Mount a file system of its own, in memory, at an empty folder inside the block; yields whether that was allowed.
+    """Mount a file system of its own, in memory, at an empty folder inside the block.
 
-    What lies on it at the end is in the folder afterwards. `size` is bytes at the most, taken only as they are written.
+    Yields whether that was allowed. What lies on it at the end is in the folder afterwards. `size` is bytes
+    at the most, taken only as they are written.
     """
     mounted = not _quietly("mount", "-t", "tmpfs", "-o", f"size={size}", "chaos", str(folder))
     try:
@@ -78,10 +79,11 @@ def own_disk(folder: Path, size: int = 1 << 30) -> Iterator[bool]:
 class DiskFull:
     """The disk under the server's log is full: each write to it fails.
 
-    Where the log has a file system of its own (`own_disk`), that is made as small as what is on it: the kernel's ENOSPC. Elsewhere
-    the server's process alone gets a limit on the size of files that is that of the log: EFBIG, which takes the same ways. That
-    limit is on memory shared with workers too, so it is not done before the log is larger than any of that. The server must
-    write a line for each request (`--log-requests=true`): otherwise there is little that can fail.
+    Where the log has a file system of its own (`own_disk`), that is made as small as what is on it: the
+    kernel's ENOSPC. Elsewhere the server's process alone gets a limit on the size of files that is that of
+    the log: EFBIG, which takes the same code paths. That limit also applies to memory shared with workers. So
+    the fault does not act before the log is larger than any piece of that memory. The server must write a
+    line for each request (`--log-requests=true`): otherwise there is little that can fail.
     """
 
     name: str = "disk_full"
@@ -208,7 +210,8 @@ class ServerStopped:
             t=t,
             models=EVERYTHING,
             detail=f"the server{with_workers} is stopped",
-            # Some requests to `slow` are given a second, and nobody waits for longer than half of one in its queue.
+            # Some requests to `slow` are given a second, and no request waits longer than half of one in its
+            # queue.
             excuses=[
                 Excuse(
                     models=("slow",),

@@ -1,7 +1,7 @@
 """Faults of the repository, as the watcher meets them: the server has to poll, with the flags `POLLED`.
 
-What the repository API does is in `chaos.faults.control`. Hit are the models of `PLAIN`: a new version of `counter` ends the
-sequences of the one before by design, and an ensemble has no files to be hurt.
+Faults by the repository API are in `chaos.faults.control`. These faults hit the models of `PLAIN`: a new
+version of `counter` ends the sequences of the one before by design, and an ensemble has no files to be hurt.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ async def back(stage: Stage, shelf: Shelf) -> None:
 class HalfCopied:
     """A new version arrives bit by bit while the watcher looks, then serves, and is taken away.
 
-    Without a `manifest` something is written between any two looks. With one, SHA256SUMS is there first, and the copy pauses
-    for longer than many looks, which only the manifest can tell from its end.
+    Without a `manifest` something is written between any two looks. With one, SHA256SUMS is there first, and
+    the copy pauses for longer than many looks. Only the manifest can tell that pause from the copy's end.
     """
 
     name: str
@@ -132,9 +132,10 @@ async def _not_before(stage: Stage, shelf: Shelf, nearly: threading.Event) -> st
 async def copy_slowly(
     source: Path, into: Path, *, with_pause: bool, nearly: threading.Event | None = None
 ) -> None:
-    """Copy a version's files into a directory, bit by bit or with one long pause; `nearly` is set ahead of the last bit.
+    """Copy a version's files into a directory, bit by bit or with one long pause.
 
-    On a thread, which nothing in the harness's loop can hold up.
+    `nearly` is set ahead of the last bit. The copy runs on a thread, which nothing in the harness's loop can
+    hold up.
     """
     copy = _copy_with_a_pause if with_pause else _copy_bit_by_bit
     await trio.to_thread.run_sync(copy, source, into, nearly or threading.Event())
@@ -235,7 +236,10 @@ class Corrupted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blinked:
-    """A model's directory is gone for a moment that is shorter than the time between two looks, as while a deployment renames it."""
+    """A model's directory is gone for a moment, as while a deployment renames it.
+
+    The moment is shorter than the time between two looks.
+    """
 
     name: str = "directory_blinks"
     expected: str = "Nobody notices: a model has gone only when two looks in a row have missed it."
@@ -261,7 +265,10 @@ class Blinked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deleted:
-    """A model's directory is deleted, and comes back: the one fault of the family that must be felt, by its own model."""
+    """A model's directory is deleted, and comes back.
+
+    This is the one fault of the family that must be felt, by its own model.
+    """
 
     name: str = "directory_deleted"
     expected: str = (

@@ -36,7 +36,10 @@ async def places(server: Server, model: str) -> Places:
 
 
 async def until_told(server: Server, model: str) -> str:
-    """Wait until all places tell that a reload failed, and return the reason. Raises Trouble where that takes too long."""
+    """Wait until all places tell that a reload failed, and return the reason.
+
+    Raises Trouble if that takes too long.
+    """
     seen = await _until(server, model, told=True)
     if seen["index"] != seen["tree"]:
         raise Trouble(f"the reload of '{model}' failed for different reasons: {json.dumps(seen)}")

@@ -20,14 +20,17 @@ PATIENCE: Final = 20.0
 
 READY: Final = "READY"
 GONE: Final = "UNAVAILABLE"
-UNLOADED: Final = "unloaded"  # the reason of a version that nobody wants any more
+UNLOADED: Final = "unloaded"  # the reason of a version that is no longer wanted
 LOOK: Final = 0.05  # seconds between two questions about the same thing
 
 States = Mapping[int, str]
 
 
 class Shelf:
-    """One model's directory in the repository. What is put there was made beside it, and comes by a rename."""
+    """One model's directory in the repository.
+
+    What is put there was made beside it, and comes by a rename.
+    """
 
     _numbers = itertools.count()
 
@@ -86,9 +89,10 @@ async def post(server: Server, path: str, body: bytes = b"") -> HttpAnswer:
 
 
 async def states(server: Server, model: str) -> States:
-    """Return the state of each version of a model that the server's index knows, or the reason of one that failed. Raises Broken.
+    """Return the state of each version of a model that the server's index knows. Raises Broken.
 
-    A version that serves is ready, whatever became of its last reload: see `chaos.faults.setbacks`.
+    The state of a version that failed is its reason. A version that serves is ready, whatever became of its
+    last reload: see `chaos.faults.setbacks`.
     """
     return {
         int(each["version"]): each["state"]
@@ -106,7 +110,10 @@ async def index_rows(server: Server, model: str) -> list[dict[str, Any]]:
 
 
 async def until_states(server: Server, model: str, right: Callable[[States], bool], what: str) -> None:
-    """Wait until the states of a model's versions are as they should be. Raises Trouble where that takes too long."""
+    """Wait until the states of a model's versions are as they should be.
+
+    Raises Trouble if that takes too long.
+    """
     seen: States = {}
     with trio.move_on_after(PATIENCE):
         while True:

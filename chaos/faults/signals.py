@@ -43,7 +43,7 @@ class Killed:
     lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Kill. Raises NoTarget where nobody serves."""
+        """Kill. Raises NoTarget if no worker serves."""
         first = await one_instance(stage, target, self.models)
         hit = await instances(stage, (first.model,)) if self.everyone else [first]
         t = now()
@@ -66,8 +66,9 @@ class Killed:
 class Stopped:
     """SIGSTOP to one worker, and SIGCONT after `lasts` seconds. Implements `chaos.faults.base.Fault`.
 
-    With `limit`, the seconds that an execution may take, it is stopped in the middle of one, for longer than that, and is ended
-    meanwhile. One that executes nothing would only be passed over: what it was sent goes to others.
+    With `limit`, the seconds that an execution may take, the worker is stopped in the middle of an execution,
+    for longer than that, and is ended meanwhile. A stopped worker that executes nothing would only be passed
+    over: its requests go to others.
     """
 
     name: str
@@ -78,7 +79,7 @@ class Stopped:
     weight: float = 1.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Stop it. Raises NoTarget where nobody serves, or executes anything."""
+        """Stop it. Raises NoTarget if no worker serves, or none executes anything."""
         hit = await one_instance(stage, target, self.models)
         t = now()
         if self.limit is not None:
@@ -113,7 +114,7 @@ async def _stopped_at_work(stage: Stage, hit: Instance) -> float:
 
 
 def _overslept(model: str) -> tuple[Excuse, ...]:
-    """What a stopped worker was executing is lost, unless it may run again; and whoever has less time than the limit is told so."""
+    """Excuse what a stopped worker was executing, unless it may run again, and requests with less time than the limit."""
     late = Excuse(models=felt_by(model), codes=("DEADLINE_EXCEEDED",), most=2 * under_way(model), after=0.1)
     return (late, *lost_with_workers(model))
 

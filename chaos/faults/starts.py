@@ -44,7 +44,7 @@ class FailsToStart:
     lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Order the failures, then kill. Raises NoTarget where nobody serves."""
+        """Order the failures, then kill. Raises NoTarget if no worker serves."""
         hit = await one_instance(stage, target, self.models)
         orders = [stage.control.once(hit.model, "init_fail") for _ in range(self.times)]
         t = now()
@@ -80,10 +80,11 @@ async def _wait_taken(orders: Sequence[Order], path: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeverStarts:
-    """All of it happens to a guest, a copy of a model that is brought in and taken away. Implements `chaos.faults.base.Fault`.
+    """A guest, a copy of a model that is brought in and taken away, can't start any more.
 
-    One of its two workers is killed, and none can load the model any more. So its budget of restarts is used up, and it would be
-    tried again after 15 to 30 s: for longer than a fault may last.
+    Implements `chaos.faults.base.Fault`. One of its two workers is killed, and none can load the model any
+    more. So its budget of restarts is used up, and it would be tried again after 15 to 30 s: that is longer
+    than a fault may last.
     """
 
     name: str
@@ -93,7 +94,10 @@ class NeverStarts:
     lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Bring in the guest, then kill; `heal` waits for the rest. Raises NoTarget where it is there already, and Trouble."""
+        """Bring in the guest, then kill; `heal` waits for the rest.
+
+        Raises NoTarget if the guest is there already, and Trouble.
+        """
         shelf, serving = await welcome(stage, self.guest)
         try:
             hit = target.choice(serving)

@@ -1,4 +1,7 @@
-"""Long streams of a real gRPC client, which answers what it receives by window updates and pings, as floods do."""
+"""Long streams of a real gRPC client.
+
+It answers what it receives by window updates and pings, as floods do.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ _ROOT: Final = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongStreams:
-    """A process with grpcio asks two guests, which no other fault hits, so that not one error is in order. Implements `chaos.faults.base.Fault`."""
+    """A process with grpcio asks two guests. Implements `chaos.faults.base.Fault`.
+
+    No other fault hits these guests, so that not one error is allowed.
+    """
 
     name: str
     expected: str
@@ -37,7 +43,10 @@ class LongStreams:
     lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Bring in the guests; `heal` has the client ask. Raises NoTarget where they are there already, and Trouble."""
+        """Bring in the guests; `heal` has the client ask.
+
+        Raises NoTarget if they are there already, and Trouble.
+        """
         shelves: list[Shelf] = []
         t = now()  # from here on the start of four workers may be felt
         try:

@@ -69,7 +69,7 @@ def under_way(model: str) -> int:
 def lost_with_workers(model: str, workers: int = 1) -> tuple[Excuse, ...]:
     """Return what the sudden death of so many workers excuses: nothing of a pure model, else what they were executing.
 
-    A sequence is lost with the worker that had it; what its client hears of that is the answer to its next step.
+    A sequence is lost with the worker that had it; its client hears of that in the answer to its next step.
     """
     if model in PURE:
         return ()
@@ -82,14 +82,15 @@ def lost_with_workers(model: str, workers: int = 1) -> tuple[Excuse, ...]:
 def lost_with_all_workers(model: str) -> tuple[Excuse, ...]:
     """Return what the death of every worker of a model excuses, until the first is back.
 
-    Nobody waits in the queue of `slow` for over half a second: those are its own rules (`chaos.workload.repository`).
+    No request waits in the queue of `slow` for over half a second: that is the model's own rule
+    (`chaos.workload.repository`).
     """
     impatient = (Excuse(models=(model,), most=15, after=1.0),) if model == "slow" else ()
     return (*lost_with_workers(model, INSTANCES), *impatient)
 
 
 def state_of(node: Mapping[str, Any], path: str) -> str:
-    """Return the state of an actor or a supervisor in the tree below a node; nothing, where it is not there."""
+    """Return the state of an actor or a supervisor in the tree below a node; "" if it is not there."""
     if node["path"] == path:
         return str(node["state"])
     return next(filter(None, (state_of(child, path) for child in node["children"])), "")

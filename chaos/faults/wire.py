@@ -1,4 +1,7 @@
-"""Sockets for clients that misbehave: HTTP as bytes, which a library would not let anyone send, or take, in pieces."""
+"""Sockets for clients that misbehave.
+
+They carry HTTP as bytes, sent and taken in pieces, which a library would not allow.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ class Connection:
 
     @classmethod
     async def open(cls, port: int, *, receive_buffer: int = 0) -> Self:
-        """Connect, with the kernel keeping at most about `receive_buffer` unread bytes if that is given. Raises OSError."""
+        """Connect, with the kernel keeping at most about `receive_buffer` unread bytes if that is given.
+
+        Raises OSError.
+        """
         sock = trio.socket.socket()
         try:
             if receive_buffer:

@@ -1,4 +1,7 @@
-"""`python -m chaos.mutations`: are the tests any good? Puts bugs into copies of the project and sees what notices them."""
+"""`python -m chaos.mutations`: are the tests any good?
+
+Puts bugs into copies of the project and sees which tests notice them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Deliberate bugs, each small enough to be overlooked in a review, and each breaking one promise.
 
-A mutation replaces a piece of a file that occurs in it exactly once, so that the list notices when the code moves on.
+A mutation replaces a piece of a file that occurs in it exactly once, so that the list notices when the code
+moves on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ class Mutation:
     new: str
 
     def applied(self, text: str) -> str:
-        """Return the file's text with the bug in it. Raises ValueError where `old` does not occur exactly once."""
+        """Return the file's text with the bug in it.
+
+        Raises ValueError if `old` does not occur exactly once.
+        """
         times = text.count(self.old)
         if times != 1:
             raise ValueError(

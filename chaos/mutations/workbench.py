@@ -1,6 +1,7 @@
-"""A copy of the project with one bug in it, and what is set on the bug.
+"""A copy of the project with one bug in it, and the detectors that are to find it.
 
-The copy is what gets imported: detectors run in it as processes of their own, with its root ahead of everything else.
+The copy is what gets imported: detectors run in it as processes of their own, with its root ahead of
+everything else.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Detector:
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    """What has noticed a mutation, if anything has, and how long that took, in seconds from the detector's start."""
+    """What has noticed a mutation, if anything has, and after how many seconds from the detector's start."""
 
     mutation: Mutation
     detector: str = ""
@@ -51,7 +52,10 @@ class Caught:
 
 @contextmanager
 def workbench(folder: Path, mutation: Mutation | None) -> Iterator[Path]:
-    """Copy the project to `folder` and put a bug in. Raises ValueError where the bug does not fit any more."""
+    """Copy the project to `folder` and put a bug in.
+
+    Raises ValueError if the bug does not fit any more.
+    """
     for name in _COPIED:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
     for name in _FILES:
