@@ -1,4 +1,7 @@
-"""Runs the load clients, wrk and h2load, as child processes. What they print is read by `benchmarks.parsers`."""
+"""Runs the load clients, wrk and h2load, as child processes.
+
+`benchmarks.parsers` reads what they print.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Text of other programs, read into values: wrk, h2load, /proc and the server's tree. Pure; tested on captured text."""
+"""Text of other programs, read into values: wrk, h2load, /proc and the server's tree.
+
+Pure; tested on captured text.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ def _find(pattern: str, text: str, program: str) -> re.Match[str]:
 
 
 def wrk(text: str) -> Load:
-    """Read what `wrk --latency` prints. Every answer that is not 2xx or 3xx, and every socket error, is an error."""
+    """Read what `wrk --latency` prints.
+
+    Every answer that is not 2xx or 3xx, and every socket error, is an error.
+    """
     total = _find(r"^\s*(\d+) requests in ([\d.]+\w+),", text, "wrk")
     sockets = re.search(r"Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)", text)
     statuses = re.search(r"Non-2xx or 3xx responses: (\d+)", text)
@@ -73,7 +79,10 @@ def h2load(text: str, log: str) -> Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStat:
-    """One line of /proc/<pid>/stat. `pid` and `started` together name a process for as long as the machine runs."""
+    """One line of /proc/<pid>/stat.
+
+    `pid` and `started` together name a process for as long as the machine runs.
+    """
 
     pid: int
     parent: int
@@ -83,7 +92,10 @@ class ProcessStat:
 
 
 def proc_stat(text: str) -> ProcessStat:
-    """Read /proc/<pid>/stat. The command's name is in parentheses and may hold any character, these included."""
+    """Read /proc/<pid>/stat.
+
+    The command's name is in parentheses and may hold any character, these included.
+    """
     pid, _, rest = text.partition(" (")
     fields = rest.rpartition(")")[2].split()  # fields[0] is field 3 of proc_pid_stat(5)
     return ProcessStat(

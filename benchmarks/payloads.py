@@ -1,4 +1,7 @@
-"""KServe v2 requests and answers with numpy, written apart from the server's own codec so that it can judge it."""
+"""KServe v2 requests and answers with numpy.
+
+They are written apart from the server's own codec, so that they can judge it.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,8 @@ def check(outputs: Tensors, expected: Tensors | None) -> None:
 def inputs_from_metadata(metadata: Mapping[str, Any]) -> Tensors:
     """Return inputs of ones for any model with fixed-size datatypes: one row, and 1 for every other free dimension.
 
-    `metadata` is the body of the model metadata endpoint. Raises ValueError for a datatype without fixed size.
+    `metadata` is the body of the model metadata endpoint. Raises ValueError for a datatype without fixed
+    size.
     """
     inputs = {}
     for entry in metadata["inputs"]:

@@ -16,7 +16,10 @@ NOTHING: Final = "–"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A title, and rows of text of one length. The first `words` columns read left to right; the others are figures."""
+    """A title, and rows of text of one length.
+
+    The first `words` columns read left to right; the others are figures.
+    """
 
     title: str
     columns: Sequence[str]
@@ -97,7 +100,7 @@ def _against_yardstick(report: Report, *, clients: bool) -> Table:
 
 
 def _against_references(report: Report) -> Table:
-    """One row a gRPC cell: the server's figures, and each reference's rate with what the server's is of it."""
+    """One row a gRPC cell: the server's figures, and each reference's rate with the server's ratio to it."""
 
     def row(cell: Cell, each: Measured) -> list[str]:
         compared = []
@@ -218,7 +221,10 @@ def markdown(report: Report) -> str:
 
 
 def fill(document: str, section: str) -> str:
-    """Put `section` between the markers of a document. Raises ValueError where it has none, or not in order."""
+    """Put `section` between the markers of a document.
+
+    Raises ValueError if it has no markers, or has them out of order.
+    """
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -1,4 +1,7 @@
-"""Writes the model repositories that the benchmarks serve. Any Triton-compatible server can serve them too."""
+"""Writes the model repositories that the benchmarks serve.
+
+Any Triton-compatible server can serve them too.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run of one cell against one subject; `cpu` is its process tree's CPU time, None where it is not ours."""
+    """One run of one cell against one subject.
+
+    `cpu` is the CPU time of its process tree, None if that is not ours.
+    """
 
     load: Load
     cpu: float | None = None
@@ -131,8 +134,9 @@ class Memory:
 class Attack:
     """What one hostile input did to a server. Sizes are bytes, times seconds.
 
-    `turn` is the loop's longest turn, of its own CPU time; `memory` what the server took beyond what it had, `allowed` what the rule lets
-    it take. `beside` and `beside_sink` are a neighbour's p99 while the input is sent again and again, to the server and to a sink.
+    `turn` is the loop's longest turn, of its own CPU time. `memory` is what the server took beyond what it
+    had, `allowed` what the rule lets it take. `beside` and `beside_sink` are a neighbour's p99 while the
+    input is sent again and again, to the server and to a sink.
     """
 
     name: str
@@ -152,7 +156,7 @@ class Skipped:
     what: str
     subject: str
     reason: str
-    expected: bool = False  # the machine has not what it takes: no fault of anybody's
+    expected: bool = False  # the machine lacks what it takes: not a failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ _WARM_UP_LEAST: Final = 0.5  # seconds: enough for an answer of the slowest
 
 
 class Progress(Protocol):
-    """Whoever watches."""
+    """Shows the progress of a run."""
 
     def step(self, text: str) -> None:
         """Say what is being done now."""
@@ -45,7 +45,7 @@ class Plan:
 
     @property
     def cells(self) -> int:
-        """How many cells there are over HTTP, for whoever counts."""
+        """How many cells there are over HTTP, for the progress display."""
         return sum(len(each.concurrencies) for each in self.scenarios) * len(self.clients)
 
 
@@ -73,7 +73,10 @@ class Verified:
 
 
 def verify(scenario: Scenario, subject: Subject) -> Verified:
-    """Send a scenario's request once and check the answer. Raises WrongAnswer, also where there is none at all."""
+    """Send a scenario's request once and check the answer.
+
+    Raises WrongAnswer, also if there is no answer at all.
+    """
     try:
         metadata = subject.get_json(f"/v2/models/{scenario.model}") if scenario.inputs is None else None
         request, expected = payloads.build(scenario, metadata)
@@ -85,7 +88,7 @@ def verify(scenario: Scenario, subject: Subject) -> Verified:
 
 
 def sampled(pid: int | None, load: Callable[[], Load]) -> Sample:
-    """Run a load client once, and read the CPU time of a process tree, where there is one to read, around it."""
+    """Run a load client once, and read the CPU time of a process tree around it, if there is one to read."""
     before = 0.0 if pid is None else processes.cpu_seconds(pid)
     seen = load()
     return Sample(seen, None if pid is None else processes.cpu_seconds(pid) - before)
@@ -121,7 +124,10 @@ class Turns:
         self._progress.result(f"{title}: {timings.p50 * 1e3:.2f} ms")
 
     def measure(self, cell: Cell, takers: Mapping[str, Callable[[float], Sample]]) -> None:
-        """Warm up, then take the rounds of a cell; `takers` are the subjects' labels and what loads them so long."""
+        """Warm up, then take the rounds of a cell.
+
+        `takers` are the subjects' labels, each with the function that loads the subject for so many seconds.
+        """
         self._done += 1
         samples: dict[str, list[Sample]] = {label: [] for label in takers}
         for turn in range(-1, self._rounds):  # turn -1 warms up

@@ -21,8 +21,8 @@ MIB: Final = 1024 * 1024
 class Scenario:
     """One row of the table at each of `concurrencies`.
 
-    `inputs` is None where the model's own metadata decides (any shape it accepts will do). `expected` maps the inputs
-    to the outputs that the verified answer must hold; None asks only for finite numbers.
+    `inputs` is None if the model's own metadata decides (any shape it accepts will do). `expected` maps the
+    inputs to the outputs that the verified answer must hold; None asks only for finite numbers.
     """
 
     name: str  # what `--only` takes

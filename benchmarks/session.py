@@ -1,4 +1,4 @@
-"""One run from start to end: who is started when, and what is measured of whom."""
+"""One run from start to end: when each subject is started, and what is measured of it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ class Session:
         self._skipped: list[Skipped] = []
 
     def run(self) -> Report:
-        """Measure everything that was asked. Raises NotStarted where a server or the yardstick does not come up."""
+        """Measure everything that was asked.
+
+        Raises NotStarted if a server or the yardstick does not come up.
+        """
         described = machine.describe(self._clients)
         if machine.busy() > BUSY:
             self._progress.result(

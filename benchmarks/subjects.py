@@ -1,4 +1,4 @@
-"""Who is measured: the yardstick, servers started here from a checkout or a revision, and servers already running."""
+"""What is measured: the yardstick, servers started here from a checkout or a revision, and running servers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """Something that answers HTTP on this host or another. `pid` is known only of what was started here.
+    """Something that answers HTTP on this host or another.
 
-    `grpc_port` is None where nobody said whether it answers gRPC.
+    `pid` is known only of what was started here. `grpc_port` is None if it is not known whether it answers
+    gRPC.
     """
 
     label: str
@@ -76,7 +77,10 @@ class Subject:
         return json.loads(body)
 
     def infer(self, model: str, request: Request) -> tuple[Tensors, int]:
-        """Send one request; return its outputs and the size of its body. Raises WrongAnswer, and OSError without one."""
+        """Send one request; return its outputs and the size of its body.
+
+        Raises WrongAnswer, and OSError if there is no answer.
+        """
         connection = self.connect()
         try:
             return infer(connection, model, request)
@@ -146,7 +150,7 @@ def _check_alive(child: subprocess.Popen[bytes], what: str, log: Path) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 that nobody listened on a moment ago."""
+    """Return ports of 127.0.0.1 on which no process listened a moment ago."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -156,7 +160,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def printing_port(label: str, module: Sequence[str], scratch: Path) -> Iterator[tuple[int, int]]:
-    """Run a module of this checkout, with arguments, that prints the port it serves; yields its pid and the port.
+    """Run a module of this checkout, with arguments, that prints the port it serves; yield its pid and the port.
 
     Raises NotStarted.
     """
@@ -180,7 +184,10 @@ def yardstick(scratch: Path) -> Iterator[Subject]:
 
 @contextmanager
 def server(label: str, checkout: Path, repository: Path, scratch: Path) -> Iterator[Subject]:
-    """Run `engine serve` from `checkout` on free ports of 127.0.0.1; yields once it is ready. Raises NotStarted."""
+    """Run `engine serve` from `checkout` on free ports of 127.0.0.1; yield once it is ready.
+
+    Raises NotStarted.
+    """
     http_port, metrics_port, grpc_port = free_ports(3)
     command = [
         sys.executable,
@@ -226,7 +233,7 @@ def wait_ready(subject: Subject, child: subprocess.Popen[bytes], log: Path) -> N
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that somebody else started: `http://host:port`, `?grpc=port` where it answers gRPC too."""
+    """A server that was not started here: `http://host:port`, `?grpc=port` if it answers gRPC too."""
 
     label: str
     host: str

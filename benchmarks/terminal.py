@@ -1,4 +1,7 @@
-"""Speaks to a person: progress on standard error, tables on standard output; rich on a terminal, plain in a pipe."""
+"""Speaks to a person: progress on standard error, tables on standard output.
+
+It uses rich on a terminal, and plain text in a pipe.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The floor under large tensors: two plain memory copies, and a trip over loopback TCP there and back.
 
-No HTTP, no parser, no event loop: a thread receives the bytes into memory it already has, copies them twice, and sends
-them back. A server that copies a tensor once into shared memory and once out of it, and does nothing else, would take
-this long.
+There is no HTTP, no parser and no event loop. A thread receives the bytes into memory it already has, copies
+them twice, and sends them back. A server that copies a tensor once into shared memory and once out of it, and
+does nothing else, would take this long.
 """
 
 from __future__ import annotations

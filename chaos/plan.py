@@ -1,15 +1,18 @@
-"""What a run will do, and when: its phases, and the schedule of its faults. Pure, and a function of its arguments alone.
+"""What a run will do, and when: its phases, and the schedule of its faults.
 
-The phases follow one another:
+Pure, and a function of its arguments alone. The phases follow one another:
 
     calm       10 %   no faults: what the other phases are compared with
     standard   50 %   faults
     overload   15 %   no faults, more requests than one model can answer
     recovery   25 %   faults again, and none in its last seconds (`QUIET`)
 
-Within standard and recovery there is a place for a fault every `60 / faults_per_minute` seconds. Most are taken by one fault, some by
-two or three at nearly the same time, whose places are left empty after them. Each fault of the catalogue comes once before
-any is drawn by its weight for the places that are left, and where there are more faults than places, the weights decide which come.
+Within standard and recovery there is a place for a fault every `60 / faults_per_minute` seconds. Most places
+are taken by one fault. Some are taken by two or three at nearly the same time, whose places are left empty
+after them.
+
+Each fault of the catalogue comes once before any is drawn by its weight for the places that are left. If
+there are more faults than places, the weights decide which faults come.
 """
 
 from __future__ import annotations
@@ -86,9 +89,10 @@ def plan(
 ) -> Plan:
     """Return the plan of a run.
 
-    `weights` are the catalogue's faults by name; the order in which they are given means nothing. Of the names in one of `exclusions`
-    no two are ever under way at the same time, and neither is one name twice. Raises ValueError for a time, a rate or a weight that
-    is not positive, no faults at all where some are asked for, or an exclusion that names a fault there is not.
+    `weights` are the catalogue's faults by name; the order in which they are given means nothing. Of the
+    names in one of `exclusions` no two are ever under way at the same time, and neither is one name twice.
+    Raises ValueError for a time, a rate or a weight that is not positive, for no faults at all if some are
+    asked for, and for an exclusion that names an unknown fault.
     """
     _checked(minutes, rate, faults_per_minute, weights, exclusions)
     spans = _phases(minutes * 60, shares)
@@ -180,7 +184,8 @@ def _named(
     for place, at in enumerate(times):
         active = {name for then, name in zip(times, chosen, strict=False) if name and then >= at - LONGEST}
         barred = active.union(*(together for together in exclusions if together & active))
-        late = len(times) - place <= len(missing) + 3  # whoever has not come yet goes first now
+        # Faults that have not come yet go first now.
+        late = len(times) - place <= len(missing) + 3
         fitting = [name for name in bag if name not in barred]
         name = next((each for each in fitting if late and each in missing), None)
         name = name or next(iter(fitting), None) or _spare(rng, weights, barred)
@@ -192,10 +197,13 @@ def _named(
 
 
 def _bag(rng: random.Random, places: int, weights: Mapping[str, float]) -> list[str]:
-    """Return the faults for so many places, in the order in which they are to come: each once, if there is room, and more by weight."""
+    """Return the faults for so many places, in the order in which they are to come.
+
+    Each fault comes once, if there is room. The rest are drawn by weight.
+    """
     names = sorted(weights)
-    # Sampling without replacement by weight: the largest u ** (1 / w). Efraimidis and Spirakis, Information Processing
-    # Letters 97 (2006).
+    # Sampling without replacement by weight: the largest u ** (1 / w). Efraimidis and Spirakis, Information
+    # Processing Letters 97 (2006).
     keys = {name: rng.random() ** (1 / weights[name]) for name in names}
     once = sorted(names, key=lambda name: (-keys[name], name))[:places]
     more = rng.choices(names, [weights[name] for name in names], k=places - len(once))

@@ -25,7 +25,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def with_variable(name: str, value: str) -> list[psutil.Process]:
-    """Return every process that lives and has this variable in its environment, as far as that may be read."""
+    """Return every living process that has this variable in its environment, as far as that may be read."""
     return [each for each in psutil.process_iter() if _variable(each, name) == value and alive(each)]
 
 
@@ -37,7 +37,7 @@ def _variable(process: psutil.Process, name: str) -> str | None:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether a process runs. A zombie, which waits for somebody to ask how it ended, does not."""
+    """Whether a process runs. A zombie, which waits for its parent to read its exit status, does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -56,14 +56,17 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 
 
 def _killed(process: psutil.Process) -> int | None:
-    """Kill a process and return a descriptor that is readable when it has ended; None for one that has ended already."""
+    """Kill a process and return a descriptor that is readable when it has ended.
+
+    Returns None for a process that has ended already.
+    """
     try:
         end = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
     try:
         process.kill()
-    except psutil.NoSuchProcess:  # its number may be somebody else's by now
+    except psutil.NoSuchProcess:  # its number may be another's by now
         os.close(end)
         return None
     return end

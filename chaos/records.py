@@ -1,9 +1,14 @@
-"""What a run writes down, one JSON object a line, and what the checker reads: it has nothing else to go by.
+"""What a run writes down, one JSON object a line, and what the checker reads: the checker has no other input.
 
-A run's folder holds `manifest.json` (see `Manifest`), `history.jsonl` (`Invoke`, `Ok`, `Fail`, `Unknown`), `faults.jsonl`
-(`Injected`, `Healed`, `PassedOver`), `samples.jsonl` (`Sample`), `tally.jsonl` (`Tally`), `endings.jsonl` (`Ending`), `journal/`
-(`Executed`, by the models themselves), `server/` (the server's standard output and error, as JSON lines) and, once it has been
-checked, `verdict.json`, `report.md` and `report.html`.
+A run's folder holds these files:
+
+- `manifest.json` (see `Manifest`)
+- `history.jsonl` (`Invoke`, `Ok`, `Fail`, `Unknown`)
+- `faults.jsonl` (`Injected`, `Healed`, `PassedOver`)
+- `samples.jsonl` (`Sample`), `tally.jsonl` (`Tally`) and `endings.jsonl` (`Ending`)
+- `journal/` (`Executed`, by the models themselves)
+- `server/` (the server's standard output and error, as JSON lines)
+- once it has been checked, `verdict.json`, `report.md` and `report.html`
 
 Times are seconds of the machine's monotonic clock, which all processes share, unless a field says otherwise.
 """
@@ -33,7 +38,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invoke(Record):
-    """A client is about to send a request. Exactly one of `Ok`, `Fail` and `Unknown` follows, with the same `n`."""
+    """A client is about to send a request.
+
+    Exactly one of `Ok`, `Fail` and `Unknown` follows, with the same `n`.
+    """
 
     kind: ClassVar[str] = "invoke"
 
@@ -42,7 +50,8 @@ class Invoke(Record):
     model: str
     protocol: Wire
     phase: Phase
-    value: int  # of which the inputs are made, and from which the right answer follows, see `chaos.workload.answers`
+    # The inputs are made of it, and the right answer follows from it, see `chaos.workload.answers`.
+    value: int
     parts: int = 1  # that a decoupled model is to answer with
     deadline: float | None = None  # when the answer is of no use any more
     sequence: int = 0  # correlation id; 0 for none
@@ -82,7 +91,10 @@ class Fail(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown(Record):
-    """There was no answer, and none will come: the connection broke, or the client gave up or went away on purpose."""
+    """There was no answer, and none will come.
+
+    The connection broke, or the client gave up or went away on purpose.
+    """
 
     kind: ClassVar[str] = "unknown"
 
@@ -92,7 +104,10 @@ class Unknown(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executed(Record):
-    """A model has begun (`end` false) or ended (true) with a request. Written by the worker, at once, and by one `write`."""
+    """A model has begun (`end` false) or ended (true) with a request.
+
+    The worker writes it at once, by one `write`.
+    """
 
     kind: ClassVar[str] = "executed"
 
@@ -105,12 +120,18 @@ class Executed(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excuse:
-    """Errors that a fault makes inevitable. Whatever it does not cover is no excuse.
+    """Errors that a fault makes inevitable. An error that it does not cover is not excused.
 
-    A request is excused where it is of one of `models` (all, if empty), failed with one of `codes`, was under way at some time
-    from `before` seconds ahead of the injection until `after` seconds past the healing, its message contains `says`, and at
-    most `most` have been excused by this fault already. `unknown` says whether requests without an answer are covered too, `own` that only what the fault has
-    sent itself is.
+    A request is excused if all of this holds:
+
+    - it is of one of `models` (all, if empty);
+    - it failed with one of `codes`, and its message contains `says`;
+    - it was under way at some time from `before` seconds ahead of the injection until `after` seconds past
+      the healing;
+    - fewer than `most` requests have been excused by this fault already.
+
+    `unknown` says whether requests without an answer are covered too. `own` says that only requests sent by
+    the fault itself are covered.
     """
 
     models: Sequence[str] = ()
@@ -185,7 +206,8 @@ class Tally(Record):
 
     kind: ClassVar[str] = "tally"
 
-    surplus: int  # what came to clients though nobody had asked: bytes over HTTP, messages over gRPC
+    # Bytes over HTTP and messages over gRPC that came to clients though no request had asked for them.
+    surplus: int
     violations: (
         int  # replies that the server knows to have dropped or given twice: `tritium_reply_violations_total`
     )
@@ -244,9 +266,10 @@ def line_of(record: Record) -> str:
 
 
 def read_records(path: Path, *kinds: type[R]) -> Iterator[R]:
-    """Yield the records of a file that are of these kinds. Raises ValueError, with the line's number, for one that is none.
+    """Yield the records of a file that are of these kinds.
 
-    A last line without its end is passed over: its writer was killed as it wrote.
+    A last line without its end is skipped: its writer was killed as it wrote. Raises ValueError, with the
+    line's number, for a line that is not a record.
     """
     with path.open() as lines:
         for number, line in enumerate(lines, 1):

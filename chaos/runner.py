@@ -1,4 +1,7 @@
-"""One run, from an empty folder to the record of everything that happened; judging it is `chaos.checker`'s."""
+"""One run, from an empty folder to the record of everything that happened.
+
+`chaos.checker` judges it.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,10 @@ class FolderTaken(Exception):
 
 
 async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
-    """Do what is planned and write the record. Raises FolderTaken, and ServerFailed where the server ended by itself."""
+    """Do what is planned and write the record.
+
+    Raises FolderTaken, and ServerFailed if the server ended by itself.
+    """
     folder = setting.folder
     if folder.is_dir() and any(folder.iterdir()):
         raise FolderTaken(
@@ -211,7 +217,10 @@ async def _endings(setting: Setting, server: Server, clients: Clients, sockets: 
 
 
 async def _seen(how: str, ending: Awaitable[Ending]) -> Ending:
-    """See an ending through. One that comes to no end has nothing to tell but that, and the next is tried all the same."""
+    """See an ending through.
+
+    An ending that never completes reports only that, and the next ending is tried all the same.
+    """
     began, failures = now(), list[str]()
     seen: Ending | None = None
     try:

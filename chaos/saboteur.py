@@ -1,17 +1,20 @@
-"""The very same server as `tritium serve` runs, and a control socket through which parts of it are made to fail.
+"""The same server as `tritium serve` runs, with a control socket through which parts of it are made to fail.
 
     python -m chaos.saboteur --sabotage-socket=PATH FLAG…
 
-The flags are those of `tritium serve`. The socket is a Unix domain one, of which only this user may ask; each line is a JSON
-object, answered by one, `{"ok": …}` or `{"error": "why not"}`:
+The flags are those of `tritium serve`. The socket is a Unix domain one that only this user may use. Each line
+is a JSON object, answered by one, `{"ok": …}` or `{"error": "why not"}`:
 
-    {"do": "crash", "path": "models/echo/1/scheduler"}            an actor or a supervisor, by its path in GET /v2/tritium/tree
-    {"do": "raise", "point": "batcher.turn", "times": 1, "within": "models/echo/1/scheduler"}    see `actors.fault_points`
-    {"do": "disarm", "point": "batcher.turn"}                     it will not raise any more: true if it would have
-    {"do": "jump", "seconds": -3600}                              the wall clock, as the server's code reads it
-    {"do": "list"}                                                the paths there are
+    {"do": "crash", "path": "models/echo/1/scheduler"}
+        an actor or a supervisor, by its path in GET /v2/tritium/tree
+    {"do": "raise", "point": "batcher.turn", "times": 1, "within": "models/echo/1/scheduler"}
+        see `actors.fault_points`
+    {"do": "disarm", "point": "batcher.turn"}    it will not raise any more: true if it would have
+    {"do": "jump", "seconds": -3600}             the wall clock, as the server's code reads it
+    {"do": "list"}                               the paths there are
 
-Each command that does something logs `fault_injected`. `raise` logs when the exception comes out, and answers at once.
+Each command that does something logs `fault_injected`. `raise` logs when the exception comes out, and answers
+at once.
 """
 
 from __future__ import annotations
@@ -113,7 +116,7 @@ class Saboteur:
         return json.dumps(answer).encode() + b"\n"
 
     def crash(self, path: str) -> None:
-        """Kill whoever lives at `path`. Raises SabotageRefused where nobody does."""
+        """Kill the actor or supervisor at `path`. Raises SabotageRefused if there is none."""
         if path not in self.list():
             raise SabotageRefused(
                 f"nothing at '{path}' that can be crashed; `list` names what can, now {len(self.list())} paths"
@@ -125,9 +128,10 @@ class Saboteur:
             raise SabotageRefused(f"'{path}' can't be crashed just now: {error}") from error
 
     def fail(self, point: str, times: int = 1, within: str = "") -> None:
-        """Have the next passes of a fault point raise, in the task of the actor at `within` alone if that is given.
+        """Have the next passes of a fault point raise.
 
-        Raises SabotageRefused for a point that is unknown, not imported or armed already.
+        If `within` is given, only passes in the task of the actor at that path raise. Raises SabotageRefused
+        for a point that is unknown, not imported or armed already.
         """
         if times < 1:
             raise SabotageRefused(f"'times' is {times}; it takes 1 at least to raise anything")
@@ -168,7 +172,10 @@ class Saboteur:
 
 
 def open_socket(path: Path) -> socket.socket:
-    """Return a listening socket at `path`, for this user alone. Raises OSError where there is something already."""
+    """Return a listening socket at `path`, for this user alone.
+
+    Raises OSError if there is a file already.
+    """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         os.fchmod(listening.fileno(), 0o600)  # before it has a name: that is created with these rights
@@ -204,13 +211,16 @@ async def _converse(stream: trio.SocketStream, saboteur: Saboteur) -> None:
 
 
 class SabotageClient:
-    """The harness's end of the socket. Implements `chaos.faults.base.Sabotage`; a connection for each command."""
+    """The harness's end of the socket. Implements `chaos.faults.base.Sabotage`.
+
+    It opens a connection for each command.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     async def wait_listening(self) -> None:
-        """Wait until the server's tree stands. For the first moments: bounded by whoever calls."""
+        """Wait until the server's tree stands, as a caller does at first; the caller bounds the wait."""
         while True:
             try:
                 await self.list()
@@ -263,7 +273,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"usage: python -m chaos.saboteur {SOCKET_FLAG}PATH FLAG…, flags of `tritium serve`\n"
         )
         return 1
-    # The log binds its clock when it is imported, ahead of ours: what judges a run compares its time stamps with true time.
+    # The log binds its clock when it is imported, ahead of ours: the checker of a run compares its time
+    # stamps with true time.
     import engine.observability.logs  # noqa: F401
 
     clock = WallClock()

@@ -1,7 +1,7 @@
-"""The server under test: a process of its own, started as an operator would, and seen from outside as one would see it.
+"""The server under test: a process of its own, started and observed from outside as an operator would do it.
 
-Its output goes to files that are numbered, so that a server which is started again in the same folder has files of its own:
-`1.stdout.jsonl` and `1.stderr.jsonl`, then `2.…`.
+Its output goes to numbered files, so that a server which is started again in the same folder has files of its
+own: `1.stdout.jsonl` and `1.stderr.jsonl`, then `2.…`.
 """
 
 from __future__ import annotations
@@ -56,11 +56,17 @@ Node = Mapping[str, Any]
 
 
 class ServerFailed(Exception):
-    """The server did not do what any server must: it ended before it was ready, or does not answer. Has its last words."""
+    """The server did not do what any server must: it ended before it was ready, or does not answer.
+
+    The message has its last words.
+    """
 
 
 class LogLines:
-    """The JSON lines of a file that another process appends to, each given once. Lines that are none are passed over."""
+    """The JSON lines of a file that another process appends to, each given once.
+
+    Lines that are not JSON are skipped.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -113,9 +119,10 @@ class Server:
     ) -> Self:
         """Start a server on a repository, its output in `folder`, and return at once.
 
-        With `sabotage` it is the saboteur's, with its control socket there. `ports` are those of HTTP, gRPC and metrics, 0 for the
-        kernel's choice. `environ` is added to this process's environment, of which no TRITIUM_ variable is passed on, and to what
-        Kubernetes would add (`KUBERNETES`).
+        With `sabotage` the server is the saboteur's, with its control socket at that path. `ports` are those
+        of HTTP, gRPC and metrics, 0 for the kernel's choice. `environ` is added to this process's
+        environment, of which no TRITIUM_ variable is passed on, and to what Kubernetes would add
+        (`KUBERNETES`).
         """
         folder.mkdir(parents=True, exist_ok=True)
         number = 1 + len(list(folder.glob("*.stdout.jsonl")))
@@ -183,7 +190,7 @@ class Server:
         self.grpc_port = ports.get("GRPCInferenceService", 0)
 
     async def wait_ready(self) -> None:
-        """Wait until it says that it is ready, and before that until its ports are known. Raises ServerFailed."""
+        """Wait until the server says that it is ready, and before that until its ports are known. Raises ServerFailed."""
         await self.wait_ports()
 
         async def ready() -> bool:
@@ -207,14 +214,18 @@ class Server:
         return status
 
     async def stop(self, number: Signals = SIGTERM, *, within: float = PATIENCE) -> int:
-        """Send it SIGTERM, which drains, or another signal, and wait for its end; return the exit status. Raises ServerFailed."""
+        """Send it SIGTERM, which drains, or another signal; wait for its end and return the exit status.
+
+        Raises ServerFailed.
+        """
         self.signal(number)
         return await self.wait_ended(within=within)
 
     def survivors(self) -> list[psutil.Process]:
-        """Return every process that it has started, directly or not, and that lives, even if it has ended itself.
+        """Return every living process that it has started, directly or not, even if it has ended itself.
 
-        They are known by a variable in their environment; a process that cleared it, and whose parent has ended, is not found.
+        They are known by a variable in their environment. A process that cleared it, and whose parent has
+        ended, is not found.
         """
         marked = processes.with_variable(MARK, self._mark)
         return [each for each in {*marked, *self.descendants()} if each.pid != self.pid]
@@ -238,7 +249,8 @@ class Server:
 
     async def _until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
         with trio.move_on_after(PATIENCE):
-            while not await condition():  # noqa: ASYNC110  # another process brings it about, and sends no event
+            # Another process brings the condition about, and sends no event.
+            while not await condition():  # noqa: ASYNC110
                 await trio.sleep(_POLLING)
             return
         raise ServerFailed(f"waited {PATIENCE:g} s in vain until {what}: {self.last_words()}")
@@ -273,12 +285,16 @@ class Server:
     async def workers(self, model: str) -> list[int]:
         """Return the process ids of the workers that serve a model's latest version, by instance.
 
-        One that is starting is not among them. Raises what `ask` does, and LookupError where no version has instances.
+        A worker that is starting is not among them. Raises what `ask` does, and LookupError if no version has
+        instances.
         """
         return [node["info"]["pid"] for node in await self.instances(model) if serving(node)]
 
     async def instances(self, model: str) -> Sequence[Node]:
-        """Return the nodes of the instances of a model's latest version. Raises what `ask` does, and LookupError."""
+        """Return the nodes of the instances of a model's latest version.
+
+        Raises what `ask` does, and LookupError.
+        """
         pattern = re.compile(rf"models/{re.escape(model)}/(\d+)")
         versions = {
             int(match[1]): node
@@ -291,7 +307,10 @@ class Server:
         return list(find(latest, f"{latest['path']}/instances")["children"])
 
     async def metric(self, name: str, **labels: str) -> float:
-        """Return the sum of a metric over the series that carry `labels`; 0 where there is none. Raises what `ask` does."""
+        """Return the sum of a metric over the series that carry `labels`; 0 if there is none.
+
+        Raises what `ask` does.
+        """
         text = (await self.ask("/metrics", port=self.metrics_port)).body.decode()
         return sum(
             each.value
@@ -339,8 +358,8 @@ async def served(
 ) -> AsyncIterator[Server]:
     """Run a server around the block, which begins when it is ready; see `Server.start` for the arguments.
 
-    Afterwards neither it nor anything that it had started lives: it is ended by SIGTERM if it runs still, and by SIGKILL if that
-    takes too long or the block failed. Raises ServerFailed.
+    Afterwards neither it nor any process that it had started lives. It is ended by SIGTERM if it still runs,
+    and by SIGKILL if that takes too long or the block failed. Raises ServerFailed.
     """
     server = Server.start(repository, folder, *flags, sabotage=sabotage, ports=ports, environ=environ)
     try:

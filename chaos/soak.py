@@ -35,7 +35,10 @@ QUANTITIES: Final[Sequence[Quantity]] = (
 
 
 def trends(samples: Sequence[Sample], *, warm_up: float = WARM_UP) -> Mapping[str, Trend]:
-    """Return how each quantity changes, by name. Raises ValueError without samples, or for samples that are not by time."""
+    """Return how each quantity changes, by name.
+
+    Raises ValueError without samples, or for samples that are not in the order of time.
+    """
     times = [each.t for each in samples]
     if any(later < earlier for earlier, later in pairwise(times)):
         raise ValueError("the samples are not in the order of time; sort them by `t`")
@@ -48,9 +51,10 @@ def trends(samples: Sequence[Sample], *, warm_up: float = WARM_UP) -> Mapping[st
 
 
 def soak_goals(samples: Sequence[Sample], *, warm_up: float = WARM_UP) -> Sequence[Goal]:
-    """Return a goal for each quantity: that even the low end of its slope's interval is no more than is tolerated.
+    """Return a goal for each quantity: even the low end of its slope's interval is no more than is tolerated.
 
-    Where even the high end is not, it does not grow; in between nothing can be told, and the goal is not measured.
+    If even the high end is not more, the quantity does not grow. In between nothing can be told, and the goal
+    is not measured.
     """
     found = trends(samples, warm_up=warm_up)
     return [_goal(quantity, found[quantity.name], len(samples)) for quantity in QUANTITIES]

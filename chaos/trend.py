@@ -1,18 +1,25 @@
 """Whether something grows: a slope with its confidence, and what may be said of it. Pure.
 
-Samples of a process's memory are no independent draws: they rise in steps, fall when a collector runs, and each is nearly the
-one before. A least-squares line with its usual interval would call almost any of that growth. So
+Samples of a process's memory are not independent draws: they rise in steps, fall when a collector runs, and
+each is nearly the one before. A least-squares line with its usual interval would call almost any of that
+growth. So
 
-1. what comes first is left out, for a server that warms up does grow (`WARM_UP`);
-2. the rest is cut into blocks of equal time, and each block speaks by its median: outliers are gone, and what is left of the samples'
-   dependence is between neighbours;
-3. the slope is the median of the slopes of all pairs of blocks: Theil (1950); Sen, Journal of the American Statistical
-   Association 63 (1968), which bears up to 29 % of wild values;
-4. its interval is Sen's, by the ranks of those slopes, from the normal approximation of Kendall's S with its correction for ties;
-5. the variance of S is widened for what the medians of neighbouring blocks still have in common, once the slope is taken out of them, and never
-   narrowed: Yue and Wang, Water Resources Management 18 (2004), with the effective number of samples of a process in
-   which each value keeps a part of the one before. That part is estimated from few blocks, which makes it look smaller than it is:
-   Marriott and Pope, Biometrika 41 (1954), corrected here for a mean and a slope.
+1. the first part is left out, because a server that warms up does grow (`WARM_UP`);
+
+2. the rest is cut into blocks of equal time, and each block counts by its median: outliers are gone, and the
+samples' remaining dependence is between neighbours;
+
+3. the slope is the median of the slopes of all pairs of blocks: Theil (1950); Sen, Journal of the American
+Statistical Association 63 (1968), which bears up to 29 % of wild values;
+
+4. its interval is Sen's, by the ranks of those slopes, from the normal approximation of Kendall's S with its
+correction for ties;
+
+5. the variance of S is widened, and never narrowed, for what the medians of neighbouring blocks still have in
+common once the slope is taken out of them: Yue and Wang, Water Resources Management 18 (2004), with the
+effective number of samples of a process in which each value keeps a part of the one before. That part is
+estimated from few blocks, which makes it look smaller than it is: Marriott and Pope, Biometrika 41 (1954),
+corrected here for a mean and a slope.
 """
 
 from __future__ import annotations
@@ -38,7 +45,10 @@ Saying = Literal["grows", "does not grow", "cannot tell"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """How something changes, per hour, in its own unit. `low` and `high` enclose the slope with 95 % confidence."""
+    """How something changes, per hour, in its own unit.
+
+    `low` and `high` enclose the slope with 95 % confidence.
+    """
 
     slope: float
     low: float
@@ -50,7 +60,7 @@ class Trend:
 
     @property
     def saying(self) -> Saying:
-        """`grows` where even the low end is more than is tolerated, `does not grow` where even the high end is not."""
+        """`grows` if even the low end is more than is tolerated, `does not grow` if even the high end is not."""
         if self.blocks < FEWEST:
             return "cannot tell"
         if self.low > self.tolerated:
@@ -63,8 +73,9 @@ def trend(
 ) -> Trend:
     """Return how `values` change with `times`, which are in seconds and ascend.
 
-    `warm_up` is the share of the time that is left out at first. Where fewer than `FEWEST` blocks have samples, the interval is
-    without bounds. Raises ValueError where there are not as many values as times, none at all, or `warm_up` leaves nothing.
+    `warm_up` is the share of the time that is left out at first. If fewer than `FEWEST` blocks have samples,
+    the interval is without bounds. Raises ValueError if there are not as many values as times, if there are
+    none at all, or if `warm_up` leaves nothing.
     """
     if len(times) != len(values) or not times:
         raise ValueError(

@@ -1,8 +1,9 @@
 """Build the example models that are files of weights: `python examples/build_models.py`, from anywhere.
 
-Needs onnx, torch and scikit-learn. The digits models share one small network, trained here in a second or two on scikit-learn's
-bundled digits (1,797 images of 8 × 8 pixels, values 0 to 16) from a fixed seed, its weights rounded to four decimals, so that
-another machine builds the same model. What is written by hand (`config.pbtxt`, `model.py`) is left alone.
+Needs onnx, torch and scikit-learn. The digits models share one small network. It is trained here in a second
+or two on scikit-learn's bundled digits (1,797 images of 8 × 8 pixels, values 0 to 16) from a fixed seed. Its
+weights are rounded to four decimals, so that another machine builds the same model. What is written by hand
+(`config.pbtxt`, `model.py`) is left alone.
 """
 
 import struct

@@ -1,8 +1,9 @@
 """The floor under the gRPC figures: an HTTP/2 responder on trio that finds where requests end, and does nothing.
 
-Each request is answered with as many bytes of a made-up message as the path says, `/unary/<n>` or `/stream/<n>`: one answer
-at the end of a call, or one for each message of a stream, and trailers at its end. The path is read of the first call of a
-connection; after that no header block is looked at, no message, and no window but our own, which is given back at once.
+Each request is answered with as many bytes of a made-up message as the path says, `/unary/<n>` or
+`/stream/<n>`: one answer at the end of a call, or one for each message of a stream, and trailers at its end.
+Only the path of a connection's first call is read. After that it looks at no header block, no message, and no
+window but its own, which is given back at once.
 
     python -m benchmarks.grpc.bare        # prints the port it got, serves until SIGTERM or SIGINT
 """

@@ -1,7 +1,7 @@
 """HPACK blocks of a connection's calls, in order, made before they are needed. Pure.
 
-Each function returns an endless iterator for one new connection; a block is good only in its place, because the one
-before it has changed the table that it refers to (RFC 7541 section 2.3.2).
+Each function returns an endless iterator for one new connection. A block is good only in its place, because
+the one before it has changed the table that it refers to (RFC 7541 section 2.3.2).
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def with_literals(headers: Headers) -> Iterator[bytes]:
 def with_indexing(headers: Headers) -> Iterator[bytes]:
     """Yield the headers and a `traceparent` put into the table, which pushes the oldest entries out of it.
 
-    How grpc-go and hpack encode metadata. The first block empties the table, so that the blocks can come again.
+    This is how grpc-go and hpack encode metadata. The first block empties the table, so that the blocks can
+    come again.
     """
     return cycle(_indexed(tuple(headers)))
 

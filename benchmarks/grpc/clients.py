@@ -28,7 +28,8 @@ _ROOT: Final = Path(__file__).parent.parent.parent
 class Task:
     """What a client sends, where to, and how much of it at a time.
 
-    `messages` are protobuf messages: what each of the calls under way sends, over and over, or one list for all of them.
+    `messages` are protobuf messages: what each of the calls under way sends, over and over, or one list for
+    all of them.
     """
 
     address: Address
@@ -55,7 +56,7 @@ def _answered(load: Load, task: Task) -> Load:
 def incomplete(output: str, answer_size: int) -> int:
     """Return how many answers lack their message, by the bytes that h2load counted: it looks at no status of gRPC.
 
-    A call that fails has status 200 as well, and no message. What was under way at the end may hide a few.
+    A call that fails has status 200 as well, and no message. Calls under way at the end may hide a few.
     """
     done = re.search(r"^requests: .*?(\d+) done,", output, re.MULTILINE)
     data = re.search(r"\((\d+)\) data$", output, re.MULTILINE)
@@ -80,7 +81,10 @@ def h2load(task: Task, seconds: float) -> Load:
 
 
 def own_output(text: str, answer_size: int) -> Load:
-    """Read what `benchmarks.grpc.load` prints. An answer without its whole message is refused, whatever its status."""
+    """Read what `benchmarks.grpc.load` prints.
+
+    An answer without its whole message is refused, whatever its status.
+    """
     try:
         found = json.loads(text)
         lacking = found["answered"] - found["answer_bytes"] // (PREFIX_SIZE + answer_size)

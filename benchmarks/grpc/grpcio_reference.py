@@ -1,8 +1,8 @@
 """A yardstick for gRPC: grpcio's own server, whose HTTP/2 and framing are in C++.
 
-It parses each request with protobuf, computes with numpy in the handler and serialises the answer. It does not validate,
-queue, batch, measure, log or isolate: far less than a server. `threads` is `grpc.server` on a pool of threads, `aio` is
-`grpc.aio.server`. It prints its port and serves until SIGTERM.
+It parses each request with protobuf, computes with numpy in the handler and serialises the answer. It does
+not validate, queue, batch, measure, log or isolate: far less than a server. `threads` is `grpc.server` on a
+pool of threads, `aio` is `grpc.aio.server`. It prints its port and serves until SIGTERM.
 
     python -m benchmarks.grpc.grpcio_reference threads
 """
@@ -32,7 +32,10 @@ _OPTIONS: Final = (
 
 
 class Service:
-    """The three methods that the benchmarks call. What `infer` raises ends a call with UNKNOWN and its text."""
+    """The three methods that the benchmarks call.
+
+    An exception from `infer` ends a call with UNKNOWN and its text.
+    """
 
     def __init__(self) -> None:
         self._counts = Counts()

@@ -1,7 +1,8 @@
 """A yardstick for gRPC: grpclib's own server, on asyncio, in one process and one thread.
 
-It parses each request with protobuf, computes with numpy in the handler's coroutine and serialises the answer. It does not
-validate, queue, batch, measure, log, limit or isolate: far less than a server. It prints its port and serves until SIGTERM.
+It parses each request with protobuf, computes with numpy in the handler's coroutine and serialises the
+answer. It does not validate, queue, batch, measure, log, limit or isolate: far less than a server. It prints
+its port and serves until SIGTERM.
 
     python -m benchmarks.grpc.grpclib_reference
 """
@@ -77,7 +78,8 @@ async def main() -> None:
     """Serve on a free port of 127.0.0.1."""
     server = Server([Service()])
     with graceful_exit([server]):
-        # asyncio sets TCP_NODELAY only on sockets that name their protocol; without it every small answer waits 40 ms.
+        # asyncio sets TCP_NODELAY only on sockets that name their protocol; without it every small answer
+        # waits 40 ms.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
         await server.start(sock=listener)

@@ -1,4 +1,7 @@
-"""Checks answers with grpcio's client, which shares no code with the server: before a load, and by the counts after it."""
+"""Checks answers with grpcio's client, which shares no code with the server.
+
+It does so before a load, and by the counts after it.
+"""
 
 from __future__ import annotations
 
@@ -120,8 +123,8 @@ def unaccounted(
 ) -> int:
     """Return how many of `answered` requests the server does not count as successes, or counts as failures.
 
-    `cut_off` is how many the client may have left under way when its time was up: a server counts those as failures.
-    Asks until it adds up, or for as long as a server may take to settle. Raises WrongAnswer.
+    `cut_off` is how many the client may have left under way when its time was up: a server counts those as
+    failures. Asks until it adds up, or for as long as a server may take to settle. Raises WrongAnswer.
     """
     deadline = time.monotonic() + _SETTLE
     while True:

@@ -1,4 +1,7 @@
-"""Inference messages as protobuf writes and reads them, apart from the server's own codec so that it can judge it."""
+"""Inference messages as protobuf writes and reads them.
+
+They are apart from the server's own codec, so that they can judge it.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ def framed(message: bytes) -> bytes:
 
 
 def packed(scripts: Sequence[Sequence[bytes]]) -> bytes:
-    """Return lists of messages as the load client's file: the number of each list's messages, then each with its length."""
+    """Return lists of messages as the load client's file.
+
+    The file holds the number of each list's messages, then each message with its length.
+    """
     parts = []
     for script in scripts:
         parts.append(_LENGTH.pack(len(script)))

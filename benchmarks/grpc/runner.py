@@ -1,4 +1,7 @@
-"""Carries the gRPC part of a plan out: verifies, loads servers and references in turn, and lets the counts add up."""
+"""Carries the gRPC part of a plan out.
+
+It verifies, loads servers and references in turn, and compares the counts.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,8 @@ class GrpcRunner:
             messages=_messages(scenario, shape),
             answer_size=answering.answer_size,
         )
-        # h2load ends with calls under way, which a server may count as failed; the own client waits for their answers.
+        # h2load ends with calls under way, which a server may count as failed; the own client waits for their
+        # answers.
         cut_off = shape.outstanding if cell.client == "h2load" else 0
 
         def take(seconds: float) -> Sample:

@@ -1,6 +1,7 @@
-"""What is measured over gRPC, as data. A row is one message, sent to one model over and over, in one of three ways.
+"""What is measured over gRPC, as data.
 
-Adding a row is adding a line here. Models are those of `benchmarks.repository`.
+A row is one message, sent to one model over and over, in one of three ways. Adding a row is adding a line
+here. Models are those of `benchmarks.repository`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Way(Enum):
         "metadata-indexed"  # the same, put into the HPACK table by every call, as grpc-go encodes it
     )
     STREAM = "stream"  # ModelStreamInfer: one stream a connection
-    SCRIPT = "script"  # ModelInfer: each of the calls under way goes through requests of its own, one after the other
+    # ModelInfer: each of the calls under way goes through requests of its own, one after the other.
+    SCRIPT = "script"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ USUAL: Final = ("grpclib", "grpcio", BARE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcSubject:
-    """Something that may answer gRPC; `address` is None where nobody knows its port. `pid` as for `Subject`."""
+    """Something that may answer gRPC; `address` is None if its port is not known. `pid` as for `Subject`."""
 
     label: str
     address: Address | None

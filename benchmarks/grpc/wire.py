@@ -1,8 +1,9 @@
 """One HTTP/2 connection of the load client: bytes in, bytes out, no socket and no clock. Pure.
 
-It knows as much of RFC 9113 as it takes to load a server fairly and no more: it keeps a number of requests under way,
-keeps to the peer's windows, opens its own so wide that an answer never waits for them, and looks at the status of every
-answer. Header blocks are decoded once: as long as the table does not change, the same bytes mean the same headers.
+It knows as much of RFC 9113 as it takes to load a server fairly and no more. It keeps a number of requests
+under way and keeps to the peer's windows. It opens its own windows so wide that an answer never waits for
+them, and looks at the status of every answer. Header blocks are decoded once: as long as the table does not
+change, the same bytes mean the same headers.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class Blocks:
         self._known: dict[bytes, str | None] = {}
 
     def read(self, block: bytes, *, last: bool) -> str | None:
-        """Judge a block. Its bytes alone decide: blocks of trailers hold a status of gRPC and others never do."""
+        """Judge a block.
+
+        Its bytes alone decide: blocks of trailers hold a status of gRPC and others never do.
+        """
         try:
             return self._known[block]
         except KeyError:
@@ -81,7 +85,8 @@ class Blocks:
 class Connection:
     """What unary calls and a stream have in common. Times are seconds on the caller's clock.
 
-    `output` is for the caller to write and clear. `latencies` are those of finished requests, good ones and others.
+    `output` is for the caller to write and clear. `latencies` are those of finished requests, good ones and
+    others.
     """
 
     def __init__(self, blocks: Iterator[bytes], message: bytes, limit: int) -> None:
@@ -218,9 +223,8 @@ class UnaryConnection(Connection):
     def __init__(self, blocks: Iterator[bytes], message: bytes, limit: int) -> None:
         super().__init__(blocks, message, limit)
         self._began: dict[int, float] = {}
-        self._data_head = (len(message) & 0xFFFFFF).to_bytes(3, "big") + bytes(
-            [DATA, END_STREAM]
-        )  # where it fits
+        # Only for a message that fits into one frame.
+        self._data_head = (len(message) & 0xFFFFFF).to_bytes(3, "big") + bytes([DATA, END_STREAM])
 
     @property
     def outstanding(self) -> int:

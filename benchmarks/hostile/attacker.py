@@ -1,9 +1,11 @@
-"""Sends one hostile input again and again, each when the one before is answered; a process of its own, on a core of its own.
+"""Sends one hostile input again and again, each when the one before is answered.
 
     python -m benchmarks.hostile.attacker --http 8000 --grpc 8001 --sink 9000 --input 'json: 15 M ones' --core 1
 
-It prints a line of JSON with the input's size when that is made. Then each line on standard input is an attack, `server 2.0` or `sink 2.0`: at whom,
-and for how many seconds, 0 for once. At its end comes a line of JSON: how often it was sent, and the last answer.
+It is a process of its own, on a core of its own. It prints a line of JSON with the input's size when that is
+made. Then each line on standard input is an attack, `server 2.0` or `sink 2.0`: the target, and for how many
+seconds, 0 for once. At the end of an attack comes a line of JSON: how often the input was sent, and the last
+answer.
 """
 
 from __future__ import annotations
@@ -146,9 +148,8 @@ def _attack(send: Send, seconds: float) -> dict[str, object]:
             answer = send()
         except OSError as error:
             answer = f"no answer: {error}"
-            time.sleep(
-                0.01
-            )  # a server that ends connections at once is not to be asked a thousand times a second
+            # A server that ends connections at once is not to be asked a thousand times a second.
+            time.sleep(0.01)
     return {"sent": sent, "answer": answer}
 
 

@@ -1,7 +1,8 @@
-"""What an attacker sends: one request each, over HTTP or gRPC, that costs a careless server far more than it costs to send. Pure.
+"""What an attacker sends: one request each, over HTTP or gRPC. Pure.
 
-A server of Tritium holds to a rule: no input takes more than 20 ms of the event loop's own CPU time at once, nor more memory than
-64 KiB + 4 times its unfolded bytes + 3 times the bytes of its decoded tensors.
+Each costs a careless server far more than it costs to send. A server of Tritium holds to a rule: no input
+takes more than 20 ms of the event loop's own CPU time at once, nor more memory than 64 KiB + 4 times its
+unfolded bytes + 3 times the bytes of its decoded tensors.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ TEXTS: Final = "texts"
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Hostile:
-    """One input. `body` is made when it is wanted; `unfolded` and `tensors` are bytes, 0 where `body` tells them.
+    """One input.
 
-    `path` is that of HTTP, or a method of gRPC's. `compressed` is gRPC's flag; over HTTP the headers tell.
+    `body` is made when it is wanted. `unfolded` and `tensors` are bytes, 0 where `body` tells them. `path` is
+    that of HTTP, or a method of gRPC's. `compressed` is gRPC's flag; over HTTP the headers tell.
     """
 
     name: str
@@ -51,7 +53,7 @@ def infer_path(model: str) -> str:
     return f"/v2/models/{model}/infer"
 
 
-# -- JSON ----------------------------------------------------------------------------------------------------------
+# -- JSON ----------------------------------------------------------------------------------------------------
 
 
 def _document(data: bytes, *, shape: bytes = b"[1]", datatype: bytes = b"FP32", extra: bytes = b"") -> bytes:
@@ -172,7 +174,7 @@ def _routes() -> Iterator[Hostile]:
     )
 
 
-# -- binary, and compressed ------------------------------------------------------------------------------------------
+# -- binary, and compressed ----------------------------------------------------------------------------------
 
 
 def _binary(name: str, head: bytes, tensor: Callable[[], bytes], *, model: str, tensors: int) -> Hostile:
@@ -252,7 +254,7 @@ def _compressed_inputs() -> Iterator[Hostile]:
     yield _packed("30 M members of nothing", lambda: gzip.compress(b"") * (MIB // 2), 10 * MIB)
 
 
-# -- heads -----------------------------------------------------------------------------------------------------------
+# -- heads ---------------------------------------------------------------------------------------------------
 
 
 def _heads() -> Iterator[Hostile]:
@@ -273,7 +275,7 @@ def _heads() -> Iterator[Hostile]:
     yield Hostile(name="head: 5,000 codings", body=lambda: _document(b"1"), path=path, headers=codings)
 
 
-# -- gRPC ------------------------------------------------------------------------------------------------------------
+# -- gRPC ----------------------------------------------------------------------------------------------------
 
 
 def varint(number: int) -> bytes:

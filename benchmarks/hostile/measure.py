@@ -193,7 +193,10 @@ class Neighbour:
         self._socket.close()
 
     def ask(self) -> float:
-        """Ask once; return the seconds until the answer was whole. Raises OSError for any other than the right one."""
+        """Ask once; return the seconds until the answer was whole.
+
+        Raises OSError for any answer but the right one.
+        """
         began = time.perf_counter()
         self._socket.sendall(self._request)
         answer = b""

@@ -1,6 +1,6 @@
-"""What a server would cost that does nothing: it reads requests over HTTP/1.1 or HTTP/2, and refuses each when it has come.
+"""What a server would cost that does nothing: it reads requests and refuses each when it has come.
 
-python -m benchmarks.hostile.sink        prints its port, which takes both
+python -m benchmarks.hostile.sink        # prints its port, which takes both HTTP/1.1 and HTTP/2
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _END_STREAM: Final = 1
 _ACK: Final = 1
 _WIDEST: Final = 2**31 - 1
 _REFUSED: Final = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n"
-# :status 200, content-type: application/grpc, grpc-status: 3; literals without indexing (RFC 7541 section 6.2.2).
+# :status 200, content-type: application/grpc, grpc-status: 3; literals without indexing (RFC 7541 section
+# 6.2.2).
 _TRAILERS: Final = b"\x88\x0f\x10\x10application/grpc\0\x0bgrpc-status\x013"
 
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.hostile.watched FILE --model-repository=… --http-port=…
 
-FILE holds one number, eight bytes: nanoseconds of the loop thread's own CPU time. Whoever measures puts it back to 0. A turn is what a task
-does between two checkpoints; collections of garbage are in it.
+FILE holds one number, eight bytes: nanoseconds of the loop thread's own CPU time. The measuring process puts
+it back to 0. A turn is what a task does between two checkpoints; collections of garbage are in it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LongestTurn(trio.abc.Instrument):
 
 
 def mapped(path: Path) -> mmap.mmap:
-    """Return the file's page, shared with whoever maps it too; the file is made where it is not there."""
+    """Return the file's page, shared with every process that maps it too; the file is made if it is not there."""
     with path.open("a+b") as file:
         if file.tell() < SIZE:
             file.write(bytes(SIZE))

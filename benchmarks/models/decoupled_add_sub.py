@@ -1,4 +1,7 @@
-"""Sum and difference of two FP32[16] tensors, sent by response senders: the `python_decoupled` model of the benchmarks."""
+"""Sum and difference of two FP32[16] tensors, sent by response senders.
+
+This is the `python_decoupled` model of the benchmarks.
+"""
 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # the worker provides it
 

@@ -46,7 +46,7 @@ def timeline(judgement: Judgement) -> str:
 
 
 def resources(samples: Sequence[Sample], judgement: Judgement) -> str:
-    """Return what the server takes over its time, each quantity with its trend; nothing where there are no samples."""
+    """Return what the server takes over its time, each quantity with its trend; "" if there are no samples."""
     if not samples:
         return ""
     frame = panels.frame(judgement.timeline)
@@ -93,9 +93,8 @@ def _phases(judgement: Judgement, frame: Frame, bottom: float) -> str:
 
 def _seconds(frame: Frame, y: float) -> str:
     axis = Axis(low=frame.x.low, high=frame.x.high, start=LEFT, stop=RIGHT)
-    ticks = [
-        tick for place, tick in enumerate(axis.ticks()) if place % 2 == 0
-    ]  # they need room for their words
+    # Only every second tick: they need room for their words.
+    ticks = [tick for place, tick in enumerate(axis.ticks()) if place % 2 == 0]
     return "".join(text(f"{tick:g} s", axis.at(tick), y + 14, class_="tick middle") for tick in ticks)
 
 

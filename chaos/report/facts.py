@@ -18,7 +18,10 @@ UNKNOWN = "not in the catalogue any more"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A heading, the names of its columns, and rows of as many texts. `figures` are the columns that hold numbers."""
+    """A heading, the names of its columns, and rows of as many texts.
+
+    `figures` are the columns that hold numbers.
+    """
 
     title: str
     columns: Sequence[str]

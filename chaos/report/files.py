@@ -11,6 +11,9 @@ from chaos.report.page import page
 
 
 def write_reports(folder: Path, judgement: Judgement, behaviours: Mapping[str, str]) -> None:
-    """Write `report.md` and `report.html`. `behaviours` says of each fault, by its name, what must be seen of it."""
+    """Write `report.md` and `report.html`.
+
+    `behaviours` says of each fault, by its name, what must be seen of it.
+    """
     (folder / "report.md").write_text(markdown(judgement, behaviours), encoding="utf-8")
     (folder / "report.html").write_text(page(judgement, behaviours), encoding="utf-8")

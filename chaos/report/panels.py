@@ -53,7 +53,10 @@ def heading(words: str, y: float) -> str:
 
 
 def faults(frame: Frame, blows: Sequence[Blow], top: float) -> tuple[str, float]:
-    """Return a bar for each fault, from its injection to its healing, and where they end below. No two overlap."""
+    """Return a bar for each fault, from its injection to its healing, and where the bars end below.
+
+    No two bars overlap.
+    """
     rows: list[float] = []
     drawn: list[str] = []
     for blow in blows:

@@ -9,7 +9,10 @@ from html import escape
 
 
 def element(name: str, content: str = "", /, **attributes: object) -> str:
-    """Return an element. Underscores of attributes' names become hyphens; `class_` is `class`. `content` is markup."""
+    """Return an element. `content` is markup.
+
+    Underscores of attributes' names become hyphens; `class_` is `class`.
+    """
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_plain(value))}"' for key, value in attributes.items()
     )

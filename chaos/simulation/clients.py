@@ -1,4 +1,7 @@
-"""Clients as tasks: one that talks to the server's own interface, and ones that speak HTTP/1.1 and gRPC over sockets."""
+"""Clients as tasks.
+
+One talks to the server's own interface; others speak HTTP/1.1 and gRPC over sockets.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,10 @@ class Port:
             self.over.set()
 
     async def close(self, hold: float) -> None:
-        """The client has gone, or has read the answer; it may `hold` the memory for some seconds. What comes later is dropped."""
+        """The client has gone, or has read the answer; it may `hold` the memory for some seconds.
+
+        What comes later is dropped.
+        """
         self._closed = True
         with trio.CancelScope(shield=True):
             await trio.sleep(hold if self._leased else 0)
@@ -224,7 +230,10 @@ _TELL_CODES: Final = {"triton_grpc_error": "true"}  # the first error ends the s
 
 
 class Conversation:
-    """One call of ModelStreamInfer, on which one request is sent after the other. A context manager, opened by the first."""
+    """One call of ModelStreamInfer, on which one request is sent after the other.
+
+    It is a context manager; the first request opens the call.
+    """
 
     def __init__(self, address: bytes, *, deadline: float = 0.0) -> None:
         self._address = address
@@ -239,7 +248,10 @@ class Conversation:
         await self._stack.aclose()
 
     async def ask(self, outcome: Outcome, *, last: bool) -> None:
-        """Send a request and take its answers; with the `last` one the call has to end well. Raises Lost, OSError."""
+        """Send a request and take its answers; with the `last` request the call has to end well.
+
+        Raises Lost, OSError.
+        """
         if self._call is None:
             self._call = await self._stack.enter_async_context(
                 GrpcCall.to(self._address, "ModelStreamInfer", deadline=self._deadline, metadata=_TELL_CODES)

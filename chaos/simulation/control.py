@@ -1,7 +1,8 @@
 """What the repository API may answer to orders, and what must be true of a model after them.
 
-Orders that met each other have been carried out in some order that nobody has seen. So what a model may have come to is found by trying
-every order that agrees with who was answered before who asked.
+Orders that overlapped have been carried out in some order that was not observed. So the possible outcomes for
+a model are found by trying every order that agrees with this: an order that was answered before another was
+asked comes first.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class Standing(Enum):
 
 
 class Control:
-    """Knows the orders of one simulation: `orders` may go on growing, and what is under way be carried out."""
+    """Knows the orders of one simulation.
+
+    `orders` may go on growing, and orders under way may be carried out meanwhile.
+    """
 
     def __init__(
         self,
@@ -47,7 +51,7 @@ class Control:
         windows: Sequence[Window],
         blows: Sequence[Blow],
     ) -> None:
-        """`startup` is None where there is no model control: everything is loaded then, and there are no orders."""
+        """`startup` is None if there is no model control: everything is loaded then, and there are no orders."""
         self._startup = (
             None if startup is None else {*startup, *(s for m in startup for s in MODELS[m].steps)}
         )
@@ -61,7 +65,7 @@ class Control:
         loaded = self._startup is None or model in self._startup
         return Standing.SERVES if loaded else Standing.UNLOADED
 
-    # -- requests ------------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     def may_be_gone(self, model: str, at: float) -> bool:
         """Whether a request that comes then may find the model unloaded."""
@@ -84,7 +88,7 @@ class Control:
         )
 
     def must_be_gone(self, model: str, begin: float, end: float) -> bool:
-        """Whether it was unloaded before `begin`, and nobody can have loaded it until `end`."""
+        """Whether it was unloaded before `begin`, and no order can have loaded it until `end`."""
         takers = [each.began for each in self._orders if _unloads(each, model) and each.ended < begin]
         if self.first(model) is Standing.UNLOADED:
             takers.append(-math.inf)
@@ -105,7 +109,7 @@ class Control:
             default=math.inf,
         )
 
-    # -- what is true in the end ---------------------------------------------------------------------------------------
+    # -- what is true in the end -----------------------------------------------------------------------------
 
     def standings(self, model: str) -> AbstractSet[Standing]:
         """Return what may be true of a model once everything has come to rest."""
@@ -126,7 +130,7 @@ class Control:
 
         return after(frozenset(range(len(orders))))
 
-    # -- answers -------------------------------------------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------------------------
 
     def complaints(self) -> Iterator[str]:
         """Yield what is wrong with answers to orders."""

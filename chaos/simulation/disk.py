@@ -1,7 +1,8 @@
 """A model repository that is data: it changes, fails and dawdles as a scenario says.
 
-What a `Disk` holds at a moment is written out to real directories, one for each content that there ever was, because the server reads
-configurations from files. Those never change, so it does not matter when they are read.
+What a `Disk` holds at a moment is written out to real directories, one for each content that there ever was,
+because the server reads configurations from files. Those directories never change, so it does not matter when
+they are read.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Disk:
         self.folders.pop(name, None)
         self.revisions[name] += 1
 
-    # -- engine.repository.source.Source ---------------------------------------------------------------------------
+    # -- engine.repository.source.Source ---------------------------------------------------------------------
 
     def names(self) -> Sequence[str]:
         """See `Source`."""

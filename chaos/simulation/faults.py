@@ -22,7 +22,8 @@ from chaos.simulation.workers import Misdeed, Workers
 from engine.tree import RunningServer
 
 WATCHED_WITHIN: Final = 8.0  # seconds from a change on the disk to when the server has followed it
-POINT_WAITS: Final = 4.0  # seconds for which a fault point stays armed where nobody passes it
+# Seconds for which a fault point stays armed if no actor passes it.
+POINT_WAITS: Final = 4.0
 
 
 class SimulatedCrash(Exception):
@@ -115,7 +116,7 @@ class Faults:
         self._workers.load_troubles.clear()
         self._workers.refuse_launches = 0
 
-    # -- workers -------------------------------------------------------------------------------------------------------
+    # -- workers ---------------------------------------------------------------------------------------------
 
     def _misdeed(self, fault: Fault) -> None:
         queue = self._workers.misdeeds.setdefault(fault.model, deque())
@@ -141,7 +142,7 @@ class Faults:
     def _launches(self, fault: Fault) -> None:
         self._workers.refuse_launches += 1 + fault.seed % 2
 
-    # -- the disk ------------------------------------------------------------------------------------------------------
+    # -- the disk --------------------------------------------------------------------------------------------
 
     def _touch(self, fault: Fault) -> None:
         if fault.model in self._disk.folders:
@@ -155,7 +156,10 @@ class Faults:
             self._replaced(fault.model)
 
     def _replaced(self, model: str) -> None:
-        """Another version serves before long, and forever: sequences that go on then were begun with one that retires."""
+        """Another version will serve before long, and forever.
+
+        Sequences that go on then were begun with a version that retires.
+        """
         self.windows.append(Window("replaced", model, trio.current_time(), math.inf))
 
     def _broken(self, fault: Fault) -> Callable[[], object]:
@@ -193,7 +197,7 @@ class Faults:
 
         return heal
 
-    # -- actors --------------------------------------------------------------------------------------------------------
+    # -- actors ----------------------------------------------------------------------------------------------
 
     def _crash(self, fault: Fault) -> None:
         name = fault.detail

@@ -26,7 +26,10 @@ def trouble(
     disk: Disk,
     states: Iterable[ModelState],
 ) -> Iterator[str]:
-    """Yield what is wrong with a server that should serve all `models`. `states` are all versions that there ever were."""
+    """Yield what is wrong with a server that should serve all `models`.
+
+    `states` are all versions that there ever were.
+    """
     if not running.root.is_running:
         yield f"the tree has ended: {running.failures}"
         return
@@ -107,7 +110,8 @@ def miscounts(
         for state in states
         if not any(state.spec.name in MODELS[name].steps for name in models)
     )
-    # Those may have been counted before their clients, or their deadlines, called them off, or their connection was lost.
+    # Those may have been counted before their clients, or their deadlines, called them off, or their
+    # connection was lost.
     left = sum(
         not outcome.ok
         and (outcome.code == LOST or bool(outcome.request.patience or outcome.request.deadline))

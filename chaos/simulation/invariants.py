@@ -1,7 +1,7 @@
-"""What has to be true of every model at any time, whatever goes on: looked at while a simulation runs.
+"""What has to be true of every model at any time: it is checked while a simulation runs.
 
-Answers alone don't show it: work that nobody took while an instance was free is late, and not lost; a suspect that had company
-may have been innocent.
+Answers alone don't show it. Work that no instance took while one was free is late, and not lost. A suspect
+that had company may have been innocent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Invariants:
 
 
 def wrong(state: ModelState, now: float, grace: float = GRACE) -> Iterator[tuple[str, float]]:
-    """Yield what is wrong with a version, and for how many seconds that may be so; `grace` where a scheduler has to see to it."""
+    """Yield what is wrong with a version, and for how many seconds that may be so.
+
+    The time is `grace` if a scheduler has to see to it.
+    """
     for instance in state.instances:
         outstanding = () if instance.worker is None else instance.worker.outstanding.values()
         if len(outstanding) > 1 and any(batch.alone for batch in outstanding):

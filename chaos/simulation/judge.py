@@ -1,7 +1,7 @@
-"""Whether what came of a request is right, or excused by what was done to the server: nothing else is.
+"""Whether the outcome of a request is right, or excused by what was done to the server: nothing else is.
 
-An excuse is as narrow as what a simulation knows, which is everything: an error because a worker died is excused where that very worker was
-executing that very request.
+An excuse is as narrow as the simulation's knowledge, which is complete. An error because a worker died is
+excused only if that very worker was executing that very request.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Judge:
         self._poisonous: set[tuple[str, Sequence[int]]] = set()
 
     def complaints(self, outcomes: Sequence[Outcome], history: Mapping[str, int]) -> Iterator[str]:
-        """Yield what is wrong, in words. `history` has, by id of a request of a sequence, the sum of it and those before."""
+        """Yield what is wrong, in words.
+
+        `history` has, by id of a request of a sequence, the sum of it and those before.
+        """
         # The like of what has killed is refused.
         self._poisonous = {
             (each.request.model, each.request.values) for each in outcomes if each.request.poison
@@ -54,7 +57,10 @@ class Judge:
                 yield f"{complaint}: {outcome}"
 
     def complaints_of_workers(self) -> Iterator[str]:
-        """Yield where the server ended a worker that was doing its work: a version that goes, and an instance that is replaced, don't."""
+        """Yield where the server ended a worker that was doing its work.
+
+        The end of a version, and the replacement of an instance, must not do that.
+        """
         for at, model, ids in self._journal.ended_under:
             if at < self._draining_since and not self._hit(model, at - STOPPED_WITHIN, at):
                 yield f"a worker of '{model}' was ended under {', '.join(ids)} at {at:.3f}, and had done nothing wrong"
@@ -175,11 +181,13 @@ class Judge:
         )
 
     def _sequence_lost(self, outcome: Outcome) -> bool:
-        """Whether an instance that had the sequence has died: it may have been given to one before that has seen it."""
+        """Whether an instance that had the sequence has died.
+
+        The sequence may have been given, before that, to an instance that saw nothing of it.
+        """
         request, journal = outcome.request, self._journal
-        if self._within(
-            outcome, "replaced", request.model
-        ):  # docs/sequences.md: a retired version goes on with what it has
+        # docs/sequences.md: a retired version goes on with what it has.
+        if self._within(outcome, "replaced", request.model):
             return True
         if self._control.was_unloaded(request.model, by=outcome.ended):
             return True
@@ -188,7 +196,10 @@ class Judge:
 
 
 def _says_gone(outcome: Outcome) -> bool:
-    """Whether it is one of the contract's two texts (http.md section 3): of what was never asked for, and of what was unloaded."""
+    """Whether it is one of the contract's two texts (http.md section 3).
+
+    One is for what was never asked for, and one for what was unloaded.
+    """
     names = (outcome.request.model, *MODELS[outcome.request.model].steps)
     return any(
         outcome.message.endswith(f"Request for unknown model: '{name}' {what}")
@@ -198,7 +209,7 @@ def _says_gone(outcome: Outcome) -> bool:
 
 
 def _says_on_its_way(outcome: Outcome) -> bool:
-    """Whether it is what a model is told by that serves nobody yet (docs/differences.md)."""
+    """Whether it is the message for a model that serves no requests yet (docs/differences.md)."""
     return any(
         f"Request for unknown model: '{name}' has no available versions: it " in outcome.message
         for name in (outcome.request.model, *MODELS[outcome.request.model].steps)

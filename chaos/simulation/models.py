@@ -1,7 +1,7 @@
 """The models of the simulation, as data: their configuration, and what the right answers are.
 
-Every model takes `VALUE`, an INT32, and gives `ANSWER`. Version v adds `VERSION_STEP` times v, so that an answer says which version
-it is of, whatever else the server says about that.
+Every model takes `VALUE`, an INT32, and gives `ANSWER`. Version v adds `VERSION_STEP` times v, so that an
+answer shows its version, whatever else the server says about that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ Kind = Literal["plain", "batched", "sequence", "decoupled", "ensemble"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """One model. `answer` is what one row of the first version comes to; of an ensemble, what all its steps add up to."""
+    """One model.
+
+    `answer` is what one row of the first version comes to; of an ensemble, what all its steps add up to.
+    """
 
     name: str
     kind: Kind
@@ -152,7 +155,10 @@ MODELS: Final[Mapping[str, Model]] = {
 
 
 def parts_of(value: int) -> list[int]:
-    """Return what the decoupled model answers, before the version is added: a few parts, and now and then more than a window."""
+    """Return what the decoupled model answers, before the version is added.
+
+    These are a few parts, and now and then more than a window.
+    """
     return [value + place for place in range(70 if value % 23 == 0 else value % 6)]
 
 

@@ -1,6 +1,8 @@
-"""Observers as tasks: they scrape metrics, and ask for health, readiness, statistics and the index, over HTTP and gRPC.
+"""Observers as tasks.
 
-What they get must be well formed, and no counter may decrease except those of a model version that was loaded anew in between.
+They scrape metrics, and ask for health, readiness, statistics and the index, over HTTP and gRPC. What they
+get must be well formed, and no counter may decrease except those of a model version that was loaded anew in
+between.
 """
 
 from __future__ import annotations
@@ -80,7 +82,8 @@ class Observer:
         if look.what == "metrics":
             status, body = await ask_http(self._addresses["metrics"], "GET", "/metrics")
             looked.status = str(status)
-            if status != 200:  # whoever writes them out has crashed
+            # The actor that writes the metrics out has crashed.
+            if status != 200:
                 raise Lost(f"metrics are told by {status}")
             return self._metrics(body, looked)
         method, path = _PATHS.get(look.what, ("GET", f"/v2/models/{look.model}/ready"))
@@ -138,7 +141,7 @@ class Observer:
             return ["it is not live"]
         return []
 
-    # -- what is wrong with an answer ----------------------------------------------------------------------------------
+    # -- what is wrong with an answer ------------------------------------------------------------------------
 
     def _metrics(self, body: bytes, looked: Looked) -> Sequence[str]:
         try:

@@ -1,4 +1,7 @@
-"""Operators as tasks: they ask the repository API to load and to unload, over the server's own interface, HTTP and gRPC."""
+"""Operators as tasks.
+
+They ask the repository API to load and to unload, over the server's own interface, HTTP and gRPC.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from protocols.kserve.proto import grpc_service_pb2 as pb
 
 @dataclass(slots=True)
 class Ordered:
-    """An order and what became of it. `ended` is infinite where its end is not known: it may have an effect at any time."""
+    """An order and what became of it.
+
+    `ended` is infinite if its end is not known: it may have an effect at any time.
+    """
 
     order: Order
     began: float

@@ -14,7 +14,10 @@ LOST = "LOST"  # the connection ended without one
 
 @dataclass(slots=True)
 class Outcome:
-    """One request and what became of it. `code` is `ANSWERED`, `GONE`, `LOST`, or an error's code by its name."""
+    """One request and what became of it.
+
+    `code` is `ANSWERED`, `GONE`, `LOST`, or an error's code by its name.
+    """
 
     request: Request
     began: float

@@ -1,4 +1,7 @@
-"""What one simulation is made of: requests, faults, changes and orders, as values. `chaos.simulation.scenario` draws them from a seed."""
+"""What one simulation is made of: requests, faults, changes and orders, as values.
+
+`chaos.simulation.scenario` draws them from a seed.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that goes wrong, or changes. `what` is one of the methods of `chaos.simulation.faults.Faults`."""
+    """Something that goes wrong, or changes.
+
+    `what` is one of the methods of `chaos.simulation.faults.Faults`.
+    """
 
     at: float
     what: str
@@ -70,7 +76,8 @@ class Look:
 class Scenario:
     """One simulation. `sequences` are sent one request after the other; `requests` are not.
 
-    Without a `startup` the server polls its repository. With one it has explicit model control, and loads these at first.
+    Without a `startup` the server polls its repository. With one it has explicit model control, and loads
+    these models at first.
     """
 
     seed: int

@@ -1,4 +1,7 @@
-"""What happens in one simulation: requests, faults and changes of the repository, all drawn from a seed before anything runs."""
+"""What happens in one simulation: requests, faults and changes of the repository.
+
+All of it is drawn from a seed before anything runs.
+"""
 
 from __future__ import annotations
 

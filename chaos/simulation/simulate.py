@@ -146,7 +146,10 @@ class SimulatedMachine:
 
 
 def simulate(scenario: Scenario, scratch: Path) -> Verdict:
-    """Run a scenario and judge it. Directories are written below `scratch`, and are good for other scenarios too."""
+    """Run a scenario and judge it.
+
+    Directories are written below `scratch`, and other scenarios can use them too.
+    """
     verdict = Verdict(scenario, Trace(str(scratch)))
     before = open_descriptors()
     with verdict.trace.logging():
@@ -190,7 +193,7 @@ def _settings(scenario: Scenario) -> Settings:
         load_models=() if startup is None else tuple(startup),
         rate_limit=True,
         spare_workers=2,
-        # Where nobody asks for another load: more often than loads can be made to fail.
+        # Where no operator asks for another load, retry more often than loads can be made to fail.
         load_retry_count=14 if startup is None else ATTEMPTS - 1,
         cache=LocalCache(size=1_000_000),
         metrics=MetricsSettings(cpu=False),
@@ -268,7 +271,7 @@ class _Simulation:
         return any(begin <= at <= end for at in self._swaps.get(model, ()))
 
     async def run(self) -> None:
-        """Wait for the models, send and break everything, wait for health, ask each model once more, drain."""
+        """Wait for the models, send and break everything, wait for health, ask each model once more, and drain."""
         with trio.move_on_after(60) as patience:
             await self._running.wait_loaded()
         if patience.cancelled_caught or self._running.catalog.start_failed:
@@ -304,7 +307,7 @@ class _Simulation:
         for state in self._states:
             self._verdict.recycled.update(state.statistics.recycled)
 
-    # -- requests and faults -------------------------------------------------------------------------------------------
+    # -- requests and faults ---------------------------------------------------------------------------------
 
     async def _disturb(self) -> None:
         self._began = trio.current_time()
@@ -370,7 +373,7 @@ class _Simulation:
         self._verdict.outcomes.append(outcome)
         return outcome
 
-    # -- afterwards ----------------------------------------------------------------------------------------------------
+    # -- afterwards ------------------------------------------------------------------------------------------
 
     async def _until(self, look: Callable[[], Awaitable[Sequence[str]]], what: str) -> None:
         """Wait until a look finds nothing wrong; complain where that takes too long."""

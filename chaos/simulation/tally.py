@@ -1,4 +1,7 @@
-"""What simulations have come by, counted by name: a scenario that stops to bring something about proves nothing about it any more."""
+"""What simulations have come by, counted by name.
+
+A scenario that no longer brings something about proves nothing about it any more.
+"""
 
 from __future__ import annotations
 

@@ -12,9 +12,8 @@ from typing import Any, Final, NoReturn
 import structlog
 import trio
 
-_VOLATILE: Final = frozenset(
-    {"address", "peer", "exc_info", "verbose"}
-)  # addresses of sockets, and what prints them
+# Addresses of sockets, and what prints them.
+_VOLATILE: Final = frozenset({"address", "peer", "exc_info", "verbose"})
 
 
 class Trace:

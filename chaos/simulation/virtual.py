@@ -3,16 +3,20 @@
 Four things would make two runs of the same program differ, and each is taken away:
 
 - *Time*: trio's `MockClock` jumps to the next deadline once nothing can run, and stands still otherwise.
-- *Order*: trio shuffles the tasks of each turn. It does so with a generator, and in an order of its own making, that are private
-  names; `Scheduler` is the one place that knows them, and says what to do when they are gone.
-- *Threads*: `trio.to_thread.run_sync` is replaced by one that works in the loop's own thread and takes virtual time for it.
-- *Addresses*: sets of objects are ordered by where these lie in memory. What the server keeps in sets gets a hash that depends on
-  how many there were before it. Strings need PYTHONHASHSEED, which only whoever starts the interpreter can set: `fixed_hash_seed`.
+- *Order*: trio shuffles the tasks of each turn. It does so with a generator, and in an order of its own
+  making, that are private names. `Scheduler` is the one place that knows them, and says what to do when they
+  are gone.
+- *Threads*: `trio.to_thread.run_sync` is replaced by one that works in the loop's own thread and takes
+  virtual time for it.
+- *Addresses*: sets of objects are ordered by their addresses in memory. What the server keeps in sets gets a
+  hash that depends on how many there were before it. Strings need PYTHONHASHSEED, which must be set before
+  the interpreter starts: `fixed_hash_seed`.
 
 The garbage collector is switched off meanwhile, because when it runs depends on everything that ran before.
 
-Descriptors are real: both ends of each socket are in this process and in this thread, and the kernel makes the one end readable before
-a write to the other one returns. So what epoll says depends on nothing but what was written.
+Descriptors are real: both ends of each socket are in this process and in this thread. The kernel makes the
+one end readable before a write to the other one returns. So what epoll says depends on nothing but what was
+written.
 """
 
 from __future__ import annotations
@@ -55,8 +59,8 @@ class SchedulerChanged(Exception):
 class Scheduler:
     """Trio's order of tasks: the private names `trio._core._run._r` and `_ALLOW_DETERMINISTIC_SCHEDULING`.
 
-    With the second one true, the tasks of a turn are first sorted by when they were started, and then shuffled by the first one: this
-    is what trio has for Hypothesis, and pytest-trio uses it too.
+    With the second one true, the tasks of a turn are first sorted by when they were started, and then
+    shuffled by the first one. Trio has this for Hypothesis, and pytest-trio uses it too.
     """
 
     _module: Any
@@ -77,7 +81,8 @@ class Scheduler:
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
         """Have the order follow from `seed` around the block."""
-        module, before = self._module, self._module._ALLOW_DETERMINISTIC_SCHEDULING  # noqa: SLF001  # see the class
+        # The class explains these private names.
+        module, before = self._module, self._module._ALLOW_DETERMINISTIC_SCHEDULING  # noqa: SLF001
         state = module._r.getstate()  # noqa: SLF001
         module._ALLOW_DETERMINISTIC_SCHEDULING = True  # noqa: SLF001
         module._r.seed(seed)  # noqa: SLF001
@@ -89,9 +94,9 @@ class Scheduler:
 
 
 def run(main: Callable[[], Awaitable[T]], *, seed: int) -> T:
-    """Run `main` in virtual time, which begins at `BEGIN`, and return what it does. The same seed gives the same run.
+    """Run `main` in virtual time, which begins at `BEGIN`, and return what it does.
 
-    Raises trio.TrioInternalError from `Stuck` where that comes to no end.
+    The same seed gives the same run. Raises trio.TrioInternalError from `Stuck` if the run does not end.
     """
     clock = trio.testing.MockClock(autojump_threshold=0)
     clock.jump(BEGIN)
@@ -100,7 +105,7 @@ def run(main: Callable[[], Awaitable[T]], *, seed: int) -> T:
         replaced.enter_context(Scheduler().seeded(seed))
         replaced.enter_context(_without_collector())
         replaced.enter_context(_attribute(trio.to_thread, "run_sync", _InlineThreads(seed).run_sync))
-        # It rings on the machine's own clock. Whoever sets it has a timer of trio's for the same moment.
+        # It rings on the machine's own clock. Code that sets it has a timer of trio's for the same moment.
         replaced.enter_context(_attribute(Alarm, "set", lambda alarm, delay: None))
         numbers = itertools.count()
         for kind in _COUNTED:
@@ -116,9 +121,10 @@ def _plain(main: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
 
 
 def _limited(clock: trio.testing.MockClock) -> Callable[[float], float]:
-    """Return what the loop asks how long to wait, with an end to a run that has none of its own.
+    """Return the function that tells the loop how long to wait, with an end to a run that would never end.
 
-    Nothing within the run could do that: what waits may be shielded, and without a deadline trio's clock never jumps.
+    Nothing within the run could end it: a waiting task may be shielded, and without a deadline trio's clock
+    never jumps.
     """
     ask = clock.deadline_to_sleep_time
     idle = 0
@@ -148,7 +154,10 @@ def _told(task: trio.lowlevel.Task, depth: int = 0) -> Iterator[str]:
 
 
 class _InlineThreads:
-    """Work that threads would do, done in the loop's thread; it takes virtual time before or after it is done."""
+    """Work that threads would do, done in the loop's thread.
+
+    It takes virtual time before or after it is done.
+    """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(f"threads {seed}")
@@ -225,9 +234,9 @@ def _without_collector() -> Iterator[None]:
 
 
 def fixed_hash_seed(arguments: Sequence[str]) -> None:
-    """See to it that strings hash alike in every process: start this interpreter anew, with `arguments`, unless they do.
+    """Make strings hash alike in every process: start this interpreter anew, with `arguments`, unless they do.
 
-    Does not return where it has to.
+    Does not return if it has to start anew.
     """
     if sys.flags.hash_randomization:
         os.execve(sys.executable, [sys.executable, *arguments], {**os.environ, "PYTHONHASHSEED": "0"})

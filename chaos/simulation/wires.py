@@ -1,6 +1,7 @@
 """What clients put on sockets and read from them: HTTP/1.1, and gRPC over HTTP/2.
 
-It is written here by hand, so that the server's own code is on one side only. Every exchange has a connection of its own.
+It is written here by hand, so that the server's own code is on one side only. Every exchange has a connection
+of its own.
 """
 
 from __future__ import annotations
@@ -219,7 +220,10 @@ class GrpcCall:
 async def ask_grpc(
     address: bytes, method: str, message: bytes, *, deadline: float = 0.0
 ) -> tuple[str, str, bytes]:
-    """Make a unary call; return its status' name, empty where all is well, its message, and the answer. Raises Lost, OSError."""
+    """Make a unary call; return its status' name, empty if all is well, its message, and the answer.
+
+    Raises Lost, OSError.
+    """
     async with GrpcCall.to(address, method, deadline=deadline) as call:
         await call.send(message, last=True)
         found: list[bytes] = []

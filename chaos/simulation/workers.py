@@ -1,7 +1,9 @@
-"""Workers that are tasks: they speak the frames of `actors.frames` over real sockets and real shared memory, and do as they are told.
+"""Workers that are tasks.
 
-What a worker does beyond answering is up to its `Conduct`: it may take its time, hang, die in four ways, talk nonsense, or refuse to
-load. Everything that it was busy with when it died is written down, because nothing else excuses an error.
+They speak the frames of `actors.frames` over real sockets and real shared memory, and do as they are told.
+What a worker does beyond answering is up to its `Conduct`: it may take its time, hang, die in four ways, talk
+nonsense, or refuse to load. Everything that it was busy with when it died is written down, because nothing
+else excuses an error.
 """
 
 from __future__ import annotations
@@ -69,7 +71,10 @@ class World(Protocol):
 
 @dataclass(slots=True)
 class Journal:
-    """What workers have done, by request id unless it says otherwise: most of what there is to excuse errors with."""
+    """What workers have done, by request id unless a field says otherwise.
+
+    Most excuses for errors come from here.
+    """
 
     begun: Counter[tuple[str, str]] = field(default_factory=Counter)  # by model and request id
     ended: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -79,9 +84,8 @@ class Journal:
     hung_under: Counter[str] = field(default_factory=Counter)
     raised: Counter[str] = field(default_factory=Counter)  # answered with an error by the model
     sequences_lost: set[tuple[str, int]] = field(default_factory=set)  # model and correlation id
-    deaths: dict[str, list[float]] = field(
-        default_factory=dict
-    )  # of a model's workers that nobody had asked to end
+    # Deaths of a model's workers that the server had not asked for.
+    deaths: dict[str, list[float]] = field(default_factory=dict)
     load_failures: dict[str, list[float]] = field(default_factory=dict)
     launches_refused: list[float] = field(default_factory=list)  # when; of whichever model
 
@@ -169,7 +173,7 @@ class SimulatedWorker:
         self._resumed.set()
         world.start(self._live, f"worker {pid}")
 
-    # -- actors.instance.Launched ------------------------------------------------------------------------------------
+    # -- actors.instance.Launched ----------------------------------------------------------------------------
 
     async def wait(self) -> DeathReason:
         """See `Launched`."""
@@ -226,10 +230,13 @@ class SimulatedWorker:
             ids = tuple(each for lane in self.executing.values() for each in lane)
             self._workers.journal.ended_under.append((trio.current_time(), self.model.name, ids))
 
-    # -- dying ---------------------------------------------------------------------------------------------------------
+    # -- dying -----------------------------------------------------------------------------------------------
 
     def die(self, reason: DeathReason, *, asked: bool = False) -> None:
-        """End at once, as a process does; nothing happens to one that has ended. `asked`: because the server wants it to."""
+        """End at once, as a process does; nothing happens to a worker that has ended.
+
+        `asked` is true if the server wants it to end.
+        """
         if self._reason is not None:
             return
         self._reason = reason
@@ -390,7 +397,7 @@ class _Process:
         self._worker.loaded = True
         return True
 
-    # -- packets -------------------------------------------------------------------------------------------------------
+    # -- packets ---------------------------------------------------------------------------------------------
 
     async def _receive(self) -> tuple[bytes, Sequence[int]]:
         while True:
@@ -461,7 +468,7 @@ class _Process:
             window.nbytes -= nbytes
             window.tell()
 
-    # -- executing -----------------------------------------------------------------------------------------------------
+    # -- executing -------------------------------------------------------------------------------------------
 
     async def _execute_all(self, lane: int, todo: trio.MemoryReceiveChannel[Execute]) -> None:
         async for job in todo:
@@ -633,7 +640,7 @@ class _Process:
         slot.side(OUTPUT).view[offset : slot.used] = data
         return Placed("ANSWER", DataType.INT32, shape, offset, len(data))
 
-    # -- decoupled models ----------------------------------------------------------------------------------------------
+    # -- decoupled models ------------------------------------------------------------------------------------
 
     async def _stream(self, job: Execute, value: int) -> Result:
         window = self._windows[job.batch_id, 0] = _Window()

@@ -1,8 +1,9 @@
 """The harm that a reference model can do to itself: the closed list, and what each is.
 
-A Python model is told in two ways: by a request, in its input POISON, and by files (`chaos.workload.control`). It does the deed
-when it has written in its journal that it has begun. What hangs ends by itself after a minute, should nobody end it, and what
-takes memory stops at twice the model's limit.
+A Python model is told in two ways: by a request, in its input POISON, and by files
+(`chaos.workload.control`). It does the deed when it has written in its journal that it has begun. A hang ends
+by itself after a minute, in case the server does not end it. What takes memory stops at twice the model's
+limit.
 """
 
 from __future__ import annotations

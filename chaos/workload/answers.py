@@ -2,17 +2,18 @@
 
 A model's *kind* is its name up to the first `-`: `echo-churned` is made and answers like `echo`.
 
-| kind                     | inputs                            | answer to the value `v`                              |
-|--------------------------|-----------------------------------|------------------------------------------------------|
-| `echo`, `slow`           | VALUE                             | v                                                    |
-| `batching`               | VALUE                             | 3 v + 1                                              |
-| `counter`                | VALUE                             | the sum of the sequence's values so far, v included  |
-| `add_sub`                | A = v, B = 7                      | v + 7, v - 7, and what is left of v / 7, 0 to 6       |
-| `pipeline`               | VALUE = v, B = 7                  | the same: `echo`, and its answer to `add_sub`        |
-| `stream`                 | VALUE, PARTS                      | v, v + 1, … : one a part                             |
+    | kind                     | inputs                            | answer to the value `v`                              |
+    |--------------------------|-----------------------------------|------------------------------------------------------|
+    | `echo`, `slow`           | VALUE                             | v                                                    |
+    | `batching`               | VALUE                             | 3 v + 1                                              |
+    | `counter`                | VALUE                             | the sum of the sequence's values so far, v included  |
+    | `add_sub`                | A = v, B = 7                      | v + 7, v - 7, and what is left of v / 7, 0 to 6       |
+    | `pipeline`               | VALUE = v, B = 7                  | the same: `echo`, and its answer to `add_sub`        |
+    | `stream`                 | VALUE, PARTS                      | v, v + 1, … : one a part                             |
 
-All are INT32, of shape [1, 1], or [1] for `stream`. Whoever of these is a Python model has an optional input POISON, a string
-of the same shape, which is one of `chaos.workload.actions.ACTIONS`; of the pipeline it goes to `echo`.
+All are INT32, of shape [1, 1], or [1] for `stream`. Each Python model among these has an optional input
+POISON, a string of the same shape, which is one of `chaos.workload.actions.ACTIONS`; of the pipeline it goes
+to `echo`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
 """By kind, the outputs in the order in which `values` reads them."""
 
 DIVISORS: Final[Mapping[str, int]] = {
-    "raise": 0,  # ONNX Runtime refuses to divide by zero: the execution fails, and nobody dies
+    # ONNX Runtime refuses to divide by zero: the execution fails, and no worker dies.
+    "raise": 0,
     "fpe": -1,  # the model divides the smallest number by it, whose quotient has no room: x86 traps, SIGFPE
     "hang": -2,  # the model begins a loop without an end, in native code
 }
@@ -60,8 +62,8 @@ def kind_of(model: str) -> str:
 def inputs(invoke: Invoke) -> dict[str, Tensor]:
     """Return what a request's inputs are, by name: arrays of int32, and of objects (`bytes`) for POISON.
 
-    Sequence, priority and tenant are no inputs, and left to the client. Raises ValueError for a model, a value or a poison that
-    there is not.
+    Sequence, priority and tenant are not inputs, and are left to the client. Raises ValueError for an unknown
+    model or poison, and for a value that is too large.
     """
     if abs(invoke.value) > LARGEST:
         raise ValueError(f"a value of {invoke.value}: at most {LARGEST} either way")
@@ -81,8 +83,8 @@ def inputs(invoke: Invoke) -> dict[str, Tensor]:
 def expected(invoke: Invoke, earlier: Sequence[Invoke] = ()) -> Sequence[int]:
     """Return the values of the right answer, those of all its parts in order.
 
-    `earlier` are the requests of the same sequence that the model has executed before, since its START; of other models it means
-    nothing. A poisoned request has the same right answer, if it gets one.
+    `earlier` are the requests of the same sequence that the model has executed before, since its START; for
+    other models it means nothing. A poisoned request has the same right answer, if it gets one.
     """
     value = invoke.value
     match kind_of(invoke.model):
@@ -101,7 +103,8 @@ def expected(invoke: Invoke, earlier: Sequence[Invoke] = ()) -> Sequence[int]:
 def values(model: str, outputs: Mapping[str, Tensor]) -> Sequence[int]:
     """Return what one response, or one part of an answer, says.
 
-    Outputs that are missing are missing here too, and whatever else is there is read: such an answer is not the right one.
+    Outputs that are missing in the response are missing here too, and everything else in it is read: such an
+    answer is not the right one.
     """
     named = (outputs[name] for name in OUTPUTS[kind_of(model)] if name in outputs)
     return tuple(int(each) for array in named for each in np.ravel(array))

@@ -1,8 +1,9 @@
 """How the harness has a reference model do harm: files in the run's folder, which the model's workers look for.
 
-`<run>/control/<model>/<n>.<action>` is done once, by the worker that succeeds to remove it: in its next execution, or as it is
-loaded if it is one of `STARTING`. A worker takes one of them at a time, so that three files are three executions.
-`<n>.<action>.on` is done by every worker, each time, for as long as the file is there.
+`<run>/control/<model>/<n>.<action>` is done once, by the worker that succeeds to remove it: in its next
+execution, or as it is loaded if it is one of `STARTING`. A worker takes one of them at a time, so that three
+files are three executions. `<n>.<action>.on` is done by every worker, each time, for as long as the file is
+there.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class Order:
 
 
 class Control:
-    """Gives orders to the models of a run. All but `clear` raise ValueError for what no model, or not this one, can do."""
+    """Gives orders to the models of a run.
+
+    All but `clear` raise ValueError for an action that no model, or not this one, can do.
+    """
 
     def __init__(self, run: Path) -> None:
         self._folder = control_folder(run)
@@ -56,11 +60,11 @@ class Control:
         return self._given(model, action, "")
 
     def hold(self, model: str, action: str) -> Order:
-        """Have all workers of a model do it each time, until that is withdrawn: at the end of a `with` block, say."""
+        """Have all workers of a model do it each time, until the order is withdrawn: at the end of a `with` block, say."""
         return self._given(model, action, ".on")
 
     def clear(self) -> None:
-        """Withdraw every order that stands, whoever gave it."""
+        """Withdraw every order that stands, including orders that another `Control` gave."""
         for file in self._folder.glob("*/*"):
             file.unlink(missing_ok=True)
 
@@ -75,7 +79,7 @@ class Control:
             file = folder / f"{number:06}.{action}{ending}"
             try:
                 os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-            except FileExistsError:  # of somebody else who gives orders in the same run
+            except FileExistsError:  # of another `Control` in the same run
                 continue
             return Order(file)
         raise AssertionError("numbers have no end")

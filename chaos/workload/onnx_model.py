@@ -15,7 +15,10 @@ SMALLEST: Final = -(2**63)
 
 
 def add_sub() -> bytes:
-    """Return the model: SUM, DIFFERENCE and REMAINDER of A and B, all INT32 [n, 1], and what harms it, see `DIVISORS`."""
+    """Return the model: SUM, DIFFERENCE and REMAINDER of A and B, all INT32 [n, 1].
+
+    It has what harms it, see `DIVISORS`.
+    """
     nodes = [
         *_constants(),
         *_turns(),
@@ -59,7 +62,10 @@ def _turns() -> list[NodeProto]:
 
 
 def _remainder() -> list[NodeProto]:
-    """What traps is INT64's division: the one of INT32 is vectorised and Mod looks at its divisor, in some versions of the runtime."""
+    """INT64's division traps.
+
+    The one of INT32 is vectorised and Mod looks at its divisor, in some versions of the runtime.
+    """
     return [
         helper.make_node("Mod", ["a", "B"], ["modulo"]),
         helper.make_node("Equal", ["B", "fpe"], ["traps"]),

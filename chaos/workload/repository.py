@@ -1,8 +1,9 @@
-"""The reference repository: what the server under test serves. `chaos.workload.answers` says what the models compute.
+"""The reference repository: what the server under test serves.
 
-Each model has two instances, on the CPU, two seconds for an execution and ten to be loaded. Those in Python may have 96 MiB,
-keep a journal in the run's folder and take orders from there. `add_sub` is pure, so that its requests survive its workers, and
-keeps no journal. A request to `pipeline` is in the journal as one of `echo`, under its own id.
+`chaos.workload.answers` says what the models compute. Each model has two instances, on the CPU, two seconds
+for an execution and ten to be loaded. Python models may have 96 MiB, keep a journal in the run's folder and
+take orders from there. `add_sub` is pure, so that its requests survive its workers, and keeps no journal. A
+request to `pipeline` is in the journal as one of `echo`, under its own id.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ _BATCHES: Final = """max_batch_size: 8
 dynamic_batching { max_queue_delay_microseconds: 2000 }
 """
 
-# A queue of a fifth of a second for one tenant, who gets half of it, and nobody waits for longer than half a second: under too
-# much load, most are refused at once. Floods come at the lower priority, or as a tenant of their own.
+# A queue of a fifth of a second for one tenant, who gets half of it. No request waits for longer than half a
+# second: under too much load, most are refused at once. Floods come at the lower priority, or as a tenant of
+# their own.
 _QUEUE: Final = """max_batch_size: 1
 dynamic_batching {
   priority_levels: 2
@@ -117,7 +119,8 @@ output [
 def write_repository(folder: Path, *, run: Path, models: Iterable[str] = tuple(OUTPUTS)) -> None:
     """Write these models, all unless said otherwise, into a folder that may exist, and make the run's folders for them.
 
-    Raises ValueError for a model that is no copy of one of the reference, FileExistsError where there is one by its name.
+    Raises ValueError for a model that is not a copy of one of the reference, FileExistsError if there is one
+    by its name.
     """
     for each in (folder, journal_folder(run), control_folder(run)):
         each.mkdir(parents=True, exist_ok=True)
@@ -130,7 +133,8 @@ def write_model(
 ) -> Path:
     """Write one model, and return its directory. `echo-churned` is a copy of `echo` by that name.
 
-    `timeout` is how long it may execute, in seconds; None for as long as it likes. Raises as `write_repository` does.
+    `timeout` is how long it may execute, in seconds; None for as long as it likes. Raises as
+    `write_repository` does.
     """
     kind = kind_of(model)
     directory = folder / model
@@ -141,7 +145,10 @@ def write_model(
 
 
 def write_version(folder: Path, model: str, version: int) -> Path:
-    """Write another version of a model that is there, and return its directory. Raises FileExistsError if that is there, too."""
+    """Write another version of a model that is there, and return its directory.
+
+    Raises FileExistsError if that version is there, too.
+    """
     directory = folder / model / str(version)
     kind = kind_of(model)
     directory.mkdir()

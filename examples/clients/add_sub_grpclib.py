@@ -1,4 +1,7 @@
-"""Add and subtract over gRPC, with Tritium's own stubs: `python examples/clients/add_sub_grpclib.py [host:port]`. Needs tritium."""
+"""Add and subtract over gRPC, with Tritium's own stubs.
+
+Run `python examples/clients/add_sub_grpclib.py [host:port]`. Needs tritium.
+"""
 
 import argparse
 import asyncio

@@ -1,4 +1,7 @@
-"""Add and subtract on the server: `python examples/clients/add_sub_tritonclient.py [host:port]`. Needs tritonclient[http]."""
+"""Add and subtract on the server.
+
+Run `python examples/clients/add_sub_tritonclient.py [host:port]`. Needs tritonclient[http].
+"""
 
 import sys
 

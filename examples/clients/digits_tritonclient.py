@@ -1,6 +1,7 @@
-"""Recognise one handwritten digit with every digits model: `python examples/clients/digits_tritonclient.py [host:port]`.
+"""Recognise one handwritten digit with every digits model.
 
-Needs tritonclient[http]. The image is the one in `digit.json` and `digit.pgm`; no model was trained on it.
+Run `python examples/clients/digits_tritonclient.py [host:port]`. Needs tritonclient[http]. The image is the
+one in `digit.json` and `digit.pgm`; no model was trained on it.
 """
 
 import json

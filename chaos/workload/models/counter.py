@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # there is one in workers only
+# This module exists in workers only.
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from conduct import Conduct, value_of  # type: ignore[import-not-found]  # lies beside this file in a worker
 
 

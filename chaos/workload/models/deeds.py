@@ -1,7 +1,7 @@
 """The harm that a model does to itself, one function or method a deed; `chaos.workload.actions` has the list.
 
-It is copied beside each `model.py`. Whatever hangs ends by itself, and whatever takes memory is bounded, so that a server that
-fails to contain it endangers nobody else.
+It is copied beside each `model.py`. A hang ends by itself, and a deed that takes memory is bounded, so that a
+server that fails to contain it endangers no other process.
 """
 
 import ctypes
@@ -26,7 +26,10 @@ class MemberRefused(Exception):
 
 
 class Deeds:
-    """What one worker can do, and has done. `pace` is what an execution takes, in seconds; `limit` its memory, in bytes."""
+    """What one worker can do, and has done.
+
+    `pace` is what an execution takes, in seconds; `limit` its memory, in bytes.
+    """
 
     def __init__(self, *, pace: float, limit: int) -> None:
         self._pace = pace
@@ -53,7 +56,10 @@ class Deeds:
         }
 
     def do(self, action: str) -> None:
-        """Do it. Raises ValueError for one that there is not, MemberRefused for `raise_member`, RuntimeError for `raise`."""
+        """Do it.
+
+        Raises ValueError for an unknown action, MemberRefused for `raise_member`, RuntimeError for `raise`.
+        """
         deed = self._by_name.get(action)
         if deed is None:
             raise ValueError(f"no model can '{action}', only {', '.join(self._by_name)}")

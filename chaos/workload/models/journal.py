@@ -13,8 +13,8 @@ from collections.abc import Iterable
 class Journal:
     """`<folder>/<model>-<pid>.jsonl`.
 
-    All requests of a batch are written by one `write` to a file that is opened for appending, at once: what was written is there
-    whatever becomes of the process.
+    All requests of a batch are written at once, by one `write` to a file that is opened for appending: what
+    was written is there whatever becomes of the process.
     """
 
     def __init__(self, folder: str, model: str) -> None:

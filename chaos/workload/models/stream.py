@@ -4,14 +4,20 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # there is one in workers only
-from conduct import Conduct, answering, poison_of, refused, value_of  # type: ignore[import-not-found]  # lies beside this file
+# This module exists in workers only.
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+
+# This module lies beside this file.
+from conduct import Conduct, answering, poison_of, refused, value_of  # type: ignore[import-not-found]
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonPythonModel:
-    """Of the kind `stream`. A thread sends each answer, so that a client who does not read holds up nobody else."""
+    """Of the kind `stream`.
+
+    A thread sends each answer, so that a client that does not read holds up no other client.
+    """
 
     def initialize(self, args: dict[str, str]) -> None:
         """Be loaded."""
@@ -26,7 +32,10 @@ class TritonPythonModel:
 
 
 def send(batch: Any, request: Any, sender: Any) -> None:
-    """Send all parts, unless the client leaves. A poisoned request does its harm when half of them are sent."""
+    """Send all parts, unless the client leaves.
+
+    A poisoned request does its harm when half of them are sent.
+    """
     value, parts = value_of(request), value_of(request, "PARTS")
     try:
         for index in range(parts):

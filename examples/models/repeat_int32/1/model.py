@@ -10,7 +10,8 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     """OUT = IN[IDX], for each IDX in order, after DELAY[IDX] milliseconds where there is a DELAY.
 
-    `execute` returns at once: a thread for each request sends its responses, so that requests are answered side by side.
+    `execute` returns at once: a thread for each request sends its responses, so that requests are answered
+    side by side.
     """
 
     def execute(self, requests):

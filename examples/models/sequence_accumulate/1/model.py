@@ -1,4 +1,7 @@
-"""Adds up what the requests of a sequence bring. It remembers nothing itself: SUM comes in, and NEW_SUM goes out."""
+"""Adds up what the requests of a sequence bring.
+
+It remembers nothing itself: SUM comes in, and NEW_SUM goes out.
+"""
 
 import triton_python_backend_utils as pb_utils
 
