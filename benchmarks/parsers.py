@@ -55,7 +55,10 @@ def wrk(text: str) -> Load:
 
 
 def h2load(text: str, log: str) -> Load:
-    """Read what h2load prints, and the latencies from its `--log-file`: start, status, microseconds a line."""
+    """Read what h2load prints, and the latencies from its `--log-file`.
+
+    A line of that file holds start, status and microseconds.
+    """
     finished = _find(r"^finished in ([\d.]+\w+), ([\d.]+) req/s", text, "h2load")
     requests = _find(
         r"^requests: \d+ total, \d+ started, (\d+) done, \d+ succeeded, (\d+) failed, (\d+) errored",

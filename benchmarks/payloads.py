@@ -110,10 +110,10 @@ def check(outputs: Tensors, expected: Tensors | None) -> None:
 
 
 def inputs_from_metadata(metadata: Mapping[str, Any]) -> Tensors:
-    """Return inputs of ones for any model with fixed-size datatypes: one row, and 1 for every other free dimension.
+    """Return inputs of ones for any model with fixed-size datatypes.
 
-    `metadata` is the body of the model metadata endpoint. Raises ValueError for a datatype without fixed
-    size.
+    There is one row, and 1 for every other free dimension. `metadata` is the body of the model metadata
+    endpoint. Raises ValueError for a datatype without fixed size.
     """
     inputs = {}
     for entry in metadata["inputs"]:

@@ -207,7 +207,10 @@ WRITERS: Final[Mapping[str, Callable[[Path, Path], None]]] = {
 
 
 def write(directory: Path, models: Mapping[str, str]) -> Mapping[str, str]:
-    """Write `models` (name → which of `WRITERS`) under `directory`; return those left out, with the reason."""
+    """Write `models` (name → which of `WRITERS`) under `directory`.
+
+    Returns those left out, with the reason.
+    """
     left_out = {}
     for name, kind in models.items():
         version = directory / name / "1"

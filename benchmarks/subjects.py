@@ -1,4 +1,7 @@
-"""What is measured: the yardstick, servers started here from a checkout or a revision, and running servers."""
+"""What is measured.
+
+These are the yardstick, servers started here from a checkout or a revision, and servers already running.
+"""
 
 from __future__ import annotations
 
@@ -160,9 +163,9 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def printing_port(label: str, module: Sequence[str], scratch: Path) -> Iterator[tuple[int, int]]:
-    """Run a module of this checkout, with arguments, that prints the port it serves; yield its pid and the port.
+    """Run a module of this checkout, with arguments, that prints the port it serves.
 
-    Raises NotStarted.
+    Yields its pid and the port. Raises NotStarted.
     """
     log = scratch / f"{label}.log"
     with running([sys.executable, "-m", *module], cwd=CHECKOUT, log=log) as child:

@@ -1,7 +1,8 @@
 """The floor under the figures: an HTTP/1.1 responder on trio and httptools that reads a request and does nothing.
 
-`POST /<n>` reads the whole request and answers 200 with `n` bytes. What a real server costs beyond this one is the
-price of its work; what this one costs is the price of Python, trio, the HTTP parser and the kernel on this machine.
+`POST /<n>` reads the whole request and answers 200 with `n` bytes. What a real server costs beyond this one
+is the price of its work. What this one costs is the price of Python, trio, the HTTP parser and the kernel on
+this machine.
 
     python -m benchmarks.yardstick --port 0        # prints the port it got, serves until SIGTERM or SIGINT
 """

@@ -103,7 +103,10 @@ async def sigterm(server: Server, clients: Clients, control: Control) -> Ending:
 
 
 async def balanced_drain(server: Server, clients: Clients, control: Control) -> Ending:
-    """Tell the server once, with clients behind a balancer that looks at readiness: none of their requests fails."""
+    """Tell the server once, with clients behind a balancer that looks at readiness.
+
+    None of their requests fails.
+    """
     traces = Traces(server)
     async with balanced(server) as load:
         told = now()
@@ -224,7 +227,10 @@ async def _fill(
 
 
 def _executing(answers: list[End]) -> int:
-    """How many requests that were sent need not wait any more: two instances each hold two, and some are done."""
+    """How many requests that were sent need not wait any more.
+
+    Two instances each hold two, and some are done.
+    """
     return len(answers) + 4
 
 

@@ -147,9 +147,9 @@ class Excuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogExpected:
-    """A log line that has to appear within `within` seconds after the injection, with at least these keys and values.
+    """A log line that has to appear within `within` seconds after the injection.
 
-    A list of values stands for any of them.
+    It has at least these keys and values. A list of values stands for any of them.
     """
 
     event: str

@@ -190,7 +190,10 @@ class Server:
         self.grpc_port = ports.get("GRPCInferenceService", 0)
 
     async def wait_ready(self) -> None:
-        """Wait until the server says that it is ready, and before that until its ports are known. Raises ServerFailed."""
+        """Wait until the server says that it is ready, and before that until its ports are known.
+
+        Raises ServerFailed.
+        """
         await self.wait_ports()
 
         async def ready() -> bool:

@@ -60,7 +60,7 @@ class Trend:
 
     @property
     def saying(self) -> Saying:
-        """`grows` if even the low end is more than is tolerated, `does not grow` if even the high end is not."""
+        """`grows` if even the low end is more than tolerated, `does not grow` if not even the high end is."""
         if self.blocks < FEWEST:
             return "cannot tell"
         if self.low > self.tolerated:

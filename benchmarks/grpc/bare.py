@@ -1,4 +1,4 @@
-"""The floor under the gRPC figures: an HTTP/2 responder on trio that finds where requests end, and does nothing.
+"""The floor under the gRPC figures: an HTTP/2 responder on trio that finds the ends of requests, no more.
 
 Each request is answered with as many bytes of a made-up message as the path says, `/unary/<n>` or
 `/stream/<n>`: one answer at the end of a call, or one for each message of a stream, and trailers at its end.

@@ -55,7 +55,10 @@ def repeated(headers: Headers) -> Iterator[bytes]:
 
 
 def with_literals(headers: Headers) -> Iterator[bytes]:
-    """Yield the headers and a fresh `traceparent`, plain and kept out of the table: how grpcio encodes metadata."""
+    """Yield the headers and a fresh `traceparent`, plain and kept out of the table.
+
+    This is how grpcio encodes metadata.
+    """
     repetition = repeated(headers)
     first, rest = next(repetition), next(repetition)
     return chain([first + _LITERALS[0]], (rest + each for each in cycle([*_LITERALS[1:], _LITERALS[0]])))

@@ -1,4 +1,7 @@
-"""Runs the load clients for gRPC, h2load and the harness's own, as child processes, and reads what they print."""
+"""Runs the load clients for gRPC, h2load and the harness's own, as child processes.
+
+It reads what they print.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +57,10 @@ def _answered(load: Load, task: Task) -> Load:
 
 
 def incomplete(output: str, answer_size: int) -> int:
-    """Return how many answers lack their message, by the bytes that h2load counted: it looks at no status of gRPC.
+    """Return how many answers lack their message, by the bytes that h2load counted.
 
-    A call that fails has status 200 as well, and no message. Calls under way at the end may hide a few.
+    h2load looks at no status of gRPC. A call that fails has status 200 as well, and no message. Calls under
+    way at the end may hide a few.
     """
     done = re.search(r"^requests: .*?(\d+) done,", output, re.MULTILINE)
     data = re.search(r"\((\d+)\) data$", output, re.MULTILINE)

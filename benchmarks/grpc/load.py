@@ -1,10 +1,11 @@
 """The harness's own load client for gRPC: what h2load can't do, from one thread, in a process of its own.
 
-h2load sends the same headers again and again, never more than one message a stream, and looks at the status of HTTP only. This
-client varies headers, streams, and looks at the status of every answer. It prints one line of JSON:
+h2load sends the same headers again and again, never sends more than one message a stream, and looks at the
+status of HTTP only. This client varies headers, sends streams, and looks at the status of every answer. It
+prints one line of JSON:
 
-    python -m benchmarks.grpc.load --port 8001 --way stream --connections 4 --streams 8 --seconds 3 --messages FILE \\
-        --path /inference.GRPCInferenceService/ModelStreamInfer
+    python -m benchmarks.grpc.load --port 8001 --way stream --connections 4 --streams 8 --seconds 3 \\
+        --messages FILE --path /inference.GRPCInferenceService/ModelStreamInfer
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ _PATIENCE: Final = 5.0  # for the answers to what is under way when the time is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to do. `messages` are protobuf messages: one list of them, or one for each of the calls under way."""
+    """What to do.
+
+    `messages` are protobuf messages: one list of them, or one for each of the calls under way.
+    """
 
     host: str
     port: int
@@ -183,7 +187,10 @@ class Load:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line, load, print. Ends with 1, and the reason on standard error, where it could not."""
+    """Parse the command line, load, print.
+
+    Returns 1 if that failed, with the reason on standard error.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.grpc.load", description="Load a gRPC server.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)

@@ -1,4 +1,7 @@
-"""What the reference servers compute: the models of `benchmarks.repository`, by numpy, one request at a time."""
+"""What the reference servers compute.
+
+These are the models of `benchmarks.repository`, by numpy, one request at a time.
+"""
 
 from __future__ import annotations
 

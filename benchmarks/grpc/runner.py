@@ -138,5 +138,8 @@ def _messages(scenario: GrpcScenario, shape: Shape) -> Sequence[Sequence[bytes]]
 
 
 def _with_refused(load: Load, wrong: int) -> Load:
-    """Return the load with the larger of the two counts of refusals: the client's and the server's of the same calls."""
+    """Return the load with the larger of the two counts of refusals.
+
+    They are the client's and the server's of the same calls.
+    """
     return replace(load, refused=max(load.refused, wrong))

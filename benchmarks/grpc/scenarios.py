@@ -88,7 +88,10 @@ def of_tenants(model: str, count: int) -> Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcScenario:
-    """One row of the table at each of `shapes`; see `benchmarks.scenarios.Scenario` for what is not explained here."""
+    """One row of the table at each of `shapes`.
+
+    See `benchmarks.scenarios.Scenario` for what is not explained here.
+    """
 
     name: str
     title: str

@@ -1,6 +1,7 @@
 """Sends one hostile input again and again, each when the one before is answered.
 
-    python -m benchmarks.hostile.attacker --http 8000 --grpc 8001 --sink 9000 --input 'json: 15 M ones' --core 1
+    python -m benchmarks.hostile.attacker --http 8000 --grpc 8001 --sink 9000 \\
+        --input 'json: 15 M ones' --core 1
 
 It is a process of its own, on a core of its own. It prints a line of JSON with the input's size when that is
 made. Then each line on standard input is an attack, `server 2.0` or `sink 2.0`: the target, and for how many

@@ -60,7 +60,10 @@ class Siege:
         self._cores = sorted(os.sched_getaffinity(0))
 
     def run(self, only: str) -> tuple[Sequence[Attack], Sequence[Skipped]]:
-        """Attack with every input whose name holds `only`; return what was measured, and what could not be."""
+        """Attack with every input whose name holds `only`.
+
+        Returns what was measured, and what could not be.
+        """
         write_models(self._scratch / "besieged")
         attacks: list[Attack] = []
         skipped: list[Skipped] = []
@@ -118,7 +121,7 @@ class Siege:
         )
 
     def _beside(self, attacker: _Attacker, neighbour: Neighbour, whom: str) -> float:
-        """Return the neighbour's p99, in seconds, while `whom` is attacked."""
+        """Return the neighbour's p99, in seconds, while the server or the sink is attacked."""
         attacker.begin(whom, self._seconds)
         latencies = neighbour.ask_for(self._seconds)
         attacker.read()

@@ -42,7 +42,10 @@ class LongestTurn(trio.abc.Instrument):
 
 
 def mapped(path: Path) -> mmap.mmap:
-    """Return the file's page, shared with every process that maps it too; the file is made if it is not there."""
+    """Return the file's page, shared with every process that maps it too.
+
+    The file is made if it is not there.
+    """
     with path.open("a+b") as file:
         if file.tell() < SIZE:
             file.write(bytes(SIZE))

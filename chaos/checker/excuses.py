@@ -104,11 +104,12 @@ def offers(blows: Sequence[Blow], manifest: Manifest, limits: Limits) -> list[Of
 
 
 class Excuses:
-    """Settles at the end what is excused: each failure by one excuse, each excuse at most as often as it allows.
+    """Settles at the end what is excused.
 
-    Failures that an excuse without a bound covers are counted and forgotten, so that an overload is not kept
-    in memory. Of the other failures as many as possible are excused. Failures of requests that the fault
-    itself has sent come first.
+    Each failure is excused by one excuse, and each excuse is used at most as often as it allows. Failures
+    that an excuse without a bound covers are counted and forgotten, so that an overload is not kept in
+    memory. Of the other failures as many as possible are excused. Failures of requests that the fault itself
+    has sent come first.
     """
 
     def __init__(self, offers: Sequence[Offer]) -> None:

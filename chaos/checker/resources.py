@@ -15,7 +15,7 @@ QUANTITIES: Final = ("descriptors", "threads", "children")
 def resource_goals(
     samples: Sequence[Sample], manifest: Manifest, quiet: float | None, limits: Limits
 ) -> Iterable[Goal]:
-    """Yield, for each quantity, how long after `quiet` it was back between its extremes in the calm phase, and stayed.
+    """Yield, for each quantity, how long after `quiet` it came back into its range of the calm phase for good.
 
     `quiet` is when the last fault was healed; None if there was none. What never came back takes infinitely
     long. Children must be as many as they were: a missing worker is not back. Of the other quantities fewer

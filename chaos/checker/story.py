@@ -126,7 +126,10 @@ class Pairing:
 
     @property
     def unclaimed(self) -> int:
-        """Requests in the journal that are in no history: those of raw connections, or of a client that wrote nothing."""
+        """Requests in the journal that are in no history.
+
+        They come from raw connections, or from a client that wrote nothing.
+        """
         return len(self._executions)
 
     def _unended_stories(self) -> list[Story]:

@@ -179,7 +179,7 @@ class Clients:
         )
 
     async def written(self, invoke: Invoke, ask: Ask) -> End:
-        """Write a request down, have `ask` send it, and write down what came of it, whatever happens meanwhile."""
+        """Write a request down, have `ask` send it, and write down its outcome, whatever happens."""
         self._history.begin(invoke)
         try:
             end = await ask(invoke)

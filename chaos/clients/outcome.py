@@ -39,9 +39,9 @@ def now() -> float:
 
 
 def code_seen(name: str, protocol: Wire) -> str:
-    """Return what a client of that protocol sees of an error that the server's log calls `name`, such as POISONED.
+    """Return what a client of that protocol sees of an error that the server's log calls `name`.
 
-    An unknown name is returned as it is.
+    `name` is a code such as POISONED. An unknown name is returned as it is.
     """
     if name not in ErrorCode.__members__:
         return name

@@ -85,7 +85,10 @@ class Ledger:
             self._changed.notify_all()
 
     def wait_fewer(self, most: int, seconds: float) -> bool:
-        """Wait until fewer than `most` requests are under way; return whether that came about in so many seconds."""
+        """Wait until fewer than `most` requests are under way.
+
+        Returns whether that came about in so many seconds.
+        """
         with self._changed:
             return self._changed.wait_for(lambda: len(self._owed) < most, seconds)
 

@@ -75,10 +75,10 @@ class Crash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raise:
-    """An exception comes out of an actor at a fault point, see `actors.fault_points`. Implements `chaos.faults.base.Fault`.
+    """An exception comes out of an actor at a fault point, see `actors.fault_points`.
 
-    Which of several actors passes there first depends on the load. A point that no actor passed is disarmed
-    at the end.
+    Implements `chaos.faults.base.Fault`. Which of several actors passes there first depends on the load. A
+    point that no actor passed is disarmed at the end.
     """
 
     name: str
@@ -133,7 +133,7 @@ def _model_of(pattern: str, path: str) -> str:
 
 
 def _measured(measures: Measure, model: str) -> str:
-    """If an actor belongs to no model, measure its effect on serving at a model that uses the whole server."""
+    """If an actor belongs to no model, measure its effect at a model that uses all of the server."""
     return (model or "echo") if measures else ""
 
 
@@ -148,7 +148,7 @@ def _told(path: str, *, comes_back: bool) -> list[LogExpected]:
 
 
 def _all_workers(_: str) -> Sequence[Excuse]:
-    """Excuse what all workers were executing, and requests with less time than the start of all workers takes."""
+    """Excuse what all workers were executing, and requests with less time than the workers take to start."""
     lost = [excuse for model in PYTHON for excuse in lost_with_workers(model, INSTANCES)]
     hurried = Excuse(models=("slow",), codes=("UNAVAILABLE", "DEADLINE_EXCEEDED"), most=40, after=2.0)
     late = Excuse(models=("echo", "add_sub"), codes=("DEADLINE_EXCEEDED",), most=10, after=2.0)

@@ -141,10 +141,11 @@ Act = Callable[[], Awaitable[str]]
 
 
 async def together(acts: Iterable[Act], *, within: float = 0.0, patience: float = PATIENCE) -> list[str]:
-    """Carry out acts that begin one after the other, evenly `within` so many seconds, and do not wait for each other.
+    """Carry out acts that begin one after the other, and do not wait for each other.
 
-    Returns what went wrong, without the acts that found nothing. A connection that breaks, one that is
-    refused, and an act that is not over after `patience` seconds are trouble.
+    They begin evenly `within` so many seconds. Returns what went wrong, without the acts that found nothing.
+    A connection that breaks, one that is refused, and an act that is not over after `patience` seconds are
+    trouble.
     """
     troubles: list[str] = []
 

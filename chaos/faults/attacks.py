@@ -54,7 +54,10 @@ class Attack:
 
 
 async def newcomers(stage: Stage, target: random.Random) -> list[str]:
-    """Ask on fresh connections of either kind, as any new client would; return what is wrong with the answers."""
+    """Ask on fresh connections of either kind, as any new client would.
+
+    Returns what is wrong with the answers.
+    """
     troubles = await together(
         partial(ask, stage.server, Question.draw(model, target))
         for model in NEWCOMERS

@@ -1,4 +1,7 @@
-"""Faults by single clients: they leave at the wrong moment, are too slow, send byte by byte, or talk nonsense."""
+"""Faults by single clients.
+
+They leave at the wrong moment, are too slow, send byte by byte, or talk nonsense.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +169,10 @@ async def _read_metrics_slowly(stage: Stage, question: Question) -> str:
 
 
 async def _read_grpc_slowly(stage: Stage, question: Question) -> str:
-    """Let the server send an answer a few bytes at a time: its window begins at 0 and grows by 5 each time."""
+    """Let the server send an answer a few bytes at a time.
+
+    The client's window begins at 0 and grows by 5 each time.
+    """
     async with await Calls.open(stage.server.grpc_port) as calls:
         await calls.begin(window=0)
         await calls.call(1, UNARY, question.message)

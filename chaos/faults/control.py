@@ -120,7 +120,7 @@ async def _one_more_visit(stage: Stage) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reloaded:
-    """The files of a model that serves change, well or badly, and several clients at once ask for its load."""
+    """The files of a serving model change, well or badly, and several clients at once ask for its load."""
 
     name: str
     expected: str

@@ -128,7 +128,7 @@ _HELD: Final = 0.6  # seconds: less than any deadline of the ordinary load
 
 
 async def _idle(stage: Stage, target: random.Random) -> list[str]:
-    """Lower the server's limit to a little over what it has open, take all of that, and more; then give all back.
+    """Lower the server's limit to a little over what it has open, take all of that and more, and give all back.
 
     A client that was connected before is served throughout. A client that comes too late waits, and is served
     when there is room.

@@ -123,10 +123,10 @@ async def _ordered(stage: Stage, model: str, action: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """All workers of a model do `action` in every execution, for `lasts` seconds. Implements `chaos.faults.base.Fault`.
+    """All workers of a model do `action` in every execution, for `lasts` seconds.
 
-    Before it ends, it sends as many requests of its own as make the effect the same however small the load
-    is.
+    Implements `chaos.faults.base.Fault`. Before it ends, it sends as many requests of its own as make the
+    effect the same however small the load is.
     """
 
     name: str
@@ -167,10 +167,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poison:
-    """A request that brings down a pure model's workers, by its inputs alone. Implements `chaos.faults.base.Fault`.
+    """A request that brings down a pure model's workers, by its inputs alone.
 
-    It runs again and again, alone in the end, until it is refused with `code`. No two of these requests have
-    the same inputs, so that none is known from before.
+    Implements `chaos.faults.base.Fault`. The request runs again and again, alone in the end, until it is
+    refused with `code`. No two of these requests have the same inputs, so that none is known from before.
     """
 
     name: str

@@ -80,7 +80,10 @@ class Calls(Connection):
         return frame(HEADERS, END_HEADERS, stream, self._encoder.encode(fields))
 
     def grant(self, stream: int, more: int) -> bytes:
-        """Return the frame that lets the server send so many more bytes; for stream 0 on the whole connection."""
+        """Return the frame that lets the server send so many more bytes.
+
+        For stream 0 that is so many on the whole connection.
+        """
         return frame(WINDOW_UPDATE, 0, stream, more.to_bytes(4, "big"))
 
     def cancel(self, stream: int) -> bytes:

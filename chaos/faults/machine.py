@@ -145,7 +145,10 @@ def _resize(disk: Path, size: int) -> None:
 
 
 def limit(stage: Stage, size: int) -> tuple[str, Undo]:
-    """Limit the size of files that the server writes; return what was done, in words, and how to lift it again."""
+    """Limit the size of files that the server writes.
+
+    Returns what was done, in words, and how to lift the limit again.
+    """
     server = psutil.Process(stage.server.pid)
     limits = server.rlimit(psutil.RLIMIT_FSIZE)
     server.rlimit(psutil.RLIMIT_FSIZE, (size, limits[1]))

@@ -119,7 +119,10 @@ class HalfCopied:
 
 
 async def _not_before(stage: Stage, shelf: Shelf, nearly: threading.Event) -> str:
-    """Watch that version 2 is not even tried until the copy is all but done; return what was seen otherwise."""
+    """Watch that version 2 is not even tried until the copy is all but done.
+
+    Returns what was seen otherwise.
+    """
     while True:
         seen = await states(stage.server, shelf.model)
         if nearly.is_set():

@@ -1,4 +1,7 @@
-"""Where an operator sees that the last reload of a model failed, beside the log: the index, the tree, and a metric."""
+"""Where an operator sees that the last reload of a model failed.
+
+Beside the log, these are the index, the tree, and a metric.
+"""
 
 from __future__ import annotations
 

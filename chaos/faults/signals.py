@@ -114,7 +114,10 @@ async def _stopped_at_work(stage: Stage, hit: Instance) -> float:
 
 
 def _overslept(model: str) -> tuple[Excuse, ...]:
-    """Excuse what a stopped worker was executing, unless it may run again, and requests with less time than the limit."""
+    """Excuse what a stopped worker was executing, unless it may run again.
+
+    Requests with less time than the limit are excused as well.
+    """
     late = Excuse(models=felt_by(model), codes=("DEADLINE_EXCEEDED",), most=2 * under_way(model), after=0.1)
     return (late, *lost_with_workers(model))
 

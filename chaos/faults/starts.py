@@ -34,7 +34,10 @@ _PATIENCE: Final = 20.0  # the same, on a busy machine; a supervisor counts the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailsToStart:
-    """A worker is killed, and its successors fail to load the model `times` times. Implements `chaos.faults.base.Fault`."""
+    """A worker is killed, and its successors fail to load the model `times` times.
+
+    Implements `chaos.faults.base.Fault`.
+    """
 
     name: str
     expected: str

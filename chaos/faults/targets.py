@@ -67,9 +67,10 @@ def under_way(model: str) -> int:
 
 
 def lost_with_workers(model: str, workers: int = 1) -> tuple[Excuse, ...]:
-    """Return what the sudden death of so many workers excuses: nothing of a pure model, else what they were executing.
+    """Return what the sudden death of so many workers excuses.
 
-    A sequence is lost with the worker that had it; its client hears of that in the answer to its next step.
+    For a pure model that is nothing, else what the workers were executing. A sequence is lost with the worker
+    that had it; its client hears of that in the answer to its next step.
     """
     if model in PURE:
         return ()

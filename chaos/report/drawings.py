@@ -46,7 +46,7 @@ def timeline(judgement: Judgement) -> str:
 
 
 def resources(samples: Sequence[Sample], judgement: Judgement) -> str:
-    """Return what the server takes over its time, each quantity with its trend; "" if there are no samples."""
+    """Return what the server takes over its time, each quantity with its trend; "" without samples."""
     if not samples:
         return ""
     frame = panels.frame(judgement.timeline)

@@ -51,7 +51,10 @@ class Control:
         windows: Sequence[Window],
         blows: Sequence[Blow],
     ) -> None:
-        """`startup` is None if there is no model control: everything is loaded then, and there are no orders."""
+        """`startup` is None if there is no model control.
+
+        Then everything is loaded, and there are no orders.
+        """
         self._startup = (
             None if startup is None else {*startup, *(s for m in startup for s in MODELS[m].steps)}
         )

@@ -63,7 +63,7 @@ def trouble(
 
 
 async def disagreement(addresses: Mapping[str, bytes], models: Sequence[str], control: Control) -> list[str]:
-    """Return where the repository's index, readiness and the orders that were carried out contradict each other."""
+    """Return where the repository's index, readiness and the orders that were carried out disagree."""
     found: list[str] = []
     _, body = await ask_http(addresses["http"], "POST", "/v2/repository/index")
     entries = [each for each in json.loads(body) if each["name"] in models]

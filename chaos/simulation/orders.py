@@ -15,7 +15,7 @@ Step = Order | Fault
 
 
 def draw_orders(random: Random, models: Sequence[str]) -> tuple[list[Order], list[Fault]]:
-    """Return what is asked, and what is done to the repository and to workers so that it has the right outcome."""
+    """Return what is asked, and what is done to the repository and to workers to get the right outcome."""
     drawing = _Drawing(random)
     orders: list[Order] = []
     faults: list[Fault] = []

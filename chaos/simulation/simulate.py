@@ -271,7 +271,7 @@ class _Simulation:
         return any(begin <= at <= end for at in self._swaps.get(model, ()))
 
     async def run(self) -> None:
-        """Wait for the models, send and break everything, wait for health, ask each model once more, and drain."""
+        """Wait for the models, send and break everything, wait for health, ask each model again, drain."""
         with trio.move_on_after(60) as patience:
             await self._running.wait_loaded()
         if patience.cancelled_caught or self._running.catalog.start_failed:
@@ -394,7 +394,7 @@ class _Simulation:
         return list(trouble(self._running, self._scenario.models, self._machine.disk, self._states))
 
     async def _come_to_rest(self) -> None:
-        """See that the server is as the orders have left it; then load all models, for what comes afterwards."""
+        """See that the server is as the orders have left it; then load all models for the next checks."""
         models = self._scenario.models
         await self._until(
             lambda: disagreement(self._addresses, models, self._control), "not what was ordered"

@@ -234,9 +234,9 @@ def _without_collector() -> Iterator[None]:
 
 
 def fixed_hash_seed(arguments: Sequence[str]) -> None:
-    """Make strings hash alike in every process: start this interpreter anew, with `arguments`, unless they do.
+    """Start this interpreter anew, with `arguments`, unless strings hash alike in every process.
 
-    Does not return if it has to start anew.
+    Does not return if it starts anew.
     """
     if sys.flags.hash_randomization:
         os.execve(sys.executable, [sys.executable, *arguments], {**os.environ, "PYTHONHASHSEED": "0"})

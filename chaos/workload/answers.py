@@ -2,14 +2,14 @@
 
 A model's *kind* is its name up to the first `-`: `echo-churned` is made and answers like `echo`.
 
-    | kind                     | inputs                            | answer to the value `v`                              |
-    |--------------------------|-----------------------------------|------------------------------------------------------|
-    | `echo`, `slow`           | VALUE                             | v                                                    |
-    | `batching`               | VALUE                             | 3 v + 1                                              |
-    | `counter`                | VALUE                             | the sum of the sequence's values so far, v included  |
-    | `add_sub`                | A = v, B = 7                      | v + 7, v - 7, and what is left of v / 7, 0 to 6       |
-    | `pipeline`               | VALUE = v, B = 7                  | the same: `echo`, and its answer to `add_sub`        |
-    | `stream`                 | VALUE, PARTS                      | v, v + 1, … : one a part                             |
+    | kind           | inputs           | answer to the value `v`                              |
+    |----------------|------------------|------------------------------------------------------|
+    | `echo`, `slow` | VALUE            | v                                                    |
+    | `batching`     | VALUE            | 3 v + 1                                              |
+    | `counter`      | VALUE            | the sum of the sequence's values so far, v included  |
+    | `add_sub`      | A = v, B = 7     | v + 7, v - 7, and what is left of v / 7, 0 to 6      |
+    | `pipeline`     | VALUE = v, B = 7 | the same: `echo`, and its answer to `add_sub`        |
+    | `stream`       | VALUE, PARTS     | v, v + 1, … : one a part                             |
 
 All are INT32, of shape [1, 1], or [1] for `stream`. Each Python model among these has an optional input
 POISON, a string of the same shape, which is one of `chaos.workload.actions.ACTIONS`; of the pipeline it goes

@@ -1,4 +1,4 @@
-"""How the harness has a reference model do harm: files in the run's folder, which the model's workers look for.
+"""How the harness has a reference model do harm: files in the run's folder, which the model's workers read.
 
 `<run>/control/<model>/<n>.<action>` is done once, by the worker that succeeds to remove it: in its next
 execution, or as it is loaded if it is one of `STARTING`. A worker takes one of them at a time, so that three
@@ -60,7 +60,10 @@ class Control:
         return self._given(model, action, "")
 
     def hold(self, model: str, action: str) -> Order:
-        """Have all workers of a model do it each time, until the order is withdrawn: at the end of a `with` block, say."""
+        """Have all workers of a model do it each time, until the order is withdrawn.
+
+        A `with` block withdraws it at its end.
+        """
         return self._given(model, action, ".on")
 
     def clear(self) -> None:

@@ -117,10 +117,10 @@ output [
 
 
 def write_repository(folder: Path, *, run: Path, models: Iterable[str] = tuple(OUTPUTS)) -> None:
-    """Write these models, all unless said otherwise, into a folder that may exist, and make the run's folders for them.
+    """Write these models, all unless said otherwise, and make the run's folders for them.
 
-    Raises ValueError for a model that is not a copy of one of the reference, FileExistsError if there is one
-    by its name.
+    `folder` may exist. Raises ValueError for a model that is not a copy of one of the reference,
+    FileExistsError if there is one by its name.
     """
     for each in (folder, journal_folder(run), control_folder(run)):
         each.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,10 @@ class Bert:
         self._heads = heads
 
     def embeddings(self, ids):
-        """Add up the vectors of each word piece and its position: [batch, tokens] → [batch, tokens, hidden]."""
+        """Add up the vectors of each word piece and its position.
+
+        [batch, tokens] → [batch, tokens, hidden].
+        """
         add, integers = self.graph.add, self.graph.integers
         # All pieces are of the first of a pair's two sentences, so that the kind's vector can be added here.
         kind = self._weights["embeddings.token_type_embeddings.weight"][0]

@@ -57,7 +57,7 @@ class Conduct:
         return made
 
     def _taken(self, *, starting: bool) -> list[str]:
-        """The actions that this worker has to do now: all that are held, and one of those that are to be done once."""
+        """The actions that this worker has to do now: all that are held, and one of those to be done once."""
         held, once = [], ""
         for name in self._names():
             _, action, *ending = name.split(".")

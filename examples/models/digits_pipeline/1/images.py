@@ -10,7 +10,10 @@ MAX_SIDE = 4096  # pixels; a small file may promise a large image
 
 
 def read(data):
-    """Return the pixels of an image file, or of 64 raw bytes, as `uint8` [height, width]. Raises ValueError."""
+    """Return the pixels of an image file, or of 64 raw bytes, as `uint8` [height, width].
+
+    Raises ValueError.
+    """
     if data[:2] == b"P5":
         return _read_pgm(data)
     if data[:8] == b"\x89PNG\r\n\x1a\n":

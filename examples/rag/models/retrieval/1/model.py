@@ -8,7 +8,10 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Takes EMBEDDING, gives the nearest PASSAGES with their SOURCES and SCORES (cosines, -1 to 1), best first."""
+    """Takes EMBEDDING, gives the nearest PASSAGES with their SOURCES and SCORES, best first.
+
+    Scores are cosines, -1 to 1.
+    """
 
     def initialize(self, args):
         """Read the corpus that lies beside this file: passages, sources and one unit vector for each."""
