@@ -31,7 +31,7 @@ def _headers(request: Request) -> list[str]:
 
 
 def finish(child: subprocess.Popen[str], program: str, timeout: float) -> str:
-    """Return what a client printed, once it has ended. Raises ClientFailed where it ended badly."""
+    """Return what a client printed, once it has ended. Raises ClientFailed if it ended badly."""
     try:
         output, errors = child.communicate(timeout=timeout)
     finally:

@@ -79,7 +79,7 @@ def _until_good(subject: Subject, model: str, request: Request, expected: Tensor
 def recoveries(subject: Subject, scenario: Scenario, kills: int) -> Iterator[float]:
     """Kill a model's worker `kills` times; yield the seconds from each SIGKILL to the next good answer.
 
-    Raises NoRecovery, or WrongAnswer where the server does not publish its tree.
+    Raises NoRecovery, or WrongAnswer if the server does not publish its tree.
     """
     request, expected = payloads.build(scenario)
     killed: int | None = None

@@ -111,7 +111,7 @@ def proc_stat(text: str) -> ProcessStat:
 
 
 def resident_bytes(status: str) -> int:
-    """Read VmRSS from /proc/<pid>/status; 0 where there is none (a zombie)."""
+    """Read VmRSS from /proc/<pid>/status; 0 if there is none (a zombie)."""
     match = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
 

@@ -64,9 +64,9 @@ def _entry(name: str, array: Array) -> dict[str, Any]:
 
 
 def decode(body: bytes, header_length: int | None) -> Tensors:
-    """Return an answer's outputs; `header_length` is None where the whole body is JSON.
+    """Return an answer's outputs; `header_length` is None if the whole body is JSON.
 
-    Raises WrongAnswer where the body contradicts itself.
+    Raises WrongAnswer if the body contradicts itself.
     """
     try:
         head = json.loads(body if header_length is None else body[:header_length])

@@ -28,7 +28,7 @@ def _everything() -> Iterator[ProcessStat]:
 
 
 def family(pid: int) -> Sequence[ProcessStat]:
-    """Return a process and all its descendants, the process first; empty where it is gone."""
+    """Return a process and all its descendants, the process first; empty if it is gone."""
     everything = {stat.pid: stat for stat in _everything()}
     members = [everything[pid]] if pid in everything else []
     for member in members:  # grows while it is walked: breadth first
@@ -42,7 +42,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def resident(pid: int) -> int:
-    """Return a process's resident bytes; 0 where it is gone."""
+    """Return a process's resident bytes; 0 if it is gone."""
     try:
         return parsers.resident_bytes(Path(f"/proc/{pid}/status").read_text())
     except (FileNotFoundError, ProcessLookupError):

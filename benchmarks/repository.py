@@ -142,7 +142,7 @@ def _write_onnx_identity(model: Path, version: Path) -> None:
 
 
 def _torch_for_gpu() -> Any:
-    """Return torch. Raises Unavailable where it could not load a model onto a GPU."""
+    """Return torch. Raises Unavailable if it could not load a model onto a GPU."""
     if not gpu_count(os.environ):
         raise Unavailable(NO_GPU)
     try:

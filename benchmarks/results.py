@@ -10,7 +10,7 @@ from typing import Literal
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return the nearest-rank percentile of values sorted ascending; NaN where there are none."""
+    """Return the nearest-rank percentile of values sorted ascending; NaN if there are none."""
     if not ordered:
         return math.nan
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
@@ -96,7 +96,7 @@ class Measured:
 
     @property
     def cpu_per_request(self) -> float | None:
-        """CPU seconds of the server for each answer; None where its processes are not ours to read."""
+        """CPU seconds of the server for each answer; None if its processes are not ours to read."""
         known = [sample.cpu_per_request for sample in self.samples if sample.cpu_per_request is not None]
         return median(known) if known else None
 

@@ -286,7 +286,7 @@ def parse_target(text: str) -> Target:
 
 @contextmanager
 def worktree(revision: str, scratch: Path, repository: Path = CHECKOUT) -> Iterator[Path]:
-    """Check `revision` out into a temporary git worktree. Raises NotStarted where git can't."""
+    """Check `revision` out into a temporary git worktree. Raises NotStarted if git can't."""
     directory = Path(tempfile.mkdtemp(dir=scratch, prefix="worktree-"))
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:

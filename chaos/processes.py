@@ -17,7 +17,7 @@ _ENDED_WITHIN: Final = 5.0
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """Return every process that descends from this one and lives; none where there is no such process."""
+    """Return every process that descends from this one and lives; none if there is no such process."""
     try:
         return [each for each in psutil.Process(pid).children(recursive=True) if alive(each)]
     except psutil.NoSuchProcess:

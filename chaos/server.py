@@ -172,7 +172,7 @@ class Server:
     async def wait_ports(self) -> None:
         """Wait until the listeners are open, and learn their ports. Raises ServerFailed.
 
-        gRPC, which opens between the other two, has port 0 where it is not needed and switched off.
+        gRPC, which opens between the other two, has port 0 if it is not needed and switched off.
         """
         if self.http_port:
             return
@@ -263,7 +263,7 @@ class Server:
     async def ask(self, path: str, *, method: str = "GET", port: int = 0, body: bytes = b"") -> Reply:
         """Send one request on a connection of its own, to HTTP's port unless another is given.
 
-        Raises NotConnected, Disconnected, and ServerFailed where there is no answer in `asking` seconds.
+        Raises NotConnected, Disconnected, and ServerFailed if there is no answer in `asking` seconds.
         """
         with trio.move_on_after(self.asking):
             connection = await Connection.open(port or self.http_port)
@@ -339,7 +339,7 @@ def serving(instance: Node) -> bool:
 
 
 def find(node: Node, path: str) -> Node:
-    """Return the node at `path` of the tree below one. Raises LookupError where there is none."""
+    """Return the node at `path` of the tree below one. Raises LookupError if there is none."""
     if node["path"] == path:
         return node
     for child in node["children"]:

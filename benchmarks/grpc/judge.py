@@ -50,7 +50,7 @@ def method(way: Way) -> str:
 
 @contextmanager
 def _channel(address: Address) -> Iterator[grpc.Channel]:
-    """Open a channel. Raises WrongAnswer where grpcio is not installed, and for every call that fails."""
+    """Open a channel. Raises WrongAnswer if grpcio is not installed, and for every call that fails."""
     try:
         import grpc
     except ImportError as error:

@@ -131,7 +131,7 @@ class Load:
             self._selector.register(link.socket, selectors.EVENT_READ, link)
 
     def run(self) -> Outcome:
-        """Load the server for the job's time. Raises Surprise, and OSError where a connection breaks."""
+        """Load the server for the job's time. Raises Surprise, and OSError if a connection breaks."""
         clock = time.perf_counter
         began = clock()
         until = began + self._job.seconds

@@ -38,7 +38,7 @@ def encode(asked: Asked, inputs: Tensors) -> pb.ModelInferRequest:
 
 
 def decode(response: pb.ModelInferResponse) -> Tensors:
-    """Return an answer's outputs. Raises WrongAnswer where it contradicts itself."""
+    """Return an answer's outputs. Raises WrongAnswer if it contradicts itself."""
     if len(response.outputs) != len(response.raw_output_contents):
         raise WrongAnswer(
             f"the answer holds {len(response.outputs)} outputs and {len(response.raw_output_contents)} contents"

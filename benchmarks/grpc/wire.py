@@ -46,7 +46,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 class Blocks:
-    """Reads the peer's header blocks; None where an answer is good so far, else what is wrong with it."""
+    """Reads the peer's header blocks; None if an answer is good so far, else what is wrong with it."""
 
     def __init__(self) -> None:
         self._decoder = Decoder()

@@ -98,7 +98,7 @@ class OverGrpc:
         yield from repeat(encoder.encode(self._headers))
 
     def send(self) -> str:
-        """Make one call, on a new connection where there is none."""
+        """Make one call, on a new connection if there is none."""
         if self._socket is None:
             self._socket = socket.create_connection(("127.0.0.1", self._port), timeout=_PATIENCE)
             self._wire = UnaryConnection(self._blocks(), self._message, 1)

@@ -29,7 +29,7 @@ TEXTS: Final = "texts"
 class Hostile:
     """One input.
 
-    `body` is made when it is wanted. `unfolded` and `tensors` are bytes, 0 where `body` tells them. `path` is
+    `body` is made when it is wanted. `unfolded` and `tensors` are bytes, 0 if `body` tells them. `path` is
     that of HTTP, or a method of gRPC's. `compressed` is gRPC's flag; over HTTP the headers tell.
     """
 

@@ -161,7 +161,7 @@ class _Attacker:
         self._child = child
 
     def read(self) -> Any:
-        """Return the next thing that it says. Raises OSError where it has ended."""
+        """Return the next thing that it says. Raises OSError if it has ended."""
         assert self._child.stdout is not None
         line = self._child.stdout.readline()
         if not line:

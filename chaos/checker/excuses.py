@@ -28,7 +28,7 @@ class Failure:
 
     @property
     def message(self) -> str:
-        """What the server said; empty where it gave no answer."""
+        """What the server said; empty if it gave no answer."""
         end = self.story.end
         return end.message if isinstance(end, Fail) else ""
 

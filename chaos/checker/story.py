@@ -19,7 +19,7 @@ LINGER: Final = 30.0
 
 @dataclass(slots=True, kw_only=True)
 class Execution:
-    """A worker has had a request in hand. `end` is None where it never finished with it."""
+    """A worker has had a request in hand. `end` is None if it never finished with it."""
 
     model: str
     pid: int

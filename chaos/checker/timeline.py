@@ -25,7 +25,7 @@ class Lane:
     latencies: list[array[float]] = field(repr=False)  # seconds, of the good answers
 
     def quantile(self, place: int, share: float) -> float | None:
-        """Return a quantile of a bin's latencies, in seconds; None where there was no good answer."""
+        """Return a quantile of a bin's latencies, in seconds; None if there was no good answer."""
         return quantile(self.latencies[place], share) if self.latencies[place] else None
 
 

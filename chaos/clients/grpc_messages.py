@@ -63,7 +63,7 @@ def metadata(invoke: Invoke) -> list[tuple[str, str]]:
 
 
 def timeout(invoke: Invoke) -> float | None:
-    """Return the seconds after which grpcio is to end the call; None where it is not its business."""
+    """Return the seconds after which grpcio is to end the call; None if it is not its business."""
     if invoke.deadline is None or _server_alone(invoke):
         return None
     return invoke.deadline - invoke.t

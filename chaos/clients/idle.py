@@ -28,7 +28,7 @@ class Idle(Generic[T]):
         self._waiting.append((now, thing))
 
     def take(self) -> T | None:
-        """Return the one that was kept last; None where there is none."""
+        """Return the one that was kept last; None if there is none."""
         return self._waiting.pop()[1] if self._waiting else None
 
     def expired(self, now: float) -> list[T]:

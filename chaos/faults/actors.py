@@ -49,7 +49,7 @@ class Crash:
     lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Kill it. Raises NoTarget where there is none, or its supervisor had too many restarts lately."""
+        """Kill it. Raises NoTarget if there is none, or its supervisor had too many restarts lately."""
         paths = sorted(each for each in await stage.sabotage.list() if re.fullmatch(self.path, each))
         if not paths:
             raise NoTarget(f"there is nothing at {self.path}")

@@ -101,7 +101,7 @@ class Calls(Connection):
         return self._answers.setdefault(stream, GrpcAnswer())
 
     async def finished(self, stream: int) -> GrpcAnswer:
-        """Return what came of a call, once it has ended. Raises Broken where it does not end in order."""
+        """Return what came of a call, once it has ended. Raises Broken if it does not end in order."""
         answer = self.so_far(stream)
         while answer.status < 0:
             await self.step()

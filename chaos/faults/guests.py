@@ -52,12 +52,12 @@ async def send_off(stage: Stage, shelf: Shelf) -> None:
 
 
 async def until_gone(stage: Stage, guest: str) -> None:
-    """Wait until nothing of a guest serves. Raises Trouble where that takes too long."""
+    """Wait until nothing of a guest serves. Raises Trouble if that takes too long."""
     await until_states(stage.server, guest, _nobody, "nothing of it should serve")
 
 
 async def all_of(stage: Stage, guest: str) -> Sequence[Instance]:
-    """Return a guest's instances, once all of them serve. Raises Trouble where that takes too long."""
+    """Return a guest's instances, once all of them serve. Raises Trouble if that takes too long."""
     serving: Sequence[Instance] = ()
     with trio.move_on_after(_PATIENCE):
         # Another process starts the instances.

@@ -94,7 +94,7 @@ class DiskFull:
     lasts: float = 1.5
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Fill it. Raises NoTarget where that can't be done without harm."""
+        """Fill it. Raises NoTarget if that can't be done without harm."""
         log = Path(os.readlink(f"/proc/{stage.server.pid}/fd/1"))
         try:
             fill = _filling(stage, log)

@@ -36,7 +36,7 @@ _SEEN_WITHIN: Final = 3.0  # seconds until the log tells of a change: three look
 
 
 def choose(stage: Stage, target: random.Random, models: Sequence[str] = PLAIN) -> Shelf:
-    """Choose a model to hit. Raises NoTarget where another fault is changing it."""
+    """Choose a model to hit. Raises NoTarget if another fault is changing it."""
     shelf = Shelf(stage, target.choice(models))
     if not shelf.path.exists() or shelf.versions != [1]:
         raise NoTarget(f"the repository of '{shelf.model}' is being changed already")

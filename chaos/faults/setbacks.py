@@ -50,7 +50,7 @@ async def until_told(server: Server, model: str) -> str:
 
 
 async def until_mended(server: Server, model: str) -> None:
-    """Wait until no place tells of a failure any more. Raises Trouble where that takes too long."""
+    """Wait until no place tells of a failure any more. Raises Trouble if that takes too long."""
     await _until(server, model, told=False)
 
 
@@ -81,7 +81,7 @@ async def _metrics(server: Server) -> str:
 
 
 def _node(node: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """Return the node at a path of the tree below one; nothing, where it is not there."""
+    """Return the node at a path of the tree below one; nothing if it is not there."""
     if node["path"] == path:
         return node
     return next(filter(None, (_node(child, path) for child in node["children"])), {})

@@ -37,7 +37,7 @@ async def instances(stage: Stage, models: Collection[str]) -> list[Instance]:
 
 
 async def one_instance(stage: Stage, target: random.Random, models: Sequence[str]) -> Instance:
-    """Return an instance of one of these models. Raises NoTarget where none serves."""
+    """Return an instance of one of these models. Raises NoTarget if none serves."""
     found = await instances(stage, models)
     there = [model for model in models if any(each.model == model for each in found)]
     if not there:

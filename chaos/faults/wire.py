@@ -32,7 +32,7 @@ class HttpAnswer:
     body: bytes
 
     def json(self) -> Any:
-        """Return what the body says. Raises ValueError where it is no JSON."""
+        """Return what the body says. Raises ValueError if it is no JSON."""
         return json.loads(self.body)
 
 

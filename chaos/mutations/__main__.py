@@ -45,7 +45,7 @@ DETECTORS: Final = (
 
 
 def main() -> int:
-    """Return 0 where every bug has been caught."""
+    """Return 0 if every bug has been caught."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not before what runs has been ended
     options = _options()
     chosen = [each for each in MUTATIONS if not options.only or each.name in options.only]
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def _sound(detectors: Sequence[Detector], folder: Path) -> bool:
-    """Whether the detectors are silent where there is no bug: otherwise they prove nothing."""
+    """Whether the detectors are silent if there is no bug: otherwise they prove nothing."""
     with workbench(folder / "sound", None) as root:
         for detector in detectors:
             began = time.monotonic()

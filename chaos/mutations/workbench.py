@@ -29,7 +29,7 @@ _LAST_WORDS: Final = 4000  # characters of a detector's output that are looked t
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """Something that ought to notice a bug: a command that succeeds where there is none.
+    """Something that ought to notice a bug: a command that succeeds if there is none.
 
     `names_itself` finds in the command's output what exactly has noticed, a test or a seed.
     """

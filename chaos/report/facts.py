@@ -112,7 +112,7 @@ def model_table(judgement: Judgement) -> Table:
 
 
 def trend_table(judgement: Judgement) -> Table:
-    """How what the server takes changes; no rows where there are no samples."""
+    """How what the server takes changes; no rows if there are no samples."""
     if not judgement.samples:
         return Table("Growth", ("what", "trend"), ())
     found = trends(sorted(judgement.samples, key=lambda each: each.t))

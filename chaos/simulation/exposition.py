@@ -92,7 +92,7 @@ def _read_sample(line: str, family: str, found: Exposition) -> None:
 
 
 def _check_histograms(found: Exposition) -> None:
-    """Raise Malformed where buckets don't add up."""
+    """Raise Malformed if buckets don't add up."""
     buckets: dict[tuple[str, Labels], list[tuple[float, float]]] = {}
     for (name, labels), value in found.values.items():
         family = found.families[name]

@@ -86,7 +86,7 @@ async def disagreement(addresses: Mapping[str, bytes], models: Sequence[str], co
 
 
 def _standing(entries: Sequence[Mapping[str, str]]) -> Standing | None:
-    """Return what the index says of a model; None where something is still going on."""
+    """Return what the index says of a model; None if something is still going on."""
     states = {each.get("state", "") for each in entries}
     if not entries or states & {"LOADING", "UNLOADING", "UNKNOWN"}:
         return None

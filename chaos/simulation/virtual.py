@@ -66,7 +66,7 @@ class Scheduler:
     _module: Any
 
     def __init__(self) -> None:
-        """Raise SchedulerChanged where trio has no such names."""
+        """Raise SchedulerChanged if trio has no such names."""
         core = getattr(trio, "_core", None)
         module: Any = getattr(core, "_run", None)
         self._module = module

@@ -177,7 +177,7 @@ class GrpcCall:
 
     @property
     def status(self) -> tuple[str, str]:
-        """The status' name, empty where all is well, and its message."""
+        """The status' name, empty if all is well, and its message."""
         number = int(self.trailers.get("grpc-status", "2"))
         name = GRPC_STATUS.get(number, f"gRPC {number}") if number else ""
         return name, unquote(self.trailers.get("grpc-message", ""))
@@ -188,7 +188,7 @@ class GrpcCall:
         await _send(self._sock, _frame(_DATA, _END_STREAM if last else 0, 1, body))
 
     async def receive(self) -> bytes | None:
-        """Return the next message, or None where the call has ended. Raises Lost, OSError."""
+        """Return the next message, or None if the call has ended. Raises Lost, OSError."""
         while len(self._body) < 5 or len(self._body) < 5 + int.from_bytes(self._body[1:5], "big"):
             if self._over:
                 if self._body:

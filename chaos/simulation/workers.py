@@ -339,7 +339,7 @@ class _Process:
         self._calls: socket.socket | None = None
 
     async def run(self) -> None:
-        """Load, then execute until told to stop. Raises OSError where the server has gone."""
+        """Load, then execute until told to stop. Raises OSError if the server has gone."""
         try:
             await self._run()
         finally:

@@ -61,7 +61,7 @@ def check_files(folder):
 
 
 def read_corpus(folder):
-    """Return the passages of all Markdown pages in a folder. Raises SystemExit where there are none."""
+    """Return the passages of all Markdown pages in a folder. Raises SystemExit if there are none."""
     found = [
         each
         for page in sorted(folder.glob("*.md"))

@@ -21,7 +21,7 @@ class Conduct:
     """Of one worker. Everything that it needs to know comes from the model's configuration."""
 
     def __init__(self, args: dict[str, str], *, pace: float = 0.005) -> None:
-        """`args` are those of `initialize`. Raises RuntimeError where it is told to fail."""
+        """`args` are those of `initialize`. Raises RuntimeError if it is told to fail."""
         parameters = json.loads(args["model_config"])["parameters"]
         run, limit = (parameters[key]["string_value"] for key in ("chaos.run", "tritium.memory_limit_mb"))
         self._orders = os.path.join(run, "control", args["model_name"])
