@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: reads the command line, starts who is to be measured, and reports."""
+"""`python -m benchmarks`: reads the command line, starts what is to be measured, and reports."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def options(argv: Sequence[str] | None = None) -> Options:
-    """Read the command line. Ends the process with a message where it asks for what does not exist."""
+    """Read the command line. Ends the process with a message if it asks for something that does not exist."""
     parser = _parser()
     given = parser.parse_args(argv)
     if given.list:

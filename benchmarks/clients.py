@@ -44,7 +44,7 @@ def finish(child: subprocess.Popen[str], program: str, timeout: float) -> str:
 
 
 def _answered(load: Load, url: str) -> Load:
-    # h2load reports no error where a server is gone: it ends well, with 0 requests.
+    # h2load reports no error if a server is gone: it ends well, with 0 requests.
     if not load.requests:
         raise ClientFailed(f"no answer from {url} in {load.seconds:.1f} s")
     return load
@@ -63,7 +63,8 @@ def wrk(url: str, request: Request, *, concurrency: int, seconds: float) -> Load
         whole = math.ceil(seconds)
         command = ["wrk", "-t1", f"-c{concurrency}", f"-d{whole}s", "--latency", "-s", str(_POST), url]
         child = start([*command, "--", body.name, *_headers(request)])
-        if whole != seconds:  # wrk takes whole seconds only; interrupted, it stops and prints what it has
+        # wrk takes whole seconds only. If it is interrupted, it stops and prints what it has.
+        if whole != seconds:
             try:
                 child.wait(timeout=seconds)
             except subprocess.TimeoutExpired:

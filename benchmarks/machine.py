@@ -1,4 +1,4 @@
-"""What a figure must be read with: the machine, the versions, and whether anything else was running."""
+"""What a reader of the figures must know: the machine, the versions, and whether anything else was running."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def _worker(subject: Subject, model: str, other_than: int | None) -> int:
         ours = {stat.pid for stat in processes.family(subject.pid)[1:]}
         published = parsers.worker_pids(tree(subject), model)
         for pid in published:
-            if pid != other_than and pid in ours:  # nothing is killed on the word of a reply alone
+            # A reply alone is not enough to kill a process.
+            if pid != other_than and pid in ours:
                 return pid
         time.sleep(0.01)
     raise NoRecovery(f"{subject.label}: the tree shows no worker of {model!r} among the server's processes")
@@ -64,7 +65,8 @@ def _until_good(subject: Subject, model: str, request: Request, expected: Tensor
                 outputs, _ = infer(connection, model, request)
             except WrongAnswer as refused:  # a 503 until the next worker stands
                 last = refused
-                time.sleep(0.001)  # on few cores, leave the starting worker some
+                # On few cores, leave the starting worker some time.
+                time.sleep(0.001)
             except (OSError, http.client.HTTPException) as broken:
                 last = broken
                 connection.close()

@@ -84,7 +84,7 @@ def _cell(cell: Cell, *, clients: bool) -> list[str]:
 
 
 def _against_yardstick(report: Report, *, clients: bool) -> Table:
-    """One row a cell: the server's figures, the bare responder's rate, and what the one is of the other."""
+    """One row a cell: the server's figures, the bare responder's rate, and the ratio of the two."""
     baseline, *servers = report.subjects
 
     def row(cell: Cell, each: Measured) -> list[str]:

@@ -36,7 +36,7 @@ class Terminal:
             self._status.stop()
 
     def step(self, text: str) -> None:
-        """Say what is being done now; on a terminal only, where the line is taken back."""
+        """Say what is being done now. This is shown on a terminal only, where the line can be erased again."""
         if self._console.is_terminal:
             self._status.update(Text(text))
 
@@ -58,7 +58,7 @@ def _rich(table: Table) -> RichTable:
 
 
 def show(tables: Sequence[Table]) -> None:
-    """Print tables to standard output; plain also where a window is too narrow for a frame."""
+    """Print tables to standard output. They are plain if the window is too narrow for a frame, too."""
     console = Console(highlight=False)
     for table in tables:
         rich = _rich(table)

@@ -21,7 +21,7 @@ RECEIVE_SIZE = 256 * 1024  # as much as a loopback socket hands over at once
 
 
 class _Requests:
-    """Counts bodies away and keeps the paths of the complete requests, in order of arrival."""
+    """Skips bodies and keeps the paths of the complete requests, in order of arrival."""
 
     def __init__(self) -> None:
         self.complete: deque[bytes] = deque()

@@ -134,7 +134,7 @@ def _planned_and_done(parser: argparse.ArgumentParser, words: Sequence[str], *, 
 
 
 def _without_places(words: Sequence[str]) -> list[str]:
-    """Leave out where the record and the report go, which is of no use to who repeats the run elsewhere."""
+    """Leave out where the record and the report go: a repetition of the run elsewhere has no use for that."""
     kept: list[str] = []
     skips = False
     for word in words:
@@ -219,7 +219,7 @@ def _check(words: Sequence[str]) -> int:
 
 
 def _judged(folder: Path, options: argparse.Namespace, *, long: bool) -> int:
-    """Judge a record, write its report, and say what came of it."""
+    """Judge a record, write its report, and print the result."""
     from chaos.checker.judge import judge_folder
     from chaos.flags import EVERY_FAULT
     from chaos.report.files import write_reports

@@ -62,7 +62,7 @@ class Rotation:
 
 
 class Load:
-    """What the clients of one server ask, and what becomes of it: a report for each of them."""
+    """What the clients of one server ask, and the outcomes: a report for each client."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -169,7 +169,7 @@ def judge(report: Report, question: Question, answer: HttpAnswer) -> None:
 async def balanced(server: Server) -> AsyncIterator[Load]:
     """Have clients behind a balancer ask around the block, which begins when each has been answered once.
 
-    The block is to see to it that the server is not ready any more; afterwards all requests have ended.
+    The block must make the server not ready. Afterwards all requests have ended.
     """
     load = Load(server)
     async with trio.open_nursery() as nursery:

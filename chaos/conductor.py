@@ -20,7 +20,7 @@ Tell = Callable[[str], None]
 
 
 class Conductor:
-    """Injects into one stage. `tell` is told of each fault, in a line for people."""
+    """Injects into one stage. `tell` gets a line for people about each fault."""
 
     def __init__(
         self, stage: Stage, clients: Clients, catalogue: Mapping[str, Fault], out: TextIO, tell: Tell
@@ -46,7 +46,8 @@ class Conductor:
 
     async def _one(self, n: int, planned: Planned) -> None:
         fault = self._catalogue[planned.fault]
-        clashes = clashing(fault.name, self._active)  # something planned to be over by now has taken longer
+        # A fault that was planned to be over by now has taken longer.
+        clashes = clashing(fault.name, self._active)
         if clashes:
             self._pass_over(n, fault, f"{' and '.join(clashes)} is not over", restraint=True)
             return

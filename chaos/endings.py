@@ -39,7 +39,8 @@ ENDLESS: Final = "echo-endless"
 
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _LINGER: Final = 5.0  # seconds that the kernel may take to end what is left, on a busy machine
-_READY_FOR: Final = 10.0  # seconds: a server that was told to end and is ready for so long will not end
+# Seconds: a server that was told to end and is still ready after them will not end.
+_READY_FOR: Final = 10.0
 _OF_ITS_OWN: Final = re.compile(r"(socket|pipe|memory):\[")
 _MOST_TOLD: Final = 3
 _CLOCKS: Final = 1.0  # seconds between when a process began, by psutil, and when it did
@@ -184,7 +185,7 @@ async def sigterm_hung(server: Server, clients: Clients, control: Control) -> En
 
 
 async def sigkill(server: Server, clients: Clients, control: Control) -> Ending:
-    """Kill it in the middle of its work: nothing is left of it."""
+    """Kill it in the middle of its work: nothing of it is left."""
     traces = Traces(server)
     async with _requests_under_way(server, clients, control, "slow"):
         told = now()
@@ -276,7 +277,7 @@ def _orphaned_memory(since: float) -> frozenset[str]:
 
 
 def _used(paths: Collection[str]) -> set[str]:
-    """Return those of the files that some process has open or mapped: they are other people's."""
+    """Return the files that some process has open or mapped: these belong to others."""
     used: set[str] = set()
     for process in psutil.process_iter():
         with suppress(OSError):
@@ -287,7 +288,7 @@ def _used(paths: Collection[str]) -> set[str]:
 
 
 def _held(process: psutil.Process) -> frozenset[str]:
-    """Return what a process has open that has no name others could open it by: sockets, pipes, and memory."""
+    """Return what a process has open without a name that others could open: sockets, pipes, and memory."""
     return frozenset(each for each in _open_files(process) if _OF_ITS_OWN.match(each))
 
 

@@ -87,6 +87,6 @@ come back. A fault that has models of its own asked takes no error for an answer
 
 
 def clashing(name: str, active: Collection[str]) -> Collection[str]:
-    """Return those of the faults under way beside which this one must not begin; itself is one."""
+    """Return the faults under way beside which this one must not begin; itself is one."""
     barred = {name}.union(*(together for together in EXCLUSIONS if name in together))
     return sorted(barred.intersection(active))

@@ -177,7 +177,7 @@ def _named(
     weights: Mapping[str, float],
     exclusions: Collection[AbstractSet[str]],
 ) -> list[str | None]:
-    """Return which fault comes at each time; None if all that there are exclude what is under way."""
+    """Return which fault comes at each time; None if every fault excludes what is under way."""
     bag = _bag(rng, len(times), weights)
     missing = set(bag)
     chosen: list[str | None] = []

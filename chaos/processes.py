@@ -45,7 +45,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """Kill those of the processes that live still, and wait until they have ended, for 5 seconds at most."""
+    """Kill those of the processes that still live, and wait until they have ended, for 5 seconds at most."""
     with ExitStack() as stack:
         ends = [end for each in processes if (end := _killed(each)) is not None]
         for end in ends:

@@ -62,7 +62,8 @@ class Invoke(Record):
     tenant: str = ""
     poison: str = ""  # what the request makes its model do, where it is meant to do harm
     by: int = 0  # the fault (its `n`) that sent it; 0 for the ordinary load
-    due: float | None = None  # when it was to be sent: `t` less this is how late the generator was
+    # When it was to be sent: `t` less this is how late the generator was.
+    due: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,8 @@ class Ok(Record):
     kind: ClassVar[str] = "ok"
 
     n: int
-    values: Sequence[int]  # what its parts say, in the order they came: see `chaos.workload.answers`
+    # What its parts say, in the order in which they came: see `chaos.workload.answers`.
+    values: Sequence[int]
     first: float  # when the first part was here
     attempts: int = 1  # the response parameter of that name
 
@@ -165,12 +167,14 @@ class Injected(Record):
 
     n: int  # from 1, in the order of injection
     fault: str  # its name in the catalogue
-    models: Sequence[str]  # that it may be felt by; all others are unaffected
+    # The models that may feel it; all others are unaffected.
+    models: Sequence[str]
     detail: str  # what exactly was hit, for people
     pid: int = 0  # of the worker, where one is hit
     excuses: Sequence[Excuse] = ()
     expects: Sequence[LogExpected] = ()
-    measures: str = ""  # which recovery time it counts for: "worker", "hang", "actor", "supervisor", or none
+    # Which recovery time it counts for: "worker", "hang", "actor", "supervisor", or none.
+    measures: str = ""
     model: str = ""  # on which that time is measured
     mutes: bool = False  # whether the log may lose lines until this is healed
     stops: bool = False  # whether the server reads nothing until this is healed
@@ -183,7 +187,8 @@ class Healed(Record):
     kind: ClassVar[str] = "healed"
 
     n: int
-    trouble: str = ""  # why the injection itself went wrong, or what it saw that should not have been
+    # Why the injection itself went wrong, or what it saw that should not have been.
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,9 +200,8 @@ class PassedOver(Record):
     n: int
     fault: str
     why: str
-    restraint: (
-        bool  # of the harness's own: to be fair to the server, rather than for want of something to hit
-    )
+    # Whether the harness held back to be fair to the server, and not because there was nothing to hit.
+    restraint: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,9 +212,8 @@ class Tally(Record):
 
     # Bytes over HTTP and messages over gRPC that came to clients though no request had asked for them.
     surplus: int
-    violations: (
-        int  # replies that the server knows to have dropped or given twice: `tritium_reply_violations_total`
-    )
+    # Replies that the server knows to have dropped or given twice: `tritium_reply_violations_total`.
+    violations: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +256,8 @@ class Manifest:
     rate: float  # requests a second of the ordinary load
     faults_per_minute: float
     began: float  # monotonic
-    began_wall: float  # seconds since 1970 at the same moment: what the log's time stamps are compared with
+    # Seconds since 1970 at the same moment, to compare with the log's time stamps.
+    began_wall: float
     version: str  # of the server
     machine: str  # cores and memory, in words
     command: str

@@ -100,7 +100,7 @@ async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
 async def _serving(
     setting: Setting, sabotage: Path, *more: str
 ) -> AsyncIterator[tuple[Server, SabotageClient]]:
-    """Have a server around the block that nothing is left of afterwards. Raises ServerFailed."""
+    """Have a server around the block; nothing of it is left afterwards. Raises ServerFailed."""
     folder = setting.folder
     flags = (*setting.flags, "--log-requests=true", *more)
     server = Server.start(folder / "models", folder / "server", *flags, sabotage=sabotage)
@@ -156,7 +156,7 @@ async def _follow_phases(plan: Plan, clients: Clients, began: float, tell: Tell)
 
 
 async def _must_go_on(server: Server) -> None:
-    """Raise ServerFailed once the server has ended: nothing in a run may do that."""
+    """Raise ServerFailed once the server has ended: nothing in a run may end it."""
     descriptor = os.pidfd_open(server.pid)
     try:
         await trio.lowlevel.wait_readable(descriptor)
@@ -204,7 +204,7 @@ _MORE_ENDINGS: Final = (
 
 
 async def _endings(setting: Setting, server: Server, clients: Clients, sockets: Path, tell: Tell) -> None:
-    """End the server, and others that are started for it, in each way there is."""
+    """End the server, and other servers that are started for this, in each way there is."""
     control = Control(setting.folder)
     clients.phase = "ending"
     with (setting.folder / "endings.jsonl").open("w") as out:

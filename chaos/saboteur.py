@@ -52,9 +52,9 @@ class InjectedFault(Exception):
 
 
 class WallClock:
-    """The wall clock as Python code reads it, `time.time` and `time.time_ns`, with an offset of our own.
+    """The wall clock as Python code reads it, `time.time` and `time.time_ns`, with an offset.
 
-    What has bound these functions before `install` keeps true time. Monotonic clocks are not touched.
+    Code that has bound these functions before `install` keeps true time. Monotonic clocks are not touched.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class WallClock:
         self._true_ns = time.time_ns
 
     def jump(self, seconds: float) -> None:
-        """Move it on by so many seconds; back, if they are negative."""
+        """Move it on by so many seconds, or back if they are negative."""
         self._offset += round(seconds * 1e9)
 
     def install(self) -> None:
@@ -178,7 +178,8 @@ def open_socket(path: Path) -> socket.socket:
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        os.fchmod(listening.fileno(), 0o600)  # before it has a name: that is created with these rights
+        # Set the rights before the socket has a name: its file is created with them.
+        os.fchmod(listening.fileno(), 0o600)
         listening.bind(os.fspath(path))
         listening.listen()
     except OSError:
@@ -265,7 +266,7 @@ class SabotageClient:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve as `tritium serve` does, with the control socket beside; return the process's exit status."""
+    """Serve as `tritium serve` does, with a control socket; return the process's exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     sockets = [word.removeprefix(SOCKET_FLAG) for word in words if word.startswith(SOCKET_FLAG)]
     if len(sockets) != 1 or not sockets[0]:

@@ -149,7 +149,8 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                start_new_session=True,  # a Ctrl-C is for the harness, which then ends the server
+                # A Ctrl-C is for the harness, which then ends the server.
+                start_new_session=True,
             )
         return cls(process, mark, out, err)
 

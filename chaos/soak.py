@@ -14,7 +14,7 @@ from chaos.trend import WARM_UP, Trend, trend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """Something that must not grow. `tolerated` is what it may grow in an hour and be said not to."""
+    """Something that must not grow. Growth of up to `tolerated` an hour does not count."""
 
     name: str
     unit: str

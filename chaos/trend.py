@@ -37,7 +37,8 @@ WARM_UP: Final = 0.2
 BLOCKS: Final = 24
 FEWEST: Final = 10
 """Blocks with samples in them below which nothing is said."""
-_MOST_KEPT: Final = 0.98  # beyond it the samples say next to nothing, and nothing exact of how little
+# Beyond it the samples say next to nothing, and not even how little.
+_MOST_KEPT: Final = 0.98
 _Z: Final = statistics.NormalDist().inv_cdf(0.975)  # of 95 %, both sides
 
 Saying = Literal["grows", "does not grow", "cannot tell"]

@@ -135,7 +135,8 @@ def build_digits(weights):
     without_source_paths(path)
     exported = torch.export.export(network, (image,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     for node in exported.graph.nodes:
-        node.meta.pop("stack_trace", None)  # names the files of the machine that built it
+        # It names the files of the machine that built it.
+        node.meta.pop("stack_trace", None)
     torch.export.save(exported, artifact("digits_pt2", "model.pt2"))
     np.savez(artifact("digits_pipeline", "weights.npz"), **weights)
 

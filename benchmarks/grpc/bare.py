@@ -45,7 +45,7 @@ def path_of(block: bytes) -> bytes:
 
 
 class Answers:
-    """What one connection is answered, byte by byte but for the stream's number. Pure."""
+    """The answers of one connection, byte by byte but for the stream's number. Pure."""
 
     def __init__(self, path: bytes) -> None:
         way, _, size = path.lstrip(b"/").partition(b"/")
@@ -81,7 +81,7 @@ class Responder:
         self._part = b""
 
     def begin(self) -> bytes:
-        """Return what a server says first: wide windows and many streams."""
+        """Return what a server sends first: wide windows and many streams."""
         settings = struct.pack(">HIHI", MAX_STREAMS, 1024, INITIAL_WINDOW, _WINDOW)
         update = (_WINDOW - 65_535).to_bytes(4, "big")
         return frame(SETTINGS, 0, 0, settings) + frame(WINDOW_UPDATE, 0, 0, update)

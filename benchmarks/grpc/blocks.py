@@ -15,10 +15,10 @@ from hpack import Encoder
 
 from benchmarks.grpc.scenarios import Way
 
-CYCLE: Final = 4096  # values after which they come again: many more than anyone keeps decoded
-_EMPTY_TABLE: Final = (
-    b"\x20\x3f\xe1\x1f"  # two size updates (RFC 7541 section 6.3): to 0, which evicts all, and to 4096
-)
+# Values after which they come again: many more than any server keeps decoded.
+CYCLE: Final = 4096
+# Two size updates (RFC 7541 section 6.3): to 0, which evicts all, and to 4096.
+_EMPTY_TABLE: Final = b"\x20\x3f\xe1\x1f"
 
 Headers = Sequence[tuple[str, str]]
 
@@ -34,7 +34,7 @@ _LITERALS: Final = [b"\0\x0btraceparent\x37" + each.encode() for each in _TRACEP
 
 
 def request_headers(authority: str, path: str) -> Headers:
-    """Return what a call of grpcio's client holds, in its order, but for its metadata."""
+    """Return the headers of a call of grpcio's client, in its order, without its metadata."""
     return [
         (":path", path),
         (":authority", authority),
@@ -48,7 +48,7 @@ def request_headers(authority: str, path: str) -> Headers:
 
 
 def repeated(headers: Headers) -> Iterator[bytes]:
-    """Yield the same headers: in full at first, then as references to the table."""
+    """Yield the same headers: in full the first time, then as references to the table."""
     encoder = Encoder()
     first = encoder.encode(headers)
     return chain([first], repeat(encoder.encode(headers)))

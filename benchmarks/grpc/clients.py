@@ -123,10 +123,10 @@ GRPC_CLIENTS: Final[Mapping[str, GrpcClient]] = {"h2load": h2load, "own": own}
 
 
 def for_way(way: Way, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the clients that load a row: those wanted, where h2load can do it, else the own one."""
+    """Return the clients that load a row: the wanted ones if h2load can do the row, else the own one."""
     return wanted if way is Way.UNARY else ("own",)
 
 
 def preferred() -> str:
-    """Return the client for who asked for none: h2load where it is installed."""
+    """Return the client to use if none was asked for: h2load if it is installed."""
     return "own" if clients.missing("h2load") else "h2load"

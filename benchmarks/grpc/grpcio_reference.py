@@ -23,7 +23,8 @@ from benchmarks.grpc.model import Counts, infer, statistics
 from benchmarks.grpc.payloads import SERVICE
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
-THREADS: Final = 16  # a stream keeps one for as long as it lasts, and no row has more streams
+# A stream keeps a thread for as long as it lasts, and no row has more streams.
+THREADS: Final = 16
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),

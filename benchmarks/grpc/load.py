@@ -53,7 +53,7 @@ class Job:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of it. Answers that came after the time was up are judged, and not counted."""
+    """The outcome of a load. Answers that came after the time was up are judged, and not counted."""
 
     requests: int = 0
     seconds: float = 0.0
@@ -169,7 +169,7 @@ class Load:
                 self._write(link)
 
     def _write(self, link: _Link) -> None:
-        """Write, and watch for room exactly while something is left."""
+        """Write, and watch for room exactly while something is left to write."""
         left = link.write()
         if left != (link in self._blocked):
             self._blocked ^= {link}

@@ -88,7 +88,10 @@ class GrpcRunner:
                 yield _Answering(subject, subject.address, size)
 
     def _beside(self, scenario: GrpcScenario, answer_size: int) -> list[_Answering]:
-        """Return who is measured beside the servers, the bare responder with answers as large as theirs."""
+        """Return what is measured beside the servers.
+
+        The bare responder gives answers as large as theirs.
+        """
         if scenario.on_gpu or not scenario.referenced:
             return []
         bare = [
@@ -129,7 +132,7 @@ class GrpcRunner:
 
 
 def _messages(scenario: GrpcScenario, shape: Shape) -> Sequence[Sequence[bytes]]:
-    """Return what each of the calls under way sends, over and over; one for all where they don't differ."""
+    """Return what each of the calls under way sends, over and over; one for all if they don't differ."""
     inputs = scenario.inputs()
     scripts = (
         [[scenario.first]] if scenario.script is None else map(scenario.script, range(shape.outstanding))

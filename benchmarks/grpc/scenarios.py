@@ -26,12 +26,10 @@ class Way(Enum):
     """How the calls of a row differ from one another."""
 
     UNARY = "unary"  # ModelInfer: every call has the header block of the last one
-    METADATA = (
-        "metadata"  # ModelInfer: a fresh `traceparent` on every call, as grpcio encodes it: never indexed
-    )
-    METADATA_INDEXED = (
-        "metadata-indexed"  # the same, put into the HPACK table by every call, as grpc-go encodes it
-    )
+    # ModelInfer: a fresh `traceparent` on every call, as grpcio encodes it: never indexed.
+    METADATA = "metadata"
+    # The same, put into the HPACK table by every call, as grpc-go encodes it.
+    METADATA_INDEXED = "metadata-indexed"
     STREAM = "stream"  # ModelStreamInfer: one stream a connection
     # ModelInfer: each of the calls under way goes through requests of its own, one after the other.
     SCRIPT = "script"
@@ -66,7 +64,7 @@ Script = Callable[[int], Sequence[Asked]]
 
 
 def sequences(model: str, steps: int) -> Script:
-    """Return sequences of so many steps, one behind the other, under an id of their own."""
+    """Return sequences of so many steps, one behind the other, each with an id of its own."""
     return lambda slot: [
         Asked(
             model,
@@ -114,7 +112,7 @@ class GrpcScenario:
 
     @property
     def first(self) -> Asked:
-        """The request that is sent once, to see whether its answer is right."""
+        """The request that is sent once, to check its answer."""
         return Asked(self.model) if self.script is None else self.script(0)[0]
 
 

@@ -1,4 +1,4 @@
-"""Who is measured over gRPC: servers, and what is set beside them in the same minute."""
+"""What is measured over gRPC: servers, and what is measured beside them in the same minute."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class GrpcSubject:
         return self.label == BARE
 
     def path(self, way: Way, answer_size: int) -> str:
-        """Return what a load client calls: a method, or as many bytes from the bare responder."""
+        """Return what a load client calls: a method, or a path that names the bare responder's number of bytes."""
         if self.is_bare:
             return f"/{'stream' if way is Way.STREAM else 'unary'}/{answer_size}"
         return method(way)

@@ -37,7 +37,7 @@ Buffer = bytes | memoryview
 
 
 class Surprise(Exception):
-    """The server did what this client does not understand, or ended the connection."""
+    """The server did something that this client does not understand, or ended the connection."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -104,7 +104,8 @@ class Connection:
         self._window = _DEFAULT_WINDOW
         self._initial = _DEFAULT_WINDOW
         self._frame = 16_384
-        self._waiting: dict[int, list[int]] = {}  # stream: its window, and how much of its message is sent
+        # By stream: its window, and how much of its message is sent.
+        self._waiting: dict[int, list[int]] = {}
         self._calls = 1
 
     @property
@@ -203,7 +204,7 @@ class Connection:
             self._send_waiting()
 
     def _send_waiting(self) -> None:
-        """Send what the windows allow of the messages that did not fit into them, oldest first."""
+        """Send as much as the windows allow of the messages that did not fit into them, oldest first."""
         total = len(self._message)
         for stream, state in list(self._waiting.items()):
             while (size := min(total - state[1], state[0], self._window, self._frame)) > 0:

@@ -68,7 +68,7 @@ class OverHttp:
         self._socket: socket.socket | None = None
 
     def send(self) -> str:
-        """Send it once; an answer that comes before the end of the body is one."""
+        """Send the input once. An answer that comes before the end of the body counts."""
         if self._socket is None or self._socket.fileno() < 0:
             self._socket = socket.create_connection(("127.0.0.1", self._port), timeout=_PATIENCE)
         try:

@@ -44,7 +44,7 @@ class Hostile:
     compressed: bool = False
 
     def allowed(self, size: int) -> int:
-        """Return how many bytes of memory a server may take for it, whose body has `size` bytes."""
+        """Return how many bytes of memory a server may take for this input, whose body has `size` bytes."""
         return 64 * 1024 + 4 * max(self.unfolded, size) + 3 * self.tensors
 
 
@@ -246,7 +246,7 @@ def _compressed_inputs() -> Iterator[Hostile]:
         made = partial(_listed, element, count)
         folded = partial(_folded, made)
         yield _packed(f"62 MiB of {element.decode()}", folded, 62 * MIB, tensors=4 * count)
-    # Over the ratio, or over the limit of 64 MiB: what is unfolded until that is seen counts.
+    # Over the ratio, or over the limit of 64 MiB. Bytes count that are unfolded until the server notices.
     yield _packed("1 GiB of zeros", partial(_zeros, 1024, 31), 64 * MIB)
     yield _packed("256 MiB of zeros", partial(_zeros, 256, 15), 64 * MIB, coding="deflate")
     yield _packed("60 MiB and no end", lambda: gzip.compress(_listed(b"1", 30 * MIB), 9)[:-9], 60 * MIB)

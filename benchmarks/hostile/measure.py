@@ -37,7 +37,8 @@ input [ {{ name: "IN" data_type: {0} dims: [ -1 ] }} ]
 output [ {{ name: "OUT" data_type: {0} dims: [ -1 ] }} ]
 """
 _ASKED: Final = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[4],"data":[1,2,3,4]}]}'
-_SETTLE: Final = 0.3  # seconds in which a server that has answered gives memory back, before it is looked at
+# Seconds in which a server that has answered gives memory back, before its memory is read.
+_SETTLE: Final = 0.3
 
 
 def write_models(directory: Path) -> None:

@@ -23,7 +23,7 @@ _TRAILERS: Final = b"\x88\x0f\x10\x10application/grpc\0\x0bgrpc-status\x013"
 
 
 class _Reader:
-    """Reads a socket, and keeps nothing that it is not asked for."""
+    """Reads a socket, and keeps only what it is asked for."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

@@ -1,4 +1,4 @@
-"""Whether answers are right, and their parts and the requests of a sequence in order."""
+"""Whether answers are right, and whether their parts and the requests of a sequence are in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Answers:
         self._ordered = 0
 
     def see(self, story: Story) -> None:
-        """Look at an answer. Those of sequences wait until the sequence is whole."""
+        """Look at an answer. Answers of a sequence wait until the sequence is whole."""
         self._answers += isinstance(story.end, Ok)
         if story.invoke.sequence:
             for life in self._lives.add(story):

@@ -1,4 +1,4 @@
-"""Whether the server ended as it has to, however it was told."""
+"""Whether the server ended as it has to, in whichever way it was told."""
 
 from __future__ import annotations
 

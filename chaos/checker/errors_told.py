@@ -19,7 +19,8 @@ _NO_MODELS_YET: Final = "Request for unknown model"
 That the model went, or began to load, has one, which the fault expects.
 """
 
-_REGAINED: Final = 2.0  # seconds from a disk's having room again until the log is whole again
+# Seconds from when a disk has room again until the log is whole again.
+_REGAINED: Final = 2.0
 
 
 class ErrorsTold:
@@ -33,7 +34,7 @@ class ErrorsTold:
         self._lines: Mapping[str, Sequence[tuple[float, str]]] = {}
 
     def see(self, story: Story) -> None:
-        """Keep it, if it ended with an error that the log should tell of."""
+        """Keep the request, if it ended with an error that the log should tell of."""
         end = story.end
         if not isinstance(end, Fail) or self._is_muted(end.t):
             return
@@ -41,7 +42,7 @@ class ErrorsTold:
             self._errors.append((story, end))
 
     def told(self, lines: Mapping[str, Sequence[tuple[float, str]]]) -> None:
-        """Take what the log says: by the request's id, when its error was told, and with which code."""
+        """Take what the log says: by the request's id, when its error was logged, and with which code."""
         self._lines = lines
 
     def goals(self) -> Iterable[Goal]:

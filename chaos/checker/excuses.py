@@ -19,7 +19,7 @@ ROUNDING = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A request that got no good answer. `code` is `NO_ANSWER` where it got none at all."""
+    """A request that got no good answer. `code` is `NO_ANSWER` if it got no answer at all."""
 
     invoke: Invoke
     code: str
@@ -64,7 +64,7 @@ class Offer:
 
 
 def ran_out(failure: Failure, limits: Limits) -> bool:
-    """Whether the error says that the request's own time was up, or that of its queue, and it was.
+    """Whether the error says that the time of the request, or of its queue, was up, and it was.
 
     Such an answer came too late and is not wrong: on a machine that is too slow no server has a better one.
     """
@@ -76,7 +76,7 @@ def ran_out(failure: Failure, limits: Limits) -> bool:
 
 
 def failure_of(story: Story) -> Failure | None:
-    """Return how a request failed; None for one that was answered well, or has no end."""
+    """Return how a request failed; None for a request that was answered well, or has no end."""
     end = story.end
     if end is None or end.kind == "ok":
         return None
@@ -132,9 +132,10 @@ class Excuses:
             self._broken.append((failure, offer.by))
 
     def settle(self) -> tuple[list[Failure], list[tuple[Failure, int]]]:
-        """Return the failures that nothing excuses; and those that a fault does, with its number.
+        """Return the failures that nothing excuses, and the failures that a fault excuses, with the fault's number.
 
-        Of those that an excuse without bound covers, only what a worker began and did not end is among these.
+        Of the failures that an excuse without a bound covers, the second list has only those that a worker
+        began and did not end.
         """
         sent_by = {offer.by for offer in self._bounded}
         self._failures.sort(key=lambda each: (each.invoke.by not in sent_by, each.until))
@@ -151,7 +152,7 @@ class Excuses:
         return unexcused, excused
 
     def used(self, by: int) -> Counter[str]:
-        """Return how many failures the excuses of a fault have covered, by code; after `settle`."""
+        """Return how many failures the excuses of a fault have covered, by code. Call it after `settle`."""
         return self._used.get(by, Counter())
 
     def _use(self, offer: Offer, failure: Failure) -> None:

@@ -1,4 +1,4 @@
-"""What a model gives while it is asked for more than it has."""
+"""What a model delivers while it is asked for more than it can do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILLING: Final = 2.0
 
 
 class Goodput:
-    """Good answers a second in the overload phase, those that came after their deadline left out."""
+    """Good answers a second in the overload phase, without those that came after their deadline."""
 
     def __init__(self, manifest: Manifest, limits: Limits) -> None:
         self._limits = limits

@@ -1,4 +1,4 @@
-"""How long a client waited for the error, when the worker died that had its request in hand."""
+"""How long a client waited for the error when the worker that executed its request died."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Blow:
 def blows(records: Iterable[Injected | Healed]) -> list[Blow]:
     """Pair injections with healings, by number; the result is in the order of time.
 
-    A fault without healing is one with trouble, as is a number that was used twice.
+    A fault without a healing has trouble, and so has a number that was used twice.
     """
     injected: dict[int, Injected] = {}
     healed: dict[int, Healed] = {}
@@ -91,7 +91,7 @@ class Windows:
             self._latest.append(max(blow.felt_until, self._latest[-1] if self._latest else 0.0))
 
     def during(self, begin: float, end: float) -> Iterator[Blow]:
-        """Yield the blows that were felt at some time between these, latest first."""
+        """Yield the blows that were felt at some time between `begin` and `end`, latest first."""
         for place in range(bisect.bisect_right(self._begins, end) - 1, -1, -1):
             if self._latest[place] < begin:
                 return

@@ -103,9 +103,10 @@ def judge_folder(
 
 
 def read_run(folder: Path) -> Run:
-    """Return what the run in a folder has written. One that left out the endings has no `endings.jsonl`.
+    """Return what the run in a folder has written.
 
-    One that was cut short has neither that nor `tally.jsonl`.
+    A run that left out the endings has no `endings.jsonl`. A run that was cut short has neither that nor
+    `tally.jsonl`.
     """
     return Run(
         manifest=read_manifest(folder),

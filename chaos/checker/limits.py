@@ -14,7 +14,8 @@ class Limits:
     """The goals' limits, and what the checker has to know of the workload."""
 
     load: float = 0.9  # of the ordinary load that was to be sent
-    late: float = 0.05  # that an answer may be read after its deadline: what the client's own loop takes
+    # By how much an answer may be read after its deadline: what the client's own loop takes.
+    late: float = 0.05
     worker_p50: float = 0.5
     worker_p99: float = 1.5
     in_flight_p99: float = 0.1
@@ -28,13 +29,15 @@ class Limits:
 
     execution_timeout: float = 2.0  # of the models in which hangs are injected
     overloaded: str = "slow"
-    capacity: float = (
-        100.0  # good answers a second that the overloaded model can give: two instances of 20 ms each
-    )
+    # Good answers a second that the overloaded model can give: two instances of 20 ms each.
+    capacity: float = 100.0
     queue_patience: float = 0.5  # that its queue keeps a request
-    told: float = 1.0  # from an error or a fault until the log tells of it
-    injected: float = 0.5  # of the planned faults that the harness did not hold back itself
-    draining: float = 1.0  # after the overload, until what had queued up is answered
+    # From an error or a fault until the log tells of it.
+    told: float = 1.0
+    # The share of the planned faults that the harness did not hold back itself.
+    injected: float = 0.5
+    # From the end of the overload until what had queued up is answered.
+    draining: float = 1.0
     refusals: tuple[str, ...] = ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # what it may answer beyond that
     retried: frozenset[str] = frozenset({"add_sub"})  # kinds whose executions may be run again
     # What may differ from the calm phase: clients open and close connections all the time, and idle threads

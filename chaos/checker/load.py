@@ -1,4 +1,4 @@
-"""Whether the load was what it was to be: a quiet run proves nothing."""
+"""Whether the load was as planned: a quiet run proves nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _APART: Final[frozenset[Phase]] = frozenset({"overload", "ending"})
 
 
 class Load:
-    """The ordinary load that was sent, of that which was to be, in the phases that have no other."""
+    """How much of the planned ordinary load was sent, in the phases that have no other load."""
 
     def __init__(self, manifest: Manifest, limits: Limits) -> None:
         seconds = sum(end - begin for phase, begin, end in manifest.phases if phase not in _APART)
@@ -30,7 +30,8 @@ class Load:
         invoke = story.invoke
         if invoke.by or invoke.phase in _APART:
             return
-        if invoke.due is None:  # of the client whose stream lasts, which waits for its answers
+        # A client with a lasting stream has no time when it is due: it waits for its answers.
+        if invoke.due is None:
             return
         self.sent += 1
         self._late.append(invoke.t - invoke.due)

@@ -62,13 +62,14 @@ class Log:
     """The lines of a log that the checker asks for."""
 
     def __init__(self, lines: Iterable[LogLine], blows: Sequence[Blow], to_monotonic: float) -> None:
-        """`to_monotonic` is what has to be added to the log's times."""
+        """`to_monotonic` is added to the log's times."""
         wanted = {each.event for blow in blows for each in blow.injected.expects}
         self.exits: dict[int, Exit] = {}
         self.started: dict[int, float] = {}  # by process, when it was given an instance
         self.ready: dict[str, list[float]] = {}  # by model, when one of its workers began to serve
         self.told: list[Told] = []
-        self.errors: dict[str, list[tuple[float, str]]] = {}  # by request, when one was told, and its code
+        # By request: when an error was told, and its code.
+        self.errors: dict[str, list[tuple[float, str]]] = {}
         self._blows = blows
         self._found: dict[int, int] = {}
         for line in lines:
@@ -87,11 +88,11 @@ class Log:
         self.told.sort(key=lambda each: each.t)
 
     def found(self, n: int) -> int:
-        """Return how many of a fault's lines are there; after `goals`."""
+        """Return how many of a fault's lines are there. Call it after `goals`."""
         return self._found.get(n, 0)
 
     def goals(self, began: float) -> Iterable[Goal]:
-        """Judge that each fault is told of, each time by a line of its own, and in time."""
+        """Judge that the log tells of each fault in time, each time by a line of its own."""
         expected = [(blow, each) for blow in self._blows for each in blow.injected.expects]
         in_time = self._lines_of(expected, 0.0, frozenset())
         late = self._lines_of(expected, _PATIENCE, frozenset(in_time))

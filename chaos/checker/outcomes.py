@@ -30,7 +30,8 @@ class Outcomes:
         self._twice = Findings()
         self._sent = 0
         self.good = 0
-        self.excused: list[tuple[Failure, int]] = []  # with the number of the fault; after `goals`
+        # With the number of the fault; complete after `goals`.
+        self.excused: list[tuple[Failure, int]] = []
         self.unexcused: list[Failure] = []  # after `goals`
 
     def see(self, story: Story) -> None:

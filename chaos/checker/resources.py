@@ -1,4 +1,4 @@
-"""Whether what the server holds goes back to what it held before anything happened."""
+"""Whether the server's resources go back to what they were before anything happened."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ QUANTITIES: Final = ("descriptors", "threads", "children")
 def resource_goals(
     samples: Sequence[Sample], manifest: Manifest, quiet: float | None, limits: Limits
 ) -> Iterable[Goal]:
-    """Yield, for each quantity, how long after `quiet` it came back into its range of the calm phase for good.
+    """Yield, for each quantity, how long after `quiet` it took to come back into its calm range for good.
 
-    `quiet` is when the last fault was healed; None if there was none. What never came back takes infinitely
-    long. Children must be as many as they were: a missing worker is not back. Of the other quantities fewer
-    is as good. A run that ended before its last fault was healed has seen nothing come back.
+    Its calm range lies between its extremes in the calm phase. `quiet` is when the last fault was healed;
+    None if there was none. What never came back takes infinitely long. Children must be as many as they were:
+    a missing worker is not back. Of the other quantities fewer is as good. A run that ended before its last
+    fault was healed has seen nothing come back.
     """
     calm = [each for each in samples if each.phase == "calm"]
     until = max((end for phase, _, end in manifest.phases if phase == "recovery"), default=0.0)

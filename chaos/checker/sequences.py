@@ -30,7 +30,7 @@ class Lives:
         self._lives: dict[tuple[str, int], list[Story]] = {}
 
     def add(self, story: Story) -> Iterator[Sequence[Story]]:
-        """Take a request, and yield its sequence if it is whole now."""
+        """Take a request, and yield its sequence if the sequence is whole now."""
         key = (story.invoke.model, story.invoke.sequence)
         life = self._lives.setdefault(key, [])
         life.append(story)
@@ -80,7 +80,7 @@ def _rights(
     executed: Iterable[Story],
     expected: Callable[[Invoke, Sequence[Invoke]], Sequence[int]],
 ) -> Iterator[list[int]]:
-    """Yield the answers that may be right: with what was executed and failed, and without it."""
+    """Yield the answers that may be right: with the executed requests that failed, and without them."""
     answered = [each.invoke for each in executed if isinstance(each.end, Ok)]
     everything = [each.invoke for each in executed]
     yield list(expected(story.invoke, everything))
@@ -102,7 +102,10 @@ def _disorders(life: Sequence[Story]) -> Iterator[SequenceFault]:
 
 
 def _split(stories: Sequence[Story]) -> Iterator[Sequence[Story]]:
-    """Cut at each START: a correlation id may be used again. Within a life, the index is the order."""
+    """Cut at each START, because a correlation id may be used again.
+
+    Within a life, the index is the order.
+    """
     life: list[Story] = []
     for story in sorted(stories, key=lambda each: (each.invoke.t, each.invoke.index)):
         if story.invoke.start and life:

@@ -30,7 +30,10 @@ class Execution:
 
 @dataclass(slots=True, kw_only=True)
 class Story:
-    """One request: what was sent, how it ended (once, if all is well), and who executed it, in that order."""
+    """One request: what was sent, how it ended (once, if all is well), and which workers executed it.
+
+    The executions are in the order of time.
+    """
 
     invoke: Invoke
     ends: list[End] = field(default_factory=list)
@@ -47,7 +50,7 @@ class Story:
         return self.ends[0].t if self.ends else float("inf")
 
     def told(self, began: float) -> str:
-        """Return it in a line, with times in seconds since the run began."""
+        """Return the story in a line, with times in seconds since the run began."""
         invoke = self.invoke
         said = [f"n={invoke.n} {invoke.model} over {invoke.protocol}, value {invoke.value}"]
         if invoke.sequence:
@@ -101,10 +104,10 @@ class Pairing:
         # Ends of requests that were not open: told twice, long ago, or never begun.
         self.strays: list[End] = []
         self.twice_begun: list[Invoke] = []
-        self.late: list[Executed] = []  # executions to the end of what was executed to its end long before
-        self.unended: dict[
-            tuple[int, int], float
-        ] = {}  # by process and batch, when what never ended was begun
+        # Executions to the end of requests that were executed to their end long before.
+        self.late: list[Executed] = []
+        # By process and batch, when an execution began that never ended.
+        self.unended: dict[tuple[int, int], float] = {}
         self._open: dict[int, Story] = {}
         self._ending: deque[Story] = deque()
         self._executions: dict[str, list[Execution]] = {}
@@ -112,7 +115,7 @@ class Pairing:
         self._done: set[int] = set()
 
     def stories(self, history: Iterable[Invoke | End], journal: Iterable[Executed]) -> Iterator[Story]:
-        """Yield each request, once nothing more is to be expected of it."""
+        """Yield each request, once nothing more is expected of it."""
         merged: Iterator[Invoke | End | Executed] = heapq.merge(history, journal, key=lambda each: each.t)
         for record in merged:
             self._take(record)

@@ -16,7 +16,7 @@ MOST_BINS: Final = 600
 
 @dataclass(slots=True)
 class Lane:
-    """What one model did, or all together, in bins of equal width."""
+    """What one model did, or all models together, in bins of equal width."""
 
     sent: list[int]
     good: list[int]
@@ -30,7 +30,7 @@ class Lane:
 
 
 class Timeline:
-    """Sorts requests into bins: those sent by when they were sent, their ends by when they ended."""
+    """Sorts requests into bins: requests by when they were sent, their ends by when they ended."""
 
     def __init__(self, begin: float, end: float) -> None:
         self.begin = begin
@@ -50,7 +50,7 @@ class Timeline:
             self._note(each, story)
 
     def at(self, place: int) -> float:
-        """Return when a bin begins, in seconds since the timeline does."""
+        """Return when a bin begins, in seconds since the timeline began."""
         return place * self.width
 
     def _note(self, lane: Lane, story: Story) -> None:

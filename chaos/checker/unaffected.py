@@ -60,7 +60,7 @@ class Unaffected:
         yield self._latency()
 
     def _overloaded(self, invoke: Invoke) -> bool:
-        """Whether its model has still to catch up with an overload, which is none of the faults' doing."""
+        """Whether its model has still to catch up with an overload, which no fault has caused."""
         return any(
             invoke.model in each.excuse.models and each.begin <= each.sent(invoke) <= each.end
             for each in self._overloads

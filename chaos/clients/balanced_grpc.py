@@ -39,7 +39,7 @@ _PACE: Final = 0.01
 
 
 class Rotation:
-    """Whether the server is to get requests, as one thread finds out for all."""
+    """Whether the server is to get requests, as one thread finds out for all clients."""
 
     def __init__(self, target: str, seconds: float) -> None:
         self._target = target

@@ -1,4 +1,4 @@
-"""From gRPC's threads into the event loop: one wake-up for however many answers have come."""
+"""From gRPC's threads into the event loop: one wake-up, however many answers have come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All clients of a run: what they send, under which number, and that it is written down."""
+"""All clients of a run: what they send, under which number, and its record."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Clients:
         self.phase: Phase = "calm"
 
     def retarget(self, http_port: int, grpc_port: int) -> None:
-        """Send what comes from now on to other ports: the server was started again."""
+        """Send what comes from now on to other ports, because the server was started again."""
         self._http.retarget(http_port)
         self._grpc.retarget(grpc_port)
 
@@ -156,11 +156,11 @@ class Clients:
         return await self.written(invoke, self.ask)
 
     def of(self, by: int) -> Sender:
-        """Return a sender whose requests are down to the fault `by`."""
+        """Return a sender whose requests belong to the fault `by`."""
         return Sender(self, by)
 
     def invoke(self, step: Step, *, due: float | None = None) -> Invoke:
-        """Return what is to be written of a request that is about to be sent, under the next number."""
+        """Return the record of a request that is about to be sent, under the next number."""
         self._numbers += 1
         at = now()
         return Invoke(
@@ -224,9 +224,10 @@ async def open_clients(
     seed: int = 0,
     patience: float = PATIENCE,
 ) -> AsyncIterator[Clients]:
-    """Have clients of a server around the block. `kinds` says which models are decoupled or have sequences.
+    """Have clients of a server around the block.
 
-    What the block raises comes out in an exception group: there is a nursery around it.
+    `kinds` says which models are decoupled or have sequences. What the block raises comes out in an exception
+    group, because there is a nursery around it.
     """
     _allow_many_connections()
     http = HttpClient(http_port, patience=patience)
@@ -249,7 +250,7 @@ async def _tidy(http: HttpClient, grpc: GrpcClient) -> None:
 
 
 async def _sleep_until(due: float) -> None:
-    """Sleep until a record's time; what is overdue still gives way to others."""
+    """Sleep until a record's time. If that is past, still give way to other tasks."""
     await trio.sleep(max(0.0, due - now()))
 
 

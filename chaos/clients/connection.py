@@ -83,7 +83,7 @@ class Connection:
 
     @property
     def kept(self) -> bool:
-        """Whether the server keeps it for another request, as far as it has said."""
+        """Whether the server keeps the connection for another request, as far as it has said."""
         return self._kept
 
     async def unasked(self) -> bytes | None:
@@ -108,7 +108,7 @@ class Connection:
         Raises Disconnected, also for a second answer behind the first.
         """
         reading = _Reading()
-        # The server may answer and leave before it has read everything: the answer is there to be read.
+        # The server may answer and leave before it has read everything. Its answer can still be read.
         with contextlib.suppress(trio.BrokenResourceError):
             await self._stream.send_all(request)
         try:

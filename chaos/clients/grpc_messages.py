@@ -36,7 +36,7 @@ _OURS: Final = ("Channel closed!", "Locally cancelled by application!")
 
 
 def encode(invoke: Invoke) -> pb.ModelInferRequest:
-    """Return a request's message. Deadline and tenant are no part of it: see `metadata`."""
+    """Return a request's message. Deadline and tenant are not part of it: see `metadata`."""
     message = pb.ModelInferRequest(model_name=invoke.model, id=invoke.id)
     for name, array in inputs(invoke).items():
         message.inputs.add(name=name, datatype=datatype(array), shape=array.shape)
@@ -63,7 +63,7 @@ def metadata(invoke: Invoke) -> list[tuple[str, str]]:
 
 
 def timeout(invoke: Invoke) -> float | None:
-    """Return the seconds after which grpcio is to end the call; None if it is not its business."""
+    """Return the seconds after which grpcio is to end the call; None if grpcio must not end it."""
     if invoke.deadline is None or _server_alone(invoke):
         return None
     return invoke.deadline - invoke.t

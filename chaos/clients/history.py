@@ -31,9 +31,10 @@ class HistoryLost(Exception):
 
 
 class History:
-    """Writes the records of one file, whole lines only, each request's `Invoke` and exactly one end of it.
+    """Writes the records of one file, whole lines only: each request's `Invoke`, and exactly one end of it.
 
-    `path` is appended to. To be used by one thread; close it, or leave its block, to have everything written.
+    It appends to `path`. Only one thread may use it. Close it, or leave its block, to have everything
+    written.
     """
 
     def __init__(self, path: Path) -> None:

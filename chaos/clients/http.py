@@ -22,10 +22,11 @@ class HttpClient:
         self._port = port
         self._patience = patience
         self._idle: Idle[Connection] = Idle()
-        self.surplus = 0  # bytes that came on idle connections: an answer too many, or the rest of one
+        # Bytes that came on idle connections: an answer too many, or the rest of one.
+        self.surplus = 0
 
     def retarget(self, port: int) -> None:
-        """Send what comes from now on to another port: the server was started again."""
+        """Send what comes from now on to another port, because the server was started again."""
         self._port = port
         self.close()
 

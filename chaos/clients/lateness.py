@@ -21,7 +21,7 @@ class Lateness:
 
 
 def lateness(seconds: Sequence[float]) -> Lateness:
-    """Sum up how late each request was; of none, nothing was late."""
+    """Sum up how late each request was; without requests, nothing was late."""
     ordered = sorted(seconds) or [0.0]
     return Lateness(
         count=len(seconds), p50=_quantile(ordered, 0.5), p99=_quantile(ordered, 0.99), worst=ordered[-1]
@@ -29,5 +29,5 @@ def lateness(seconds: Sequence[float]) -> Lateness:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """The nearest-rank quantile: a value that was really there."""
+    """The nearest-rank quantile: a value that was really measured."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -33,10 +33,13 @@ class Kind:
     weight: float = 1.0
     wires: Sequence[Wire] = WIRES
     values: tuple[int, int] = (1, 100_000)
-    parts: tuple[int, int] | None = None  # of a decoupled model's answer; such a model is asked by gRPC alone
+    # Of a decoupled model's answer; such a model is asked by gRPC alone.
+    parts: tuple[int, int] | None = None
     steps: tuple[int, int] | None = None  # of a sequence
-    gap: tuple[float, float] = (0.02, 0.3)  # seconds between its steps; a server drops sequences that idle
-    deadlines: Sequence[float | None] = (None,)  # seconds that an answer may take, one of these is drawn
+    # Seconds between its steps; a server drops sequences that idle.
+    gap: tuple[float, float] = (0.02, 0.3)
+    # Seconds that an answer may take; one of these is drawn.
+    deadlines: Sequence[float | None] = (None,)
     # HTTP has no deadline for a whole request, only `timeout` for its time in a queue.
     deadline_wires: Sequence[Wire] = ("grpc",)
     priorities: Sequence[int] = (0,)

@@ -1,4 +1,4 @@
-"""How the ends of requests are named, whatever protocol they came by."""
+"""How the ends of requests are named, for both protocols."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chaos.records import Wire
 from protocols.status import grpc_status, http_status
 
 CODES: Final[Mapping[int, str]] = {
-    # Of `protocols.status`, by HTTP status. 400 stands for four codes there; the commonest is taken.
+    # From `protocols.status`, by HTTP status. 400 stands for four codes there; the commonest is taken.
     400: "INVALID_ARGUMENT",
     404: "NOT_FOUND",
     422: "FAILED_PRECONDITION",
@@ -50,5 +50,5 @@ def code_seen(name: str, protocol: Wire) -> str:
 
 
 def code_of(status: int) -> str:
-    """Return the gRPC code that an HTTP status stands for; UNKNOWN for those that Tritium's table has not."""
+    """Return the gRPC code that an HTTP status stands for; UNKNOWN for a status that Tritium's table lacks."""
     return CODES.get(status, "UNKNOWN")

@@ -65,7 +65,7 @@ class Stream:
         return not self._came
 
     def messages(self) -> int:
-        """How many messages have come that `next` has not given; the end is none."""
+        """How many messages have come that `next` has not given; the end does not count."""
         return sum(not isinstance(came, grpc.RpcError) for _, came in self._came)
 
     def close(self) -> None:
@@ -85,7 +85,8 @@ class Stream:
             self._tell((now(), error))
         else:
             self._tell((now(), _EndedWell()))
-        self._requests.put(None)  # or the thread in which grpcio takes requests from it would wait for ever
+        # Otherwise the thread in which grpcio takes requests from the queue would wait for ever.
+        self._requests.put(None)
 
     def _tell(self, came: Came) -> None:
         self._bridge.hand_over(partial(self._arrive, came))
@@ -96,7 +97,7 @@ class Stream:
 
 
 class _EndedWell(grpc.RpcError):  # type: ignore[misc]  # grpcio has no types
-    """The server has ended a stream that the client had not."""
+    """The server has ended a stream that the client had not ended."""
 
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.UNKNOWN

@@ -17,7 +17,10 @@ _DTYPES: Final[dict[str, type[np.generic]]] = {"INT32": np.int32, "INT64": np.in
 
 
 def datatype(array: Tensor) -> str:
-    """Return the protocol's name of an array's type. Raises ValueError for one that no model here takes."""
+    """Return the protocol's name of an array's type.
+
+    Raises ValueError for a type that no model here takes.
+    """
     if array.dtype == np.object_:
         return "BYTES"
     for name, dtype in _DTYPES.items():

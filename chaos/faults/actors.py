@@ -122,7 +122,7 @@ async def _disarm(stage: Stage, point: str) -> None:
 
 
 def _supervisor_of(path: str) -> str:
-    """The path of the supervisor of what is at `path`; a version's name has a slash in it."""
+    """The path of the supervisor of the actor at `path`; a version's name has a slash in it."""
     parts = path.split("/")
     return "models" if len(parts) == 3 and parts[0] == "models" else "/".join(parts[:-1])
 
@@ -275,7 +275,8 @@ FAULTS: Sequence[Crash | Raise] = (
         name="service_crash",
         expected=f"Traffic guard, mirror, residency, janitor and spare workers are not needed to serve; {_UNTOUCHED}.",
         path="services/(traffic-guard|mirror|residency|spares|janitor)",
-        budget=ROOT,  # some of them have budgets of their own, as large
+        # Some of them have budgets of their own, as large.
+        budget=ROOT,
     ),
     Crash(
         name="services_supervisor_crash",

@@ -37,7 +37,7 @@ class Attack:
     excuses: Sequence[Excuse] = ()
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Return what is about to happen; `heal` of that does it."""
+        """Return what is about to happen; its `heal` does it."""
         return Injection(
             t=now(),
             models=self.models,

@@ -89,11 +89,11 @@ class Sabotage(Protocol):
         ...
 
     async def disarm(self, point: str) -> bool:
-        """Have a fault point raise no more. Returns whether it would have."""
+        """Have a fault point raise no more. Returns whether it would have raised."""
         ...
 
     async def jump(self, seconds: float) -> None:
-        """Move the wall clock, as the server's code reads it, by so much; the monotonic clock goes on."""
+        """Move the wall clock, as the server's code reads it, by so many seconds; the monotonic clock goes on."""
         ...
 
     async def list(self) -> Sequence[str]:
@@ -106,7 +106,7 @@ class Order(Protocol):
 
     @property
     def stands(self) -> bool:
-        """Whether it is there still, neither taken nor withdrawn."""
+        """Whether the order still exists, neither taken nor withdrawn."""
         ...
 
     def withdraw(self) -> bool:
@@ -183,7 +183,7 @@ class Injection:
     undo: Heal = field(default=nothing_to_heal, repr=False)
 
     async def heal(self) -> None:
-        """Take the cause away. What is gone by itself by now is no error."""
+        """Take the cause away. A cause that is gone by itself by now is no error."""
         await self.undo()
 
     def record(self, n: int, fault: str) -> Injected:
@@ -233,7 +233,10 @@ class Fault(Protocol):
 
 
 class NoTarget(Exception):
-    """A fault found nothing to hit: every worker was down already, say. The runner goes on to the next."""
+    """A fault found nothing to hit, for example because every worker was down already.
+
+    The runner goes on to the next.
+    """
 
 
 class Restrained(NoTarget):

@@ -147,7 +147,10 @@ _SMALL_BUFFER: Final = 2048  # the kernel doubles it, and has a least of its own
 
 
 async def _read_http_slowly(stage: Stage, question: Question) -> str:
-    """Send many requests at once, and read the answers, which must come in order, a few bytes at a time."""
+    """Send many requests at once, and read the answers a few bytes at a time.
+
+    The answers must come in order.
+    """
     async with await Connection.open(stage.server.http_port, receive_buffer=_SMALL_BUFFER) as connection:
         troubles: list[str] = []
         async with trio.open_nursery() as nursery:
@@ -234,7 +237,7 @@ def _nonsense(target: random.Random) -> Sequence[bytes]:
 
 
 async def _talk_nonsense(port: int, words: bytes) -> str:
-    """Say it, and that nothing more comes; the server has to end the connection, whatever it answers."""
+    """Send `words`, and that nothing more comes; the server has to end the connection, whatever it answers."""
     async with await Connection.open(port) as connection:
         try:
             await connection.send(words)

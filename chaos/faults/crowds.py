@@ -43,7 +43,10 @@ _ITS_OWN: Final = (Excuse(models=(FLOODED,), own=True),)
 
 
 async def _flood(stage: Stage, target: random.Random, *, priority: int = 0, tenant: str = "") -> list[str]:
-    """Ask for far more than a model can do. Each request must be answered, or refused as UNAVAILABLE."""
+    """Ask for far more than a model can do.
+
+    Each request must be answered, or refused as UNAVAILABLE.
+    """
     del target
     until = trio.current_time() + LASTS
 
@@ -104,7 +107,7 @@ async def _storm_grpc(port: int) -> str:
 
 
 async def _health(stage: Stage, target: random.Random) -> list[str]:
-    # 400 is how a server that is not ready says so, which another fault may have brought about.
+    # A server that is not ready answers 400, and another fault may have made it not ready.
     ask = partial(
         _storm, _PROBES, stage.server.http_port, lambda status, _: status in (200, 400), _PROBE_PAUSE
     )
@@ -128,7 +131,7 @@ _HELD: Final = 0.6  # seconds: less than any deadline of the ordinary load
 
 
 async def _idle(stage: Stage, target: random.Random) -> list[str]:
-    """Lower the server's limit to a little over what it has open, take all of that and more, and give all back.
+    """Lower the server's limit to a little over what it has open, take all of that and more, then undo it.
 
     A client that was connected before is served throughout. A client that comes too late waits, and is served
     when there is room.

@@ -37,7 +37,7 @@ def message(body: bytes) -> bytes:
 
 @dataclass(slots=True)
 class GrpcAnswer:
-    """What has come of one call. `status` is gRPC's number; -1 until its trailers are here."""
+    """What has come of one call. `status` is gRPC's number; -1 until its trailers have come."""
 
     status: int = -1
     details: str = ""

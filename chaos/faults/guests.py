@@ -68,7 +68,10 @@ async def all_of(stage: Stage, guest: str) -> Sequence[Instance]:
 
 
 async def _told(stage: Stage, guest: str, what: str) -> None:
-    """Ask for a load or an unload. A server that polls refuses, for it sees by itself what is to be done."""
+    """Ask for a load or an unload.
+
+    A server that polls refuses, because it sees by itself what is to be done.
+    """
     await post(stage.server, f"/v2/repository/models/{guest}/{what}")
 
 

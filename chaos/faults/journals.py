@@ -1,4 +1,4 @@
-"""What a worker of the workload is doing just now, by the journal that it keeps."""
+"""What a worker of the workload is doing now, as its journal shows."""
 
 from __future__ import annotations
 

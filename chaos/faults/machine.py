@@ -28,7 +28,7 @@ _JUMPS: Final = (-86_400.0, -3_600.0, -2.0, 2.0, 3_600.0, 86_400.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockJump:
-    """The wall clock, as the server's code reads it, jumps forth or back, and back again."""
+    """The wall clock, as the server's code reads it, jumps forth or back, and then returns."""
 
     name: str = "clock_jump"
     expected: str = "Nobody notices: no request fails, times out early or waits longer, because the server measures by the monotonic clock."
@@ -111,7 +111,8 @@ Undo = Callable[[], None]
 
 _PATIENCE: Final = 5.0  # seconds
 
-_LEAST_LOG: Final = 1 << 20  # bytes; the segments of memory that the workload shares with workers are smaller
+# Bytes; the segments of memory that the workload shares with workers are smaller.
+_LEAST_LOG: Final = 1 << 20
 _SLACK: Final = 5  # tries, since the log grows meanwhile
 
 
@@ -154,7 +155,7 @@ def limit(stage: Stage, size: int) -> tuple[str, Undo]:
     server.rlimit(psutil.RLIMIT_FSIZE, (size, limits[1]))
 
     def lift() -> None:
-        # Workers that were started meanwhile have inherited it.
+        # Workers that were started meanwhile have inherited the limit.
         for process in (server, *stage.server.descendants()):
             with suppress(psutil.NoSuchProcess):
                 if psutil.Process(process.pid).rlimit(psutil.RLIMIT_FSIZE)[0] == size:

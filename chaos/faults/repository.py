@@ -32,7 +32,8 @@ POLLED: Final[Sequence[str]] = ("--model-control-mode=poll", f"--repository-poll
 
 PLAIN: Final[Sequence[str]] = ("echo", "add_sub", "slow", "batching")
 
-_SEEN_WITHIN: Final = 3.0  # seconds until the log tells of a change: three looks, and the load of a worker
+# Seconds until the log tells of a change: three looks, and the load of a worker.
+_SEEN_WITHIN: Final = 3.0
 
 
 def choose(stage: Stage, target: random.Random, models: Sequence[str] = PLAIN) -> Shelf:
@@ -166,7 +167,7 @@ def _copy_bit_by_bit(source: Path, into: Path, nearly: threading.Event) -> None:
 
 
 def _copy_with_a_pause(source: Path, into: Path, nearly: threading.Event) -> None:
-    """Copy all files but the model's, half of that, and after a pause of six looks the other half."""
+    """Copy all files but the model's, half of the model's, and after a pause of six looks the other half."""
     *others, model = _files(source)
     for file in others:
         (into / file.name).write_bytes(file.read_bytes())
@@ -180,12 +181,12 @@ def _copy_with_a_pause(source: Path, into: Path, nearly: threading.Event) -> Non
 
 
 def _files(version: Path) -> list[Path]:
-    """A version's files, the model's own last: what is there of a copy too early can't be loaded."""
+    """A version's files, the model's own last, so that an incomplete copy can't be loaded."""
     return sorted(version.iterdir(), key=lambda file: (file.stem == "model", file.name))
 
 
 def manifest(shelf: Shelf, whole: Path) -> bytes:
-    """Return SHA256SUMS, of what is there of a model and of its version 2, which is to come."""
+    """Return SHA256SUMS of a model's present files and of its version 2, which is to come."""
     listed = {"config.pbtxt": shelf.path / "config.pbtxt"}
     listed |= {f"1/{file.name}": file for file in _files(shelf.path / "1") if file.is_file()}
     listed |= {f"2/{file.name}": file for file in _files(whole)}
@@ -319,7 +320,7 @@ _SWAPS: Final = (2, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swapped:
-    """Every two seconds another version takes the place of the one before, at last version 1 again."""
+    """Every two seconds another version takes the place of the one before; at last version 1 is back."""
 
     name: str = "version_swaps"
     expected: str = (
@@ -373,7 +374,7 @@ _AWAY: Final = 0.6
 
 
 async def _come_and_go(stage: Stage, target: random.Random) -> list[str]:
-    """Put models of our own in and take them out, faster than they load, and ask them throughout."""
+    """Put the fault's own models in and take them out, faster than they load, and ask them throughout."""
     troubles: list[str] = []
 
     async def ask(model: str) -> None:
@@ -414,7 +415,10 @@ async def _visit(stage: Stage, guest: str, troubles: list[str]) -> None:
 
 
 async def ask_guest(stage: Stage, model: str, target: random.Random) -> str:
-    """Ask a model that may not be there: the right answer, or that it is not there, and nothing else."""
+    """Ask a model that may not be there.
+
+    It must give the right answer, or say that it is not there, and nothing else.
+    """
     question = Question.draw(model, target)
     async with await Connection.open(stage.server.http_port) as connection:
         await connection.send(question.http)

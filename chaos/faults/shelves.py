@@ -51,7 +51,10 @@ class Shelf:
         made.replace(self.path / inside)
 
     def take(self, inside: str = "") -> Path:
-        """Take a file or a directory out, the model itself unless one is named; return where it is now."""
+        """Take a file or a directory out; return where it is now.
+
+        Without `inside` it is the model's directory itself.
+        """
         return (self.path / inside).rename(self.beside())
 
     def give_back(self, taken: Path) -> None:

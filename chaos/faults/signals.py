@@ -98,7 +98,7 @@ class Stopped:
 
 
 async def _stopped_at_work(stage: Stage, hit: Instance) -> float:
-    """Stop a worker while it executes, and return when that was. Raises NoTarget."""
+    """Stop a worker while it executes, and return when it was stopped. Raises NoTarget."""
     with trio.move_on_after(_AT_WORK_WITHIN):
         while True:
             await trio.sleep(_LOOKING)

@@ -26,9 +26,10 @@ from chaos.faults.targets import (
 from chaos.records import LogExpected, Ok
 
 _LOOKING: Final = 0.02
-# Seconds, on a busy machine: when the log has to tell of each start is another matter.
+# Seconds, on a busy machine. This says nothing about when the log has to tell of each start.
 _TAKEN_WITHIN: Final = 20.0
-_WORN_OUT_WITHIN: Final = 6.0  # seconds until the log tells: five starts, and 1.5 s of waiting between them
+# Seconds until the log tells: five starts, and 1.5 s of waiting between them.
+_WORN_OUT_WITHIN: Final = 6.0
 _PATIENCE: Final = 20.0  # the same, on a busy machine; a supervisor counts the deaths of 30 s
 
 

@@ -80,7 +80,7 @@ async def _stream(stage: Stage, shelves: Sequence[Shelf]) -> None:
 async def asked(port: int) -> list[str]:
     """Have the program ask; return what went wrong."""
     words = [str(port), str(SECONDS), str(LEAST), *_GUESTS]
-    # On a small machine others go first, even before the program.
+    # On a small machine other processes go first, even before the program.
     command = ["nice", "-n", "10", sys.executable, "-m", "chaos.clients.long_streams", *words]
     with trio.move_on_after(_PATIENCE):
         done = await trio.run_process(

@@ -1,4 +1,4 @@
-"""What of the reference workload a fault may hit, who feels that, and how much can be under way there."""
+"""Which parts of the reference workload a fault may hit, which models feel it, and how much is under way there."""
 
 from __future__ import annotations
 

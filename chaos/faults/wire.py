@@ -16,7 +16,8 @@ from typing import Any, Final, Self
 import trio
 
 HOST: Final = "127.0.0.1"
-_AT_ONCE: Final = struct.pack("ii", 1, 0)  # SO_LINGER, for no time at all: the end is a reset
+# SO_LINGER with no time at all: the end is a reset.
+_AT_ONCE: Final = struct.pack("ii", 1, 0)
 
 
 class Broken(Exception):
@@ -126,7 +127,7 @@ class Connection:
         return HttpAnswer(int(first.split(" ")[1]), headers, body)
 
     async def wait_ended(self) -> bytes:
-        """Read until the server has ended the connection, by whatever means; return what it said before."""
+        """Read until the server has ended the connection in any way; return what it sent before."""
         said = bytes(self._waiting)
         try:
             while piece := await self.read():

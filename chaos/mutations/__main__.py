@@ -20,7 +20,7 @@ from chaos.mutations.workbench import Caught, Detector, notices, set_on, workben
 
 _PYTEST: Final = ("-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider")
 
-# What happens in workers: the rest is seen by the other two, and sooner.
+# Faults for what happens in workers. The other two detectors notice the rest, and sooner.
 _FAULTS: Final = (
     *("model_raise", "member_raise", "slow_twentyfold", "hang_in_python", "poison_request", "garbage_frames"),
     *("worker_sigkill", "all_workers_sigkill", "worker_segv", "worker_exits", "worker_sigstop_too_long"),
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def _sound(detectors: Sequence[Detector], folder: Path) -> bool:
-    """Whether the detectors are silent if there is no bug: otherwise they prove nothing."""
+    """Whether the detectors are silent without a bug: otherwise they prove nothing."""
     with workbench(folder / "sound", None) as root:
         for detector in detectors:
             began = time.monotonic()

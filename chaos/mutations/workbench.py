@@ -31,12 +31,13 @@ _LAST_WORDS: Final = 4000  # characters of a detector's output that are looked t
 class Detector:
     """Something that ought to notice a bug: a command that succeeds if there is none.
 
-    `names_itself` finds in the command's output what exactly has noticed, a test or a seed.
+    `names_itself` finds in the command's output which test or seed has noticed the bug.
     """
 
     name: str
     command: Sequence[str]
-    patience: float  # seconds; a command that takes longer has noticed, for without a bug it does not
+    # Seconds; a command that takes longer has noticed the bug, because without a bug it does not.
+    patience: float
     names_itself: str
 
 
@@ -80,7 +81,10 @@ def set_on(detectors: Sequence[Detector], mutation: Mutation, root: Path) -> Cau
 
 
 def notices(detector: Detector, root: Path) -> str | None:
-    """Run a detector in the copy at `root`; return what has noticed something there, None if nothing has."""
+    """Run a detector in the copy at `root`.
+
+    Returns what has noticed something there, None if nothing has.
+    """
     environ = {
         **os.environ,
         "PYTHONPATH": f"{root}{os.pathsep}{root / 'engine/authoring/public'}",

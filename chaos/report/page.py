@@ -1,4 +1,4 @@
-"""A run as one page of HTML that needs nothing else: no script, no style sheet, no picture from anywhere."""
+"""A run as one page of HTML that needs nothing else: no script, no style sheet, no picture from elsewhere."""
 
 from __future__ import annotations
 

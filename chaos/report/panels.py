@@ -153,7 +153,7 @@ def _floor_of(value: float) -> int:
 
 
 def model(frame: Frame, name: str, lane: Lane, blows: Sequence[Blow], top: float, height: float) -> str:
-    """Return one model's lane: bands where a fault may be felt by it, its good answers, its errors."""
+    """Return one model's lane: its good answers, its errors, and bands where it may feel a fault."""
     width = frame.timeline.width
     bands = "".join(
         element(
@@ -182,7 +182,7 @@ def model(frame: Frame, name: str, lane: Lane, blows: Sequence[Blow], top: float
 
 
 def hovers(frame: Frame, lane: Lane, top: float, height: float, name: str) -> str:
-    """Return what is shown of each second when one points at it."""
+    """Return what is shown of each second when the reader points at it."""
     step = (RIGHT - LEFT) / frame.timeline.bins
     return "".join(
         element(

@@ -1,4 +1,7 @@
-"""How the page looks: one sheet, for light and for dark. Colours are told apart by those who see few."""
+"""How the page looks: one style sheet, for light and for dark.
+
+Colour-blind readers can tell its colours apart.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def text(words: str, x: float, y: float, **attributes: object) -> str:
 
 
 def titled(words: str) -> str:
-    """Return what a browser shows when one points at the element that this is in."""
+    """Return what a browser shows when the reader points at the element that contains this."""
     return f"<title>{escape(words)}</title>"
 
 
@@ -40,7 +40,7 @@ class Axis:
     logarithmic: bool = False
 
     def at(self, value: float) -> float:
-        """Return where a value lies; what is beyond an end lies at it."""
+        """Return where a value lies; a value beyond an end lies at that end."""
         low, high, given = self.low, self.high, min(max(value, self.low), self.high)
         if self.logarithmic:
             low, high, given = math.log10(low), math.log10(high), math.log10(given)

@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     come_by: Counter[str] = Counter()
     requests = 0
     gc.collect()
-    gc.freeze()  # what has been imported is not looked at again after each seed
+    # The collector does not look again, after each seed, at what was imported.
+    gc.freeze()
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="tritium-simulation-") as scratch:
         for done, seed in enumerate(seeds, start=1):

@@ -38,9 +38,9 @@ async def call(
     request: Request,
     conversation: Conversation | None = None,
 ) -> Outcome:
-    """Send a request, wait for what comes of it, and return that. Never raises for what the server does.
+    """Send a request, wait for its outcome, and return that. Never raises for what the server does.
 
-    By streams it is sent on that of the `conversation`; without one it has a stream of its own.
+    A request by stream is sent on the stream of the `conversation`; without one it has a stream of its own.
     """
     outcome = Outcome(request, began=trio.current_time())
     ways: Mapping[str, Callable[[], Awaitable[None]]] = {
@@ -226,7 +226,8 @@ def _take(outcome: Outcome, answer: pb.ModelInferResponse) -> None:
 # -- gRPC streams
 
 _FINAL: Final = "triton_final_response"
-_TELL_CODES: Final = {"triton_grpc_error": "true"}  # the first error ends the stream, and is its status
+# The first error ends the stream, and is its status.
+_TELL_CODES: Final = {"triton_grpc_error": "true"}
 
 
 class Conversation:
@@ -279,7 +280,7 @@ class Conversation:
             outcome.finals += 1
             outcome.code, outcome.message = code, message
             return
-        # An end without a part is told only to those who ask for that, and only of decoupled models.
+        # Only clients that ask for it are told of an end without a part, and only for decoupled models.
         if MODELS[outcome.request.model].kind == "decoupled" and not _wants_end(outcome.request):
             outcome.finals = outcome.finals or 1
         outcome.code = ANSWERED

@@ -71,7 +71,7 @@ class Control:
     # -- requests --------------------------------------------------------------------------------------------
 
     def may_be_gone(self, model: str, at: float) -> bool:
-        """Whether a request that comes then may find the model unloaded."""
+        """Whether a request that comes at `at` may find the model unloaded."""
         takers = [
             (each.began, each.ended)
             for each in self._orders
@@ -99,7 +99,7 @@ class Control:
         return any(all(each.ended < began or each.began > end + BARELY for each in loads) for began in takers)
 
     def _back(self, model: str, after: float) -> float:
-        """Return when it serves again for sure, if it was unloaded by `after`."""
+        """Return when it surely serves again, if it was unloaded by `after`."""
         return min(
             (
                 each.ended
@@ -170,7 +170,7 @@ class Control:
         return self._troubled(done, name) or self._lacks_parts(done)
 
     def _troubled(self, done: Ordered, model: str) -> bool:
-        """Whether as many loads of the model were made to fail as it takes."""
+        """Whether so many loads of the model were made to fail that the order fails."""
         journal = self._journal
         times = [
             *journal.load_failures.get(model, ()),
@@ -182,7 +182,7 @@ class Control:
         return failed >= ATTEMPTS or suspended or self._struck(done)
 
     def _lacks_parts(self, done: Ordered) -> bool:
-        """Whether something that it is composed of may have been gone, or have failed to load."""
+        """Whether a model that it is composed of may have been gone, or have failed to load."""
         return any(
             self.may_be_gone(step, done.began)
             or self._troubled(done, step)
@@ -202,9 +202,9 @@ class Control:
         )
 
     def _struck(self, done: Ordered) -> bool:
-        """Whether something that it needs was made to crash meanwhile."""
+        """Whether an actor that it needs was made to crash meanwhile."""
         names = _family(done.order.model)
-        # What stands before the lanes takes them along.
+        # These stand above the lanes, and take the lanes along.
         roots = ("models", "repository", "repository/lanes")
         lanes = [f"repository/lanes/{name}" for name in names]
         return any(

@@ -21,7 +21,8 @@ from chaos.simulation.trace import Note
 from chaos.simulation.workers import Misdeed, Workers
 from engine.tree import RunningServer
 
-WATCHED_WITHIN: Final = 8.0  # seconds from a change on the disk to when the server has followed it
+# Seconds from a change on the disk until the server has followed it.
+WATCHED_WITHIN: Final = 8.0
 # Seconds for which a fault point stays armed if no actor passes it.
 POINT_WAITS: Final = 4.0
 
@@ -32,7 +33,7 @@ class SimulatedCrash(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A time in which some errors are no wonder. Without a `model` it is about all of them."""
+    """A time in which some errors are expected. Without a `model` it is about all models."""
 
     why: str
     model: str
@@ -181,7 +182,7 @@ class Faults:
         return self._make_folder(model, version=self._versions.get(model, 1), weights=weights)
 
     def _last(self, why: str, fault: Fault, more: float = 0.0) -> None:
-        """What was done lasts as long as the fault says, and `more`."""
+        """The effect lasts as long as the fault says, and `more`."""
         now = trio.current_time()
         self.windows.append(Window(why, fault.model, now, now + fault.seconds + more))
 
@@ -207,7 +208,8 @@ class Faults:
         def crash() -> None:
             path = trio.lowlevel.current_task().name
             if name.startswith("supervisor.") and not path.startswith("models/"):
-                return  # others are killed by `kill`, and with the root everything would be over
+                # Others are killed by `kill`, and the end of the root would end everything.
+                return
             disarm()
             self.crashed.append(name)
             self.blows.append(Blow(trio.current_time(), path))

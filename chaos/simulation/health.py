@@ -1,4 +1,4 @@
-"""What has to be true of a server once nothing is done to it any more, and all its requests are answered."""
+"""What has to be true of a server once all faults are over and all its requests are answered."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def trouble(
         held += bool(ready) and MODELS[name].kind != "ensemble"
         for state in ready.values():
             yield from _trouble_of(state)
-    # One for the configuration as it is, and one for what serves, which may be older.
+    # One directory for the configuration as it is, and one for the version that serves, which may be older.
     if not held <= disk.fetched - disk.released <= 2 * len(models):
         yield f"{disk.fetched - disk.released} directories are held by {held} models that serve"
     limiter = next((state.limiter for state in states if state.limiter is not None), None)

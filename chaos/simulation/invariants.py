@@ -67,6 +67,6 @@ def wrong(state: ModelState, now: float, grace: float = GRACE) -> Iterator[tuple
 
 
 def _waits_too_long(state: ModelState, now: float) -> bool:
-    """Whether a request waits for longer than any batch may be waited for."""
+    """Whether a request waits longer than a batch may wait to fill."""
     delay = getattr(state.spec.scheduling, "max_queue_delay", 0.0)
     return state.queue.oldest_enqueued < now - delay

@@ -16,7 +16,8 @@ from chaos.simulation.observers import Looked
 from chaos.simulation.outcomes import GONE, LOST, Outcome
 from chaos.simulation.workers import Journal
 
-MANY_DEATHS: Final = 5  # within `DEATHS_WITHIN`, after which an instance is tried now and then only
+# Within `DEATHS_WITHIN`; after so many, an instance is tried only now and then.
+MANY_DEATHS: Final = 5
 DEATHS_WITHIN: Final = 30.0
 TRIED_WITHIN: Final = 50.0  # seconds for which a model that died so often may be gone
 STOPPED_WITHIN: Final = 15.0  # seconds that a version's actors may take to stop
@@ -48,7 +49,7 @@ class Judge:
 
         `history` has, by id of a request of a sequence, the sum of it and those before.
         """
-        # The like of what has killed is refused.
+        # Inputs like those that have killed a worker are refused.
         self._poisonous = {
             (each.request.model, each.request.values) for each in outcomes if each.request.poison
         }
@@ -140,7 +141,7 @@ class Judge:
         return False
 
     def _result_lost(self, outcome: Outcome, model: Model) -> bool:
-        """Whether its model ran it, may not do so again, and its instance actor crashed over the result."""
+        """Whether its model ran it and may not run it again, and its instance actor crashed over the result."""
         ran = any(
             self._journal.ended[name, outcome.request.id] and not MODELS[name].retried
             for name in (model.name, *model.steps)

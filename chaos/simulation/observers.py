@@ -35,7 +35,7 @@ _PATHS: Final = {
 
 @dataclass(slots=True)
 class Looked:
-    """A look and what came of it: `complaints` about an answer that came."""
+    """A look and its outcome: `complaints` about the answer, if one came."""
 
     look: Look
     began: float
@@ -174,7 +174,7 @@ class Observer:
     def _follow(
         self, key: tuple[str, str, tuple[tuple[str, str], ...]], model: str, value: float, looked: Looked
     ) -> Iterator[str]:
-        """Remember a counter, and see that it has not decreased."""
+        """Remember a counter, and check that it has not decreased."""
         last = self._counts.get(key)
         if last is not None and last.at > looked.began:
             return  # who asked later was answered earlier
@@ -191,7 +191,7 @@ class Observer:
         for each in entries:
             if each["name"] not in self._models or each.get("state", "") not in _STATES:
                 yield f"the index has {each}"
-            # Beside what serves there may be a load after it that failed, and nothing else.
+            # Beside what serves, a later load may have failed; nothing else may be there.
             reason = each.get("reason", "")
             if each.get("state") == "READY" and reason and not reason.startswith(RELOAD_FAILED):
                 yield f"the index gives a reason for what is ready: {each}"

@@ -21,7 +21,7 @@ def draw_orders(random: Random, models: Sequence[str]) -> tuple[list[Order], lis
     faults: list[Fault] = []
     for _ in range(random.randint(2, 6)):
         [act] = random.choices(tuple(drawing.acts), tuple(drawing.acts.values()))
-        # Requests come at whole seconds above all, and should be under way.
+        # Requests come mostly at whole seconds, and should be under way.
         busy = random.randint(1, int(LENGTH) - 1) + random.uniform(0.002, 0.04)
         at = round(busy if random.random() < 0.5 else random.uniform(0.2, LENGTH - 1), 3)
         for step in act(at, random.choice(models)):

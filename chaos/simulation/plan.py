@@ -20,7 +20,8 @@ class Request:
     """One request of a client, or the next of a sequence."""
 
     id: str
-    at: float  # seconds after the beginning; of a sequence's later ones: after the answer before
+    # Seconds after the beginning; for the later requests of a sequence, seconds after the answer before.
+    at: float
     model: str
     values: tuple[int, ...]  # one a row
     wire: Wire

@@ -83,7 +83,8 @@ def scenario(seed: int) -> Scenario:
     chosen = random.sample([name for name in MODELS if name != "pipeline"], random.randint(3, 5))
     if random.random() < 0.4:
         chosen += [name for name in ("once", "echo", "pipeline") if name not in chosen]
-    point = CRASHES[seed % len(CRASHES)]  # each in turn: a hundred seeds have come by all of them
+    # Each in turn, so that a hundred seeds visit all of them.
+    point = CRASHES[seed % len(CRASHES)]
     chosen += [name for name in _PASSED_BY.get(point, ()) if name not in chosen]
     chosen.sort()
     plain = [name for name in chosen if MODELS[name].kind != "sequence"]
@@ -103,7 +104,7 @@ def scenario(seed: int) -> Scenario:
     faults = [_fault(random, chosen) for _ in range(random.randint(0, 6))]
     faults.append(Fault(at=round(random.uniform(0, LENGTH / 2), 3), what="crash", detail=point))
     orders: list[Order] = []
-    # What is drawn beside the rest has a generator of its own: so the rest stays what it was.
+    # What is drawn beside the rest has a generator of its own, so that the rest stays what it was.
     control = Random(f"control {seed}")
     explicit = control.random() < 0.35 and not _watches(point)
     startup = [name for name in chosen if control.random() < 0.9] if explicit else None
@@ -135,7 +136,7 @@ def scenario(seed: int) -> Scenario:
 
 
 def _ceilings(random: Random, models: Sequence[str], *, certain: str) -> dict[str, str]:
-    """Return `tritium.recycle` of some models, by name; that of a `certain` one for sure."""
+    """Return `tritium.recycle` of some models, by name; a `certain` model is always among them."""
     found = {}
     for name in models:
         wears = random.random() < 0.25 or name == certain
@@ -172,13 +173,13 @@ def _looks(random: Random, models: Sequence[str]) -> list[Look]:
 
 
 def _watches(point: str) -> bool:
-    """Whether it is passed only where the server polls its repository."""
+    """Whether the point is passed only if the server polls its repository."""
     return point.startswith("watcher.")
 
 
 def _request(random: Random, n: int, model: Model) -> Request:
     rows = random.randint(1, model.rows)
-    # Some come at the same moment: that is when batches form, and when orders differ.
+    # Some requests come at the same moment: batches form then, and orders differ.
     at = (
         round(random.uniform(0, LENGTH), 3)
         if random.random() < 0.5

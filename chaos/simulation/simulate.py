@@ -1,4 +1,4 @@
-"""One simulation from its beginning to its end: a whole server tree on a machine that is made up."""
+"""One simulation from its beginning to its end: a whole server tree on a simulated machine."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ from engine.sockets import BACKLOG, Sockets
 from engine.tree import RunningServer, running_tree
 
 POLL: Final = 1.0
-ANSWERED_WITHIN: Final = 90.0  # seconds after the last request until which every one must have an answer
-HEALTHY_WITHIN: Final = 120.0  # seconds after that until which the server must be as if nothing had been
+# Seconds after the last request within which every request must have an answer.
+ANSWERED_WITHIN: Final = 90.0
+# Seconds after that within which the server must be as if nothing had happened.
+HEALTHY_WITHIN: Final = 120.0
 
 _TRAITS: Final = BackendTraits(
     name=BACKEND, pure=True, concurrent=True, default_artifact=ARTIFACT, target="chaos.simulation:Simulated"
@@ -56,7 +58,7 @@ _TRAITS: Final = BackendTraits(
 
 @dataclass(slots=True)
 class Verdict:
-    """What a simulation has come to. It has passed where there is nothing to complain about."""
+    """The result of a simulation. It has passed if there is nothing to complain about."""
 
     scenario: Scenario
     trace: Trace
@@ -376,7 +378,7 @@ class _Simulation:
     # -- afterwards ------------------------------------------------------------------------------------------
 
     async def _until(self, look: Callable[[], Awaitable[Sequence[str]]], what: str) -> None:
-        """Wait until a look finds nothing wrong; complain where that takes too long."""
+        """Wait until a look finds nothing wrong; complain if that takes too long."""
         found: Sequence[str] = []
         until = trio.current_time() + HEALTHY_WITHIN
         while trio.current_time() < until:
@@ -433,7 +435,7 @@ class _Simulation:
             self._verdict.complain(f"no answer in the end from '{name}'")
 
     async def _compare_counts(self) -> None:
-        """Metrics and statistics have to tell the same of what serves, now that nothing goes on."""
+        """Metrics and statistics have to agree about what serves, now that nothing goes on."""
         both: tuple[Asked, Asked] = ("metrics", "statistics")
         for what in both:
             await self._look(Look(at=0.0, what=what, wire="http"))

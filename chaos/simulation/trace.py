@@ -1,4 +1,4 @@
-"""What happened in a simulation, line by line: two runs of one seed are the same where their traces are."""
+"""What happened in a simulation, line by line: two runs of one seed are the same if their traces are."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Trace:
 
     @contextmanager
     def logging(self) -> Iterator[None]:
-        """Take all that is logged around the block into the trace."""
+        """Write everything that is logged around the block into the trace."""
         before = structlog.get_config()
         structlog.configure(
             processors=[self._logged],

@@ -40,16 +40,18 @@ from actors.model import InstanceState, ModelState
 
 T = TypeVar("T")
 
-BEGIN: Final = 1000.0  # seconds on the virtual clock, so that no moment is mistaken for none
+# Seconds on the virtual clock; not 0, so that no moment is mistaken for none.
+BEGIN: Final = 1000.0
 LONGEST: Final = 1500.0  # seconds of virtual time after which a run counts as stuck
 LONGEST_WORK: Final = 0.02  # seconds that a piece of work on a thread takes
 
-_IDLE_TURNS: Final = 1000  # without a deadline, as long as only descriptors have something to say
+# Turns without a deadline, as long as only descriptors have something to say.
+_IDLE_TURNS: Final = 1000
 _COUNTED: Final = (InferRequest, InstanceState, ModelState)
 
 
 class Stuck(Exception):
-    """A run came to no end. The message lists its tasks, and where each of them is."""
+    """A run did not end. The message lists its tasks, and where each of them is."""
 
 
 class SchedulerChanged(Exception):
@@ -170,7 +172,7 @@ class _InlineThreads:
         abandon_on_cancel: bool = False,
         limiter: trio.CapacityLimiter | None = None,
     ) -> T:
-        """Do as `trio.to_thread.run_sync`. What is abandoned goes on to its end, as a thread would."""
+        """Do as `trio.to_thread.run_sync`. Abandoned work goes on to its end, as a thread would."""
         del thread_name
         borrower = object()
         if limiter is not None:
@@ -206,7 +208,7 @@ def _attribute(owner: object, name: str, value: object) -> Iterator[None]:
 
 @contextmanager
 def _counted(kind: type, numbers: Iterator[int]) -> Iterator[None]:
-    """Have objects of a class hash to their number in order of creation; equality stays identity."""
+    """Have objects of a class hash to their number in the order of creation; equality stays identity."""
     known: dict[int, int] = {}
     construct: Callable[..., None] = vars(kind)["__init__"]
 

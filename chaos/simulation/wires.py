@@ -163,7 +163,7 @@ class GrpcCall:
         deadline: float = 0.0,
         metadata: Mapping[str, str] = MappingProxyType({}),
     ) -> AsyncIterator[GrpcCall]:
-        """Begin a call of `method`, which may take `deadline` seconds; 0: as long as it likes."""
+        """Begin a call of `method`, which may take `deadline` seconds; 0 is without a limit."""
         async with _connected(address) as sock:
             settings = (4).to_bytes(2, "big") + _LARGE.to_bytes(4, "big")  # INITIAL_WINDOW_SIZE
             await _send(

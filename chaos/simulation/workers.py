@@ -46,7 +46,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Misdeed:
-    """What a worker does in place of answering, once: to its next batch."""
+    """What a worker does once in place of answering, to its next batch."""
 
     what: str  # one of `chaos.simulation.scenario.MISDEEDS`
     after: float = 0.0  # seconds into the execution
@@ -79,7 +79,8 @@ class Journal:
     begun: Counter[tuple[str, str]] = field(default_factory=Counter)  # by model and request id
     ended: Counter[tuple[str, str]] = field(default_factory=Counter)
     died_under: Counter[str] = field(default_factory=Counter)  # deaths while it executed
-    # When the server ended a worker that was at work and did nothing wrong, its model, and what it executed.
+    # When the server ended a worker that was at work and did nothing wrong: the time, the worker's model, and
+    # what it executed.
     ended_under: list[tuple[float, str, Sequence[str]]] = field(default_factory=list)
     hung_under: Counter[str] = field(default_factory=Counter)
     raised: Counter[str] = field(default_factory=Counter)  # answered with an error by the model
@@ -98,7 +99,8 @@ class Workers:
         self.alive: list[SimulatedWorker] = []
         self.misdeeds: dict[str, deque[Misdeed]] = {}  # by model: the next batches get one each
         self.load_troubles: dict[str, deque[str]] = {}  # by model: refuse, die, or dawdle
-        self.refuse_launches = 0  # so many launches fail as if the system had no process to give
+        # So many launches fail as if the system had no process to give.
+        self.refuse_launches = 0
         self.spares = Spares(self._start_spare, limit=spare_workers, log=log)
         self._world = world
         self._pids = 100
@@ -149,7 +151,7 @@ class Workers:
 
 
 class SimulatedWorker:
-    """One process that is none. Implements `actors.instance.Launched` and `engine.spares.Spare`."""
+    """A simulated process. Implements `actors.instance.Launched` and `engine.spares.Spare`."""
 
     def __init__(self, pid: int, workers: Workers, world: World) -> None:
         self.pid = pid
@@ -159,7 +161,8 @@ class SimulatedWorker:
         self.loaded = False
         self.suspended = False
         self.misbehaved = False  # it has given its server a reason to end it
-        # Request ids by lane; of what is open though its execution is over, by minus its batch.
+        # Request ids by lane. Requests that are open though their execution is over are under minus their
+        # batch.
         self.executing: dict[int, Sequence[str]] = {}
         self.sequences: set[int] = set()  # correlation ids that it knows
         self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -225,7 +228,7 @@ class SimulatedWorker:
         self.die(Signal(signal.SIGKILL))
 
     def _accuse(self) -> None:
-        """Write down that the server ends it though it does what it should, and is at it."""
+        """Write down that the server ends this worker while it is doing its work rightly."""
         if self.model is not None and self.executing and not self.misbehaved and not self.exited:
             ids = tuple(each for lane in self.executing.values() for each in lane)
             self._workers.journal.ended_under.append((trio.current_time(), self.model.name, ids))
@@ -273,7 +276,8 @@ class SimulatedWorker:
                 await _Process(self, self._theirs, self._workers, self._world).run()
                 self.die(Exit(0), asked=True)
         except* (OSError, trio.ClosedResourceError):
-            self.die(Exit(79))  # its server has gone, or it died while it was at it
+            # Its server has gone, or it died while it was at it.
+            self.die(Exit(79))
         except* Exception as bug:  # noqa: BLE001  # told where people look for it
             self._world.complain(
                 f"worker {self.pid} has a bug, or the server told it nonsense: {bug.exceptions!r}"
@@ -474,7 +478,8 @@ class _Process:
         async for job in todo:
             slot = self._slots[job.slot]
             if self._world.chance.random() < 0.1:
-                await self._worker.pause(0.002)  # the server may take it back until the next line
+                # The server may take the request back until the next line.
+                await self._worker.pause(0.002)
             if not self._control.begin(lane, job.batch_id, job.slot):
                 self._world.note("worker", self._worker.pid, "passes over", self._model.name, job.batch_id)
                 await self._send(frames.encode_skipped(job.slot, job.batch_id))
@@ -491,7 +496,8 @@ class _Process:
             for each in ids:
                 self._workers.journal.ended[self._model.name, each] += 1
             if self._world.chance.random() < 0.1:
-                await self._worker.pause(0.001)  # its answer is out, and its lane still says that it executes
+                # Its answer is out, and its lane still says that it executes.
+                await self._worker.pause(0.001)
             self._control.end(lane)
             self._worker.executing.pop(lane, None)
 

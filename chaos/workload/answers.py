@@ -45,7 +45,8 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
 DIVISORS: Final[Mapping[str, int]] = {
     # ONNX Runtime refuses to divide by zero: the execution fails, and no worker dies.
     "raise": 0,
-    "fpe": -1,  # the model divides the smallest number by it, whose quotient has no room: x86 traps, SIGFPE
+    # The model divides the smallest number by it. The quotient has no room: x86 traps, SIGFPE.
+    "fpe": -1,
     "hang": -2,  # the model begins a loop without an end, in native code
 }
 """B by which `add_sub` comes to harm, which has no other poison. A is the value, so that no two of them look alike."""

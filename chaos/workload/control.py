@@ -25,7 +25,7 @@ class Order:
 
     @property
     def stands(self) -> bool:
-        """Whether it is there still: once it is taken or withdrawn, it is not."""
+        """Whether the order still exists: once it is taken or withdrawn, it does not."""
         return self._file.exists()
 
     def withdraw(self) -> bool:

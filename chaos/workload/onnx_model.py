@@ -1,4 +1,4 @@
-"""The model of `add_sub`, in ONNX: what it computes, and what it can be made to come to harm by."""
+"""The model of `add_sub`, in ONNX: what it computes, and how it can be made to fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from chaos.workload.answers import DIVISORS
 
 OPSET: Final = 21
 IR_VERSION: Final = 10
-TURNS: Final = 2**40  # of the loop, where it is to hang: no machine gets to the end within any limit
+# Turns of the loop that is to hang: no machine gets to the end within any limit.
+TURNS: Final = 2**40
 SMALLEST: Final = -(2**63)
 
 

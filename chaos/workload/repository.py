@@ -25,7 +25,8 @@ BESIDE: Final = ("conduct.py", "deeds.py", "journal.py")
 INSTANCES: Final = 2
 EXECUTION_TIMEOUT: Final = 2.0  # seconds
 LOAD_TIMEOUT: Final = 10.0  # seconds
-MEMORY_LIMIT: Final = 96  # MiB; a worker takes 20, and the rest is soon filled, on a busy machine too
+# MiB; a worker takes 20, and the rest is soon filled, on a busy machine too.
+MEMORY_LIMIT: Final = 96
 SLOW_CAPACITY: Final = INSTANCES / 0.020  # requests a second that `slow` can answer
 
 _WORKERS: Final = f"instance_group [ {{ kind: KIND_CPU count: {INSTANCES} }} ]"

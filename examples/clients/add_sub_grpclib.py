@@ -107,7 +107,8 @@ async def talk(channel, options):
 
     print("ModelStreamInfer")
     async with stub.ModelStreamInfer.open(timeout=options.timeout) as stream:
-        await stream.send_request()  # opens the call: without it there is nothing to read from yet
+        # This opens the call: without it there is nothing to read from yet.
+        await stream.send_request()
         sending = asyncio.create_task(_send(stream, options, a))
         try:
             async for answer in stream:
@@ -122,7 +123,7 @@ async def talk(channel, options):
 
 
 async def _send(stream, options, a):
-    """Send while others receive: the answers come as they are ready."""
+    """Send while another task receives: the answers come as they are ready."""
     for number in range(options.requests):
         message = request(options.model, a, np.full_like(a, number), str(number))
         await stream.send_message(message, end=number + 1 == options.requests)

@@ -73,7 +73,7 @@ class Bert:
         return self._norm("embeddings.LayerNorm", add("Add", words, positions))
 
     def layer(self, number, x, bias):
-        """Add one layer: attention, then two dense maps, each added to what went in and normalised."""
+        """Add one layer: attention, then two dense maps, each added to its input and normalised."""
         add, name = self.graph.add, f"encoder.layer.{number}"
         attended = self._dense(
             f"{name}.attention.output.dense", self._attention(f"{name}.attention.self", x, bias)

@@ -3,7 +3,8 @@
 import re
 from dataclasses import dataclass
 
-LONGEST = 90  # words, of what is joined to one passage; the embedding reads about 180
+# Words that are joined to one passage; the embedding reads about 180.
+LONGEST = 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ def _texts(blocks):
 
 
 def _sentences(text):
-    """Return the words of a text: in one list where it is short enough, else in one for each sentence."""
+    """Return the words of a text: in one list if the text is short enough, else one list for each sentence."""
     short = len(text.split()) <= LONGEST
     return [part.split() for part in ([text] if short else re.split(r"(?<=[.?!:]) (?=[A-Z`])", text))]
 
@@ -93,5 +94,5 @@ def _plain(text):
 
 
 def _anchor(heading):
-    """Return what a heading is linked by, as GitHub makes it."""
+    """Return the anchor of a heading, as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

@@ -18,7 +18,7 @@ from journal import Journal  # type: ignore[import-not-found]  # lies beside thi
 
 
 class Conduct:
-    """Of one worker. Everything that it needs to know comes from the model's configuration."""
+    """The conduct of one worker. All its settings come from the model's configuration."""
 
     def __init__(self, args: dict[str, str], *, pace: float = 0.005) -> None:
         """`args` are those of `initialize`. Raises RuntimeError if it is told to fail."""
@@ -122,7 +122,7 @@ class Batch:
             self._deeds.do(poison)
 
     def executed(self, request: Any) -> None:
-        """Enter into the journal that all of one request's answer is made."""
+        """Enter into the journal that one request's whole answer is made."""
         self._journal.end([request.request_id()], self._number)
 
     def end(self) -> None:

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 
 LONG = 60.0  # seconds that something hangs; the server is to end it long before
 LEAKED = 4 << 20  # bytes at a time
-FEW_DESCRIPTORS = 256  # that the worker may have from when it leaks them: none are left soon
+# The limit for a worker that leaks descriptors: soon none are left.
+FEW_DESCRIPTORS = 256
 PRINTED = 2 << 20  # bytes
 SLOWER = 20
 
@@ -120,7 +121,8 @@ def _hang() -> None:
 
 
 def _hang_lock() -> None:
-    ctypes.PyDLL(None).sleep(int(LONG))  # unlike CDLL, it keeps the interpreter lock in foreign code
+    # Unlike CDLL, PyDLL keeps the interpreter lock in foreign code.
+    ctypes.PyDLL(None).sleep(int(LONG))
 
 
 def _segv() -> None:
@@ -133,7 +135,8 @@ def _exit0() -> None:
 
 def _close_frames() -> None:
     with socket.socket(fileno=_connection()) as connection:
-        connection.shutdown(socket.SHUT_RDWR)  # closing alone has no effect while another thread reads
+        # Closing alone has no effect while another thread reads.
+        connection.shutdown(socket.SHUT_RDWR)
     _hang()
 
 

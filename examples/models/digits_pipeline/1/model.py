@@ -17,7 +17,7 @@ class TritonPythonModel:
         pb_utils.Logger.log_info(f"{args['model_name']} is ready")
 
     def execute(self, requests):
-        """Answer each request; what is no image is that request's error."""
+        """Answer each request. Data that is not an image is an error of that request only."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request):

@@ -23,7 +23,7 @@ class TritonPythonModel:
 
 
 def repeat(request, sender):
-    """Send the responses to one request, the final flag behind them; stop where the client has gone."""
+    """Send the responses to one request, then the final flag; stop if the client has gone."""
     values = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
     delay = pb_utils.get_input_tensor_by_name(request, "DELAY")
     delays = np.zeros(values.size, np.uint32) if delay is None else delay.as_numpy()

@@ -6,12 +6,14 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from tokenizers import Tokenizer
 
-LONGEST = 256  # word pieces; what follows is cut off, as the model was used in training
-MULTIPLE = 32  # padded lengths; requests that are as long as each other share a batch of the embedding model
+# Word pieces; longer texts are cut off, as when the model was trained.
+LONGEST = 256
+# Padded lengths are multiples of this; requests of equal length share a batch of the embedding model.
+MULTIPLE = 32
 
 
 class TritonPythonModel:
-    """Takes TEXT, gives INPUT_IDS and ATTENTION_MASK, which is 0 where a shorter text is padded."""
+    """Takes TEXT, gives INPUT_IDS and ATTENTION_MASK. The mask is 0 where a shorter text is padded."""
 
     def initialize(self, args):
         """Read the vocabulary that lies beside this file."""
@@ -21,7 +23,7 @@ class TritonPythonModel:
         self._tokenizer.enable_padding(pad_to_multiple_of=MULTIPLE)
 
     def execute(self, requests):
-        """Answer each request; text that can't be read is that request's error."""
+        """Answer each request. Text that can't be read is an error of that request only."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request):
