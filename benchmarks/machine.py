@@ -1,4 +1,4 @@
-"""What a reader of the figures must know: the machine, the versions, and whether anything else was running."""
+"""What a reader of the figures must know: the machine, the versions, and what else was running."""
 
 from __future__ import annotations
 

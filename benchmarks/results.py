@@ -58,7 +58,10 @@ class Cell:
 
     @property
     def at(self) -> str:
-        """The concurrency as written in tables: `16`, or `4×8` for eight streams on each of four connections."""
+        """The concurrency as written in tables.
+
+        It is `16`, or `4×8` for eight streams on each of four connections.
+        """
         alone = self.protocol == "http" or self.concurrency * self.streams == 1
         return str(self.concurrency) if alone else f"{self.concurrency}×{self.streams}"
 

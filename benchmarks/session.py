@@ -98,7 +98,10 @@ class Session:
         return [*(each.model for each in plan.scenarios), *over_grpc, *recovery]
 
     def _serve(self, sources: Sequence[Source]) -> tuple[Findings, Sequence[str]]:
-        """Start every subject, measure memory, load and recovery, in this order; return the load's findings."""
+        """Start every subject and measure memory, load and recovery, in this order.
+
+        Returns the load's findings.
+        """
         models = self._scratch / "models"
         models.mkdir()
         left_out = repository.write_some(models, self._models)

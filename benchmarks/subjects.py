@@ -54,7 +54,10 @@ class Subject:
     is_yardstick: bool = False
 
     def url(self, model: str, answer_size: int) -> str:
-        """Return where a load client posts: a model's infer endpoint, or the yardstick's path for so many bytes."""
+        """Return where a load client posts.
+
+        It is a model's infer endpoint, or the yardstick's path for so many bytes.
+        """
         path = f"/{answer_size}" if self.is_yardstick else infer_path(model)
         return f"http://{self.host}:{self.port}{path}"
 

@@ -36,7 +36,7 @@ class Terminal:
             self._status.stop()
 
     def step(self, text: str) -> None:
-        """Say what is being done now. This is shown on a terminal only, where the line can be erased again."""
+        """Say what is being done now, on a terminal only, because the line is erased again."""
         if self._console.is_terminal:
             self._status.update(Text(text))
 

@@ -36,7 +36,7 @@ class GrpcSubject:
         return self.label == BARE
 
     def path(self, way: Way, answer_size: int) -> str:
-        """Return what a load client calls: a method, or a path that names the bare responder's number of bytes."""
+        """Return what a load client calls: a method, or the bare responder's path for so many bytes."""
         if self.is_bare:
             return f"/{'stream' if way is Way.STREAM else 'unary'}/{answer_size}"
         return method(way)

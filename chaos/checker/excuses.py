@@ -132,7 +132,7 @@ class Excuses:
             self._broken.append((failure, offer.by))
 
     def settle(self) -> tuple[list[Failure], list[tuple[Failure, int]]]:
-        """Return the failures that nothing excuses, and the failures that a fault excuses, with the fault's number.
+        """Return the failures that nothing excuses, and those that a fault excuses, with the fault's number.
 
         Of the failures that an excuse without a bound covers, the second list has only those that a worker
         began and did not end.

@@ -37,7 +37,8 @@ class Goal:
     figure: float | None
     sense: Sense = "at most"
     unit: str = ""  # "s", "×", or nothing for a number
-    timed: bool = False  # whether a server without fault may miss it on a machine that is too slow
+    # Whether a server without fault may miss it on a machine that is too slow.
+    timed: bool = False
     measured: int = 0  # how many measurements the figure is of
     found: int = 0
     evidence: Sequence[Evidence] = ()
@@ -80,7 +81,10 @@ class Findings:
 
 
 def worst(of: Iterable[tuple[float, Evidence]], limit: float) -> tuple[int, Sequence[Evidence]]:
-    """Return how many measurements exceed a limit, and the largest of all as evidence, those beyond first."""
+    """Return how many measurements exceed a limit, and the largest of all as evidence.
+
+    Measurements beyond the limit come first.
+    """
     ordered = sorted(of, key=lambda each: -each[0])
     beyond = sum(figure > limit for figure, _ in ordered)
     return beyond, tuple(evidence for _, evidence in ordered[: min(MOST_EVIDENCE, max(beyond, 1))])
@@ -130,7 +134,7 @@ class Verdict:
 
     @property
     def answers_passed(self) -> bool:
-        """Whether no goal was missed but such as a slow machine may miss (`Goal.timed`)."""
+        """Whether every missed goal is one that a slow machine may miss (`Goal.timed`)."""
         return all(goal.timed for goal in self.missed)
 
     @property
@@ -147,7 +151,7 @@ class Verdict:
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as JSON has it: an infinite or undefined figure is a string."""
+    """Return a verdict as JSON has it. An infinite or undefined figure becomes a string."""
     given = {
         "passed": verdict.passed,
         "goals": [{**asdict(goal), "passed": goal.passed} for goal in verdict.goals],

@@ -50,5 +50,5 @@ def code_seen(name: str, protocol: Wire) -> str:
 
 
 def code_of(status: int) -> str:
-    """Return the gRPC code that an HTTP status stands for; UNKNOWN for a status that Tritium's table lacks."""
+    """Return the gRPC code that an HTTP status stands for; UNKNOWN if Tritium's table lacks the status."""
     return CODES.get(status, "UNKNOWN")

@@ -93,7 +93,10 @@ class Sabotage(Protocol):
         ...
 
     async def jump(self, seconds: float) -> None:
-        """Move the wall clock, as the server's code reads it, by so many seconds; the monotonic clock goes on."""
+        """Move the wall clock, as the server's code reads it, by so many seconds.
+
+        The monotonic clock goes on.
+        """
         ...
 
     async def list(self) -> Sequence[str]:

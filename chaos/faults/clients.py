@@ -237,7 +237,10 @@ def _nonsense(target: random.Random) -> Sequence[bytes]:
 
 
 async def _talk_nonsense(port: int, words: bytes) -> str:
-    """Send `words`, and that nothing more comes; the server has to end the connection, whatever it answers."""
+    """Send `words`, and that nothing more comes.
+
+    The server has to end the connection, whatever it answers.
+    """
     async with await Connection.open(port) as connection:
         try:
             await connection.send(words)

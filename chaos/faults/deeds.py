@@ -102,7 +102,10 @@ class Deed:
 
 
 def _late(model: str) -> Excuse:
-    """Excuse requests that wait for a hang to be over, in the batch or behind it, and have less time than that."""
+    """Excuse requests that wait for a hang to be over, and have less time than that.
+
+    They wait in the batch that hangs or behind it.
+    """
     return Excuse(models=felt_by(model), codes=("DEADLINE_EXCEEDED",), most=2 * under_way(model), after=0.1)
 
 

@@ -1,4 +1,7 @@
-"""Which parts of the reference workload a fault may hit, which models feel it, and how much is under way there."""
+"""Which parts of the reference workload a fault may hit.
+
+It also says which models feel the fault, and how much can be under way there.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _texts(blocks):
 
 
 def _sentences(text):
-    """Return the words of a text: in one list if the text is short enough, else one list for each sentence."""
+    """Return the words of a text: in one list if the text is short enough, else in one for each sentence."""
     short = len(text.split()) <= LONGEST
     return [part.split() for part in ([text] if short else re.split(r"(?<=[.?!:]) (?=[A-Z`])", text))]
 

@@ -8,7 +8,10 @@ class TritonPythonModel:
     """UPPER = TEXT in upper case, element by element. Text that is not UTF-8 is refused."""
 
     def execute(self, requests):
-        """Answer each request of a batch on its own. Bad bytes in one request are an error of that request only."""
+        """Answer each request of a batch on its own.
+
+        Bad bytes in one request are an error of that request only.
+        """
         return [self._answer(request) for request in requests]
 
     def _answer(self, request):
