@@ -90,7 +90,8 @@ class ProcessStat:
     pid: int
     parent: int
     started: int  # clock ticks since boot
-    ticks: int  # CPU time, user and system, its own and of the children it has waited for
+    # CPU time, user and system, its own and of the children that it has waited for.
+    ticks: int
     zombie: bool
 
 

@@ -33,7 +33,8 @@ class Scenario:
     inputs: Callable[[], Tensors] | None
     expected: Callable[[Tensors], Tensors] | None
     on_gpu: bool = False  # left out where there is none
-    transfer: int = 0  # at concurrency 1, compare with two copies and a loopback trip of so many bytes
+    # At concurrency 1, compare with two copies and a loopback trip of so many bytes.
+    transfer: int = 0
 
 
 def pair() -> Tensors:
@@ -146,7 +147,8 @@ SCENARIOS: Final = (
     ),
 )
 
-OPERATIONS: Final = {  # measured besides the load: what `--only` takes, and what it is
+# What is measured besides the load: what `--only` takes, and what it is.
+OPERATIONS: Final = {
     "startup": "start of the server with ten ONNX models, until ready",
     "memory": "resident memory of the idle server process",
     "recovery": "a worker is killed, until the next good answer",

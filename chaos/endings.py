@@ -38,12 +38,14 @@ ENDLESS: Final = "echo-endless"
 """The model without a limit that `sigterm_hung` needs."""
 
 _SHARED_MEMORY: Final = Path("/dev/shm")
-_LINGER: Final = 5.0  # seconds that the kernel may take to end what is left, on a busy machine
+# Seconds that the kernel may take to end what is left, on a busy machine.
+_LINGER: Final = 5.0
 # Seconds: a server that was told to end and is still ready after them will not end.
 _READY_FOR: Final = 10.0
 _OF_ITS_OWN: Final = re.compile(r"(socket|pipe|memory):\[")
 _MOST_TOLD: Final = 3
-_CLOCKS: Final = 1.0  # seconds between when a process began, by psutil, and when it did
+# Seconds between when a process began, by psutil, and when it did.
+_CLOCKS: Final = 1.0
 
 
 class Traces:

@@ -55,7 +55,8 @@ class Planned:
 
     at: float  # seconds since the run began
     fault: str  # its name in the catalogue
-    target: int  # the seed of the random numbers by which it chooses what to hit
+    # The seed of the random numbers by which the fault chooses its target.
+    target: int
     mixed: bool  # whether it is meant to overlap with others
 
 

@@ -46,7 +46,8 @@ class Invoke(Record):
     kind: ClassVar[str] = "invoke"
 
     n: int  # of the request: unique in a run
-    id: str  # what the request carries as its id, and the journal and the log repeat
+    # The request carries it as its id, and the journal and the log repeat it.
+    id: str
     model: str
     protocol: Wire
     phase: Phase
@@ -60,7 +61,8 @@ class Invoke(Record):
     end: bool = False
     priority: int = 0
     tenant: str = ""
-    poison: str = ""  # what the request makes its model do, where it is meant to do harm
+    # What the request makes its model do, if it is meant to do harm.
+    poison: str = ""
     by: int = 0  # the fault (its `n`) that sent it; 0 for the ordinary load
     # When it was to be sent: `t` less this is how late the generator was.
     due: float | None = None
@@ -86,7 +88,8 @@ class Fail(Record):
     kind: ClassVar[str] = "fail"
 
     n: int
-    code: str  # of gRPC, by its name, such as UNAVAILABLE; HTTP statuses are translated
+    # The code of gRPC, by its name, such as UNAVAILABLE; HTTP statuses are translated.
+    code: str
     message: str
     values: Sequence[int] = ()  # parts that came before the error
 

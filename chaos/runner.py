@@ -39,7 +39,8 @@ from chaos.workload.repository import SLOW_CAPACITY, write_model, write_reposito
 OVERLOAD_FACTOR: Final = 3.0
 """How many times what it can answer the overloaded model is sent."""
 
-_LEAD: Final = 0.5  # seconds from the server being ready to the beginning of a run
+# Seconds from the server being ready to the beginning of a run.
+_LEAD: Final = 0.5
 _SAMPLES_EVERY: Final = 0.5  # seconds
 _NEWS_EVERY: Final = 10.0
 

@@ -36,7 +36,8 @@ from benchmarks.grpc.wire import (
 RECEIVE_SIZE: Final = 256 * 1024
 _FRAME: Final = struct.Struct(">IBI")
 _WINDOW: Final = 2**31 - 1
-_PIECE: Final = 16_384  # of an answer: what a peer takes in one frame unless it says otherwise
+# Bytes of an answer in one frame: what a peer takes unless it says otherwise.
+_PIECE: Final = 16_384
 
 
 def path_of(block: bytes) -> bytes:

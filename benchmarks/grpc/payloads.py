@@ -18,7 +18,8 @@ from protocols.kserve.proto import grpc_service_pb2 as pb
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
 _LENGTH: Final = Struct(">I")
-PREFIX_SIZE: Final = 5  # of a gRPC message: a byte that says whether it is compressed, and its length
+# The prefix of a gRPC message: a byte that says whether it is compressed, and its length.
+PREFIX_SIZE: Final = 5
 
 
 def encode(asked: Asked, inputs: Tensors) -> pb.ModelInferRequest:

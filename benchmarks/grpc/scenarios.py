@@ -98,7 +98,8 @@ class GrpcScenario:
     shapes: tuple[Shape, ...]
     inputs: Callable[[], Tensors]
     expected: Callable[[Tensors], Tensors]
-    script: Script | None = None  # of `Way.SCRIPT`, whose models take and give what `model` does
+    # The script of `Way.SCRIPT`, whose models take and give what `model` does.
+    script: Script | None = None
     referenced: bool = True  # whether the references can answer it
     on_gpu: bool = False  # no reference is measured: theirs would not use it
     transfer: int = 0

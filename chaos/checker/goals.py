@@ -112,7 +112,8 @@ class FaultSummary:
 
     fault: str
     count: int
-    excused: dict[str, int]  # errors that it excused, by code; "no answer" for what had none
+    # Errors that it excused, by code; "no answer" for requests that had none.
+    excused: dict[str, int]
     lines_expected: int
     lines_found: int
     recoveries: Sequence[float]  # seconds; infinite where there was none

@@ -27,7 +27,8 @@ PATIENCE: Final = 30.0
 LASTING_RATE: Final = 10.0
 """Requests a second of the client whose stream lasts; no part of the load's rate."""
 
-_CONNECTIONS: Final = 16384  # at 500 requests a second, what half a minute without an answer takes
+# What half a minute without an answer takes at 500 requests a second.
+_CONNECTIONS: Final = 16384
 
 Ask = Callable[[Invoke], Awaitable[End]]
 

@@ -37,7 +37,8 @@ PATIENCE: Final = 20.0
 """Seconds beyond its time that a client waits for answers, on a busy machine."""
 
 _PACE: Final = 0.02  # seconds between two unary calls
-_CATCHES_UP: Final = 0.1  # seconds by which a client that came late may hurry afterwards
+# Seconds by which a client that came late may hurry afterwards.
+_CATCHES_UP: Final = 0.1
 
 
 class Clients:

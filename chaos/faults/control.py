@@ -28,7 +28,8 @@ EXPLICIT: Final[Sequence[str]] = ("--model-control-mode=explicit", "--load-model
 """The flags of a server that `FAULTS` are for."""
 
 _SEEN_WITHIN: Final = 3.0  # seconds until the log tells of a load
-_LOADING: Final = 15.0  # seconds that a load may take: longer than the models' own limit
+# Seconds that a load may take: longer than the models' own limit.
+_LOADING: Final = 15.0
 
 
 async def _ask(stage: Stage, model: str, what: str) -> HttpAnswer:

@@ -35,7 +35,8 @@ EVERYTHING: Final = ("echo", "slow", "batching", "counter", "add_sub", "pipeline
 # -- floods
 
 FLOODED: Final = "slow"
-_FLOOD: Final = 32  # clients, each ten requests a second: three times what the model can do
+# Clients, each with ten requests a second: three times what the model can do.
+_FLOOD: Final = 32
 _PAUSE: Final = 0.1
 _LOWER: Final = 2  # priority level
 _TENANT: Final = "flood"

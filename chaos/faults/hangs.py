@@ -25,7 +25,8 @@ from chaos.records import LogExpected, Ok
 _GUEST: Final = "echo-unlimited"
 _QUESTIONS: Final = 60
 _WITHIN: Final = 1.5  # seconds over which they come
-_PATIENCE: Final = 10.0  # seconds for an answer, on a busy machine; the hang takes a minute
+# Seconds for an answer, on a busy machine; the hang takes a minute.
+_PATIENCE: Final = 10.0
 _LOOKING: Final = 0.02
 
 

@@ -369,7 +369,8 @@ class Swapped:
 
 
 _GUESTS: Final = ("echo-guest", "slow-guest")
-_STAYS: Final = (0.6, 0.9)  # seconds; the first is over before a model is ready, or just then
+# Seconds; the first is over before a model is ready, or just then.
+_STAYS: Final = (0.6, 0.9)
 _AWAY: Final = 0.6
 
 

@@ -30,7 +30,8 @@ _LOOKING: Final = 0.02
 _TAKEN_WITHIN: Final = 20.0
 # Seconds until the log tells: five starts, and 1.5 s of waiting between them.
 _WORN_OUT_WITHIN: Final = 6.0
-_PATIENCE: Final = 20.0  # the same, on a busy machine; a supervisor counts the deaths of 30 s
+# The same, on a busy machine; a supervisor counts the deaths of 30 s.
+_PATIENCE: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

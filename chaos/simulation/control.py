@@ -23,7 +23,8 @@ from chaos.simulation.orders import ATTEMPTS
 from chaos.simulation.outcomes import LOST
 from chaos.simulation.workers import Journal
 
-BARELY: Final = 0.001  # seconds by which clocks of one simulation may differ: rounding
+# Seconds by which clocks of one simulation may differ because of rounding.
+BARELY: Final = 0.001
 
 _OUTDATED: Final = re.compile(rf"(?:version \d+ is at UNAVAILABLE state: )?{re.escape(OUTDATED)};")
 

@@ -141,7 +141,7 @@ class Judge:
         return False
 
     def _result_lost(self, outcome: Outcome, model: Model) -> bool:
-        """Whether its model ran it and may not run it again, and its instance actor crashed over the answer."""
+        """Whether its model ran it and may not run it again, and its instance actor crashed over it."""
         ran = any(
             self._journal.ended[name, outcome.request.id] and not MODELS[name].retried
             for name in (model.name, *model.steps)

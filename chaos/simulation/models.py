@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 VERSION_STEP: Final = 1_000_000
-WIDE: Final = 90_000  # elements of a large answer: more than is copied out of a slot
+# Elements of a large answer: more than is copied out of a slot.
+WIDE: Final = 90_000
 
 Kind = Literal["plain", "batched", "sequence", "decoupled", "ensemble"]
 

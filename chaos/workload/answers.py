@@ -29,7 +29,8 @@ from chaos.records import Invoke
 Tensor = npt.NDArray[Any]
 
 ADDEND: Final = 7  # what `add_sub` is given beside the value
-LARGEST: Final = 1_000_000  # of all values, either way: sums of a sequence of 2,000 still fit
+# The bound of all values, either way: sums of a sequence of 2,000 still fit.
+LARGEST: Final = 1_000_000
 
 OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     "echo": ("ANSWER",),

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-LONG = 60.0  # seconds that something hangs; the server is to end it long before
+# Seconds for which a deed hangs; the server is to end it long before.
+LONG = 60.0
 LEAKED = 4 << 20  # bytes at a time
 # The limit for a worker that leaks descriptors: soon none are left.
 FEW_DESCRIPTORS = 256
