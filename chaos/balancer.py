@@ -30,7 +30,7 @@ LOOK: Final = 0.1
 """Seconds between two looks at readiness, each on a fresh connection."""
 
 CLIENTS: Final = 4
-"""Clients of HTTP of each kind: with a fresh connection for each request, and with one that is kept."""
+"""HTTP clients of each kind: with a fresh connection for each request, and with one that is kept."""
 
 PATIENCE: Final = 30.0
 """Seconds that a request waits for its answer."""

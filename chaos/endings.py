@@ -32,7 +32,7 @@ WAITING: Final = 40
 
 DRAIN_DELAY: Final = 2
 EXIT_TIMEOUT: Final = 2
-"""Seconds, as the servers of `balanced_drain` and `sigterm_hung` are told."""
+"""Seconds, the setting of the servers of `balanced_drain` and `sigterm_hung`."""
 
 ENDLESS: Final = "echo-endless"
 """The model without a limit that `sigterm_hung` needs."""

@@ -42,7 +42,7 @@ EXPLICIT: Final = Mode(
 MODES: Final[Mapping[str, Mode]] = {mode.name: mode for mode in (POLL, EXPLICIT)}
 
 EVERY_FAULT: Final[Mapping[str, Fault]] = {**POLL.catalogue, **EXPLICIT.catalogue}
-"""Of all modes, by name."""
+"""The faults of all modes, by name."""
 
 
 def mode_of(seed: int) -> Mode:
@@ -79,10 +79,13 @@ EXCLUSIONS: Final[Sequence[frozenset[str]]] = (
     *(frozenset({ends, holds}) for ends in _ENDS_CONNECTIONS for holds in _HOLDS_CONNECTIONS),
     *(frozenset({alone, name}) for alone in _ALONE for name in EVERY_FAULT if name != alone),
 )
-"""Of each of these sets no two are injected together.
+"""No two faults of one of these sets are injected together.
 
-One supervisor takes along what another has just started again. A model whose file is broken and whose workers are all gone can't
-come back. A fault that has models of its own asked takes no error for an answer. A client that misbehaves has to see how its own connections fare. A server that stands still, or whose log has no room, tells nothing about anything else.
+- One supervisor takes along what another has just started again.
+- A model whose file is broken and whose workers are all gone can't come back.
+- A fault that has models of its own asked accepts no error as an answer.
+- A client that misbehaves has to see how its own connections fare.
+- A server that stands still, or whose log has no room, tells nothing about anything else.
 """
 
 

@@ -27,15 +27,18 @@ from typing import Final
 from chaos.records import Phase
 
 SHARES: Final[Mapping[Phase, float]] = {"calm": 0.10, "standard": 0.50, "overload": 0.15, "recovery": 0.25}
-"""Of a run's time."""
+"""The phases' shares of a run's time."""
 LONG_SHARES: Final[Mapping[Phase, float]] = {"calm": 0.02, "standard": 0.93, "recovery": 0.05}
-"""Of a soak's, which has no overload: what it leaves behind would hide what grows."""
+"""The phases' shares of a soak's time.
+
+A soak has no overload, because what an overload leaves behind would hide what grows.
+"""
 QUIET: Final = 8.0
 """Seconds without faults at the end of a run, or a third of the recovery phase if that is less."""
 LONGEST: Final = 5.0
 """Seconds that any fault may last: as many as `chaos.faults.base.LONGEST`."""
 MIXED: Final = 0.25
-"""How often a place is the first of several faults at once."""
+"""The share of places that are the first of several faults at once."""
 TOGETHER: Final = 1.0
 """Seconds within which the faults of such a mixture begin."""
 

@@ -37,7 +37,7 @@ from chaos.workload.control import Control
 from chaos.workload.repository import SLOW_CAPACITY, write_model, write_repository
 
 OVERLOAD_FACTOR: Final = 3.0
-"""How many times what it can answer the overloaded model is sent."""
+"""The overloaded model is sent so many times what it can answer."""
 
 # Seconds from the server being ready to the beginning of a run.
 _LEAD: Final = 0.5
@@ -201,7 +201,7 @@ _MORE_ENDINGS: Final = (
     (endings.sigterm_hung, (f"--exit-timeout-secs={endings.EXIT_TIMEOUT}",)),
     (endings.sigkill, ()),
 )
-"""Those for which another server is started, and its flags beside those of the mode."""
+"""The endings for which another server is started, and its flags beside those of the mode."""
 
 
 async def _endings(setting: Setting, server: Server, clients: Clients, sockets: Path, tell: Tell) -> None:

@@ -28,10 +28,13 @@ from chaos.clients.connection import LOOPBACK, Connection, Disconnected, NotConn
 from chaos.records import Phase, Sample
 
 PATIENCE: Final = 60.0
-"""Seconds for what has to happen at some time, on a machine that may be busy."""
+"""Seconds for things that must happen at some time, on a machine that may be busy."""
 
 MARK: Final = "LC_CHAOS_SERVER"
-"""The environment variable by which a server's processes are known. Workers have it too, for those of the locale are passed on in any sandbox."""
+"""The environment variable by which a server's processes are known.
+
+Workers have it too, because variables of the locale are passed on in any sandbox.
+"""
 
 KUBERNETES: Final[Mapping[str, str]] = {
     f"{prefix}_{name}": value.format(address=address, port=port)
@@ -47,7 +50,10 @@ KUBERNETES: Final[Mapping[str, str]] = {
         f"PORT_{port}_TCP_ADDR": "{address}",
     }.items()
 }
-"""What a container finds in its environment beside Services called `tritium` and `tritium-metrics`. None of it is a setting."""
+"""The environment of a container beside Services called `tritium` and `tritium-metrics`.
+
+None of it is a setting.
+"""
 
 _POLLING: Final = 0.01
 _ROOT: Final = Path(__file__).parents[1]
@@ -92,10 +98,10 @@ class Server:
     """A server process. Ports are 0 until `wait_ports`; all are on the loopback address."""
 
     needed: ClassVar[frozenset[str]] = frozenset({"HTTPService", "GRPCInferenceService", "Metrics Service"})
-    """The listeners that are waited for."""
+    """The listeners for which `wait_ports` waits."""
 
     asking: ClassVar[float] = 5.0
-    """Seconds for an answer that no model has a part in."""
+    """Seconds for an answer in which no model has a part."""
 
     def __init__(self, process: subprocess.Popen[bytes], mark: str, out: Path, err: Path) -> None:
         self._process = process

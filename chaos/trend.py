@@ -33,10 +33,10 @@ from itertools import combinations, pairwise
 from typing import Final, Literal
 
 WARM_UP: Final = 0.2
-"""Of the time, left out at the beginning."""
+"""The share of the time that is left out at the beginning."""
 BLOCKS: Final = 24
 FEWEST: Final = 10
-"""Blocks with samples in them below which nothing is said."""
+"""With fewer blocks that have samples nothing is said."""
 # Beyond it the samples say next to nothing, and not even how little.
 _MOST_KEPT: Final = 0.98
 _Z: Final = statistics.NormalDist().inv_cdf(0.975)  # of 95 %, both sides

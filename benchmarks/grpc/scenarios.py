@@ -60,7 +60,7 @@ class Asked:
 
 
 Script = Callable[[int], Sequence[Asked]]
-"""What each of the calls under way, numbered from 0, goes through again and again."""
+"""The requests that a call under way repeats; the argument is the call's number, from 0."""
 
 
 def sequences(model: str, steps: int) -> Script:

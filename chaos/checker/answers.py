@@ -10,7 +10,10 @@ from chaos.checker.story import Story
 from chaos.records import Fail, Invoke, Ok
 
 Expected = Callable[[Invoke, Sequence[Invoke]], Sequence[int]]
-"""The values of the right answer to a request, given those of its sequence that were executed before: `chaos.workload.answers`."""
+"""The values of the right answer to a request: `chaos.workload.answers`.
+
+The second argument is the requests of its sequence that were executed before.
+"""
 
 
 class Answers:

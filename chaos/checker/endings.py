@@ -46,7 +46,10 @@ LIMITS: Final[Mapping[str, Mapping[str, tuple[float, str]]]] = {
         "memory": (0, "shared memory segments left"),
     },
 }
-"""By way to end and figure: the limit, and what is counted. A figure that an `Ending` does not have is not measured."""
+"""By way to end and figure: the limit, and what is counted.
+
+A figure that an `Ending` does not have is not measured.
+"""
 
 SECONDS: Final = frozenset({"not_ready", "ended", "late"})
 

@@ -14,9 +14,9 @@ from chaos.records import Fail
 
 _NO_MODELS: Final = "NOT_FOUND"
 _NO_MODELS_YET: Final = "Request for unknown model"
-"""A request to a model that is not there, or is being loaded, belongs to no model, and has no line.
+"""A request to a model that is not there, or is being loaded, belongs to no model, and has no log line.
 
-That the model went, or began to load, has one, which the fault expects.
+When the model goes, or begins to load, there is a log line, which the fault expects.
 """
 
 # Seconds from when a disk has room again until the log is whole again.

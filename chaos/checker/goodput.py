@@ -11,7 +11,10 @@ from chaos.checker.story import Story
 from chaos.records import Manifest, Ok
 
 FILLING: Final = 2.0
-"""Seconds of an overload, or a fifth of it if that is less, in which its queue fills and nothing is counted."""
+"""Seconds of an overload in which its queue fills and nothing is counted.
+
+It is a fifth of the overload if that is less.
+"""
 
 
 class Goodput:

@@ -12,9 +12,9 @@ from chaos.checker.log import Exit
 from chaos.records import Fail
 
 SLOW_DEATHS: Final = frozenset({"hang", "oom", "processes"})
-"""Reasons by which a worker dies some time after what is its cause."""
+"""Reasons by which a worker dies some time after their cause."""
 TELLING: Final = 0.5
-"""Seconds in which the log tells of a death whose errors have been sent."""
+"""Seconds in which the log tells of a death after its errors have been sent."""
 
 
 def in_flight_errors(

@@ -10,7 +10,7 @@ from typing import Final
 from chaos.records import Excuse, Healed, Injected
 
 SETTLING: Final = 2.0
-"""Seconds after its healing in which a fault may still be felt, if none of its excuses says more."""
+"""Seconds after its healing in which a fault may still be felt, unless one of its excuses says more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

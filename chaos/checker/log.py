@@ -14,7 +14,7 @@ from chaos.checker.matching import matched
 from chaos.records import LogExpected
 
 EARLY: Final = 0.05
-"""Seconds that a line may be ahead of its cause, for the two clocks are read one after the other."""
+"""Seconds that a line may be ahead of its cause, because the two clocks are read one after the other."""
 
 _PATIENCE: Final = 10.0  # seconds by which a line may be late and still be there
 

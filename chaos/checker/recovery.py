@@ -29,7 +29,7 @@ from chaos.checker.story import Story
 from chaos.records import Ok, Wire
 
 HORIZON: Final = 30.0
-"""Seconds after an injection in which a recovery is looked for; after that there was none."""
+"""Seconds after an injection in which a recovery counts; later there was none."""
 
 Clock = Literal["worker", "actor", "supervisor"]
 

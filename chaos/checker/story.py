@@ -14,7 +14,7 @@ from chaos.records import Executed, Fail, Invoke, Ok, Unknown
 End = Ok | Fail | Unknown
 
 LINGER: Final = 30.0
-"""Seconds after a request's end in which what its model does with it still belongs to its story."""
+"""Seconds after a request's end in which its model's work on it still belongs to its story."""
 
 
 @dataclass(slots=True, kw_only=True)

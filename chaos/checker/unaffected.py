@@ -15,7 +15,7 @@ from chaos.checker.story import Story
 from chaos.records import Invoke, Ok
 
 ENOUGH: Final = 100
-"""Answers below which a p99 is no more than the slowest of them, and compared with nothing."""
+"""With fewer answers a p99 is only the slowest of them, and is compared with nothing."""
 
 
 class Unaffected:

@@ -25,7 +25,7 @@ PATIENCE: Final = 30.0
 """Seconds after which a client gives up waiting."""
 
 LASTING_RATE: Final = 10.0
-"""Requests a second of the client whose stream lasts; no part of the load's rate."""
+"""Requests a second of the client with the lasting stream; they are not part of the load's rate."""
 
 # What half a minute without an answer takes at 500 requests a second.
 _CONNECTIONS: Final = 16384

@@ -21,7 +21,7 @@ from chaos.records import Invoke, Ok, Unknown
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 CHANNELS: Final = 2
-"""Connections that the load is spread over, so that not all of it is lost with one."""
+"""Connections over which the load is spread, so that one lost connection does not lose all of it."""
 
 _OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),  # otherwise equal channels share a connection

@@ -32,7 +32,10 @@ _BROKEN: Final = (
     "RST_STREAM",
 )
 _OURS: Final = ("Channel closed!", "Locally cancelled by application!")
-"""Texts, or parts of them, that grpcio makes itself: its errors don't say otherwise whether the server, or nobody, has answered."""
+"""Texts, or parts of them, that grpcio makes itself.
+
+Its errors don't show otherwise whether the server has answered at all.
+"""
 
 
 def encode(invoke: Invoke) -> pb.ModelInferRequest:

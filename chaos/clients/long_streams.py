@@ -30,8 +30,11 @@ from protocols.kserve.proto import grpc_service_pb2 as pb
 IN_FLIGHT: Final = 4
 PARTS: Final = 20
 MOST_ANSWERS: Final = 500
-"""A second and stream: more than twice the pace at which real clients were once taken for a flood, and still no overload of a small
-machine, where everybody else's requests would be late for it."""
+"""The most answers a second on each stream.
+
+This is more than twice the pace at which real clients were once taken for a flood. It still does not overload
+a small machine, where the requests of all other clients would be late.
+"""
 PING_SECONDS: Final = 0.25
 PATIENCE: Final = 20.0
 """Seconds beyond its time that a client waits for answers, on a busy machine."""

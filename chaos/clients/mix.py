@@ -135,4 +135,4 @@ ORDINARY: Final[Sequence[Kind]] = (
 """The load of all phases, over the reference workload."""
 
 OVERLOAD: Final[Sequence[Kind]] = (Kind(model="slow"),)
-"""What comes on top in the overload phase."""
+"""The load that is added in the overload phase."""

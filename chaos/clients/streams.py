@@ -29,7 +29,7 @@ from protocols.kserve.proto import grpc_service_pb2 as pb
 _JOIN = 2.0  # seconds that a thread has to end once its call was cancelled
 
 Came = tuple[float, pb.ModelStreamInferResponse | grpc.RpcError]
-"""A message, or the end of the stream, and when it was here."""
+"""A message, or the end of the stream, and when it came."""
 
 
 class Stream:

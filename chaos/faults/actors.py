@@ -20,7 +20,10 @@ from chaos.saboteur import SabotageRefused
 from chaos.workload.repository import INSTANCES
 
 ROOT: Final = Budget(most=2, period=60.0)
-"""The root allows 3 restarts in 60 s, of all its supervisors together; so do a version and the repository."""
+"""The root allows 3 restarts in 60 s, of all its supervisors together.
+
+So do a version and the repository.
+"""
 
 OFTEN: Final = Budget(most=2, period=5.0)
 """Most supervisors allow 3 restarts in 5 s."""

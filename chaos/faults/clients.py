@@ -22,7 +22,10 @@ UNARY: Final = "ModelInfer"
 _ASKED: Final[Sequence[str]] = ("echo", "add_sub", "batching", "slow", "pipeline")
 _EACH: Final = 6  # clients of a kind at a time
 _COMING: Final = 1.0
-"""Seconds in which they come: it is their manners that are tried here, and what a crowd does to the cores is tried by `crowds`."""
+"""Seconds in which the clients come.
+
+These faults try the manners of clients; `crowds` tries what a crowd does to the cores.
+"""
 
 # Each client of an attack is a coroutine function that says what went wrong.
 Client = Callable[[], Awaitable[str]]

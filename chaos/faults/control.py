@@ -25,7 +25,7 @@ from chaos.records import LogExpected
 from chaos.workload.repository import write_model
 
 EXPLICIT: Final[Sequence[str]] = ("--model-control-mode=explicit", "--load-model=*")
-"""The flags of a server that `FAULTS` are for."""
+"""The flags of a server to which `FAULTS` apply."""
 
 _SEEN_WITHIN: Final = 3.0  # seconds until the log tells of a load
 # Seconds that a load may take: longer than the models' own limit.

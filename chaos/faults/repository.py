@@ -28,7 +28,7 @@ from chaos.workload.repository import write_model
 
 POLL_SECONDS: Final = 0.25
 POLLED: Final[Sequence[str]] = ("--model-control-mode=poll", f"--repository-poll-secs={POLL_SECONDS}")
-"""The flags of a server that these faults are for."""
+"""The flags of a server to which these faults apply."""
 
 PLAIN: Final[Sequence[str]] = ("echo", "add_sub", "slow", "batching")
 

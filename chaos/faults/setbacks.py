@@ -23,7 +23,7 @@ METRIC: Final = "tritium_model_reload_failed"
 _LOOK: Final = 0.1  # seconds between two questions
 
 Places = Mapping[str, str]
-"""What each place tells; nothing where it tells of no failure."""
+"""What each place tells; "" if it tells of no failure."""
 
 
 async def places(server: Server, model: str) -> Places:

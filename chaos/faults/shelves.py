@@ -16,7 +16,10 @@ from chaos.faults.base import Server, Stage, Trouble
 from chaos.faults.wire import Connection, HttpAnswer, request
 
 PATIENCE: Final = 20.0
-"""Seconds within which a change must have taken effect: a poll or two, and the start of workers on a busy machine."""
+"""Seconds within which a change must have taken effect.
+
+They allow a poll or two, and the start of workers on a busy machine.
+"""
 
 READY: Final = "READY"
 GONE: Final = "UNAVAILABLE"

@@ -23,7 +23,7 @@ from chaos.faults.shelves import Shelf
 
 SECONDS: Final = 4.0
 LEAST: Final = 1200
-"""Answers that each stream has to have, on one connection: a flood's budget is spent long before."""
+"""Answers that each stream has to get, on one connection: a flood's budget is spent long before."""
 
 _GUESTS: Final = ("echo-streamed", "stream-streamed")
 _PATIENCE: Final = 60.0  # seconds for the program, on a busy machine

@@ -21,8 +21,11 @@ PURE: Final = ("add_sub",)
 """Models whose executions are run again, so that no client hears of a worker's death."""
 
 _BATCH: Final[Mapping[str, int]] = {"batching": 8, "add_sub": 8, "counter": 4, "stream": 4}
-"""By model, the requests that a worker may have in hand at once, where that is more than one: rows of a batch; slots, each with a
-sequence that is lost with the worker; and of `stream`, whose execution goes on after `execute`, what is open at its load."""
+"""By model, the requests that a worker may have in hand at once, if that is more than one.
+
+These are the rows of a batch; slots, each with a sequence that is lost with the worker; and for `stream`,
+whose execution goes on after `execute`, the requests that are open at its load.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

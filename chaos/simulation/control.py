@@ -240,7 +240,10 @@ _FAILED: Final[Mapping[Standing, AbstractSet[Standing]]] = {
     Standing.UNLOADED: {Standing.UNLOADED, Standing.FAILED},
     Standing.FAILED: {Standing.FAILED},
 }
-"""What a load that fails leaves: what serves goes on, and what could not be read is not mentioned."""
+"""The state after a load that failed.
+
+A version that serves goes on, and a model that could not be read is not mentioned.
+"""
 
 
 def _effects(done: Ordered, model: str, before: Standing) -> AbstractSet[Standing]:

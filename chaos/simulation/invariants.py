@@ -16,7 +16,7 @@ from actors.model import ModelState, Status
 
 LOOKS_EVERY: Final = 0.01
 GRACE: Final = 0.1
-"""Seconds for which what is due may wait: the scheduler that would see to it may be restarting."""
+"""Seconds for which due work may wait, because its scheduler may be restarting."""
 
 
 class Invariants:

@@ -184,7 +184,8 @@ class Judge:
     def _sequence_lost(self, outcome: Outcome) -> bool:
         """Whether an instance that had the sequence has died.
 
-        The sequence may have been given, before that, to an instance that saw nothing of it.
+        A death during the request counts: the sequence may have been given to an instance that died before it
+        saw anything of it.
         """
         request, journal = outcome.request, self._journal
         # docs/sequences.md: a retired version goes on with what it has.

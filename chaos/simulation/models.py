@@ -152,7 +152,7 @@ MODELS: Final[Mapping[str, Model]] = {
         ),
     )
 }
-"""By name. `retried` of the ensemble is as its weakest step."""
+"""The models by name. `retried` of the ensemble is that of its weakest step."""
 
 
 def parts_of(value: int) -> list[int]:

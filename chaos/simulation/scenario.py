@@ -64,7 +64,7 @@ CRASHES: Final = (
 """The fault points that are passed in a simulation."""
 
 OF_ORDERS: Final = ("catalog.lanes", "lane.operation", "deployment.apply", "deployment.retirement")
-"""Those that are passed when somebody asks for a load or an unload."""
+"""The fault points that are passed when an operator asks for a load or an unload."""
 
 _PASSED_BY: Final = {
     "batcher.turn": ("batching",),

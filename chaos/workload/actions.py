@@ -32,7 +32,7 @@ STARTING: Final[Mapping[str, str]] = {
     "init_fail": "initialize raises",
     "init_hang": "initialize sleeps",
 }
-"""By name, what it does as it is loaded; by files only."""
+"""By name, what a model does as it is loaded; only files tell it to."""
 
 HARMLESS: Final = frozenset({"slow", "leak_memory", "leak_descriptors", "flood_stdout"})
-"""Those whose request still gets the right answer."""
+"""The actions after which the request still gets the right answer."""

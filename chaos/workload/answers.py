@@ -50,7 +50,10 @@ DIVISORS: Final[Mapping[str, int]] = {
     "fpe": -1,
     "hang": -2,  # the model begins a loop without an end, in native code
 }
-"""B by which `add_sub` comes to harm, which has no other poison. A is the value, so that no two of them look alike."""
+"""B by which `add_sub` comes to harm, because it has no other poison.
+
+A is the value, so that no two of these requests look alike.
+"""
 
 
 def kind_of(model: str) -> str:

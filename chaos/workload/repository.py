@@ -20,7 +20,7 @@ from chaos.workload.onnx_model import add_sub
 
 SOURCES: Final = Path(__file__).parent / "models"
 BESIDE: Final = ("conduct.py", "deeds.py", "journal.py")
-"""What each `model.py` needs beside it."""
+"""The files that each `model.py` needs beside it."""
 
 INSTANCES: Final = 2
 EXECUTION_TIMEOUT: Final = 2.0  # seconds
@@ -70,7 +70,7 @@ _SCHEDULES: Final[Mapping[str, str]] = {
     "counter": _SEQUENCES,
     "stream": "max_batch_size: 0\nmodel_transaction_policy { decoupled: true }\n",
 }
-"""Of the Python models, by kind."""
+"""The schedules of the Python models, by kind."""
 
 _PIPELINE: Final = """platform: "ensemble"
 max_batch_size: 0
