@@ -176,7 +176,7 @@ class Report:
     memory: Sequence[Memory]
     attacks: Sequence[Attack] = ()
     skipped: Sequence[Skipped]
-    references: Sequence[str] = ()  # who was measured beside the servers over gRPC
+    references: Sequence[str] = ()  # measured beside the servers over gRPC
 
     def measured(self, cell: Cell, subject: str) -> Measured | None:
         """Return the figures of `subject` in `cell`, if it was measured there."""

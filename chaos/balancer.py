@@ -51,11 +51,11 @@ class Rotation:
 
     @property
     def open(self) -> bool:
-        """Whether it is."""
+        """Whether the server is in rotation."""
         return self.out is None
 
     async def watch(self, server: Server) -> None:
-        """Look until it is not."""
+        """Look until the server is out of rotation."""
         while await server.is_ready():  # noqa: ASYNC110 (another process's state)
             await trio.sleep(LOOK)
         self.out = now()

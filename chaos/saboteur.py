@@ -189,7 +189,7 @@ def open_socket(path: Path) -> socket.socket:
 
 
 async def listen(listening: socket.socket, saboteur: Saboteur) -> None:
-    """Obey everyone who connects, until cancelled."""
+    """Obey every client that connects, until cancelled."""
     accepting = trio.socket.from_stdlib_socket(listening)
     async with trio.open_nursery() as nursery:
         while True:

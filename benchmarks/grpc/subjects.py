@@ -43,7 +43,7 @@ class GrpcSubject:
 
 
 def of(subject: Subject) -> GrpcSubject:
-    """Return a server's other face."""
+    """Return a server as a subject of the gRPC measurements."""
     address = None if subject.grpc_port is None else Address(subject.host, subject.grpc_port)
     return GrpcSubject(label=subject.label, address=address, pid=subject.pid)
 

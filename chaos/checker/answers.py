@@ -49,7 +49,7 @@ class Answers:
             self._add(self._wrong, story, f"{said}, and {right} is right")
 
     def goals(self) -> Iterable[Goal]:
-        """Judge."""
+        """Judge what was seen."""
         for life in self._lives.rest():
             self._judge_life(life)
         yield self._wrong.goal(

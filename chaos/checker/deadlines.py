@@ -39,7 +39,7 @@ class Deadlines:
         return max((end - sent for begin, end in self._stops if begin <= sent <= end), default=0.0)
 
     def goals(self) -> Iterable[Goal]:
-        """Judge."""
+        """Judge what was seen."""
         yield self._found.goal(
             "answered late",
             f"good answers more than {self._late * 1e3:.0f} ms after their request's deadline",

@@ -46,7 +46,7 @@ class ErrorsTold:
         self._lines = lines
 
     def goals(self) -> Iterable[Goal]:
-        """Judge."""
+        """Judge what was seen."""
         missing = Findings()
         waits: list[tuple[float, Evidence]] = []
         for story, end in self._errors:

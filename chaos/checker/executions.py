@@ -40,7 +40,7 @@ class Executions:
                 self._add(story, f"{model} has begun it {times} times, and the answer speaks of 1 attempt")
 
     def goals(self) -> Iterable[Goal]:
-        """Judge."""
+        """Judge what was seen."""
         for record in self._pairing.late:
             if record.model.partition("-")[0] not in self._retried:
                 self._found.add(

@@ -40,7 +40,7 @@ class Goodput:
         self._good += any(begin <= end.t < until for begin, until in self._spans)
 
     def goals(self) -> Iterable[Goal]:
-        """Judge."""
+        """Judge what was seen."""
         seconds = sum(end - begin for begin, end in self._spans)
         rate = self._good / seconds if seconds > 0 else None
         capacity = self._limits.capacity

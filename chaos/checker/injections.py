@@ -81,7 +81,7 @@ def _trouble(healed: Healed | None, twice: bool) -> str:
 
 
 class Windows:
-    """Answers who could feel something at a time."""
+    """Tells which blows could be felt at a time."""
 
     def __init__(self, blows: Sequence[Blow]) -> None:
         self._blows = blows

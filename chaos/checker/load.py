@@ -44,7 +44,7 @@ class Load:
         return {"sent late, p99 (s)": quantile(self._late, 0.99)} if self._late else {}
 
     def goals(self) -> Iterable[Goal]:
-        """Judge."""
+        """Judge what was seen."""
         yield Goal(
             name="load sent",
             about="requests of the ordinary load that were sent, of those that were to be",

@@ -47,7 +47,7 @@ class Outcomes:
             self._excuses.take(failure)
 
     def goals(self) -> Iterable[Goal]:
-        """Judge."""
+        """Judge what was seen."""
         self.unexcused, self.excused = self._excuses.settle()
         errors, late = Findings(), Findings()
         for failure in self.unexcused:

@@ -118,7 +118,7 @@ class Recovery:
         return found
 
     def goals(self) -> Iterable[Goal]:
-        """Judge."""
+        """Judge what was seen."""
         limits = self._limits
         yield self._goal("worker", 0.5, limits.worker_p50, "worker killed → good answer of its successor")
         yield self._goal("worker", 0.99, limits.worker_p99, "worker killed → good answer of its successor")

@@ -51,7 +51,7 @@ class Unaffected:
             self._errors.add("failed, though no fault should be felt by its model", invoke.id, told)
 
     def goals(self) -> Iterable[Goal]:
-        """Judge."""
+        """Judge what was seen."""
         yield self._errors.goal(
             "errors of unaffected models",
             "requests that failed while no fault of the time should be felt by their model",

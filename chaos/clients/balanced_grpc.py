@@ -48,11 +48,11 @@ class Rotation:
 
     @property
     def open(self) -> bool:
-        """Whether it is."""
+        """Whether the server is in rotation."""
         return not self._out.is_set()
 
     def watch(self) -> None:
-        """Look until it is not."""
+        """Look until the server is out of rotation."""
         while self._serving() and time.monotonic() < self._until:
             time.sleep(LOOK)
         self._out.set()
@@ -107,7 +107,7 @@ def _invoke(client: str, number: int) -> Invoke:
 
 
 def main(words: Sequence[str]) -> list[dict[str, Any]]:
-    """Do what the module says."""
+    """Run the program that the module describes."""
     port, seconds = words
     target = f"{LOOPBACK}:{port}"
     rotation = Rotation(target, float(seconds))

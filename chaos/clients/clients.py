@@ -35,7 +35,7 @@ Ask = Callable[[Invoke], Awaitable[End]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What the clients have to say of themselves."""
+    """What the clients report of themselves."""
 
     sent: int
     lateness: Lateness
@@ -68,7 +68,7 @@ class Clients:
         self._grpc.retarget(grpc_port)
 
     def figures(self) -> Figures:
-        """Return what there is to say until now."""
+        """Return the figures so far."""
         surplus = self._http.surplus + self._grpc.surplus
         return Figures(sent=self._numbers, lateness=lateness(self._late), surplus=surplus)
 
@@ -201,7 +201,7 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """What a fault is given: `Clients.send`, in its name."""
+    """Sends requests for a fault, as `Clients.send` does."""
 
     clients: Clients
     by: int

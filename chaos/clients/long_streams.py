@@ -139,7 +139,7 @@ def _guarded(job: Callable[[Report], None], report: Report) -> None:
 
 
 def main(words: Sequence[str]) -> list[dict[str, Any]]:
-    """Do what the module says."""
+    """Run the program that the module describes."""
     port, seconds, least, echo, stream = words
     return [asdict(each) for each in Clients(int(port), float(seconds), int(least), echo, stream).run()]
 

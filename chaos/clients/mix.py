@@ -101,7 +101,7 @@ def arrivals(mix: Sequence[Kind], rate: float, seed: int) -> Iterator[Arrival]:
 
 
 def arrival(kind: Kind, at: float, draw: random.Random) -> Arrival:
-    """Return a user of a kind who comes `at`."""
+    """Return a user of a kind that arrives at `at`."""
     if kind.steps is None:
         return Arrival(at=at, steps=(_step(kind, draw, first=True),))
     count = draw.randint(*kind.steps)

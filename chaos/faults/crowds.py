@@ -168,7 +168,7 @@ async def _asked(connection: Connection, target: random.Random) -> str:
 
 
 def _highest_descriptor(pid: int) -> int:
-    """A limit on descriptors is one on their numbers."""
+    """Return the highest descriptor of a process: a limit on descriptors is one on their numbers."""
     return max(map(int, os.listdir(Path("/proc", str(pid), "fd"))))
 
 

@@ -208,7 +208,7 @@ class Corrupted:
     lasts: float = 1.5
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Replace it."""
+        """Replace the file. Raises NoTarget."""
         shelf = choose(stage, target)
         inside = "config.pbtxt" if self.configuration else f"1/{_files(shelf.path / '1')[-1].name}"
         right = (shelf.path / inside).read_bytes()
@@ -251,7 +251,7 @@ class Blinked:
     lasts: float = 0.15
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Take it."""
+        """Take the directory away. Raises NoTarget."""
         shelf = choose(stage, target)
         t = now()
         taken = shelf.take()
@@ -284,7 +284,7 @@ class Deleted:
     models: Sequence[str] = ("batching",)  # of which no other is composed
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Take it."""
+        """Take the directory away. Raises NoTarget."""
         shelf = choose(stage, target, self.models)
         t = now()
         taken = shelf.take()
@@ -330,7 +330,7 @@ class Swapped:
     lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Put in the first; `heal` goes on."""
+        """Put in the first version; `heal` goes on. Raises NoTarget."""
         shelf = choose(stage, target)
         t = now()
         shelf.copy_of(1).rename(shelf.path / str(_SWAPS[0]))

@@ -65,7 +65,7 @@ class Shelf:
         taken.rename(self.path)
 
     def remove(self, inside: str = "") -> None:
-        """Take it out for good; nothing, if there is none."""
+        """Take it out for good; do nothing if there is none."""
         try:
             taken = self.take(inside)
         except FileNotFoundError:

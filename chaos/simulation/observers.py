@@ -177,7 +177,7 @@ class Observer:
         """Remember a counter, and check that it has not decreased."""
         last = self._counts.get(key)
         if last is not None and last.at > looked.began:
-            return  # who asked later was answered earlier
+            return  # a later look was answered earlier
         self._counts[key] = _Count(value, looked.began)
         if last is None or value >= last.value:
             return

@@ -80,7 +80,7 @@ def _remainder() -> list[NodeProto]:
 
 
 def _body() -> GraphProto:
-    """A turn: it goes on, and hands A on as it is."""
+    """Return a turn of the loop: it goes on, and passes A on unchanged."""
     return helper.make_graph(
         [
             helper.make_node("Identity", ["going"], ["goes_on"]),

@@ -10,7 +10,7 @@ class TritonPythonModel:
     """Of the kind `batching`."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Be loaded."""
+        """Load the model."""
         self._conduct = Conduct(args)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ class TritonPythonModel:
     """Of the kind `counter`. Row i of a batch is slot i; rows where nothing is ready are padding."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Be loaded."""
+        """Load the model."""
         self._conduct = Conduct(args)
         self._sums: dict[int, int] = {}
 

@@ -10,10 +10,10 @@ class TritonPythonModel:
     """Of the kind `echo`."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Be loaded."""
+        """Load the model."""
         self._conduct = Conduct(args)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer."""
+        """Answer each request of a batch."""
         responses: list[Any] = self._conduct.answered(requests, lambda value: value)
         return responses

@@ -13,16 +13,16 @@ class TritonPythonModel:
     """Of the kind `slow`."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Be loaded."""
+        """Load the model."""
         self._conduct = Conduct(args, pace=PACE)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer."""
+        """Answer each request of a batch."""
         responses: list[Any] = self._conduct.answered(requests, slowly)
         return responses
 
 
 def slowly(value: int) -> int:
-    """Take one's time."""
+    """Return the value after `PACE` seconds."""
     time.sleep(PACE)
     return value

@@ -20,7 +20,7 @@ class TritonPythonModel:
     """
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Be loaded."""
+        """Load the model."""
         self._conduct = Conduct(args)
 
     def execute(self, requests: Sequence[Any]) -> None:
