@@ -1,4 +1,7 @@
-"""A backend that calls other models as its parameters say: imported by the worker process through PYTHONPATH."""
+"""A backend that calls other models as its parameters say.
+
+The worker process imports it through PYTHONPATH.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +135,10 @@ class Calling(Backend):
         request.respond([("OUTPUT", FP32, request.input("INPUT"))])
 
     def at_once(self, request):
-        """As many calls from as many threads as the first element says; OUTPUT is the sum of what they gave."""
+        """Make as many calls, each on its own thread, as the first element says.
+
+        OUTPUT is the sum of the responses and the number of calls.
+        """
         count = int(request.input("INPUT")[0, 0])
         sums = []
 
@@ -157,7 +163,11 @@ class Calling(Backend):
         request.respond([("OUTPUT", FP32, np.array([[codes.count(None), refused]], np.float32))])
 
     def asking(self, request):
-        """OUTPUT is what the server makes of a number, of an attachment's length, and of what was told before."""
+        """Ask the server to double a number, with attachments, after telling it three others.
+
+        OUTPUT holds what the server answers: it is made from the number, the length of an attachment and the
+        values told before.
+        """
         value = float(request.input("INPUT")[0, 0])
         for number in range(3):
             self.calls.tell("sum", {"value": number})

@@ -206,7 +206,7 @@ class World:
         )
 
     def _compose(self, found):
-        """Whoever depends on a model can be served where that is."""
+        """Make a model without specs if a model that it depends on is neither ready nor dormant."""
         self.composed.append(found.key.name)
         for name in sorted({name for spec in found.specs for name in spec.depends_on}):
             key = ModelKey(name)

@@ -1,4 +1,7 @@
-"""A decoupled backend that answers as its parameters say: imported by the worker process through PYTHONPATH."""
+"""A decoupled backend that answers as its parameters say.
+
+The worker process imports it through PYTHONPATH.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ FP32 = DataType.FP32
 
 
 class Streaming(Backend):
-    """As many responses to a request as its first element says, in the way that the parameter `mode` names."""
+    """Sends as many responses to a request as its first element says.
+
+    The parameter `mode` names the method that sends them.
+    """
 
     name = "streaming"
 

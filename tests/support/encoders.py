@@ -44,7 +44,7 @@ class Encoder:
         return layer.eval()
 
     def embed(self, ids: np.ndarray) -> np.ndarray:
-        """Return unit vectors [batch, hidden] of the mean over all of `ids` [batch, tokens], none of which is padding."""
+        """Return unit vectors [batch, hidden]: means over all of `ids` [batch, tokens], without padding."""
         weights = self._weights
         with torch.inference_mode():
             x = weights["embeddings.word_embeddings.weight"][torch.from_numpy(ids)]

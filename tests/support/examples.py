@@ -1,4 +1,4 @@
-"""How many examples Hypothesis makes: few at every push, all of them where somebody looks for what is not known yet."""
+"""How many examples Hypothesis makes: few at every push, all of them in a search for unknown defects."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Every way to serve: listeners alone over models in memory, `tritium serve`, and hypercorn with either of its workers.
+"""Every way to serve: listeners over models in memory, `tritium serve`, hypercorn with either worker.
 
 Each flavour is a context manager around a running server, which yields its addresses.
 """
@@ -179,7 +179,7 @@ _CONFIG_TYPES = {
 
 
 def write_common_models(folder: Path) -> None:
-    """Write the ONNX models `add`, `strings` and `scores`, as `tests.protocols.fakes.default_models` has them."""
+    """Write the ONNX models `add`, `strings` and `scores` of `tests.protocols.fakes.default_models`."""
     write_onnx_model(
         folder,
         "add",
@@ -202,7 +202,7 @@ def write_common_models(folder: Path) -> None:
 
 
 def write_onnx_model(folder, name, *, nodes, inputs, outputs, labels=""):
-    """Write a model of `nodes` (operator, inputs, output) that batches; ports are (name, ONNX's type, dims)."""
+    """Write a model of `nodes` (operator, inputs, output) that batches; a port is (name, ONNX type, dims)."""
 
     def info(name, kind, dims):
         # A dimension of unknown size is its tensor's own.

@@ -11,7 +11,7 @@ OURS = ("actors.", "engine.", "protocols.")
 
 @contextmanager
 def uncollected() -> Iterator[list[str]]:
-    """Fill the list that is yielded, on the way out, with the types of our objects that only the collector could free."""
+    """Yield a list; on exit, fill it with the types of our objects that only the collector could free."""
     names: list[str] = []
     gc.collect()
     gc.disable()

@@ -1,6 +1,7 @@
-"""Backends that take more than they should, when the first element of an input says so: imported by the worker process.
+"""Backends that take more than they should when the first element of an input says so.
 
-Whatever is started here ends by itself soon, should nobody end it.
+The worker process imports them through PYTHONPATH. Whatever is started here ends by itself soon, even if the
+server does not end it.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Greedy(Backend):
         self.record(subprocess.Popen([sys.executable, "-c", code], start_new_session=True).pid)
 
     def leave_no_trace_and_die(self):
-        """Start a program in a session of its own with no environment, and die once the test says that it has been seen."""
+        """Start a program in its own session with an empty environment, and die once the test has seen it."""
         code = f"import time; time.sleep({LIFETIME})"
         self.record(subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env={}).pid)
         while not os.path.exists(self.model.parameters["children"] + ".seen"):
@@ -105,7 +106,10 @@ class Greedy(Backend):
         os._exit(9)
 
     def talk(self, number):
-        """Send packets to the server, each behind two bytes of length in the file, as if they were the worker's."""
+        """Send packets to the server as if they were the worker's.
+
+        The file holds each packet behind two bytes with its length.
+        """
         with open(os.path.join(self.model.parameters["talks"], f"talk-{number}"), "rb") as file:
             while head := file.read(2):
                 packet = file.read(int.from_bytes(head, "little"))

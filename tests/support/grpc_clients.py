@@ -1,7 +1,7 @@
-"""One face for the clients that people use: tritonclient's two, bare stubs of grpcio, and grpclib with our own stubs.
+"""One interface for the gRPC clients in use: tritonclient's two, stubs of grpcio, grpclib with our stubs.
 
-A case is written once, against `Client`; what a client is given and what it gives are numpy arrays, dictionaries and
-`Refused`, whatever it does underneath.
+A case is written once, against `Client`. Its arguments and results are numpy arrays, dictionaries and
+`Refused`, whichever library it wraps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 
 class Refused(Exception):
-    """What the server answered instead: the status's name, empty for an error within a stream, and its details."""
+    """An error from the server: the status's name, empty for an error within a stream, and its details."""
 
     def __init__(self, status: str, text: str) -> None:
         super().__init__(status, text)
@@ -75,7 +75,7 @@ def array(datatype: str, shape: Sequence[int], raw: bytes) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One inference. `outputs` maps those that are wanted to a number of classes, 0 for the output as it is."""
+    """One inference. `outputs` maps each wanted output to a number of classes, or 0 for the whole output."""
 
     model: str
     inputs: Mapping[str, Tensor]
@@ -126,7 +126,10 @@ class Client(ABC):
 
     @abstractmethod
     def describe(self, rpc: str, **fields: Any) -> dict[str, Any]:
-        """Ask one of ServerMetadata, ModelMetadata, ModelConfig, ModelStatistics, RepositoryIndex; the answer as JSON."""
+        """Call one of ServerMetadata, ModelMetadata, ModelConfig, ModelStatistics, RepositoryIndex.
+
+        Returns the answer as JSON.
+        """
 
     @abstractmethod
     def load(

@@ -1,7 +1,7 @@
-"""Inputs by which an HTTP client would hold the loop or fill the memory, if it could.
+"""Inputs by which an HTTP client would hold the loop or fill the memory, if the server allowed it.
 
-Each is a request for the models that `write_models` puts into a repository. They are made when they are asked for: some
-have 60 MiB.
+Each is a request for the models that `write_models` puts into a repository. Each is made on demand, because
+some have 60 MiB.
 """
 
 import base64
@@ -23,7 +23,7 @@ NUMBERS, STRINGS, MAKER, TEXT = (
 
 @dataclass(frozen=True)
 class Attack:
-    """One request. `tensors` are the bytes of the tensors that it decodes to, `unfolded` those of its content."""
+    """One request. `tensors` is the size in bytes of its decoded tensors, `unfolded` that of its content."""
 
     path: str
     make: Callable[[], bytes]

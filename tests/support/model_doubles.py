@@ -1,4 +1,4 @@
-"""Stand-ins for what surrounds a model's state: reply ports, workers that finish on cue, a model's specification."""
+"""Stand-ins for a model's surroundings: reply ports, workers that finish on cue, model specifications."""
 
 import math
 from functools import partial
@@ -95,7 +95,7 @@ class FakeSlot:
 
 
 class FakeWorker:
-    """What `ModelState` and the scheduler see of a `LiveWorker`: batches stay until a test says what becomes of them."""
+    """What `ModelState` and the scheduler see of a `LiveWorker`: a batch stays until a test ends it."""
 
     has_check = False
 

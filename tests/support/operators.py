@@ -119,7 +119,10 @@ def serving(
     prefix: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[Served]:
-    """Run `tritium serve` with `flags` and loopback ports; what it says goes to files in `folder`. It is killed at the end."""
+    """Run `tritium serve` with `flags` and loopback ports, and kill it at the end.
+
+    Its output goes to files in `folder`.
+    """
     command = [*prefix, sys.executable, "-m", "engine", "serve", *LOOPBACK, *flags]
     folder.mkdir(exist_ok=True)
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:

@@ -1,4 +1,4 @@
-"""OTP's supervisor without tasks: rows in a list and plain recursion, which say what must happen, and in which order."""
+"""OTP's supervisor without tasks: rows in a list and recursion say what must happen, and in which order."""
 
 from collections import deque
 from itertools import count
@@ -109,7 +109,10 @@ class Row:
 
 
 class Otp:
-    """What a supervisor must do: a list of rows, and plain recursion. `outer` and `row` are where it stands itself."""
+    """What a supervisor must do: a list of rows, and plain recursion.
+
+    `outer` is the supervisor that this one is a child of, and `row` is its row there.
+    """
 
     def __init__(self, prefix, specs, parts, clock, *, strategy, intensity, auto_shutdown):
         self.prefix = prefix
@@ -168,7 +171,10 @@ class Otp:
         return "ready"
 
     def shut(self):
-        """Stop everything, right to left; those that came later to a one_for_one supervisor together, and first."""
+        """Stop every child, right to left.
+
+        A one_for_one supervisor first stops, together, the children that were added later.
+        """
         self.up = False
         self.mail.clear()
         rows = list(reversed(self.rows))

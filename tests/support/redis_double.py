@@ -1,4 +1,7 @@
-"""A Redis server of a few commands, in this process: it can be stopped, started again at its port, and made to hang."""
+"""A Redis server of a few commands, in this process.
+
+A test can stop it, start it again at its port, and make it hang.
+"""
 
 from __future__ import annotations
 

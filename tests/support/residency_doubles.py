@@ -1,4 +1,7 @@
-"""A catalog over models that take memory and serve by themselves, with the residency actor beside it, in virtual time."""
+"""A catalog over models that take memory and serve by themselves, in virtual time.
+
+The residency actor runs beside it.
+"""
 
 import itertools
 import os

@@ -1,8 +1,8 @@
-"""A trio run in virtual time that plain functions drive step by step, for the rules of a Hypothesis state machine.
+"""A trio run in virtual time that plain functions drive step by step, for Hypothesis state machines.
 
-Trio's guest mode hands every turn of its loop to a host. Here the host is a deque which only `do` and `advance` empty, so
-between two rules everything stands still; all of it happens in one thread. After each step whatever can run without the
-clock has run.
+Trio's guest mode hands every turn of its loop to a host. Here the host is a deque which only `do` and
+`advance` empty, so between two rules nothing moves. All of it happens in one thread. After each step,
+everything that can run without the clock has run.
 """
 
 from collections import deque
@@ -27,7 +27,8 @@ class Task:
             with self.scope:
                 self.value = await function()
             self.cancelled = self.scope.cancelled_caught
-        except Exception as error:  # noqa: BLE001 (whoever began it looks at it)
+        # The caller that began the task reads `error`.
+        except Exception as error:  # noqa: BLE001
             self.error = error
         finally:
             self.done = True
@@ -39,7 +40,10 @@ class Task:
 
 
 class SteppedTrio:
-    """One trio run. `close` cancels and ends it; what any of its background tasks let through comes out of the next step."""
+    """One trio run. `close` cancels and ends it.
+
+    An exception that a background task lets through is raised by the next step.
+    """
 
     def __init__(self):
         self._clock = trio.testing.MockClock()
@@ -70,7 +74,10 @@ class SteppedTrio:
         return job.value
 
     def begin(self, function, *args):
-        """Start an asynchronous function, let everything settle, and return its `Task`, which may or may not be done."""
+        """Start an asynchronous function, let everything settle, and return its `Task`.
+
+        The task may or may not be done.
+        """
         return self.begin_all(partial(function, *args))[0]
 
     def begin_all(self, *functions):
@@ -92,7 +99,7 @@ class SteppedTrio:
         return self._clock.current_time()
 
     def advance(self, seconds):
-        """Let time pass, from each deadline to the next, so that nothing is due together that was not meant to be."""
+        """Let time pass from each deadline to the next, so that only what was meant to coincide does."""
         end = self.now + seconds
         while (left := self._to_next_deadline()) <= end - self.now:
             self._clock.jump(max(0.0, left))

@@ -76,14 +76,17 @@ class Versions:
         return request
 
     async def send(self, value=0.0, **options):
-        """Send a request that names no version, as a frontend does, and return it with its `port` for the answer."""
+        """Send a request that names no version, as a frontend does; return it and the `port` of its answer."""
         request = self.request(value, **options)
         port = request.reply
         await self.router.resolve("model").submit(request)
         return request, port
 
     def answer(self, number, *, error=None, borrowed=False, outputs=None):
-        """Have a version answer all that it holds with its inputs, `outputs` or an error. Returns how many that were."""
+        """Have a version answer every request it holds; return how many that were.
+
+        The answer is an error where `error` is given, otherwise `outputs` or the request's own inputs.
+        """
         state = self[number]
         return answer(state, self.slots, error=error, borrowed=borrowed, outputs=outputs)
 

@@ -1,4 +1,7 @@
-"""Backends that misbehave on cue, for workers under test: imported by the worker process through PYTHONPATH."""
+"""Backends that misbehave on cue, for workers under test.
+
+The worker process imports them through PYTHONPATH.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,8 @@ class Hostile(Doubling):
                 segment.view[:] = b"\xff" * segment.size
         if 3.0 in cues:  # an output beyond the end of the segment
             self.forge(sock, batch, offset=slot.segments[1].size - 4)
-        if 4.0 in cues:  # a result for a batch nobody asked for
+        # A result for a batch that the server did not ask for.
+        if 4.0 in cues:
             self.forge(sock, batch, offset=0, batch_id=999)
         if 5.0 in cues:  # garbage
             sock.send(b"\x12garbage")
@@ -152,7 +156,7 @@ class Hostile(Doubling):
 
 
 class DiesAfterSending(Doubling):
-    """Answers a batch whose first element is 1 and is killed at once, with its results unread in the socket."""
+    """Answers a batch that begins with 1 and is killed at once, with its results unread in the socket."""
 
     name = "dies_after_sending"
 

@@ -1,4 +1,7 @@
-"""Models that say who they are, repositories that change under a server, and clients that notice what should not show."""
+"""Models that tell their identity, repositories that change under a server, and clients that check both.
+
+The clients notice an answer from a version that should no longer serve.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ output [ { name: "IDENTITY" data_type: TYPE_INT32 dims: [ 3 ] } ]
 def code(
     generation: int = 1, *, parts: int = 0, initialize: str = "pass", execute_seconds: float = 0.0
 ) -> str:
-    """Return a `model.py`. It does not load before all its `part-<n>` lie beside it; `initialize` is a statement."""
+    """Return a `model.py`. It loads once all its `part-<n>` lie beside it; `initialize` is a statement."""
     return (
         _CODE.replace("@GENERATION@", str(generation))
         .replace("@PARTS@", str(parts))
@@ -102,7 +105,7 @@ def policy(choice: str) -> str:
 
 
 class Workshop:
-    """Where things are made before they are put into a repository by a rename, which is how nobody sees them halfway."""
+    """Makes models and files aside and renames them into a repository, so that none is seen half made."""
 
     def __init__(self, repository: Path) -> None:
         self.repository = repository
@@ -113,7 +116,7 @@ class Workshop:
     def model(
         self, name: str, *, extra: str = "", workers: int = 1, versions: Sequence[int] = (1,), **options: Any
     ) -> Path:
-        """Put in a whole model: the options are those of `code`. Without a generation each version's is its number."""
+        """Put in a whole model, with the options of `code`. A version's default generation is its number."""
         made = self._somewhere()
         made.mkdir()
         (made / "config.pbtxt").write_text(config(extra, workers=workers))
@@ -324,7 +327,7 @@ def _identity(response: Response, ticket: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class Witness:
-    """What clients of one model saw. Generations only ever grow, so whatever falls behind comes from a retired one."""
+    """What clients of one model saw. Generations only grow, so a lower one comes from a retired version."""
 
     newest: int = 0  # the generation that was seen, or reported, to have taken over
     version_of: dict[int, int] = field(default_factory=dict)  # by generation, where that is known
@@ -361,7 +364,7 @@ class Witness:
         self.newest = max(self.newest, generation)
 
     def check(self) -> None:
-        """No request failed, and nobody heard from what was retired."""
+        """Check that no request failed and that no client got an answer from a retired version."""
         assert not self.failed, (len(self.failed), self.failed[:5])
         assert not self.stale, (len(self.stale), self.stale[:5])
         assert not self.wrong, (len(self.wrong), self.wrong[:5])

@@ -1,6 +1,7 @@
 """Real servers, real workers, real clients: what survives, and what it costs.
 
-The storms last a few seconds as part of the suite, TRITIUM_SURVIVAL_SECONDS where that is set, and a minute with `-m soak`.
+The storms last a few seconds as part of the suite, or TRITIUM_SURVIVAL_SECONDS if that is set. With `-m soak`
+they last a minute.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ CONNECTION_CODES = {wire.ENHANCE_YOUR_CALM}
 
 @dataclass(frozen=True, slots=True)
 class Flood:
-    """`opening`, then `piece(0)`, `piece(1)`, … for ever, which the server ends by GOAWAY with ENHANCE_YOUR_CALM."""
+    """`opening`, then `piece(0)`, `piece(1)`, … for ever; the server ends it by GOAWAY, ENHANCE_YOUR_CALM."""
 
     name: str
     piece: Callable[[int], bytes]
@@ -43,7 +43,7 @@ def _rapid_reset(number: int) -> bytes:
 
 
 def _made_resets(number: int) -> bytes:
-    """Have the server reset its streams itself (CVE-2025-8671): a WINDOW_UPDATE by 0 is an error of the stream's."""
+    """Have the server reset its streams (CVE-2025-8671): a WINDOW_UPDATE by 0 is a stream error."""
     return b"".join(wire.headers(stream) + wire.window_update(stream, 0) for stream in _streams(number))
 
 
@@ -87,7 +87,7 @@ FLOODS = (
 
 
 def main(name: str, port: int, seconds: float) -> None:
-    """Flood `port` of loopback, as somebody else's machine would: without taking the server's processors from it."""
+    """Flood `port` of loopback without taking processor time from the server, as a remote machine would."""
     os.nice(19)
     (flood,) = (each for each in FLOODS if each.name == name)
     until = time.monotonic() + seconds

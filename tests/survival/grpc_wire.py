@@ -1,7 +1,7 @@
-"""gRPC as frames on a socket: clients that keep the rules and notice an answer too many, and one that keeps none.
+"""gRPC as frames on a socket: a client that keeps the rules and one that does not.
 
-Frames are written by hand, header blocks are read by hpack, messages are those of tritonclient: nothing here is the
-server's own code.
+The first one also notices surplus answers. The code writes frames by hand and reads header blocks with hpack;
+messages are those of tritonclient. Nothing here is the server's own code.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Call:
         await self._channel.send_data(self, b"", end=True)
 
     async def receive(self) -> bytes | None:
-        """Return the next message; None once the call has ended with a status. Raises Lost where it has not."""
+        """Return the next message, or None once the call has ended with a status; else raise Lost."""
         with trio.fail_after(PATIENCE):
             while not self._messages and not self.over:
                 await self._bell.park()
@@ -129,7 +129,7 @@ class Call:
         return None
 
     async def answer(self) -> Answer:
-        """Return what a unary inference came to. Raises Lost, and AssertionError for more than one message."""
+        """Return the outcome of a unary inference. Raises Lost, and AssertionError for a second message."""
         body = await self.receive()
         assert body is None or await self.receive() is None, "a second answer to a unary call"
         assert self.status is not None
@@ -173,7 +173,7 @@ class Call:
 
 
 class Streamed:
-    """Inferences on one open ModelStreamInfer call, any number at a time: answers come in the order of requests."""
+    """Inferences on one open ModelStreamInfer call, any number at a time; answers keep their order."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -184,7 +184,8 @@ class Streamed:
 
     async def infer(self, model: str, **fields: Any) -> Answer:
         """Have a model infer; see `inference` for the fields. Raises Lost."""
-        await trio.lowlevel.checkpoint()  # whoever asks again and again must not stop others
+        # A caller that asks in a loop must not stop the other tasks.
+        await trio.lowlevel.checkpoint()
         if self._lost:
             raise Lost(self._lost)
         send, receive = trio.open_memory_channel[Answer](1)
@@ -197,7 +198,7 @@ class Streamed:
             raise Lost(self._lost) from None
 
     async def run(self) -> None:
-        """Hand out what comes, until the call is over. Raises AssertionError for an answer that nobody waits for."""
+        """Hand out answers until the call is over. Raises AssertionError for an answer to no request."""
         try:
             while True:
                 answer = await self._call.streamed()
@@ -210,7 +211,10 @@ class Streamed:
             self._over.set()
 
     async def end(self) -> int | None:
-        """Say that no more requests come; return the status of the call. Raises Lost, AssertionError for more answers."""
+        """End the requests and return the call's status.
+
+        Raises Lost, and AssertionError for surplus answers.
+        """
         await self._call.half_close()
         with trio.fail_after(PATIENCE):
             await self._over.wait()
@@ -236,7 +240,7 @@ class Unary:
 
 
 class Channel:
-    """One connection of a client that keeps the rules. `surplus` holds frames that nobody may send any more."""
+    """One connection of a client that keeps the rules. `surplus` holds frames that were forbidden."""
 
     def __init__(self, stream: trio.SocketStream, *, window: int = _WINDOW) -> None:
         self._stream = stream
@@ -403,7 +407,7 @@ class Frames:
 
 
 async def connect(port: int, *, receive_buffer: int | None = None) -> trio.SocketStream:
-    """Connect to loopback. Raises OSError where nobody listens."""
+    """Connect to loopback. Raises OSError if no server listens on `port`."""
     sock = trio.socket.socket()
     try:
         if receive_buffer is not None:
@@ -417,7 +421,10 @@ async def connect(port: int, *, receive_buffer: int | None = None) -> trio.Socke
 
 @asynccontextmanager
 async def channel_to(port: int, *, window: int = _WINDOW) -> AsyncIterator[Channel]:
-    """Open a channel around the block, whose calls may be sent `window` bytes each, and no more. Raises OSError, and AssertionError for frames that nobody asked for."""
+    """Open a channel around the block, whose calls accept `window` bytes each and no more.
+
+    Raises OSError, and AssertionError for frames that the client did not ask for.
+    """
     async with trio.open_nursery() as nursery:
         channel = Channel(await connect(port), window=window)
         try:
@@ -454,7 +461,10 @@ class Offender:
         return not self.broke
 
     async def flood(self, piece: Callable[[int], bytes], *, most: float = math.inf) -> None:
-        """Send `piece(0)`, `piece(1)`, … and read what comes, until the server ends it or `most` pieces went out."""
+        """Send `piece(0)`, `piece(1)`, … until the server ends it or `most` pieces are sent.
+
+        Frames from the server are read meanwhile.
+        """
         async with trio.open_nursery() as nursery:
 
             async def read() -> None:

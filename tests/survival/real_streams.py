@@ -1,9 +1,9 @@
-"""The gRPC clients that people use, at work for long; as a program, one library in all its modes at once.
+"""The gRPC clients in use, at work for long; as a program, one library in all its modes at once.
 
     python -m tests.survival.real_streams LIBRARY PORT SECONDS
 
-asks the models of `lay_out` and prints, as JSON, how many answers each mode was owed, how many came, and what went wrong.
-Each mode has a connection of its own, as what a server puts up with is counted by connection.
+asks the models of `lay_out` and prints JSON: the answers that each mode was owed, those that came, and the
+failures. Each mode has its own connection, because the server counts what it tolerates by connection.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def lay_out(repository: Repository) -> None:
 
 @dataclass
 class Mode:
-    """One way to ask, and what came of it. `parts` is how many answers a request has, `most` how many are asked for."""
+    """One way to ask, and its result. A request has `parts` answers, and at most `most` are asked for."""
 
     kind: str
     size: str
@@ -106,7 +106,7 @@ class Mode:
 
     @property
     def model(self) -> str:
-        """Whom to ask."""
+        """The name of the model to ask."""
         if self.kind == "decoupled":
             return "repeating"
         return "onnx_identity" if self.size == "large" else "onnx_add_sub"
@@ -162,10 +162,9 @@ def modes(seconds: float) -> list[Mode]:
         Mode(kind, size, rate)
         for kind in ("unary", "stream")
         for size in ("small", "large")
+        # 30 MB a second and client: more than a test's machine moves.
         for rate in RATES
-        if not (
-            size == "large" and rate == 100
-        )  # 30 MB a second and client: more than a test's machine moves
+        if not (size == "large" and rate == 100)
     ]
     found += [Mode("decoupled", "small", rate, parts=_PARTS) for rate in RATES[:2]]
     found += [Mode("decoupled", "large", 1, parts=4), Mode("idle", "small", 1), Mode("idle", "large", 1)]

@@ -221,7 +221,10 @@ class Repository:
         self._add(name, ready + config, "model.py", _PYTHON_ADD_SUB)
 
     def poisonable(self, name: str = "poisonable", *, config: str = instances(2)) -> None:
-        """The same from the third party's backend (`install_poisonable`): it segfaults where A begins with POISON."""
+        """The same from the third-party backend of `install_poisonable`.
+
+        It segfaults when A begins with POISON.
+        """
         ready = f'backend: "poisonable"\nmax_batch_size: 32\ndynamic_batching {{ }}\n{_ADD_SUB_PORTS}'
         self._add(name, ready + config, "model.none", "")
 
@@ -230,12 +233,18 @@ class Repository:
         self._add(name, _python_config("SECONDS", "SLEPT", "TYPE_FP32") + config, "model.py", _SLOW)
 
     def gated(self, gates: Path, name: str = "gated", *, config: str = instances(1)) -> None:
-        """SERVED = TICKET, once `gates/open-<ticket>` or `gates/open` exists; `gates/began` lists tickets as they begin."""
+        """SERVED = TICKET, once `gates/open-<ticket>` or `gates/open` exists.
+
+        `gates/began` lists the tickets in the order in which their executions begin.
+        """
         code = _GATED.replace("@GATES@", repr(str(gates)))
         self._add(name, _python_config("TICKET", "SERVED", "TYPE_INT32") + config, "model.py", code)
 
     def recording(self, record: Path, name: str, *, config: str) -> None:
-        """SERVED = TICKET; appends `<instance> <began> <ended>` to `record`, in nanoseconds that all processes share."""
+        """SERVED = TICKET; appends `<instance> <began> <ended>` to `record`.
+
+        The times are nanoseconds of a clock that all processes share.
+        """
         code = _RECORDING.replace("@RECORD@", repr(str(record)))
         self._add(name, _python_config("TICKET", "SERVED", "TYPE_INT32") + config, "model.py", code)
 
@@ -305,5 +314,5 @@ class Gates:
         return [int(line) for line in file.read_text().split()] if file.exists() else []
 
     def saw_cancelled(self, tickets: Iterable[int]) -> bool:
-        """Whether the model noticed, while it ran, that nobody wants these any more."""
+        """Whether the model saw, while it ran these tickets, that their requests were cancelled."""
         return all((self.directory / f"cancelled-{ticket}").exists() for ticket in tickets)

@@ -149,8 +149,8 @@ async def served(
 ) -> AsyncIterator[ServerProcess]:
     """Run a server around the block, then end it by SIGTERM if it still runs.
 
-    Afterwards its exit status is `exit_status` (None: whatever it is), no process that it started lives, and shared memory
-    has no name that it had not before.
+    Afterwards its exit status is `exit_status` (None: any status), no process that it started lives, and
+    shared memory has no new name.
     """
     names_before = shared_memory_names()
     server = ServerProcess.start(repository, files, *flags, environ=environ)

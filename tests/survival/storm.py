@@ -19,7 +19,7 @@ _BLOCK = 1_000_000  # values a client has to itself; sums stay exact in FP32 up 
 
 
 class Answer(Protocol):
-    """What a client gets for a request, whatever the protocol. `id`, `attempts` and `tensors` are of a success."""
+    """A client's answer to a request in any protocol. `id`, `attempts` and `tensors` belong to a success."""
 
     @property
     def ok(self) -> bool:
@@ -76,7 +76,7 @@ class Tally:
         assert self.answered == self.sent
 
     def report(self) -> dict[str, Any]:
-        """The figures, for whoever reads the test's output."""
+        """The figures for the test's output."""
         return {
             "answered": self.answered,
             "errors": self.errors,
@@ -89,7 +89,7 @@ class Tally:
 
 
 class Storm:
-    """Clients against the add/sub models of one server, each with one request under way, until told to stop."""
+    """Clients against the add/sub models of one server, each with one request at a time, until stopped."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._server = server
@@ -107,8 +107,9 @@ class Storm:
     ) -> None:
         """Ask `model` for sums, one after the other, and check each answer.
 
-        `connect` says where to ask, by default on an HTTP connection of one's own. A request without an answer is counted
-        as lost; where not to `reconnect`, Lost or OSError is then raised. The tally is the model's unless it is named.
+        `connect` opens the connection, by default a new HTTP connection. A request without an answer is
+        counted as lost; without `reconnect`, Lost or OSError is then raised. `tally_as` names the tally, by
+        default the model.
         """
         connect = connect or self._server.connect
         tally = self.tallies.setdefault(tally_as or model, Tally())

@@ -63,7 +63,7 @@ class Striker:
 
 
 async def check_books(server, model, striker, label):
-    """What the server says of it agrees: deaths, restarts in the tree and on its command line, no answer too many."""
+    """Check the server's reports: deaths, restarts in the tree and on the command line, no surplus answer."""
     nodes = await server.instances(model)
     restarts = sum(node["restarts"] for node in nodes)
     assert restarts == await server.metric("tritium_worker_deaths_total", model=model, reason=label)

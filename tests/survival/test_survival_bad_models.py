@@ -1,4 +1,4 @@
-"""Models that fail for ever, take for ever, or vanish: the others serve on, and the index tells the truth throughout."""
+"""Models that fail for ever, load for ever, or vanish: the others serve on, and the index stays true."""
 
 import shutil
 import signal
@@ -78,7 +78,8 @@ async def test_models_that_fail_or_take_long_or_vanish_disturb_nobody(tritium_se
 
             await until_states(server, "late", {1: "READY"})
             await until_states(server, "vanishing", {})
-            # Between two attempts the version is LOADING again, without a reason: state and reason count in one answer.
+            # Between two attempts the version is LOADING again, without a reason: state and reason count in
+            # one answer.
             await eventually(lambda: told(server, "failing", "the weights are not there"), within=30)
             assert await states(server, "slow") == {1: "LOADING"}
             (shown,) = await entries(server, "slow")
@@ -133,10 +134,10 @@ async def told(server, model, reason):
 
 
 def follows(record, *allowed):
-    """Whether the states that were seen are among `allowed`, in that order, up to the last; some may have been missed.
+    """Whether the states that were seen are among `allowed`, in that order, up to the last.
 
-    Retries may repeat the one before. An empty state is that of a model which the index does not know; until it is looked
-    at, a new model has a name and no state.
+    Some may have been missed, and a retry may repeat the state before it. An empty state means that the index
+    does not know the model. A new model has a name and no state until the server examines it.
     """
     seen = [said[0][1] if said else "" for said in record.said]
     seen = list(dropwhile(lambda state: not state, seen))

@@ -1,7 +1,8 @@
-"""Sixteen clients, and the model under them changes again and again: no request fails, and nobody hears from the past.
+"""Sixteen clients use a model that changes again and again: no request fails, and none is answered stale.
 
-Each change has a generation of its own, which every answer tells. A generation counts as retired from the moment that the
-server has said so, or that anybody has heard a later one; no request sent after that may be answered by it.
+Each change has a generation of its own, which every answer tells. A generation counts as retired once the
+server has said so, or once any client has heard a later one. No request sent after that may be answered by
+it.
 """
 
 import json
@@ -84,7 +85,8 @@ async def test_versions_are_swapped_without_a_dip(tritium_server, workshop, chan
 
                 await eventually(over)
                 before = await pids(server, "telling", version)
-                workshop.remove(f"telling/{version - 1}")  # which nobody serves: nothing is reloaded for it
+                # The server has retired this version, so its removal reloads nothing.
+                workshop.remove(f"telling/{version - 1}")
                 assert before
             assert await pids(server, "telling", changes + 1) == before
         tell("version swaps", witness, swaps=len(server.logged("model_swapped")))
@@ -131,9 +133,9 @@ async def test_reloads_that_fail_are_not_noticed_either(tritium_server, workshop
 
 
 def copy_slowly(directory, files, step):
-    """Write a directory file by file, `step` seconds apart; return the longest pause, which may be the machine's.
+    """Write a directory file by file, `step` seconds apart; return the longest pause.
 
-    To be run on a thread, so that it goes on whatever the loop is busy with.
+    The machine may have caused that pause. Run this on a thread, so that it continues while the loop is busy.
     """
     directory.mkdir()
     last, worst = time.monotonic(), 0.0
@@ -153,7 +155,7 @@ def copy_slowly(directory, files, step):
 
 
 async def copied(server, model, directory, files, step):
-    """Copy, and return the longest pause and what the index said meanwhile: how often each version was in each state."""
+    """Copy; return the longest pause, and how often the index showed each version in each state meanwhile."""
     seen = Counter()
     async with await server.connect() as connection, trio.open_nursery() as nursery:
 
@@ -196,9 +198,8 @@ async def test_a_version_that_is_being_copied_is_left_alone_until_it_has_come_to
     worst = 0.0
     async with tritium_server(*flags) as server:
         workshop.model("first")
-        await until_states(
-            server, "first", {1: "READY"}
-        )  # so the looks at everything after the start are over
+        # Wait until the looks at everything after the start are over.
+        await until_states(server, "first", {1: "READY"})
         async with witnessed(server, "telling") as witness:
             for version in range(2, polls // each + 2):
                 witness.version_of[version] = version

@@ -1,4 +1,4 @@
-"""Decoupled models behind a real server: streams as Triton's own clients see them, and what stalls, leaves and dies."""
+"""Decoupled models behind a real server, as Triton's own clients see them: stalls, departures and deaths."""
 
 from __future__ import annotations
 
@@ -221,9 +221,8 @@ async def test_single_answers_are_refused_with_the_contracts_words(tritium_serve
 
 async def test_a_client_that_stalls_stalls_its_model_thread_and_costs_no_memory(tritium_server, notes):
     size = 16 * 1024
-    bound = (
-        STREAM_LIMIT + WINDOW_BYTES + 4 * size
-    )  # what may wait in the stream, in the window, and in their brims
+    # What may wait in the stream, in the window, and above their limits.
+    bound = STREAM_LIMIT + WINDOW_BYTES + 4 * size
     async with tritium_server() as server, channel_to(server.grpc_port, window=0) as channel:
         before = psutil.Process(server.pid).memory_full_info().uss
         call = await channel.call(STREAM_INFER)

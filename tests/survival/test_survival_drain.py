@@ -91,7 +91,8 @@ async def test_ended_under_load_every_request_it_took_has_an_answer(tritium_serv
         storm = Storm(server)
 
         async def client(model):
-            # The connection ends, or is refused, at some time. An answer that was begun is whole, or it is an error.
+            # The connection ends, or is refused, at some time. An answer that was begun is whole, or it is an
+            # error.
             with pytest.raises((Lost, OSError)):
                 await storm.client(model, reconnect=False)
 

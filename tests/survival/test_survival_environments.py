@@ -1,4 +1,4 @@
-"""Models on interpreters of their own: beside each other, over restarts without a network, and while one is being built."""
+"""Models on their own interpreters: side by side, restarted without a network, and during a build."""
 
 import os
 import signal

@@ -73,7 +73,8 @@ async def test_a_tenant_beyond_its_bound_is_told_when_to_come_back(tritium_serve
         assert await server.metric("tritium_tenant_refused_total", model="gated", tenant="gold") == 2
 
         nursery.start_soon(lambda: ask(server, 50, x_tenant="free"))
-        # Until something of theirs has been handed to an instance, tenants that are not listed wait among the others.
+        # Tenants that are not listed wait under "other" until a request of theirs has been handed to an
+        # instance.
         await server.until_metric(1, "tritium_tenant_queued", model="gated", tenant="other")
         gates.open()
     assert 50 in gates.began()

@@ -1,4 +1,4 @@
-"""Clients that break gRPC's rules, or keep them to do harm: they are sent away or stall, and nobody else notices."""
+"""Clients that break gRPC's rules, or keep them to do harm: each is cut off or stalls, without side effects."""
 
 import json
 import sys
@@ -107,7 +107,8 @@ async def test_clients_that_stall_hold_up_nobody_and_leave_nothing_behind(tritiu
         for stall in (half_a_handshake, one_byte_at_a_time, unary_without_a_window, a_socket_never_read):
             await stall(server)
             await until_connections(server, 1)
-        # Each had its connections at the same time: none may cost more than its limits, and none may leave it behind.
+        # Each kind of stall had its connections at the same time. None may cost more than its limits, and
+        # none may leave that cost behind.
         assert memory_of(server) - before < 64 * MIB
 
 
@@ -141,7 +142,7 @@ async def one_byte_at_a_time(server):
 
 
 async def unary_without_a_window(server):
-    """Calls whose answers nobody may send: the server takes what it may hold of them, and no more."""
+    """Calls whose answers may not be sent: the server takes what it may hold of them, and no more."""
     large = message(inference("onnx_identity", {"X": np.ones(15_000, np.float32)}))
     frames = [large[at : at + 16_000] for at in range(0, len(large), 16_000)]
     async with offending(server.grpc_port) as offender:
@@ -196,7 +197,10 @@ async def test_a_stream_that_is_never_read_costs_a_mebibyte_and_a_message(tritiu
 
 
 async def until_cost(server, before, streams, limit):
-    """Return what each of `streams` costs in bytes, once that is at most `limit`: free memory goes back every ten seconds."""
+    """Return what each of `streams` costs in bytes, once that is at most `limit`.
+
+    The server gives free memory back every ten seconds.
+    """
     cost = memory_of(server) - before
     for _ in range(120):
         if cost <= limit * streams:

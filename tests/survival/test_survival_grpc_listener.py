@@ -1,4 +1,4 @@
-"""The gRPC listener of a real server: where it listens, whom it lets in, and how it ends, as tritonclient.grpc sees it."""
+"""The gRPC listener of a real server, as tritonclient.grpc sees it: addresses, certificates, and its end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The storms of HTTP over gRPC: unary calls and open streams, whose answers a worker's death must not cost.
 
-A stream outlives every failure on it: what goes wrong is told in a message, and the call ends with OK when the client says
-so.
+A stream outlives every failure on it: a message tells the error. The call ends with OK when the client ends
+it.
 """
 
 import signal
@@ -141,7 +141,8 @@ async def test_kills_of_a_python_models_workers_cost_typed_errors_and_no_stream(
 
 @pytest.mark.soak
 async def test_workers_that_are_stopped_hang_neither_calls_nor_streams(tritium_server, repository, storm):
-    # Four, so that not everything always waits in a worker that was stopped a moment ago: each holds requests for a second.
+    # Four instances, so that some requests always find a worker that runs: a stopped one holds its requests
+    # for a second.
     repository.onnx_add_sub(config=instances(4) + parameter("tritium.execution_timeout", 1))
     repository.python_add_sub()
     async with tritium_server() as server:
@@ -173,7 +174,7 @@ async def test_a_poisonous_input_fails_its_own_call_and_its_own_turn_on_a_stream
 
 
 async def poison(server, seconds):
-    """Ask what kills workers, by calls and on a stream in turns; return the statuses of the answers, all of them errors."""
+    """Send requests that kill workers, in turn by calls and on a stream; return the statuses, all errors."""
     statuses = Counter()
     deadline = trio.current_time() + seconds
     async with channel_to(server.grpc_port) as channel, trio.open_nursery() as nursery:
@@ -195,5 +196,5 @@ async def poison(server, seconds):
 
 
 def poisonous(number):
-    """Inputs that differ each time: the same again would meet its quarantine, and kill nobody."""
+    """Inputs that differ each time: repeated ones would be quarantined, and would not kill a worker."""
     return {"A": np.full((1, WIDTH), POISON, np.float32), "B": np.full((1, WIDTH), number, np.float32)}

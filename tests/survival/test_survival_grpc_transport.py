@@ -1,4 +1,4 @@
-"""What lies under gRPC's calls, with clients as anyone gets them: windows, goodbyes, keepalive, age, and ends under load."""
+"""The transport below gRPC's calls, with ordinary clients: windows, GOAWAY, keepalive, age, loaded ends."""
 
 import re
 import shutil

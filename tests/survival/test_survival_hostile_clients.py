@@ -1,4 +1,4 @@
-"""Clients that break the rules of HTTP, against `tritium serve`: each gets its answer, and nobody else notices."""
+"""Clients that break HTTP's rules, against `tritium serve`: each gets its answer; others do not notice."""
 
 import numpy as np
 import pytest

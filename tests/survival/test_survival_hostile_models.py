@@ -1,4 +1,4 @@
-"""Models that do their worst to the process they run in: the server, and every other model, serve on as if nothing had happened."""
+"""Models that do their worst to their own process: the server and every other model serve on unaffected."""
 
 import ctypes
 
@@ -15,7 +15,8 @@ pytestmark = pytest.mark.slow
 SERVER_GROWTH = 64 << 20  # bytes that the server's memory may grow by while a model prints 100 MB
 LANDLOCK = ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1)
 
-# One deed a model, done by its `execute`. Each ends by itself should nobody end it, and bounds what it takes.
+# One deed a model, done by its `execute`. Each ends by itself even if the server does not end it, and bounds
+# what it takes.
 MODEL = """
 import ctypes
 import os
@@ -146,7 +147,7 @@ FATAL = {
 
 @pytest.fixture
 def hostile(repository):
-    """Put a model into the repository that does a deed when it is asked with ticket 1; another ticket is just echoed."""
+    """Put a model into the repository that does a deed for ticket 1 and echoes any other ticket."""
     workshop = Workshop(repository.path)
     workshop.model("telling")
 
@@ -162,7 +163,7 @@ def hostile(repository):
 
 
 def processes_of(server):
-    """Every process that began as a worker of this server or as a copy of one, whoever its parent is now."""
+    """Every process that began as a worker of this server or as a copy of one, whatever its parent is now."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""Workers that die, stop and loop while a server goes on; and what a server that serves models does not contain."""
+"""Workers that die, stop and loop while a server goes on; and what a serving process must not contain."""
 
 import os
 import signal
@@ -66,7 +66,7 @@ async def test_a_request_that_takes_too_long_gets_a_504_and_the_next_one_is_serv
 
 
 async def crash(server, cause, model="crashing"):
-    """Give every instance of a model reason to die on each start, and wait until all of them are given up for now."""
+    """Make every instance of a model die on each start, and wait until all of them are given up for now."""
     cause.touch()
     for pid in await server.workers(model):
         os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A whole server whose repository branch is shot: what serves goes on, what retires ends, and what is asked next is done."""
+"""A server whose repository branch is killed: models serve, retiring ones end, new requests are answered."""
 
 import psutil
 import pytest

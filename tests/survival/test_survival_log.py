@@ -1,4 +1,4 @@
-"""What the log of a real server tells of requests whose worker was killed, and of an ensemble's steps; read by `tritium logs`."""
+"""A real server's log, read by `tritium logs`: requests with a killed worker, and an ensemble's steps."""
 
 import json
 import os

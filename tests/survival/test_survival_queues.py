@@ -1,4 +1,7 @@
-"""Waiting, refusing, overtaking and leaving, as clients see it: tritonclient.http, and sockets where it hides too much."""
+"""Waiting, refusal, overtaking and cancellation as clients see them.
+
+The client is tritonclient.http, or a socket where that library hides too much.
+"""
 
 from contextlib import asynccontextmanager
 
@@ -45,7 +48,7 @@ class Asked:
 
 @pytest.fixture
 def asked(tritium_server, repository, gates):
-    """Open a server with one gated model of a given configuration, and requests to it that end with the block."""
+    """Open a server with one gated model of a given configuration; its requests end with the block."""
 
     @asynccontextmanager
     async def opened(config, *, workers=1):
@@ -178,7 +181,8 @@ async def test_a_model_sees_that_the_client_of_a_running_request_has_left(asked,
             await client.send(inference("gated", {"TICKET": np.array([[1]], np.int32)}))
             await until(lambda: gates.began() == [1])
         await until(lambda: gates.saw_cancelled([1]))
-        # CANCELED is for those that never ran (contract, observability.md); this one the model itself gave up.
+        # CANCELED is for requests that never ran (contract, observability.md); the model itself gave this one
+        # up.
         await server.until_metric(1, FAILURES, reason="BACKEND", **MODEL)
         gates.open()
         await requests.begin(2)

@@ -1,4 +1,4 @@
-"""Rate limits and instance groups on a real server, by what its models record of themselves and what the system says."""
+"""Rate limits and instance groups on a real server, checked by its models' records and the system's."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def overlaps(executed):
 
 
 async def burst(server, models, count, *, in_sequences=False):
-    """Send `count` requests to each model over gRPC, all at once; return when all are answered without an error."""
+    """Send `count` requests to each model over gRPC at once; return when all are answered without error."""
 
     def send():
         finished = []

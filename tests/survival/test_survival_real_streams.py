@@ -26,7 +26,7 @@ def seconds(request):
 
 
 async def test_a_stream_of_small_answers_is_not_taken_for_a_flood(tritium_server, repository):
-    """Its client answers each of them by updates of the windows and pings, which a flood consists of as well."""
+    """Its client answers each message with window updates and pings, the frames that a flood consists of."""
     lay_out(repository)
     async with tritium_server() as server:
         mode = await trio.to_thread.run_sync(stream_of_small_answers, server.grpc_port, 4000)

@@ -1,4 +1,7 @@
-"""The repository API as tritonclient drives it: texts, states and outcomes of contract repository.md sections 2 to 6 and 13."""
+"""The repository API as tritonclient drives it: contract repository.md, sections 2 to 6 and 13.
+
+The tests check texts, states and outcomes.
+"""
 
 import json
 import signal
@@ -105,7 +108,8 @@ async def test_loading_what_has_changed_replaces_it(tritium_server, workshop):
     async with tritium_server(EXPLICIT, "--load-model=a") as server:
         before = await pids(server, "a")
         workshop.write("a/1/model.py", code(2))
-        assert await identity(server, "a") == (1, 1)  # nobody asked yet
+        # No request has been sent yet.
+        assert await identity(server, "a") == (1, 1)
         await triton(server, "load_model", "a")
         assert await identity(server, "a") == (1, 2)
         await replaced(server, "a", before)

@@ -1,4 +1,4 @@
-"""Twenty models with room for five: everybody is served, and memory is what was promised."""
+"""Twenty models with room for five: every request is served, and memory stays at what was promised."""
 
 import signal
 from random import Random

@@ -1,4 +1,4 @@
-"""Answers that are kept, in a real server, as Triton's own clients and operators see them; and a Redis server that is killed."""
+"""Cached answers in a real server, as Triton's clients and operators see them; and a killed Redis server."""
 
 import signal
 from functools import partial

@@ -1,4 +1,4 @@
-"""Sequences whose workers are killed under them: what their clients are told, and that all of them come to an end."""
+"""Sequences whose workers are killed: what their clients are told, and that all sequences end."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def lay_out(repository, name, code, more="", config=""):
 
 
 class Crowd:
-    """Clients that run sequence after sequence until the storm is over, and then end the one that they are at."""
+    """Clients that run sequence after sequence until the storm is over, and then end their current one."""
 
     def __init__(self, url, model, clients):
         self.url = url

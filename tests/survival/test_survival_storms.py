@@ -81,7 +81,8 @@ async def test_a_python_model_loses_what_was_in_flight_to_a_typed_error_and_noth
 
 @pytest.mark.soak
 async def test_a_model_whose_workers_are_stopped_hangs_nobody(tritium_server, repository, storm):
-    # Four, so that not everything always waits in a worker that was stopped a moment ago: each holds requests for a second.
+    # Four instances, so that some requests always find a worker that runs: a stopped one holds its requests
+    # for a second.
     repository.onnx_add_sub(config=instances(4) + parameter("tritium.execution_timeout", 1))
     repository.python_add_sub()
     async with tritium_server() as server:
@@ -114,7 +115,7 @@ async def test_one_poisonous_input_is_refused_and_its_batchmates_are_all_answere
             async with await server.connect() as connection:
                 while trio.current_time() < deadline:
                     number += 1
-                    # A new one each time: the same again would meet its quarantine, and kill nobody.
+                    # New inputs each time: repeated ones would be quarantined, and would not kill a worker.
                     inputs = {
                         "A": np.full((1, WIDTH), POISON, np.float32),
                         "B": np.full((1, WIDTH), number, np.float32),

@@ -1,4 +1,4 @@
-"""Traffic between versions on a real server: shares, faithful clients, copies that are compared, and a bad version's end."""
+"""Traffic between versions on a real server: shares, sticky clients, compared copies, a bad version's end."""
 
 import json
 import math

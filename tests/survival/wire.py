@@ -73,7 +73,7 @@ class Connection:
 
     @classmethod
     async def open(cls, port: int) -> Connection:
-        """Connect. Raises OSError where nobody listens."""
+        """Connect. Raises OSError if no server listens on `port`."""
         sock = trio.socket.socket()
         try:
             await sock.connect(("127.0.0.1", port))
@@ -112,7 +112,7 @@ class Connection:
             raise Lost("the connection broke while a request was sent") from error
 
     async def receive(self) -> Response:
-        """Wait for one whole answer. Raises Lost, and AssertionError for bytes behind it that nobody asked for."""
+        """Wait for one whole answer. Raises Lost, and AssertionError for surplus bytes behind it."""
         with trio.fail_after(_PATIENCE):
             while (end := self._buffer.find(b"\r\n\r\n")) < 0:
                 await self._more()
@@ -129,7 +129,7 @@ class Connection:
         return Response(int(lines[0].split(" ")[1]), headers, body)
 
     async def wait_closed(self) -> None:
-        """Wait until the server has closed the connection. Raises AssertionError if it says anything before."""
+        """Wait until the server has closed the connection. Raises AssertionError if it sends anything."""
         with trio.fail_after(_PATIENCE):
             try:
                 assert await self._stream.receive_some() == b""
