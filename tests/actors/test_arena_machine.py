@@ -1,8 +1,9 @@
-"""A live worker's segments and leases against a model that counts: who holds which slot, and whose bytes are in it.
+"""A live worker's segments and leases against a counting model: each slot's holder and bytes.
 
-The machine plays the worker at the far end of the connection: it reads frames and maps segments as a worker does, writes
-results, asks for room and answers out of order; responses are released late, after the worker's death too. Every byte that a
-client sees is compared with what the worker wrote for it, long after the slot has had other users.
+The machine plays the worker at the far end of the connection. It reads frames and maps segments as a worker
+does, writes results, asks for room and answers out of order. Responses are released late, also after the
+worker's death. Every byte that a client sees is compared with what the worker wrote for it, long after the
+slot has had other users.
 """
 
 import gc
@@ -32,11 +33,12 @@ from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 from tests.support.stepped_trio import SteppedTrio
 
+# Columns of one byte: copied out, a generation more, borrowed.
 SMALL, LARGE, HUGE = (
     4,
     80 * 1024,
     COPY_LIMIT + 4096,
-)  # columns of one byte: copied out, a generation more, borrowed
+)
 
 
 class NoPort:
@@ -282,7 +284,7 @@ class Arenas(RuleBasedStateMachine):
         ),
     )
     def say_what_is_not_so(self, data, wrong):
-        """A worker that lies is found out, and nobody is answered by it."""
+        """A lying worker is detected, and no request gets an answer from it."""
         batch = data.draw(st.sampled_from(list(self.batches.values())))
         slot, members = batch.slot.index, len(batch.requests)
         size = self.sizes[slot, OUTPUT]

@@ -1,4 +1,4 @@
-"""The server's end of the connection for calls, with a played worker that may be hostile and a played callee."""
+"""The server's end of the call connection, with a played worker, perhaps hostile, and a played callee."""
 
 from __future__ import annotations
 
@@ -408,7 +408,7 @@ async def test_a_worker_that_does_not_read_costs_no_more_than_it_may_hold(monkey
 
 
 async def test_a_caller_that_takes_nothing_of_a_stream_that_nothing_stops_loses_it(monkeypatch):
-    """Parts that hold nobody's memory hold up nobody: those of an ensemble, say."""
+    """Parts that hold no other request's memory delay no other request: those of an ensemble, for example."""
     monkeypatch.setattr("actors.calls.MAX_BYTES", 1_000_000)
     async with connected(decoupled=True) as connection:
         connection.worker.call()
@@ -460,7 +460,7 @@ async def test_more_questions_than_a_worker_may_have_are_refused():
         assert len(connection.worker.parts()) == MAX_ASKS
 
 
-# -- hostility ----------------------------------------------------------------------------------------------------------
+# -- hostility -----------------------------------------------------------------------------------------------
 
 
 def memfd(size, seals):

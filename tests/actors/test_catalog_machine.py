@@ -1,6 +1,6 @@
-"""The catalog in virtual time: operations of all kinds at once, and what must come of them.
+"""The catalog in virtual time: operations of all kinds at once, and their outcomes.
 
-Its models depend on nothing, so each goes its own way, and every outcome can be foretold together with its moment.
+Its models depend on nothing, so each goes its own way, and the model foretells every outcome and its moment.
 """
 
 import math
@@ -42,7 +42,8 @@ class Lane:
 
     def __init__(self, name):
         self.name = name
-        self.serving = {}  # version: content, whether a request has configured it, and the copy that it was loaded from
+        # By version: content, whether a request has configured it, and the copy that it was loaded from.
+        self.serving = {}
         self.kept = None  # the copy of what was last taken for good
         self.content = ""  # of what was applied, if it was applied well
         self.refused = ""  # the same if it was not
@@ -53,11 +54,12 @@ class Lane:
         self.found = None
         self.copy = None
         self.reads = 0
-        self.loads = {}  # of the current operation, by version: when its attempt ends, and how many are left; or how it ended
+        # Of the current operation, by version: when its attempt ends and how many are left, or how it ended.
+        self.loads = {}
 
 
 class CatalogAlone(RuleBasedStateMachine):
-    """Models that depend on nothing: each has a line of its own, where an order to unload goes to the front."""
+    """Models that depend on nothing: each has its own line, and an order to unload goes to the front."""
 
     @initialize(extra=st.integers(0, 2))
     def begin(self, extra):
@@ -232,7 +234,10 @@ class CatalogAlone(RuleBasedStateMachine):
     @precondition(lambda self: self.lanes_that_may_crash())
     @rule(data=st.data())
     def a_lane_crashes(self, data):
-        """What it was about is answered, and not tried again, unless nobody waits for that; what waits is next."""
+        """A crashing lane answers its current operation and does not try it again.
+
+        An operation that no caller waits for is tried again. Then the next waiting operation begins.
+        """
         name = data.draw(st.sampled_from(self.lanes_that_may_crash()))
         lane = self.lanes[name]
         self.crashed_at[name] = self.trio.now

@@ -15,7 +15,7 @@ from tests.support.model_doubles import FakeWorker, make_spec
 
 
 def crowd(*counts, passive=()):
-    """Return the instances of versions that have so many; those at a place in `passive` are passive everywhere."""
+    """Return the instances of one version per count; places in `passive` are passive in all versions."""
     return [
         [
             InstanceState(InstanceSpec(name=f"m{version}_{each}", passive=each in passive), str(each))

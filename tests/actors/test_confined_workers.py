@@ -22,7 +22,7 @@ class Taking(PlayedWorker):
         self.exactly = None
         self.looks = 0
         self.looked_at = trio.Event()  # ten times
-        self.large = False  # so that nobody takes it in at a glance
+        self.large = False  # a glance cannot measure it
 
     def glance(self):
         self.looks += 1

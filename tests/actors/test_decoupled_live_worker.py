@@ -1,4 +1,4 @@
-"""The server's side of a decoupled model's worker: streams add up, and whatever the worker says is a part or a FrameError."""
+"""The server's side of a decoupled worker: streams balance; each message is a part or a FrameError."""
 
 import math
 

@@ -342,7 +342,8 @@ async def test_wakes_are_timed_from_the_first_request_to_the_end_of_the_load(nur
     assert (bed.room.wakes, bed.room.wake_seconds) == (1, pytest.approx(3))
     await settled()
     bed.room.open()
-    assert bed.room.wakes == 1  # nobody waited for that one
+    # No request waited this time.
+    assert bed.room.wakes == 1
 
 
 def test_frontends_are_told_of_the_header_that_keeps_clients_with_one_version():

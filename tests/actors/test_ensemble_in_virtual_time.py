@@ -1,4 +1,4 @@
-"""Ensembles over models whose workers finish on cue: what is submitted when, what waits, what is told, what is held."""
+"""Ensembles over models whose workers finish on cue: what is submitted, waits, is told and is held."""
 
 import math
 
@@ -867,7 +867,7 @@ async def test_a_reshape_is_undone_also_where_the_steps_do_not_batch(world, auto
     assert tuple(request.reply.parts[0].outputs[0].shape) == (1, 8)
 
 
-# -- outputs that nobody gave
+# -- missing outputs
 
 
 async def test_an_output_that_its_step_did_not_give_is_left_out_of_the_answer(world, autojump_clock):

@@ -1,6 +1,7 @@
-"""No exception is kept in a module, a class or a default: each raise would add to its traceback, which keeps what it passed.
+"""No exception is kept in a module, a class or a default, because each raise adds to its traceback.
 
-A traceback holds the frames it went through, with the message and the connection in them, for as long as the exception lives.
+A traceback holds the frames that it went through, with the message and the connection in them, for as long as
+the exception lives.
 """
 
 import ast

@@ -24,7 +24,7 @@ async def serve(worker, seconds):
 
 
 async def keep_sending(stage, tenant, every, got, waits, **options):
-    """Send a request each `every` seconds, each from a task of its own, as clients that don't wait for one another."""
+    """Send a request each `every` seconds, each from its own task, like independent clients."""
 
     async def send():
         request = stage.request(**options)
@@ -48,7 +48,7 @@ SHARED = Fairness(tenant_header="x-tenant", weights={"a": 1.0, "b": 1.0, "flood"
 
 
 async def contend(seconds, *, fairness, batch=4, service=0.1, rates=(10.0, 10.0, 100.0), **changes):
-    """Have three tenants contend for 40 requests a second; return what each got, and how long its requests took."""
+    """Have three tenants contend for 40 requests a second; return each tenant's count and latencies."""
     got, waits = Counter(), {}
     async with trio.open_nursery() as nursery:
         stage = Stage(nursery, fairness=fairness, max_batch_size=batch, **changes)

@@ -1,4 +1,4 @@
-"""Fault points: the list is that of the code, nothing changes until one is armed, and what was armed is put back."""
+"""Fault points: the list matches the code, an unarmed point changes nothing, and disarming restores all."""
 
 import contextlib
 import socket

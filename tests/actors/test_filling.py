@@ -1,4 +1,4 @@
-"""Long inputs reach a worker's slot a piece at a time: other tasks have their turns, and the batch can be given up between."""
+"""Long inputs reach a worker's slot piece by piece; between pieces, others run and the batch may be given up."""
 
 import math
 

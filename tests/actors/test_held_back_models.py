@@ -1,4 +1,4 @@
-"""First batches that wait until enough requests do (contract, scheduling.md section 12), on a clock that jumps."""
+"""First batches that wait for enough requests (contract, scheduling.md section 12), on a clock that jumps."""
 
 import pytest
 

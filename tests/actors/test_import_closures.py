@@ -82,9 +82,8 @@ def test_the_workers_closure_is_the_one_that_is_written_down():
 def test_the_workers_closure_is_written_in_python_3_9(module):
     path = ROOT / (module.replace(".", "/") + ".py")
     tree = ast.parse(path.read_text(), feature_version=(3, 9))
-    assert any(
-        isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body
-    )  # so that annotations cost nothing and may be newer
+    # Annotations then cost nothing and may use newer syntax.
+    assert any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
     for node in ast.walk(tree):
         assert not isinstance(node, ast.Match)
         if isinstance(node, ast.Call):

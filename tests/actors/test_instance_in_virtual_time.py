@@ -276,9 +276,8 @@ async def test_a_failed_start_is_no_progress_though_suspects_wait(nursery, autoj
     await again.worker.receive()
     again.worker.exit(Exit(1))
     await again.ended()
-    assert (
-        not again.ctx.progress
-    )  # or an instance that can't load any more would be restarted for ever, without a pause
+    # Otherwise an instance that can no longer load would be restarted for ever, without a pause.
+    assert not again.ctx.progress
     assert len(life.instance.suspects) == 2
 
 
@@ -369,7 +368,7 @@ async def test_a_worker_that_closes_its_connection_and_lives_on_is_killed(nurser
 
 
 class Slain(PlayedWorker):
-    """A worker that was killed from outside. The kernel has closed its connection, and is long about the rest."""
+    """A worker killed from outside. The kernel has closed its connection, and takes long for the rest."""
 
     dying = True
 

@@ -1,4 +1,4 @@
-"""What a model's lifecycle must survive: crashes and cancellations in the middle, and orders that meet each other."""
+"""What a model's lifecycle must survive: crashes and cancellations halfway, and orders that collide."""
 
 import math
 import tempfile
@@ -87,7 +87,7 @@ async def test_a_retirement_keeps_its_deadline_when_its_supervisor_is_restarted(
 
 @contextmanager
 def crashes(point, *, times=1):
-    """Have whoever comes by the fault point crash so often."""
+    """Make the first `times` callers of the fault point crash."""
     left = times
 
     def crash():
@@ -593,7 +593,7 @@ def reader_of(*sources):
 
 
 def forget_phase(_phase, _details):
-    """Nobody watches this read."""
+    """Discard the phase: these tests do not watch the read."""
 
 
 async def test_a_repository_that_hangs_holds_up_none_of_the_others(tmp_path, monkeypatch):

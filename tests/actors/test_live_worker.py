@@ -1,4 +1,4 @@
-"""The server's side of one worker: leases add up, and whatever the worker says is an answer or a FrameError."""
+"""The server's side of one worker: leases balance, and each message is an answer or a FrameError."""
 
 import json
 import math

@@ -131,7 +131,7 @@ async def ready_model():
 
 
 async def test_a_request_of_many_strings_does_not_hold_the_loop_while_it_is_checked(ready_model):
-    """Whoever can't wait is told so, and `submit` gives others their turns."""
+    """A caller that cannot wait is told so, and `submit` lets other tasks run."""
     request = strings_request([b"", b"a"] * 50_000, 100_000)
     with pytest.raises(trio.WouldBlock):
         ready_model.submit_nowait(request)

@@ -1,6 +1,7 @@
-"""What n clients do at once costs n times what one does, and is done in turns that leave the loop to others.
+"""n clients at once cost n times what one costs, in turns that leave the loop to others.
 
-Cost is counted in calls, of Python functions and of built-in ones: it is the same in every run and on every machine.
+Cost is counted in calls, of Python functions and of built-in ones: it is the same in every run and on every
+machine.
 """
 
 import gc

@@ -406,11 +406,13 @@ async def test_an_instance_count_that_is_the_only_change_scales_in_place(begin, 
 
 async def test_a_probe_that_is_not_answered_keeps_a_version_from_serving(begin, autojump_clock):
     world = await begin(model("m", probe=Probe.COMPARE, execution_timeout=2.0), **EXPLICIT)
-    await world.catalog.load("m", {})  # it takes nobody's place, so it is not tried
+    # It replaces no version, so it is not probed.
+    await world.catalog.load("m", {})
     before = world.serving("m")
     for setting in (Probe.COMPARE, Probe.REQUIRED):
         world.source.models["m"] = model("m", content="new", probe=setting, execution_timeout=2.0)
-        error = await failure(world.catalog.load("m", {}))  # nobody takes anything from its queue
+        # Nothing takes requests from its queue.
+        error = await failure(world.catalog.load("m", {}))
         assert "did not answer a probe inference: no answer within 2 s" in error.message
         assert world.serving("m") == before
 
@@ -830,7 +832,7 @@ async def test_only_the_version_at_fault_is_blamed(begin, autojump_clock):
 
 
 def refused(world, name, version=""):
-    """What a request to a model is told that nobody answers for: the error's code, text and when to try again."""
+    """The error for a request to a model that does not serve: its code, text and when to try again."""
     with pytest.raises(TritiumError) as caught:
         world.router.resolve(name, version)
     return caught.value.code, caught.value.message, getattr(caught.value, "retry_after", None)
@@ -877,7 +879,8 @@ async def test_a_model_that_waits_to_be_loaded_is_unavailable_too(begin, nursery
     code, message, after = refused(world, "m")
     assert (code, after) == (ErrorCode.UNAVAILABLE, pytest.approx(3.0))
     assert "(phase 'reading' for 3 s)" in message
-    assert refused(world, "m", "7")[0] is ErrorCode.UNAVAILABLE  # nobody knows yet which versions there are
+    # The server does not know yet which versions there are.
+    assert refused(world, "m", "7")[0] is ErrorCode.UNAVAILABLE
     await trio.sleep(5)
     assert errors
     assert refused(world, "m")[0] is ErrorCode.NOT_FOUND  # nothing comes of waiting any more

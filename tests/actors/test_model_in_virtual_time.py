@@ -212,7 +212,8 @@ async def test_a_full_queue_tells_when_what_waits_will_be_answered(stage, autoju
         model.worker.finish()
         await model.settled()
     assert told == pytest.approx(expected)
-    assert told[0] == 0.0  # nobody knows, and clients are told a second
+    # Nothing was answered yet, so the time is unknown; clients are told one second.
+    assert told[0] == 0.0
     assert min(told[1:]) > 0.0
 
 
@@ -829,7 +830,7 @@ async def test_an_idle_instance_waits_as_long_as_a_short_execution_takes(stage, 
     healthy.finish()
     await model.settled()
     assert not busy.taken_back
-    await trio.sleep(0.05)  # nobody rings
+    await trio.sleep(0.05)  # no bell rings
     assert len(busy.taken_back) == 1
     assert len(healthy.outstanding) == 1
 

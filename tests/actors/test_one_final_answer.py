@@ -1,4 +1,7 @@
-"""Whatever happens to workers, callers and time: each accepted request gets one final answer, and each refused one none."""
+"""Each accepted request gets one final answer, and each refused one none, whatever happens meanwhile.
+
+Workers die, callers leave and time passes.
+"""
 
 from functools import partial
 
@@ -120,7 +123,7 @@ class Story:
         pass
 
     async def end(self):
-        """Let everybody work until all is answered, which must come soon."""
+        """Let every worker run until all requests are answered, which must come soon."""
         state = self.stage.state
         if state.status is Status.READY:
             state.become(Status.UNLOADING)
@@ -135,7 +138,7 @@ class Story:
         raise AssertionError(f"{state.in_flight} were never answered")
 
     def check_now(self):
-        """Nothing waits that could go on, and nobody keeps a suspect company."""
+        """No request waits that could go on, and no request waits together with a suspect."""
         assert [what for what, _ in wrong(self.stage.state, trio.current_time(), grace=0.0)] == []
 
     @staticmethod
@@ -158,7 +161,7 @@ class Story:
         self.check_order()
 
     def check_order(self):
-        """Where order is promised, answers left in the order in which their requests were first sent to a worker."""
+        """Where order is promised, answers keep the order in which their requests first went to a worker."""
         state = self.stage.state
         if not state.spec.scheduling.preserve_ordering:
             return

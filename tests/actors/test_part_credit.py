@@ -1,4 +1,4 @@
-"""Credit for the parts of an answer: what is on its way is bounded, and nobody waits for credit that is kept back."""
+"""Credit for the parts of an answer: parts in flight are bounded, and none waits for withheld credit."""
 
 import gc
 

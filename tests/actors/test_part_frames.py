@@ -1,4 +1,4 @@
-"""Parts of decoupled models' answers on the wire: what was packed is what is read, and nothing else is ever read."""
+"""Parts of decoupled models' answers on the wire: what was packed is read, and nothing else ever is."""
 
 import os
 import random

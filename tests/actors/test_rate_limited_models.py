@@ -1,4 +1,7 @@
-"""Models that share a resource, in virtual time: schedulers, states and the limiter, with workers that finish on cue."""
+"""Models that share a resource, in virtual time.
+
+The tests run schedulers, states and the limiter, with workers that finish on cue.
+"""
 
 import pytest
 import trio

@@ -1,4 +1,4 @@
-"""Readiness in virtual time: models that serve, hang, err and come and go, beside a verdict that is kept current."""
+"""Readiness in virtual time: models that serve, hang, err, come and go, beside a verdict kept current."""
 
 import pytest
 import trio
@@ -265,7 +265,8 @@ async def test_a_check_that_hangs_is_told_each_time_after_five_seconds(serving, 
         begun = trio.current_time()
         assert not await server.is_ready()
         assert trio.current_time() - begun == pytest.approx(5)
-        assert worker.curious == []  # nobody waits who has gone
+        # A caller that has left does not wait here.
+        assert worker.curious == []
     assert server.changes[-1][1] == [
         "model add version 1: its own readiness check does not answer within 5 s"
     ]
@@ -739,7 +740,7 @@ async def test_a_restarted_actor_goes_on_where_the_last_one_was(serving, autojum
     server.life.cancel()
     await wait_all_tasks_blocked()
     worker.state.become(Status.UNAVAILABLE, "Internal: gone")
-    assert not await server.is_ready()  # the verdict is nobody's
+    assert not await server.is_ready()  # no task keeps the verdict current
     worker.state.become(Status.READY)
     server.life = trio.CancelScope()
     server.nursery.start_soon(server.live)

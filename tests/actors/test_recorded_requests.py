@@ -1,4 +1,4 @@
-"""Records of requests and the lines of their stages, on a clock that jumps; and that there are none where nobody asked."""
+"""Records of requests and the lines of their stages, on a clock that jumps; none exist where none were asked for."""
 
 from functools import partial
 

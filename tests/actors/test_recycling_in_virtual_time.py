@@ -19,7 +19,7 @@ LOAD_SECONDS = 2.0
 
 
 class PlayedWorker:
-    """As much of a `LiveWorker` as anybody here sees."""
+    """The part of `LiveWorker` that these tests use."""
 
     def __init__(self):
         self.given = 0
@@ -29,7 +29,7 @@ class PlayedWorker:
         self.retired = False
 
     def not_begun(self):
-        return []  # nobody gives it batches here
+        return []  # the tests give it no batches
 
 
 class Stage:

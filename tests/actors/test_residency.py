@@ -1,4 +1,4 @@
-"""Which models are in memory: loaded by their first request, evicted when memory is short, and nobody notices but by waiting."""
+"""Which models are in memory: loaded by a first request, evicted when memory is short, noticed only by waiting."""
 
 import itertools
 import math

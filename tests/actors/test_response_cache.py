@@ -1,4 +1,4 @@
-"""The response cache in a model's way, on a clock that jumps: who is answered by what, and what becomes of those who wait."""
+"""The response cache in a model's way, on a clock that jumps: which answer each request gets, and which wait."""
 
 import math
 

@@ -359,7 +359,8 @@ async def test_a_start_that_has_run_is_not_run_again(stage, autojump_clock):
     model = stage(max_batch_size=1)
     started = await step(model, 1, START)
     await model.settled()
-    die(model, requeue=(started,))  # nobody's fault, but its worker had begun it
+    # No request is at fault, but the worker had begun this one.
+    die(model, requeue=(started,))
     assert "sequence 1 of model 'model' has ended" in started.reply.error.message
 
 

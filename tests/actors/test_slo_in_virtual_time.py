@@ -10,7 +10,8 @@ from actors.scheduling.slo import PROBE_AFTER
 from actors.specs import DynamicBatching, Slo
 from tests.support.model_doubles import Stage
 
-# Times are fractions of two: sums of others may fall short of a deadline by less than the virtual clock can move.
+# Times are fractions of two. Sums of other values may fall short of a deadline by less than the virtual clock
+# can move.
 BATCHED = DynamicBatching(max_queue_delay=1 / 64)
 
 
@@ -112,7 +113,7 @@ async def test_without_the_promise_the_same_load_makes_everybody_wait(autojump_c
 
 @pytest.mark.slow
 async def test_batches_shrink_to_what_the_promise_allows_and_grow_back(autojump_clock, nursery):
-    """A row takes 16 ms at first: whoever comes while a batch of 8 runs is late."""
+    """A row takes 16 ms at first: a request that comes while a batch of 8 runs is late."""
     stage = Stage(nursery, slo=Slo(p99=0.1, refuse=False), scheduling=DynamicBatching())
     row = [1 / 64]
     nursery.start_soon(serve, stage.worker, lambda rows: rows * row[0])
@@ -131,7 +132,7 @@ async def test_batches_shrink_to_what_the_promise_allows_and_grow_back(autojump_
 
 
 async def test_a_model_that_was_slow_once_is_asked_again(autojump_clock, nursery):
-    """Its first batch takes ten seconds, after which nobody with a second's time would ever be let in."""
+    """Its first batch takes ten seconds; without a probe, no request with one second would be let in again."""
     stage = Stage(nursery, slo=Slo(), scheduling=DynamicBatching())
     await stage.send()
     await trio.sleep(10.0)

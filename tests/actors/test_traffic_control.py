@@ -41,7 +41,10 @@ def shares(versions):
 
 @asynccontextmanager
 async def guarding(versions, **options):
-    """The guard under a supervisor. Whoever acts every quarter of a second within has it look once in between."""
+    """Run the guard under a supervisor.
+
+    If the block acts every quarter of a second, the guard looks once between two acts.
+    """
     async with serving(Supervisor([ChildSpec("guard", versions.control.guard)], **options)) as tree:
         await trio.sleep(0.1)
         yield tree

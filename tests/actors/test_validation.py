@@ -1,4 +1,4 @@
-"""`actors.validation` against contract http.md section 9: texts, order, and what an accepted request is given."""
+"""`actors.validation` against contract http.md section 9: texts, order, and what an accepted request gets."""
 
 from __future__ import annotations
 
@@ -227,7 +227,8 @@ def test_a_batching_model_refuses_a_scalar():
 
 @pytest.mark.parametrize(("first", "second"), [(2, 3), (3, 0), (0, 3), (1, -1)])
 def test_inputs_of_different_batch_sizes_are_refused(first, second):
-    # 0 before 3 passes in Triton, where 0 means "not yet known"; it would let a model read another request's rows.
+    # 0 before 3 passes in Triton, where 0 means "not yet known". It would let a model read another request's
+    # rows.
     message = refusal(ADD, tensor("A", first, 4, data=b""), tensor("B", second, 4, data=b""))
     assert message == "[request id: r1] input 'B' batch size does not match other inputs for 'add'"
 
@@ -284,7 +285,8 @@ def test_a_dimension_below_minus_one_is_invalid(shape):
 
 @pytest.mark.parametrize("shape", [(1, 2**62, 4), (0, 2**62, 4), (1, 0, 2**63)])
 def test_an_element_count_past_64_bits_is_refused(shape):
-    # With a zero among the dimensions there is nothing to hold, but a framework may multiply the others first.
+    # With a zero among the dimensions there is nothing to hold, but a framework may multiply the others
+    # first.
     message = refusal(model(fp32("A", -1, -1)), tensor("A", *shape, data=b""))
     assert message == f"[request id: r1] element count for tensor 'A' exceeds maximum size of {INT64_MAX}"
 

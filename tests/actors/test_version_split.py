@@ -133,9 +133,8 @@ async def test_who_can_not_wait_is_sent_to_the_chosen_version_or_told_to_come_wi
         held.submit_nowait(versions.request())
     versions.control.change("model", {})
     new = versions.add(2)
-    with pytest.raises(
-        trio.WouldBlock
-    ):  # the one that was chosen is retired: the search for another may wait
+    # The version that was chosen is retired; the search for another may wait.
+    with pytest.raises(trio.WouldBlock):
         held.submit_nowait(versions.request())
     await held.submit(versions.request())
     assert len(new.queue) + len(versions[1].queue) == 1

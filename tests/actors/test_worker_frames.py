@@ -1,4 +1,4 @@
-"""What server and worker say to each other: what was packed is what is read, and nothing else is ever read."""
+"""What server and worker say to each other: what was packed is read, and nothing else ever is."""
 
 import json
 import os

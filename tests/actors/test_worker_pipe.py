@@ -59,7 +59,8 @@ async def test_packets_keep_their_order_through_a_full_socket(pipe, pair, nurser
 async def test_a_packet_sent_later_does_not_overtake_those_that_wait(pipe, pair, nursery):
     while not pipe.backlog:
         pipe.send_nowait(bytes(50_000))
-    everything(pair[1])  # there is room again, and nobody has flushed yet
+    # There is room again, and no flush has happened yet.
+    everything(pair[1])
     pipe.send_nowait(b"last")
     nursery.start_soon(pipe.flush)
     await trio.testing.wait_all_tasks_blocked()
@@ -150,9 +151,8 @@ async def test_sending_to_the_dead_is_left_to_the_receiving_side(pipe, pair, nur
 
 async def test_a_packet_that_the_system_refuses_breaks_the_connection_off(pipe, pair):
     pair[1].send(b"a result")
-    pipe.send_nowait(
-        bytes(8 * 1024 * 1024)
-    )  # EMSGSIZE: it can never be sent, and the worker would wait for it
+    # EMSGSIZE: the packet can never be sent, and the worker would wait for it.
+    pipe.send_nowait(bytes(8 * 1024 * 1024))
     assert pipe.receive_nowait() == b"a result"
     assert pipe.receive_nowait() == b""
     assert pair[1].recv(10) == b""

@@ -201,7 +201,7 @@ def _spec(*, decoupled: bool) -> ModelSpec:
     )
 
 
-# -- what an honest worker says --------------------------------------------------------------------------------------
+# -- what an honest worker says ------------------------------------------------------------------------------
 
 
 def _honest(chance: Random, *, decoupled: bool) -> bytes:

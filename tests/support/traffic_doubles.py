@@ -76,7 +76,7 @@ class Versions:
         return request
 
     async def send(self, value=0.0, **options):
-        """Send a request that names no version, as a frontend does; return it and the `port` of its answer."""
+        """Send a request that names no version, as a frontend does; return it and its answer's `port`."""
         request = self.request(value, **options)
         port = request.reply
         await self.router.resolve("model").submit(request)

@@ -23,7 +23,7 @@ def fp32(*values):
 
 
 def compared(client, mirror, tolerance=TOLERANCE):
-    """Compare two answers, each a list of tensors, and return the difference as the client of the API sees it."""
+    """Compare two answers, each a list of tensors; return the difference as an API client sees it."""
     found = compare(keep(client, borrowed=False), keep(mirror, borrowed=True), tolerance)
     return None if found is None else found.as_dict()
 

@@ -1,4 +1,4 @@
-"""What is due when, and when somebody who does not answer is asked again."""
+"""What is due when, and when a server that does not answer is asked again."""
 
 from math import inf
 

@@ -1,4 +1,4 @@
-"""Deadlocks in wait-for graphs, and that the decision agrees with what happens when everything that can go on does."""
+"""Deadlocks in wait-for graphs: the decision agrees with a run in which every free call goes on."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""The data flow of ensembles: random graphs, and the cases that the contract names (scheduling.md section 7)."""
+"""The data flow of ensembles: random graphs, and the contract's cases (scheduling.md section 7)."""
 
 import weakref
 from collections import Counter
@@ -252,7 +252,7 @@ def test_a_tensor_keeps_its_shape_unless_only_a_batch_of_one_is_between(shape, r
 
 @st.composite
 def graphs(draw):
-    """Steps that read tensors of steps before them, the outputs that are asked for, and which steps are decoupled."""
+    """Steps that read earlier steps' tensors, the requested outputs, and which steps are decoupled."""
     tensors = [f"I{number}" for number in range(draw(st.integers(1, 3)))]
     inputs = tuple(tensors)
     origin = dict.fromkeys(tensors, ())  # the decoupled steps before it
@@ -288,7 +288,7 @@ class Play:
     """One request, whose steps give two responses where they are decoupled, in any order."""
 
     def __init__(self, graph, pick, *, fail_at=None, kind=flow_along, null=frozenset()):
-        """`null` are the steps' outputs, and the client's inputs, that nobody gives."""
+        """`null` are the steps' outputs, and the client's inputs, that are left out."""
         wires, inputs, requested, models = graph
         numbers = wires.contributing(requested)
         self.flow = kind(wires.course(requested, {number: models[number] for number in numbers}))

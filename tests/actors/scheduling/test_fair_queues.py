@@ -518,9 +518,8 @@ class FairQueue(RuleBasedStateMachine):
             assert self.bound
             assert held >= self.bound
         else:
-            assert (
-                not self.bound or wanted < self.bound
-            )  # a cancelled one holds no place once it has been seen
+            # A cancelled request holds no place once the queue has seen it.
+            assert not self.bound or wanted < self.bound
             self.waiting[request] = self.now
 
     @precondition(lambda self: self.waiting)
@@ -562,7 +561,8 @@ class FairQueue(RuleBasedStateMachine):
             assert isinstance(error, Cancelled) == request.cancelled
             assert request.cancelled or request.deadline <= self.now
             del self.waiting[request]
-        if self.age:  # nobody is left below who has waited long enough
+        # No request that has waited long enough is left on the lower level.
+        if self.age:
             low = [self.waiting[r] for r in self.waiting if r.priority == 2 and not r.cancelled]
             overdue = sum(since + self.age <= self.now for since in low)
             assert self.queue.depth_by_level[2] <= len(self.waiting) - overdue
@@ -589,7 +589,10 @@ TestFairQueue = FairQueue.TestCase
 
 
 class Shares(RuleBasedStateMachine):
-    """One lane against the theorem: as long as two tenants both wait, what they got differs by no more than a request each."""
+    """One lane against the theorem about two tenants that both wait.
+
+    What they got, by weight, differs by no more than one request each.
+    """
 
     @initialize()
     def begin(self):

@@ -1,4 +1,4 @@
-"""`actors.scheduling.fairness_plan`: what `tritium.fairness` and `tritium.slo` may say, and every mistake with its remedy."""
+"""`actors.scheduling.fairness_plan`: valid `tritium.fairness` and `tritium.slo`; mistakes and remedies."""
 
 import pytest
 

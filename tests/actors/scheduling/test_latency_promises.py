@@ -37,7 +37,7 @@ def admits(admission, now, *, ahead=0.0, patience=math.inf, deadline=math.inf):
 
 
 def busy(slo, *, rate=100.0, service=0.1, until=10.0):
-    """Return an admission that has seen its model answer `rate` requests a second in batches of `service` seconds."""
+    """Return an admission after `rate` answers a second in batches that take `service` seconds."""
     admission = Admission(slo, CONFIGURED)
     for n in range(1, 21):
         admission.dispatched(50)

@@ -1,7 +1,8 @@
-"""The request queue beyond a policy at a time: levels that age, in the very order, with requests that return in any order.
+"""The request queue beyond one policy: ageing levels, exact order, and requests that return in any order.
 
-`test_request_queue.py` has a machine for policies and bounds alone, `test_fair_queues.py` one for tenants. Here the model is a
-list for each lane. No two clocks ever stop at the same moment: which of two equal ones is first is nobody's promise.
+`test_request_queue.py` has a machine for policies and bounds alone, `test_fair_queues.py` one for tenants.
+Here the model is a list for each lane. No two clocks ever stop at the same moment, because the queue does not
+promise which of two equal ones is first.
 """
 
 import math
@@ -52,10 +53,11 @@ class Waiting:
 
 
 class AgeingQueue(RuleBasedStateMachine):
-    """Nobody is lost, doubled or overtaken, and everything that ends does so in the order of its clock."""
+    """No request is lost, doubled or overtaken, and everything that ends does so in its clock's order."""
 
     @initialize(
-        levels=st.sampled_from([3, 2, 1, 100]),  # of 100, only those exist that somebody waits in
+        # Of 100 levels, only those with waiting requests exist.
+        levels=st.sampled_from([3, 2, 1, 100]),
         default_level=st.integers(1, 3),
         age=st.sampled_from([1.5, 1.5, 0.0]),
         default=policies,

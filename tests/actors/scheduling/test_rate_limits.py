@@ -229,7 +229,7 @@ def test_nobody_begins_without_having_been_let():
 
 
 def run(table, always, rounds):
-    """Execute one at a time, with everybody in `always` having work for ever; return who executed."""
+    """Execute one at a time while all in `always` have work for ever; return the order of execution."""
     order = []
     for key in always:
         table.limiter.ask(key)

@@ -561,7 +561,7 @@ class Waiting:
 
 
 class QueueAgainstModel(RuleBasedStateMachine):
-    """A plain list, sorted when asked, does what the queue should do; nobody is lost, doubled or overtaken."""
+    """A plain list, sorted on demand, is the model: no request is lost, doubled or overtaken."""
 
     @initialize(
         levels=st.integers(0, 3),

@@ -1,4 +1,4 @@
-"""Who is evicted for whom, and who waits (`actors.scheduling.residency`)."""
+"""Which models are evicted for which, and which wait (`actors.scheduling.residency`)."""
 
 import math
 

@@ -282,10 +282,10 @@ def test_a_pure_model_s_request_whose_like_killed_alone_gets_no_second_chance():
 
 
 def clients_that_send_again(values, poison, batch_size, luck=()):
-    """Serve one request for each of `values` on a model that may not run twice, whose clients send again after a 503.
+    """Serve one request for each of `values` on a model that may not run twice.
 
-    Accused ones run by themselves, as `actors.deaths.Deaths.recognise` has it. Returns what each client got in the end,
-    and the number of deaths.
+    The clients send again after a 503. Accused requests run by themselves, as in
+    `actors.deaths.Deaths.recognise`. Returns what each client got in the end, and the number of deaths.
     """
     accused, quarantined, got = set(), set(), {}
     luck, deaths = iter(luck), 0
@@ -480,7 +480,7 @@ def test_every_request_ends_in_exactly_one_place(reason, executing, waiting, ret
 
 
 def serve(requests, *, kills, reason=SEGV, bad_luck=()):
-    """Run one batch to its end on a worker that dies under the requests in `kills`, or when `bad_luck` says so.
+    """Run one batch to its end on a worker that dies under requests in `kills`, or by `bad_luck`.
 
     Returns the answers, the number of deaths, and those quarantined.
     """
@@ -630,7 +630,7 @@ def test_suspects_keep_their_own_deadlines_and_may_be_cancelled():
 
 
 class SuspectsNeverGetLost(RuleBasedStateMachine):
-    """Whatever is pushed, split, removed and finished: each suspect is in one place, and newer ones go first."""
+    """However suspects are pushed, split, removed and finished, each is in one place; newer ones go first."""
 
     def __init__(self):
         super().__init__()

@@ -1,9 +1,10 @@
-"""Who has which slot, exactly: the queue of a sequence model against one that is a handful of lists.
+"""Which sequence has which slot, exactly: a sequence model's queue against a model made of a few lists.
 
-`test_sequence_policy.py` has a machine that sees to it that nothing is lost and every slot comes back. This one says which
-slot, which row and which turn: the line of the backlog, what idles and when, rows that are padded, slots that are used again
-after a death, sequences that go on elsewhere, requests that run again (iterative), callers who wait for room. No two clocks
-ever stop at the same moment: which of two equal ones is first is nobody's promise.
+`test_sequence_policy.py` has a machine which checks that nothing is lost and that every slot comes back. This
+one says which slot, which row and which turn. It covers the order of the backlog, what idles and when, padded
+rows, slots used again after a death, sequences that go on elsewhere, requests that run again (iterative), and
+callers that wait for room. No two clocks ever stop at the same moment, because the queue does not promise
+which of two equal ones is first.
 """
 
 import math
@@ -288,7 +289,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
             sequence = None
             assert request.flags & START
         if sequence is None:
-            # An id that the server made is known to nobody, so no client's request is of that sequence.
+            # No client knows an id that the server made, so no client's request belongs to that sequence.
             sequence = self.live[("made", len(self.arrival)) if own else who] = Sequence(who)
         elif flags & START:
             self.restarted += 1
@@ -425,7 +426,8 @@ class SlotsAndTurns(RuleBasedStateMachine):
             if sequence.seat is None:
                 self.close(sequence)
             elif sequence.over:
-                # Whoever gets the slot is told the time of the last arrival: a moment is all that it may be off by.
+                # The sequence that gets the slot is told the time of the last arrival. It may be off by no
+                # more than a moment.
                 if self.backlog:
                     return self.skip(sequence, request)
                 self.vacate(sequence)
@@ -504,9 +506,10 @@ class SlotsAndTurns(RuleBasedStateMachine):
         ran=st.booleans(),
     )
     def die(self, data, answered, again, alone, ran):
-        """Some of what ran is answered before the instance is gone, the rest then, or run again where the state is kept.
+        """Kill an instance after some requests of its batch are answered.
 
-        Where it had not begun its batch, that goes on which begins a sequence.
+        The rest is answered at its death, or runs again where the state is kept. Where the instance had not
+        begun its batch, a sequence goes on if the next request is its first.
         """
         self.tick()
         busy = [name for name in self.instances if self.running.get(name)]

@@ -1,4 +1,7 @@
-"""Which sequence has which slot, and which request is next (contract, scheduling.md section 6), by itself and at random."""
+"""Which sequence has which slot, and which request is next: by example and at random.
+
+The rules are those of the contract, scheduling.md section 6.
+"""
 
 import math
 
@@ -345,7 +348,8 @@ def test_states_of_other_sizes_don_t_share_a_batch():
     assert batch_of(queue) == batch
     longer = Tensor.from_numpy("S", np.ones((1, 2), np.float32))
     [seen, _] = queue.collect([(batch[0], [longer], None), (batch[1], [], None)])
-    assert seen[1] == []  # nobody asked for it
+    # The client did not request this output.
+    assert seen[1] == []
     finish(queue, batch)
     push(queue, 1)
     push(queue, 2)
@@ -605,7 +609,7 @@ def test_timers_forget_what_is_dropped():
 
 
 class Sequences(RuleBasedStateMachine):
-    """Clients, instances and a clock do what they like; a model of the world says who may have which answer."""
+    """Clients, instances and a clock act at random; a model says which request may have which answer."""
 
     @initialize(
         oldest=st.booleans(),
@@ -738,7 +742,7 @@ class Sequences(RuleBasedStateMachine):
         assert not (counts.backlogged and counts.free_slots)
 
     def teardown(self):
-        """Whatever has happened: once everybody is up and nobody disturbs, everything is answered and every slot free."""
+        """Once every instance is up and undisturbed, every request is answered and every slot is free."""
         if not hasattr(self, "queue"):
             return
         for instance in sorted(self.all - self.up):

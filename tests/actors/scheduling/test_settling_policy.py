@@ -44,7 +44,10 @@ class Polls:
             self.see(view)
 
     def see(self, view=None, **others):
-        """Poll; `view` is of the one repository, `others` by source. A stamp stands for what was seen of unknown state."""
+        """Poll; `view` is of the one repository, `others` by source.
+
+        A bare stamp stands for an observation of unknown state.
+        """
         self.now += 1.0
         observation = {REPOSITORY: view} if view is not None else {}
         observation.update(others)
@@ -302,7 +305,7 @@ class TestSeveralSources:
         for _ in range(2):
             polls.see(one={"m": "1"}, two={})
         polls.see(one={"m": "2"}, two={})
-        # Whoever looks now finds the model in both.
+        # A look at this time finds the model in both repositories.
         assert polls.see(one={"m": "2"}, two={"m": "half"}) == [LookAt(key("m"), Change.MODIFIED)]
         assert polls.see(one={"m": "2"}, two={}) == []
         assert polls.see(one={"m": "2"}, two={}) == [LookAt(key("m"), Change.MODIFIED)]
@@ -351,7 +354,7 @@ STATES = st.sampled_from([Unknown(), Complete(), Incomplete(("something is missi
 
 
 class Watched(RuleBasedStateMachine):
-    """Repositories that change at any time, and somebody who believes what the policy tells."""
+    """Repositories that change at any time, and an observer that believes the policy's decisions."""
 
     def __init__(self):
         super().__init__()
@@ -405,7 +408,8 @@ class Watched(RuleBasedStateMachine):
         self.clock += 1
         for source, view in views.items():
             if view is not DOWN and not any(each is not None for each in self.answered[source]):
-                for name in view:  # it may have been loaded before anybody looked
+                # The model may have been loaded before the first look.
+                for name in view:
                     self.believed.setdefault(name, {}).setdefault(source, "as it was at start")
         verdict = self.settling.observe(views, now=float(self.clock))
         for decision in verdict.decisions:

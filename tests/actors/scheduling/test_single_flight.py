@@ -1,4 +1,4 @@
-"""Requests that are equal share one execution: nobody is forgotten, answered twice, or waits for somebody who has gone."""
+"""Equal requests share one execution: each is answered once, and none waits for a leader that has gone."""
 
 import pytest
 from hypothesis import settings
@@ -100,7 +100,7 @@ def test_followers_are_bounded_in_number_and_bytes(flights, flight):
 
 
 class FlightMachine(RuleBasedStateMachine):
-    """Requests come with one of few keys; each is answered exactly once, by its own end or by a leader's answer."""
+    """Requests with one of few keys: each is answered exactly once, by its own end or a leader's answer."""
 
     def __init__(self):
         super().__init__()

@@ -108,7 +108,7 @@ def test_a_key_meets_the_same_version_every_time(weights, key):
 
 def test_a_key_meets_the_same_version_after_a_restart():
     shares = Shares({1: 50, 2: 50}, [1, 2])
-    # Written down once: whoever changes the hash moves every sticky client of every server.
+    # Recorded values: a change of the hash moves every sticky client of every server.
     assert [shares.choose_for(f"user-{number}") for number in range(12)] == [
         2,
         2,

@@ -1,4 +1,4 @@
-"""The decisions: which exits restart, whom they take along, and when the budget is used up."""
+"""The decisions: which exits restart, which siblings restart too, and when the budget is used up."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Two nested supervisors against OTP's semantics written down without tasks: every event, in its order, and every row."""
+"""Two nested supervisors against a model of OTP's semantics: every event in its order, and every row."""
 
 from itertools import groupby
 
@@ -34,7 +34,7 @@ shutdowns = st.sampled_from([None, None, Shutdown.BRUTAL_KILL])
 restarts = st.sampled_from([Restart.PERMANENT, Restart.PERMANENT, Restart.TRANSIENT, Restart.TEMPORARY])
 traits = st.tuples(restarts, shutdowns, budgets, st.booleans(), st.booleans())
 NAMES = ("outer/a", "outer/z", "outer/new", "inner/p", "inner/q", "inner/r", "inner/d", "inner/e")
-# Whose restarts are due never coincides: the order of what happens at one moment is nobody's promise.
+# No two restarts are due at the same moment, because the order of simultaneous events is not promised.
 INITIAL = {name: 0.5 + (3 + 2 * at) / 1024 for at, name in enumerate((*NAMES, "outer/inner"))}
 who = st.sampled_from(NAMES)
 starts = st.one_of(

@@ -1,4 +1,4 @@
-"""Who is restarted, with whom, how often and after how long: OTP's rows, in virtual time."""
+"""Which children restart, with which siblings, how often and after how long: OTP's rows, in virtual time."""
 
 import itertools
 

@@ -219,7 +219,7 @@ def test_an_exception_in_a_coroutine_is_told(model):
     assert got.message.startswith(f"{FAILED}KeyError: 'k'\n\nAt:\n")
 
 
-# --- senders --------------------------------------------------------------------------------------------------------
+# --- senders ------------------------------------------------------------------------------------------------
 
 
 def test_a_sender_answers_in_place_of_the_list(answers):
@@ -306,7 +306,7 @@ def test_an_error_closes_the_batchs_senders(model):
     assert backend.ready()
 
 
-# --- tensors and tables ---------------------------------------------------------------------------------------------
+# --- tensors and tables -------------------------------------------------------------------------------------
 
 
 def test_bytes_arrive_as_bytes_and_text_leaves_as_utf8(answers):
@@ -467,7 +467,7 @@ def test_only_a_served_request_can_be_rescheduled():
         request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
 
 
-# --- loading --------------------------------------------------------------------------------------------------------
+# --- loading ------------------------------------------------------------------------------------------------
 
 
 def test_a_model_imports_its_neighbours(python_model, version_directory):

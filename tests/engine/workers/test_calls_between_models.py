@@ -86,7 +86,7 @@ async def test_many_threads_of_one_execution_call_at_once():
         assert output.tolist() == [[sum(4 * 2 * number for number in range(count)) + 4 * count * 0, count]]
 
 
-# -- refusals -----------------------------------------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------------------
 
 
 async def test_a_call_of_an_unknown_model_is_an_error_of_that_call():
@@ -151,7 +151,7 @@ async def test_a_worker_has_a_bounded_number_of_calls_under_way(tmp_path):
         assert (await models.answer(request)).tolist() == [[MAX_CALLS, 50]]
 
 
-# -- streams ------------------------------------------------------------------------------------------------------------
+# -- streams -------------------------------------------------------------------------------------------------
 
 
 async def test_a_stream_has_all_responses_of_a_decoupled_model_and_one_end():
@@ -200,7 +200,7 @@ async def test_a_stream_that_nobody_holds_is_cancelled(tmp_path):
         await until(lambda: (tmp_path / "cancelled-").exists())
 
 
-# -- what a call inherits -----------------------------------------------------------------------------------------------
+# -- what a call inherits ------------------------------------------------------------------------------------
 
 
 async def test_a_call_has_the_deadline_of_the_request_on_whose_behalf_it_is_made(tmp_path):
@@ -267,7 +267,7 @@ async def test_a_call_may_outlive_the_request_on_whose_behalf_it_was_made(tmp_pa
         assert models.states["callee"].statistics.as_model_stats("callee", 1)["inference_count"] == 1
 
 
-# -- deaths -------------------------------------------------------------------------------------------------------------
+# -- deaths --------------------------------------------------------------------------------------------------
 
 
 async def test_the_calls_of_a_worker_that_dies_are_cancelled(tmp_path):
@@ -322,7 +322,7 @@ async def test_a_worker_that_breaks_the_protocol_of_calls_is_killed_and_nobody_e
         assert (await models.infer("callee", 3.0)).tolist() == [[6.0] * 4]
 
 
-# -- questions ----------------------------------------------------------------------------------------------------------
+# -- questions -----------------------------------------------------------------------------------------------
 
 
 async def test_a_worker_asks_and_tells_the_server():
