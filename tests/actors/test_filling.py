@@ -1,4 +1,4 @@
-"""Long inputs reach a worker's slot piece by piece; between pieces, others run and the batch may be given up."""
+"""Long inputs reach a worker's slot piece by piece; in between, others run and the batch can be given up."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Records of requests and the lines of their stages, on a clock that jumps; none exist where none were asked for."""
+"""Records of requests and the lines of their stages, on a clock that jumps; without an order, no records."""
 
 from functools import partial
 

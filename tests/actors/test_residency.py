@@ -1,4 +1,4 @@
-"""Which models are in memory: loaded by a first request, evicted when memory is short, noticed only by waiting."""
+"""Models in memory: loaded by a first request, evicted when memory is short, noticed only as a wait."""
 
 import itertools
 import math

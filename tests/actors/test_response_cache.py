@@ -1,4 +1,4 @@
-"""The response cache in a model's way, on a clock that jumps: which answer each request gets, and which wait."""
+"""The response cache in a model's way, on a clock that jumps: which answer each request gets, which wait."""
 
 import math
 

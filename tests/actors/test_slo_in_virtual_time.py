@@ -132,7 +132,7 @@ async def test_batches_shrink_to_what_the_promise_allows_and_grow_back(autojump_
 
 
 async def test_a_model_that_was_slow_once_is_asked_again(autojump_clock, nursery):
-    """Its first batch takes ten seconds; without a probe, no request with one second would be let in again."""
+    """Its first batch takes ten seconds; without a probe, no request with one second would get in again."""
     stage = Stage(nursery, slo=Slo(), scheduling=DynamicBatching())
     await stage.send()
     await trio.sleep(10.0)

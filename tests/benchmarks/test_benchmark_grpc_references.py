@@ -1,4 +1,4 @@
-"""The references answer rightly and count what they answer; both load clients load them, and see where they fail."""
+"""The references answer rightly and count answers; both load clients load them and report failures."""
 
 import pytest
 

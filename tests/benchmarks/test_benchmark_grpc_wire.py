@@ -1,4 +1,4 @@
-"""The own load client for gRPC without sockets: its header blocks, its windows, and what it makes of answers."""
+"""Our own load client for gRPC, without sockets: header blocks, windows, and its reading of answers."""
 
 from itertools import islice
 

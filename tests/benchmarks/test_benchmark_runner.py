@@ -44,7 +44,7 @@ def _subject(kind, label, port):
 
 
 class FakeClient:
-    """Remembers the ports it loaded and for how long; each run is 100 requests a second faster than the last."""
+    """Remembers the ports it loaded and for how long; each run is 100 requests a second faster."""
 
     def __init__(self, broken=()):
         self.runs = []

@@ -1,4 +1,4 @@
-"""The two floors, measured for a moment: the bare responder under the real load clients, and copies over loopback."""
+"""The two floors, measured briefly: the bare responder under real load clients, and loopback copies."""
 
 import pytest
 

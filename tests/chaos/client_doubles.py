@@ -25,7 +25,10 @@ def response(document: object, status: int = 200, fields: str = "") -> bytes:
 
 
 class HttpDouble:
-    """Answers each request with the bytes that `answer` makes of its document; b"" closes, None keeps the client waiting."""
+    """Answers each request with the bytes that `answer` makes of its document.
+
+    b"" closes the connection, and None keeps the client waiting.
+    """
 
     def __init__(self, answer):
         self.answer = answer

@@ -1,4 +1,4 @@
-"""One fault at a time against a real server under a small load, and what became of everybody's requests."""
+"""One fault at a time against a real server under a small load, and the outcome of every request."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ class Bench:
 async def bench(
     folder: Path, *flags: str, rate: float = RATE, disk: bool = False, seed: int = 1
 ) -> AsyncIterator[Bench]:
-    """Run a server and a load around the block; afterwards every request was answered, and rightly, or is excused."""
+    """Run a server and a load around the block; then check that each answer was right or is excused.
+
+    No request may remain unanswered.
+    """
     repository, output = folder / "models", folder / "server"
     write_repository(repository, run=folder)
     output.mkdir()

@@ -1,4 +1,4 @@
-"""Runs that never happened: a record as a faultless server would leave it, to plant faults of the server in."""
+"""Invented runs: the record that a faultless server would leave, in which tests plant the server's faults."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class MadeRun:
     # -- choosing what to spoil
 
     def pairs(self, kind: type[Record], **having: Any) -> list[tuple[Invoke, Any]]:
-        """Return the requests of these properties that ended in this way, poisoned ones and sequences left out."""
+        """Return the requests of these properties that ended in this way, without poison and sequences."""
         begun = {each.n: each for each in self.history if isinstance(each, Invoke)}
         found = [
             (begun[each.n], each)
@@ -317,7 +317,7 @@ ENDINGS = (
 
 
 def _load(run: MadeRun) -> None:
-    """Poisson arrivals, spread over the models but the counter, whose workers change where a fault has them killed."""
+    """Poisson arrivals, spread over all models but the counter; a killing fault changes their workers."""
     t = BEGAN
     models = [model for model in MODELS if model != "counter"]
     for place in itertools.count():

@@ -1,4 +1,7 @@
-"""The clients of the chaos harness: what they send when, and that everything is written down once at its beginning and once at its end."""
+"""The clients of the chaos harness: what they send and when, and their records.
+
+Each request is recorded once at its beginning and once at its end.
+"""
 
 import itertools
 import threading
@@ -195,7 +198,8 @@ async def test_requests_that_are_under_way_together_have_a_connection_each(path)
             for _ in range(5):
                 nursery.start_soon(clients.send, "echo")
             with trio.fail_after(30):
-                while double.connections < 5:  # noqa: ASYNC110  # the double counts, and tells nobody
+                # The double counts connections and signals no event.
+                while double.connections < 5:  # noqa: ASYNC110
                     await trio.sleep(0.001)
             nursery.cancel_scope.cancel()
     assert [end.reason for end in read_records(path, Unknown)] == ["went away: Cancelled"] * 5

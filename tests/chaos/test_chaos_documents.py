@@ -1,4 +1,4 @@
-"""What is written about chaos runs is what they do: the table of faults, the goals with their limits, what a soak tolerates."""
+"""What the pages say of chaos runs is true: the table of faults, goals and limits, a soak's tolerances."""
 
 import re
 from pathlib import Path

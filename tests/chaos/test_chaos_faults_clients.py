@@ -1,4 +1,7 @@
-"""Clients that misbehave, against a real server under a small load: nobody else notices, and the fault itself has no complaint."""
+"""Clients that misbehave, against a real server under a small load.
+
+Other clients do not notice, and the fault itself has no complaint.
+"""
 
 import random
 from functools import partial

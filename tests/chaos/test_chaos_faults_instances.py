@@ -41,7 +41,7 @@ class Asked:
 
 
 class Silent:
-    """A server with a tree, and orders that nobody takes."""
+    """A server with a tree, whose orders no model takes."""
 
     pid = 1
 

@@ -1,4 +1,4 @@
-"""The plan of a run: a function of its arguments, in which every fault comes and none meets one that it excludes."""
+"""The plan of a run is a function of its arguments: every fault comes, and none meets one it excludes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real gRPC clients as faults and behind a balancer: what they say of right and wrong answers, and one short run of each."""
+"""Real gRPC clients as faults and behind a balancer: their verdicts on answers, and one short run of each."""
 
 import random
 from functools import partial

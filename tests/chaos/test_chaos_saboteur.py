@@ -1,4 +1,4 @@
-"""The saboteur: what it is told, what it does to the tree it runs beside, and that the server is the same otherwise."""
+"""The saboteur: its orders, its effects on the tree beside it, and an otherwise unchanged server."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""The simulation: a whole server in virtual time, the same for the same seed, and bugs that were put in are found by it."""
+"""The simulation: a whole server in virtual time, the same for the same seed. It finds bugs put in."""
 
 import gc
 import os
@@ -159,7 +159,8 @@ def missed_restart(monkeypatch):
 def test_a_bug_that_was_put_in_is_found(bug, monkeypatch, tmp_path):
     bug(monkeypatch)
     assert any(not simulate(scenario(seed), tmp_path).passed for seed in range(FOUND_WITHIN))
-    gc.collect()  # what a run without an end has left, here and not in somebody else's test
+    # Free what a run without an end has left here, and not in a later test.
+    gc.collect()
 
 
 @pytest.mark.soak  # a run without an end leaves tasks behind, for whichever test is next to meet
@@ -199,7 +200,10 @@ def test_the_order_of_tasks_follows_from_the_seed():
 
 
 def test_a_trio_that_orders_its_tasks_otherwise_is_refused_with_advice(monkeypatch):
-    """Should this fail for real: `Scheduler` has to learn how this trio orders the tasks of a turn; its message says where to look."""
+    """If this fails for real, `Scheduler` has to learn how this trio orders the tasks of a turn.
+
+    The error's message says where to look.
+    """
     virtual.Scheduler()
     monkeypatch.delattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The simulation's operators and observers: what is drawn, what the judge knows of orders, and bugs that it has to find."""
+"""The simulation's operators and observers: the draw, the judge's knowledge of orders, bugs to find."""
 
 import gc
 import math

@@ -1,4 +1,7 @@
-"""Scenarios made by hand, one for each bug that a seed has found: scenarios that are drawn change whenever something is added to them."""
+"""Scenarios made by hand, one for each bug that a seed has found.
+
+Drawn scenarios change whenever something is added to them.
+"""
 
 import pytest
 
@@ -58,7 +61,8 @@ def test_a_change_that_its_lane_crashed_over_comes_to_pass_all_the_same(tmp_path
 
 def test_a_stream_of_which_a_part_was_lost_does_not_end_well(tmp_path):
     crash = Fault(at=1.251, what="crash", detail="instance.packet")
-    # With this seed all five parts are there at once, the third of them is lost, and the last one is still read.
+    # With this seed all five parts are there at once, the third of them is lost, and the last one is still
+    # read.
     verdict = run(tmp_path, ["stream"], crash, requests=8, value=5, seed=5)
     assert verdict.crashed == ["instance.packet"]
     assert by_code(verdict)["UNAVAILABLE"] == 1
@@ -81,7 +85,10 @@ def test_a_connection_that_could_not_be_adopted_is_closed(tmp_path):
 
 
 def test_instances_that_took_the_place_of_others_come_back_with_their_supervisor(tmp_path):
-    """It came back with those that it had at first, which nobody knew any more: after two recyclings nobody was left to serve."""
+    """The supervisor came back with its first instances, which had been replaced.
+
+    After two recyclings no instance was left to serve.
+    """
     requests = [Request(id=f"r{n}", at=n / 8, model="echo", values=(4,), wire="core") for n in range(64)]
     faults = [
         Fault(at=5.0, what="crash", detail="supervisor.restart"),

@@ -1,4 +1,7 @@
-"""What is to be ended and removed after a swap is, whatever crashes over it, and nobody else has to be restarted for that."""
+"""What a swap leaves to end and remove is ended and removed, even if the task for it crashes.
+
+No other actor has to be restarted for that.
+"""
 
 import pytest
 

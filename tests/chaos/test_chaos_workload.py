@@ -135,7 +135,10 @@ def executed(tmp_path):
 
 
 async def assert_serves(server, model):
-    """All instances of a model have a worker, and each answers right: as many requests as instances, at once."""
+    """Check that every instance of a model has a worker, and that the answers are right.
+
+    Twice as many requests as there are instances are sent at once.
+    """
     if model != "pipeline":
         await server.wait_serving(model)
     async with trio.open_nursery() as nursery:
@@ -187,17 +190,21 @@ async def test_sequences_side_by_side_have_their_own_sums(workload):
             asked.append(request)
 
     async with workload("counter") as (server, _):
+        # More sequences than there are slots, then others in the same slots.
         for numbers in (
             range(1, 13),
             range(13, 25),
-        ):  # more than there are slots, then others in the same slots
+        ):
             async with trio.open_nursery() as nursery:
                 for number in numbers:
                     nursery.start_soon(follow, number)
 
 
 async def suffer(server, executed, action, *, control=None):
-    """Have `echo` do something fatal, by an order if there is somebody to give it, and find everything as promised."""
+    """Have `echo` do something fatal, and check that everything is as promised.
+
+    With `control`, an order causes it; otherwise the request's poison does.
+    """
     reason, status = FATAL[action]
     name = f"{'order' if control else 'poison'}-{action}"
     if control:
@@ -367,7 +374,10 @@ async def test_an_initialisation_that_hangs_is_ended_at_its_limit(workload, tmp_
 
 
 async def hang_as_it_starts(server, control):
-    """Have one of two workers end, and the one in its place hang in `initialize`; return that one's process id."""
+    """End one of two workers and hang its replacement in `initialize`.
+
+    Returns the replacement's process id.
+    """
     order = control.once("echo", "init_hang")
     await refusal(server, invoke("echo", 1, poison="exit0"))
     await until(lambda: not order.stands)

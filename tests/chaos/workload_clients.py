@@ -1,4 +1,7 @@
-"""tritonclient as anyone gets it, asking what an `Invoke` says; called on threads so that tests can have several at once."""
+"""An ordinary tritonclient that asks what an `Invoke` says.
+
+The calls run on threads, so that a test can have several at once.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,10 @@ class Kit(ABC):
 
     @abstractmethod
     def select(self, directory: Path) -> None:
-        """Y = A[row, I[row]]; an index out of range fails its request. A: rows of 3 FP32, I and Y: rows of 1."""
+        """Y = A[row, I[row]]; an index out of range fails its request.
+
+        A: rows of 3 FP32, I and Y: rows of 1.
+        """
 
 
 class Onnx(Kit):

@@ -1,4 +1,4 @@
-"""Models that call from threads, coroutines and processes that they have forked, all at the same time, in a real server."""
+"""Models that call from threads, coroutines and forked processes at the same time, in a real server."""
 
 from __future__ import annotations
 

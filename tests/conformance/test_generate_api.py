@@ -1,6 +1,7 @@
-"""The generate extension over real sockets, as curl, httpx and bare sockets see it, with Python models in worker processes.
+"""The generate extension over real sockets, as curl, httpx and bare sockets see it.
 
-One suite for `tritium serve` and for hypercorn with either of its workers.
+The Python models run in worker processes. There is one suite for `tritium serve` and for hypercorn with
+either of its workers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The gRPC API over real sockets, as Triton's own clients, grpcio and grpclib see it.
 
-One suite for every way to serve it, and for every client where a case is about what clients see. Cases about messages
-that no client would make are asked with bare messages.
+One suite for every way to serve it, and for every client where a case is about what clients see. Bare
+messages serve for cases about messages that no client would make.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from tests.support.grpc_clients import (
 )
 from tests.survival.repository import Gates, Repository
 
-# The models `add`, `strings` and `scores` are the HTTP suite's. `typed`, `fp16` and `bf16` give back tensors of all
-# datatypes, `tell` what else it knows of a request, and `gated` answers once its gate opens.
+# The models `add`, `strings` and `scores` are the HTTP suite's. `typed`, `fp16` and `bf16` return tensors of
+# all datatypes, `tell` returns what else it knows of a request, and `gated` answers once its gate opens.
 
 ONNX_TYPES = {
     "BOOL": TensorProto.BOOL,
@@ -433,9 +433,10 @@ def test_every_datatype_travels_both_ways(client, model):
         assert found.tolist() == samples(each).tolist(), each
 
 
+# numpy has no bfloat16, and tritonclient's releases differ in what stands for it.
 def test_bfloat16_travels_both_ways(
     stubs,
-):  # numpy has none, and tritonclient's releases differ in what stands for it
+):
     raw = bytes(range(200))
     request = message("bf16", inputs=[entry("X_BF16", "BF16", (2, 50))], raw=[raw])
     response = stubs.ask("ModelInfer", request)

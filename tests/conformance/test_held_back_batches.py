@@ -1,4 +1,7 @@
-"""`TRITONSERVER_DELAY_SCHEDULER`, as tests of batching set it, in a server of its own (contract, scheduling.md section 12)."""
+"""`TRITONSERVER_DELAY_SCHEDULER`, as batching tests set it, in a server of its own.
+
+The contract is scheduling.md section 12.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The v2 HTTP API over real sockets, as Triton's own Python client and bare HTTP see it.
 
-One suite for every way to serve it: the listener alone (over models in memory), `tritium serve`, and hypercorn with
-either of its workers (over ONNX models in worker processes).
+One suite for every way to serve it: the listener alone (over models in memory), `tritium serve`, and
+hypercorn with either of its workers (over ONNX models in worker processes).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Python models that call, load and measure, in a real server (contract, python_backend.md sections 7, 8 and 9).
+"""Python models that call, load and measure, in a real server.
 
-The models `lab*` run the Python that a client sends them, so that each test shows the code it is about.
+The contract is python_backend.md, sections 7, 8 and 9. The models `lab*` run the Python that a client sends
+them, so that each test shows the code it is about.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def lab(*, coroutine: bool = False) -> str:
 
 
 def begun(folder: Path) -> Path:
-    """Return the file that says that `pair`, a model of this repository, has begun to read what it called for."""
+    """Return the file that shows that `pair`, a model of this repository, has begun to read its responses."""
     return folder.parent / f"{folder.name}.begun"
 
 
@@ -464,7 +465,7 @@ def test_threads_of_the_models_own_call(science):
 
 
 def test_a_client_that_leaves_takes_its_calls_along(address):
-    """The only instance of `lab2` waits for a stream that nobody would end; its client goes, and it is free again."""
+    """The only instance of `lab2` waits for a stream without an end; when its client leaves, it is free."""
     science = Lab(address)
     source = "def run():\n    return [told(e) for e in call('countdown', {'X': [100_000_000]}, ['Y']).exec(decoupled=True)][-1:]"
     tensor = tritonclient.grpc.InferInput("CODE", [1], "BYTES")

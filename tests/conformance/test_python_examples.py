@@ -1,4 +1,4 @@
-"""What Triton's public examples of Python models do, done anew by models of ours and asked for by Triton's clients."""
+"""Triton's public examples of Python models, rewritten as our models and called by Triton's clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ import triton_python_backend_utils as pb_utils
 
 
 def ports(**tensors):
-    """Return the lines of `auto_complete_config` that add these: input={name: (datatype, dims)}, output=..."""
+    """Return the lines of `auto_complete_config` that add input={name: (datatype, dims)}, output=…"""
     return "".join(
         f"        config.add_{side}({{'name': {name!r}, 'data_type': 'TYPE_{kind}', 'dims': {dims}}})\n"
         for side, group in tensors.items()

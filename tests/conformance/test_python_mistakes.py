@@ -1,4 +1,4 @@
-"""What goes wrong in Python models, in a server: it costs the request, and neither the worker nor the answer's sense."""
+"""Errors in Python models, in a server: each costs its request, but not the worker or a clear answer."""
 
 from textwrap import dedent, indent
 

@@ -1,4 +1,4 @@
-"""Real clients that upload to where nothing takes it: each comes to read its answer, on every way to serve."""
+"""Real clients that upload to a path that refuses it: each reads its answer, on every way to serve."""
 
 from __future__ import annotations
 

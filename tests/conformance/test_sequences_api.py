@@ -1,4 +1,7 @@
-"""Sequences through Triton's own clients, against a real server: both strategies, states, iterations, and dying workers."""
+"""Sequences through Triton's clients, against a real server.
+
+The tests cover both strategies, states, iterations and dying workers.
+"""
 
 from __future__ import annotations
 
@@ -457,7 +460,10 @@ def test_a_sequence_ends_with_its_worker(http):
 
 
 def run_busy(server, repository, model, sequence, pids):
-    """Begin a sequence whose second step keeps the worker busy; kill the worker then; return what came of that step."""
+    """Begin a sequence whose second step keeps the worker busy, and kill the worker then.
+
+    Returns the outcome of that step.
+    """
     outcome = []
 
     def second():

@@ -1,4 +1,4 @@
-"""What a process that completes a configuration imports: model code meets as little of ours as in a worker."""
+"""The imports of a completing process: model code meets as little of our code as in a worker."""
 
 import ast
 import subprocess

@@ -1,4 +1,7 @@
-"""`--drain-delay-secs`: told to end, a server is not ready at once and serves on, until the delay or a second signal ends that."""
+"""`--drain-delay-secs`: a server that is told to end is at once not ready, and serves on.
+
+The delay or a second signal ends that.
+"""
 
 import http.client
 import json

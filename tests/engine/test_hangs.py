@@ -1,4 +1,7 @@
-"""What hangs: ended by a limit for all models, told by readiness, not waited for at the end; and nobody in flight is left without a word."""
+"""Models that hang: a limit for all models ends them, readiness reports them, and shutdown does not wait.
+
+Every request in flight gets an answer.
+"""
 
 import http.client
 import json

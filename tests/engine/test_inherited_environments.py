@@ -1,4 +1,4 @@
-"""Which of the server's environment variables its workers get: by default all, but what the server alone is to know."""
+"""The environment variables that workers inherit: by default all but those for the server alone."""
 
 import pytest
 

@@ -126,7 +126,7 @@ async def test_what_no_worker_of_ours_asks_is_a_bad_frame(world, body):
 
 
 async def test_many_loads_that_wait_for_each_other_are_looked_through_at_once(world):
-    """There are more ways along them than anybody could follow."""
+    """There are more paths along them than a search could follow one by one."""
     names = [f"m{number}" for number in range(12)]
     world.being_loaded = set(names)
     world.models.gate = trio.Event()

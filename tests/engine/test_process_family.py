@@ -99,13 +99,13 @@ def test_who_has_got_the_number_of_one_that_was_to_be_killed_lives_on(worker, mo
 
 
 def age(pid):
-    """How many ticks ago a process was started: the unit in which one is told from a later one of its number."""
+    """Return a process's age in ticks, the unit that tells it from a later process with its number."""
     started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK") - started
 
 
 def successor(pid):
-    """Start a process that is given this number, unless somebody else starts one at the same moment."""
+    """Start a process with this number, unless another one starts at the same moment."""
     NEXT.write_text(str(pid - 1))
     return subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 

@@ -1,4 +1,4 @@
-"""What a tired operator reads where a model or a repository is not what it should be: what it is, and what to do, once."""
+"""What an operator reads about a faulty model or repository: the fault and its remedy, once."""
 
 import os
 import subprocess

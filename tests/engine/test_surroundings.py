@@ -1,4 +1,7 @@
-"""Poor surroundings: few files, another locale, nowhere to write. The server works, or says at its start what will not."""
+"""Poor surroundings: few files, another locale, nowhere to write.
+
+The server works, or says at its start what will not work.
+"""
 
 import os
 import shutil

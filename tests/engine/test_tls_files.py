@@ -1,4 +1,4 @@
-"""The PEM files of a TLS listener make a context that speaks HTTP/2, or an error that says which of them is wrong."""
+"""The PEM files of a TLS listener make a context for HTTP/2, or an error that names the wrong file."""
 
 import os
 import ssl

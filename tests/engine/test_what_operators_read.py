@@ -1,4 +1,7 @@
-"""What `tritium serve` prints when it starts, fails and ends, in each format, read as an operator and a log collector do."""
+"""What `tritium serve` prints at its start, failure and end, in each format.
+
+The output is read as an operator and as a log collector.
+"""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""The worker's loop over a real connection, on a thread: what models do wrong is an answer, or the worker's end."""
+"""The worker's loop over a real connection, on a thread: a model's error is an answer or the worker's end."""
 
 import socket
 import threading
@@ -103,9 +103,8 @@ async def test_batches_are_run_and_stop_ends_it(lanes):
     assert [answer.code for answer in served.answers] == [None, None]
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
-)  # a process would show it on stderr
+# A process would show it on stderr.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("lanes", [1, 2])
 async def test_a_model_that_exits_breaks_the_connection_whichever_lane_it_ran_on(lanes):
     for _ in range(3):  # so that with two lanes either has had its turn, most likely

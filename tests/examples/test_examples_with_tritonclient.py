@@ -1,6 +1,6 @@
-"""Every example model, through tritonclient as it comes from PyPI, against a real server; answers as the models give them.
+"""Every example model against a real server, through tritonclient as PyPI has it.
 
-Over HTTP all of it; over gRPC, that it is the same to the byte.
+Over HTTP the tests check all answers; over gRPC, that they are the same to the byte.
 """
 
 import http.client
@@ -31,9 +31,8 @@ with warnings.catch_warnings():
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "examples" / "models"
 EVERY = sorted(each.name for each in MODELS.iterdir() if each.is_dir())
-NAMES = [
-    name for name in EVERY if not name.startswith(("sequence_", "repeat_"))
-]  # those that answer a request by itself
+# Models that answer a request by itself.
+NAMES = [name for name in EVERY if not name.startswith(("sequence_", "repeat_"))]
 DIGIT = np.array(
     json.loads((ROOT / "examples" / "clients" / "digit.json").read_text())["inputs"][0]["data"], np.float32
 ).reshape(-1, 64)[:1]

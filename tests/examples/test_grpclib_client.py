@@ -117,7 +117,8 @@ def test_a_refusal_is_shown_with_its_status(example, capsys):
 
 
 def test_where_no_server_is_the_error_says_how_to_start_one(example, capsys):
-    with socket.socket() as closed:  # bound and not listening: nobody else gets the port, and nobody answers
+    # Bound and not listening: no other process gets the port, and none answers.
+    with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         options = example.parse(["{}:{}".format(*closed.getsockname())])
         assert asyncio.run(example.main(options)) == 1

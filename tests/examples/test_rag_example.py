@@ -1,4 +1,7 @@
-"""The question-answering example as its README has it: built, served, asked; with the real embedding model, where it is installed."""
+"""The question-answering example as its README has it: built, served, asked.
+
+The real embedding model is used where it is installed.
+"""
 
 import importlib.util
 import json
@@ -107,7 +110,8 @@ def ask(client, *questions):
     return tuple(result.as_numpy(name) for name in ("ANSWER", "SOURCES", "SCORES"))
 
 
-# What transformers' BertModel gives for the same weights: the mean over the pieces, scaled to length 1; the first eight of 384.
+# What transformers' BertModel gives for the same weights: the mean over the pieces, scaled to length 1. These
+# are the first eight of 384 values.
 REFERENCE = {
     "This is an example sentence": [
         0.0676569, 0.0634959, 0.0487132, 0.0793050, 0.0374480, 0.0026528, 0.0393750, -0.0070984,

@@ -1,4 +1,4 @@
-"""What the question-answering example is made of, without its weights: the graph, the corpus, the configurations."""
+"""The parts of the question-answering example, without its weights: graph, corpus and configurations."""
 
 import shutil
 import subprocess

@@ -1,6 +1,7 @@
-"""`python -m tests.fuzz --inputs 1000000 --seed 7`: look for bytes that break a rule; exits 1 and leaves a file if any do.
+"""Look for bytes that break a rule: `python -m tests.fuzz --inputs 1000000 --seed 7`.
 
-`python -m tests.fuzz --replay FILE --target NAME` checks one file again.
+If any do, it exits with 1 and leaves a file. `python -m tests.fuzz --replay FILE --target NAME` checks one
+file again.
 """
 
 from __future__ import annotations

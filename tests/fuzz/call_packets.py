@@ -1,7 +1,7 @@
-"""What a worker says that calls, and what happens meanwhile: the moves that inputs of the target for calls consist of.
+"""The moves of the target for calls: what a calling worker says, and what happens meanwhile.
 
-An input is a `series`. A part's tag tells what it is: `PACKET` and a descriptor's sort for a packet, from `MOVES` on a move of
-the worker, of its requests or of the host, which the part's first byte picks.
+An input is a `series`. A part's tag tells its sort. `PACKET` plus a descriptor's sort is a packet. A tag from
+`MOVES` on is a move of the worker, of its requests or of the host, which the part's first byte picks.
 """
 
 from __future__ import annotations

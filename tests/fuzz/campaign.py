@@ -1,7 +1,7 @@
 """Running a fuzz target: inputs from a seed, what came of them, and the first that broke a rule.
 
-An input is bytes and nothing else: whatever more a target needs (where to cut, what to answer) it draws from the
-input itself. So a file with the bytes is a whole reproducer.
+An input is bytes and nothing else. Whatever more a target needs (where to cut, what to answer) it draws from
+the input itself, so a file with the bytes is a whole reproducer.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ def replay(target: Target, octets: bytes) -> str:
 def campaign(
     target: Target, *, inputs: int, seed: int, progress: Callable[[Tally], None] | None = None
 ) -> Tally:
-    """Check the corpus, then inputs made from `seed` until there were `inputs`. Raises Finding at the first broken rule."""
+    """Check the corpus, then inputs made from `seed`, `inputs` in all.
+
+    Raises Finding at the first broken rule.
+    """
     corpus = corpus_of(target)
     tally = Tally()
     with _alarm():

@@ -1,7 +1,7 @@
 """A whole connection: any bytes, in any chunks, between answers of every kind.
 
-Three things are held against an input. Whatever happens, what we write is frames, no more of them than the input can
-have earned, and the only exception is ConnectionViolation behind a GOAWAY. How the bytes were cut makes no difference.
+Every input must satisfy three rules. What we write is frames, no more of them than the input can have earned,
+and the only exception is ConnectionViolation behind a GOAWAY. The cuts between the bytes make no difference.
 Whether header blocks are remembered makes none either.
 """
 
@@ -27,7 +27,7 @@ _HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/gr
 _TRAILERS = encode_headers([(b"grpc-status", b"0")])
 _LARGE = bytes(70_000)
 
-# What an input may make us write of our own accord: a frame answers a frame, and a frame has nine bytes at least.
+# The output that an input may cause by itself: a frame answers a frame, and a frame has at least nine bytes.
 _OUTPUT_PER_OCTET = 4
 _OUTPUT_ANYWAY = 5_000
 

@@ -1,4 +1,4 @@
-"""Descriptors that a worker may send where a sealed memory file is expected: one that is, and many that are not."""
+"""Descriptors that a worker may send instead of a sealed memory file: one real one, and many others."""
 
 from __future__ import annotations
 

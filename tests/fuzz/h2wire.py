@@ -1,6 +1,6 @@
 """HTTP/2 by hand: frames as bytes, without any library's opinion of what may be sent.
 
-Written from RFC 9113 sections 4 and 6 and RFC 7541, not from the server's modules, which are what is under test.
+It follows RFC 9113 sections 4 and 6 and RFC 7541, not the server's modules, which are under test.
 """
 
 from __future__ import annotations

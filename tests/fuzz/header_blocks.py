@@ -47,7 +47,7 @@ Head = tuple[Field, ...]
 
 
 class HeaderBlocks:
-    """Feeds the same series to a decoder that keeps blocks, to one that keeps none and to a bare HPACK decoder."""
+    """Feeds the same series to decoders with and without kept blocks, and to a bare HPACK decoder."""
 
     name = "headers"
     prefix = "headers"

@@ -25,7 +25,10 @@ _PORT = KeptPort()
 
 
 class InferRequests:
-    """Decodes each message twice: as it comes by a decoder that has seen others, and as protobuf writes it by a fresh one."""
+    """Decodes each message twice and compares the results.
+
+    A decoder that has seen others reads it as it comes; a fresh one reads it as protobuf writes it.
+    """
 
     name = "requests"
     prefix = "request"

@@ -1,4 +1,4 @@
-"""Length-prefixed messages: however a stream is cut, the reader makes the same of it as reading it off in one go.
+"""Length-prefixed messages: however a stream is cut, the reader finds the same messages in it.
 
 An input's first byte tells whether the call declared an encoding; the rest is the stream.
 """

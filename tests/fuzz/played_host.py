@@ -1,6 +1,7 @@
-"""Whom a worker's calls reach: models that answer at once, later, in parts or never, and questions to the server likewise.
+"""The callees of a worker: models that answer at once, later, in parts or never, and likewise subjects.
 
-It notes what becomes of each request, so that afterwards it can say who was answered twice, or not at all.
+The host notes the outcome of each request. Afterwards it reports requests that were answered twice or not at
+all.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _BYTES = memoryview(bytes(max(_SIZES)))
 
 
 class PlayedHost:
-    """Resolves names, answers, and knows circles. Implements `actors.calls.Resolver` and `actors.calls.Deadlocks`."""
+    """Resolves names, answers, and knows circles.
+
+    Implements `actors.calls.Resolver` and `actors.calls.Deadlocks`.
+    """
 
     def __init__(self, chance: Random) -> None:
         self.subjects = Subjects()
@@ -63,7 +67,7 @@ class PlayedHost:
         if call.model.spec.name == "circle":
             raise Unavailable("a circle")
 
-    # -- what models do ----------------------------------------------------------------------------------------------
+    # -- what models do --------------------------------------------------------------------------------------
 
     @property
     def open(self) -> list[InferRequest]:
@@ -101,7 +105,7 @@ class PlayedHost:
         request.reply.put(self._part(), final=final)
 
     def cancel(self, request: InferRequest) -> None:
-        """Note that nobody needs an answer; some are told so, as those are that come out of a queue."""
+        """Note that the request is no longer needed, and tell some callers so, as a queue does."""
         assert request not in self._cancelled, "cancelled twice"
         assert request not in self._answered, "cancelled after the last answer"
         self._cancelled.add(request)
@@ -126,7 +130,7 @@ class PlayedHost:
     def _released(self) -> None:
         self._leases -= 1
 
-    # -- questions ---------------------------------------------------------------------------------------------------
+    # -- questions -------------------------------------------------------------------------------------------
 
     def reply(self, at: int) -> None:
         """Answer one of the questions that wait."""
@@ -148,10 +152,13 @@ class PlayedHost:
     async def _answer_odd(self, *_about: object) -> Mapping[str, object]:
         raise FrameError("nobody of ours asks that")
 
-    # -- in the end --------------------------------------------------------------------------------------------------
+    # -- in the end ------------------------------------------------------------------------------------------
 
     def check_all_over(self) -> None:
-        """Once the worker is gone, everyone is answered or cancelled, and is forgotten; what comes too late is let go."""
+        """Check, after the worker is gone, that every request is answered or cancelled, and is forgotten.
+
+        Answers that come too late must be released.
+        """
         assert not self.open, f"{len(self.open)} requests are neither answered nor cancelled"
         for request in self._cancelled.intersection(self.accepted):
             request.reply.put(self._part(), final=False)
@@ -173,7 +180,10 @@ class PlayedModel:
         self._host = host
 
     def submit_nowait(self, request: InferRequest) -> None:
-        """Take a request on, and perhaps answer. Raises Unavailable and WouldBlock where the model's name says so."""
+        """Take a request on, and perhaps answer.
+
+        Raises Unavailable and WouldBlock where the model's name says so.
+        """
         if self.spec.name == "refuses":
             raise Unavailable("no room")
         if self.spec.name in ("full", "sorry"):

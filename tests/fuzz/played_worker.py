@@ -1,4 +1,7 @@
-"""A worker's end of its connection for calls, as the server knows it: what it has said, what it was told, what it executes."""
+"""A worker's end of its connection for calls, as the server knows it.
+
+It keeps what it has sent, what it was sent, and what it executes.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ class PlayedWorker:
     def _batches(self) -> list[SimpleNamespace]:
         return [*self.outstanding.values(), *self.open.values()] or [SimpleNamespace(requests=[_parent()])]
 
-    # -- saying ------------------------------------------------------------------------------------------------------
+    # -- saying ----------------------------------------------------------------------------------------------
 
     def send(self, packet: bytes, descriptors: list[int]) -> None:
         """Send a packet, and close the descriptors that went with it. Raises OSError where it can't."""
@@ -99,14 +102,14 @@ class PlayedWorker:
         entry[1] += nbytes
 
     def settle_up(self) -> None:
-        """Give credit for everything that has been read, and say which segments have been taken. Raises OSError."""
+        """Give credit for everything read, and report which segments have been taken. Raises OSError."""
         while self._untaken > 0:
             self.send(bytes((frames.TAKEN,)), [])
         for number, (parts, nbytes) in list(self._unpaid.items()):
             if parts > 0 or nbytes > 0:
                 self.send(frames.encode_credit(number, 0, max(parts, 0), max(nbytes, 0)), [])
 
-    # -- reading -----------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def read(self) -> int:
         """Read everything that has come; how many packets that was."""
@@ -155,7 +158,7 @@ class PlayedWorker:
 
 class _Nobody:
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
-        """Parents are answered by nobody."""
+        """Ignore the answer: parents get none here."""
 
 
 def _parent() -> InferRequest:

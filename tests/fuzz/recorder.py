@@ -86,7 +86,10 @@ class Rig:
         self.connection.begin()
 
     def send(self, octets: bytes, *, cuts: Sequence[int] = ()) -> None:
-        """Give the connection `octets`, cut at the offsets `cuts`, 10 ms later. Raises what `receive` raises."""
+        """Give the connection `octets`, cut at the offsets `cuts`, 10 ms later.
+
+        Raises what `receive` raises.
+        """
         self.now += 0.01
         edges = sorted({0, len(octets), *(cut for cut in cuts if 0 < cut < len(octets))})
         for start, end in pairwise(edges):

@@ -1,6 +1,6 @@
-"""What a worker says that calls: it is understood or a FrameError, and nothing of it is left when the worker is gone.
+"""What a calling worker says is understood or a FrameError, and nothing of it remains after its end.
 
-Everyone who was asked on its behalf is answered or cancelled, once; each of its letters has one last answer. See
+Every request made on its behalf is answered or cancelled, once. Each of its letters has one last answer. See
 `tests.fuzz.call_packets` for what an input is.
 """
 
@@ -37,6 +37,7 @@ from tests.fuzz.series import parts_of, series
 from tests.support.model_doubles import make_spec
 
 _MAX_CALLS, _MAX_ASKS, _MAX_BYTES = 6, 3, 250_000
+# Replace the limits of `actors.calls` by some that an input can reach.
 _LIMITS: Mapping[str, Any] = {
     "MAX_CALLS": _MAX_CALLS,
     "MAX_ASKS": _MAX_ASKS,
@@ -44,19 +45,19 @@ _LIMITS: Mapping[str, Any] = {
     "MAX_UNREAD": 4,
     "MAX_SEGMENTS": 2,
     "PACKETS_IN_A_ROW": 4,
-}  # in place of those in `actors.calls`: such as an input can come up against
+}
 _SEND_BUFFER = 40_000  # twice of which the kernel takes: one frame of the largest size, and little more
 _SPEC = make_spec(name="caller")
 
 
 class WorkerCallsTarget:
-    """Plays a worker that calls to a `WorkerCalls`, and whom it calls as well."""
+    """Plays a worker that makes calls to a `WorkerCalls`, and the models that it calls."""
 
     name = "calls"
     prefix = "calls"
 
     def generate(self, chance: Random, corpus: list[bytes]) -> bytes:
-        """What an honest worker may say and what may happen meanwhile, with none, little or much of it damaged."""
+        """What an honest worker may say and what may happen meanwhile; none, little or much is damaged."""
         if chance.random() < 0.1:
             return damaged(chance.choice(corpus), chance, corpus)
         damage = chance.choice((0.0, 0.0, 0.03, 0.3))
@@ -65,7 +66,10 @@ class WorkerCallsTarget:
         return octets if chance.random() < 0.95 else damaged(octets, chance, corpus)
 
     def check(self, octets: bytes) -> str:
-        """Play the steps. Raises anything but FrameError where the server would have, and AssertionError for what it keeps."""
+        """Play the steps.
+
+        Raises any error but FrameError that the server would raise, and AssertionError for what it keeps.
+        """
         before = open_descriptors()
         with patch.multiple("actors.calls", **_LIMITS):
             outcome = trio.run(_play, octets)
@@ -115,7 +119,7 @@ class _Game:
     async def _settle(self) -> None:
         await trio.testing.wait_all_tasks_blocked()
 
-    # -- steps -------------------------------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------------------
 
     async def _step(self, tag: int, content: bytes) -> None:
         if tag >= MOVES:
@@ -125,7 +129,7 @@ class _Game:
             await self._send(content, tag)
 
     async def _send(self, packet: bytes, tag: int = 0) -> None:
-        """Send a packet; where the connection has ended already, nobody gets it."""
+        """Send a packet; it is lost if the connection has already ended."""
         enclosed: list[int] = []
         if tag == OVERSIZED:
             packet = packet.ljust(frames.MAX_FRAME + 1, b"\0")
@@ -174,7 +178,7 @@ class _Game:
             case _:
                 pass
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
         """Have everyone answered, and see that the server agrees that it is over."""

@@ -1,7 +1,7 @@
-"""What a worker says to the server: whatever it is, it is understood or a FrameError, and nobody is answered twice.
+"""What a worker says to the server is understood or a FrameError, and no request is answered twice.
 
-An input's first byte tells whether the model is decoupled; packets follow, each behind two bytes of length. The worker holds
-two batches when the first one arrives, of two requests and of one.
+An input's first byte tells whether the model is decoupled; packets follow, each behind two bytes of length.
+The worker holds two batches when the first one arrives, of two requests and of one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WorkerFrames:
     prefix = "worker"
 
     def generate(self, chance: Random, corpus: list[bytes]) -> bytes:
-        """What an honest worker may say, in any order, with some of it damaged; or noise behind a kind that there is."""
+        """What an honest worker may say, in any order, partly damaged; or noise behind a valid kind."""
         decoupled = chance.random() < 0.4
         packets = [_honest(chance, decoupled=decoupled) for _ in range(1 + int(chance.random() ** 2 * 8))]
         for at, packet in enumerate(packets):
@@ -118,7 +118,7 @@ class _Heard:
         return len(self.finals)
 
     def check(self, batches: Sequence[InFlight]) -> None:
-        """Nobody is answered twice, and nobody is answered that did not ask."""
+        """Check that no request is answered twice, and that only requests of the batches are answered."""
         asked = {id(request) for batch in batches for request in batch.requests}
         answered = [id(request) for request in self.finals]
         assert len(set(answered)) == len(answered)
@@ -282,7 +282,10 @@ def _wrapped(packet: bytes) -> bytes:
 
 
 def _packets(octets: bytes) -> Iterator[bytes]:
-    """Yield the packets, none of them empty: the end of a connection is told apart before frames are looked at."""
+    """Yield the packets, none of them empty.
+
+    An empty one is the end of a connection, which is detected before frames are read.
+    """
     at = 0
     while at + 2 < len(octets):
         size = int.from_bytes(octets[at : at + 2], "little")

@@ -204,7 +204,7 @@ class FakeHealth:
             await self.turned.wait()
 
     def turn(self, **changes: bool) -> None:
-        """Change what is said, and wake up whoever watches."""
+        """Change what is said, and wake up the watchers."""
         for name, value in changes.items():
             setattr(self, name, value)
         self.turned.set()

@@ -1,4 +1,4 @@
-"""gRPC calls without a connection: the real `Call` and `ServerStream` on a wire that keeps what it is given."""
+"""gRPC calls without a connection: the real `Call` and `ServerStream` on a wire that keeps all output."""
 
 import math
 
@@ -13,7 +13,7 @@ from protocols.kserve.proto import grpc_service_pb2 as pb
 
 
 class KeptWire:
-    """Keeps the answer of a unary call, the messages of a streaming one, and what a call wants to have run."""
+    """Keeps a unary call's answer, a streaming call's messages, and the work that a call wants run."""
 
     peer = "ipv4:127.0.0.1:1"
 

@@ -1,4 +1,4 @@
-"""A gRPC connection without a socket: a transport in memory, and a client of the `h2` library at its other end."""
+"""A gRPC connection without a socket: a transport in memory, and a client of `h2` at the other end."""
 
 # ruff: noqa: ASYNC110  # threads do part of the work, and have no event to wait for
 
@@ -173,7 +173,7 @@ class Client:
         return stream
 
     async def exchange(self):
-        """Carry bytes until nobody has any, and return the answers."""
+        """Carry bytes until neither side has any, and return the answers."""
         while True:
             self.transport.deliver(self.h2.data_to_send())
             await trio.testing.wait_all_tasks_blocked()

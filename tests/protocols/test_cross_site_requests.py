@@ -1,4 +1,7 @@
-"""Pages of other sites can't have a visitor's browser change what is served. Other clients send no header that says where from."""
+"""Pages of other sites cannot make a visitor's browser change what is served.
+
+Other clients send no header that names their origin.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The generated code: as committed, field for field everybody else's, and a good neighbour in one process."""
+"""The generated code: as committed, equal to others' field for field, and harmless beside them."""
 
 import importlib
 import subprocess

@@ -1,7 +1,7 @@
 """Our side of HTTP/2 against the client of the `h2` library, over byte strings cut and delayed at will.
 
-Hypothesis drives both sides through legal exchanges. h2 is the referee of everything we send; what each side was told
-is compared with what the other side said.
+Hypothesis drives both sides through legal exchanges. h2 is the referee of everything we send. What each side
+was told is compared with what the other side said.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Peers(RuleBasedStateMachine):
         self.client.initiate_connection()
         self._settle()
 
-    # -- the client -----------------------------------------------------------------------------------------------
+    # -- the client ------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.may_open())
     @rule(fields=extra, end=st.booleans(), weight=st.one_of(st.none(), st.integers(1, 256)))
@@ -181,9 +181,10 @@ class Peers(RuleBasedStateMachine):
     @precondition(lambda self: self.resized < 2)
     @rule(size=st.sampled_from([0, 64, 300, 4096]))
     def resize_the_header_table(self, size: int) -> None:
-        """Twice between two blocks at the most: RFC 7541 section 4.2, which hpack's encoder leaves to its user.
+        """Resize it at most twice between two blocks.
 
-        Set to what it is, that encoder forgets to tell what it was set to before.
+        RFC 7541 section 4.2 says so, and hpack's encoder leaves it to its user. If the size is set to its
+        current value, that encoder forgets to announce the earlier change.
         """
         if size == self.client.encoder.header_table_size:
             return
@@ -200,7 +201,7 @@ class Peers(RuleBasedStateMachine):
     def widen_connection(self, size: int) -> None:
         self.client.increment_flow_control_window(size)
 
-    # -- the server -----------------------------------------------------------------------------------------------
+    # -- the server ------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.at_server())
     @rule(exchange=at_server)
@@ -293,7 +294,7 @@ class Peers(RuleBasedStateMachine):
             self.rig.connection.go_away(ErrorCode.NO_ERROR, b"good night")
             self.leaving = True
 
-    # -- the wires ------------------------------------------------------------------------------------------------
+    # -- the wires -------------------------------------------------------------------------------------------
 
     @rule(at=cuts, whole=st.booleans())
     def deliver_to_server(self, at: list[int], whole: bool) -> None:
@@ -314,7 +315,7 @@ class Peers(RuleBasedStateMachine):
         self.deliver_to_server(at, whole=True)
         self.deliver_to_client(1 << 20, 1 << 16, 3)
 
-    # -- what holds -----------------------------------------------------------------------------------------------
+    # -- what holds ------------------------------------------------------------------------------------------
 
     @invariant()
     def the_server_heard_a_prefix(self) -> None:
@@ -394,12 +395,12 @@ class Peers(RuleBasedStateMachine):
         return [one for one in self.exchanges_by_id.values() if self._alive(one) is not None]
 
     def _set(self, values: dict[SettingCodes | int, int]) -> None:
-        """Change settings, one frame at a time: for h2 the acknowledgement of one is that of all that are on their way."""
+        """Change settings, one frame at a time: h2 takes one acknowledgement for all that are in flight."""
         if not self.settings_due:
             self.client.update_settings(values)
             self.settings_due = True
 
-    # -- how they are moved ---------------------------------------------------------------------------------------
+    # -- how they are moved ----------------------------------------------------------------------------------
 
     def may_open(self) -> bool:
         """Whether the server lets the client open a stream."""
@@ -452,7 +453,7 @@ class Peers(RuleBasedStateMachine):
         self.sound = True
 
     def _rest_of_frame(self) -> int:
-        """How much of a frame h2 has yet to get: it looks at its own MAX_FRAME_SIZE once for all that it is given."""
+        """How much of a frame h2 has yet to get: it reads its own MAX_FRAME_SIZE once for each input."""
         if len(self.begun) >= 9 and len(self.begun) == 9 + int.from_bytes(self.begun[:3], "big"):
             self.begun.clear()
         if len(self.begun) < 9:

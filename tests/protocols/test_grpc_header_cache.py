@@ -1,4 +1,4 @@
-"""Header blocks: the cache changes nothing but the time, requests are checked, and what we encode needs no table."""
+"""Header blocks: the cache changes only the time, requests are checked, and our output needs no table."""
 
 from __future__ import annotations
 
@@ -84,9 +84,8 @@ def test_cached_blocks_mean_what_uncached_ones_do(steps, cached):
                 for name, value, never in first
             ]
             block = encoder.encode([*REQUEST, *fields], huffman=second)
-        elif (
-            kind == "literal"
-        ):  # behind the encoder's back: what it says later may mean something else, to both
+        # Behind the encoder's back: what it says later may mean something else, to both.
+        elif kind == "literal":
             block = wire.block() + wire.literal(b"x-raw", b"%d" % second, indexed=first)
         elif blocks:
             block = blocks[first % len(blocks)]

@@ -364,7 +364,10 @@ def test_fields_unknown_to_us_in_typed_contents_do_not_get_into_the_tensor():
 
 
 def long_input(contents, *, shape=(2,), datatype="INT32", more=b""):
-    """A message with one input, whose typed contents are the bytes `contents`; `more` are further fields of the input."""
+    """A message with one input, whose typed contents are the bytes `contents`.
+
+    `more` are further fields of the input.
+    """
     declared = ModelInferRequest.InferInputTensor(
         name="A", datatype=datatype, shape=shape
     ).SerializeToString()
@@ -717,7 +720,7 @@ def test_bytes_that_are_no_request_are_refused(message):
         b"\x9a\x00\x01a",  # an id's in two
         b"\x3a\x81\x80\x80\x80\x00a",  # and lengths in five
         b"\x3a\x81" + b"\x80" * 8 + b"\x02a",  # and ten
-        b"\x08\x05",  # a name that is a number is a field that nobody knows
+        b"\x08\x05",  # a field that protobuf does not know: a name that is a number
         b"\x0b\x0b\x08\x01\x12\x01a\x0c\x0c",  # groups
         b"\xf8\xff\xff\xff\x0f\x01",  # the greatest field number
         b"\x49\1\2\3\4\5\6\7\x08\x4d\1\2\3\x04",

@@ -1,4 +1,7 @@
-"""Clients measure the way of a large answer by pings, which are no strikes while its data goes out (gRPC proposal A8)."""
+"""Clients measure a large answer's path by pings, which are no strikes while its data goes out.
+
+See gRPC proposal A8.
+"""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""What a client makes the server hold is bounded, and given back when it leaves, without the garbage collector."""
+"""A client makes the server hold bounded memory only, given back when it leaves, without a collection."""
 
 import gc
 import tracemalloc

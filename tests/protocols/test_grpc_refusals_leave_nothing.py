@@ -1,4 +1,4 @@
-"""A refusal that was told is forgotten: no exception keeps the frames that it went through, and what they held."""
+"""A told refusal is forgotten: no exception keeps the frames that it went through or what they held."""
 
 import contextlib
 import gc

@@ -61,7 +61,7 @@ async def serving(server, *, options=None, metadata=None, deadline=float("inf"))
 
 @asynccontextmanager
 async def warm(server, **kwargs):
-    """Serve a call on which something small has been answered, so that more than one request may be in flight."""
+    """Serve a call that has had a small answer, so that more than one request may be in flight."""
     async with serving(server, **kwargs) as call:
         call.send(infer_request("strings", [("X", "BYTES", np.array([[]], np.uint8))], id="warm"))
         await call.receive()

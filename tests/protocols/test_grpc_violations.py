@@ -1,7 +1,7 @@
 """What RFC 9113 obliges a server to refuse, and with which error: each row is its own reading of the RFC.
 
-The bytes are made by hand. A row names its section; where the RFC leaves a choice, each permitted answer is listed,
-the one that costs the peer least first.
+The bytes are made by hand. A row names its section. Where the RFC leaves a choice, the row lists each
+permitted answer, and first the one that costs the peer least.
 """
 
 from __future__ import annotations
@@ -977,7 +977,7 @@ def test_data_that_nobody_wants_gives_its_credit_back():
 
 
 def test_whitespace_around_a_value_is_dropped_and_costs_nothing():
-    """Section 8.2.1 calls such a request malformed; gRPC's own protocol says that the whitespace may be stripped."""
+    """Section 8.2.1 calls such a request malformed; gRPC's protocol permits stripping the whitespace."""
     rig = handshake()
     assert judge(rig, request((b"x", b" a\t"), (b"y", b"\t")), []) == Tolerated()
     assert rig.recorder.streams[1].head == (*wire.REQUEST, (b"x", b"a"), (b"y", b""))
@@ -1058,7 +1058,10 @@ def test_frames_of_a_raised_size_go_after_the_acknowledgement():
 
 @pytest.mark.parametrize("started", [False, True])
 def test_a_lowered_table_size_finds_an_encoder_that_has_given_up_its_table(started):
-    """RFC 7541 section 4.2: the first block behind the acknowledgement says the new size, unless it was as low before."""
+    """RFC 7541 section 4.2: the first block after the acknowledgement says the new size.
+
+    It does not if the size was as low before.
+    """
     rig = handshake()
     rig.send(wire.headers(1) + wire.headers(3))
     if started:

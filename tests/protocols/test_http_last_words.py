@@ -1,4 +1,4 @@
-"""A connection whose process is about to end: what has no answer is refused, whatever the application is busy with."""
+"""A connection of an ending process: unanswered requests are refused, even if the application is busy."""
 
 import errno
 import socket

@@ -1,4 +1,4 @@
-"""Traffic between versions as the HTTP frontend sees it: the extension's endpoint, and models that pass requests on."""
+"""Traffic between versions in the HTTP frontend: the extension's endpoint, models that pass requests on."""
 
 from __future__ import annotations
 

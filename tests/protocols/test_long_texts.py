@@ -52,7 +52,8 @@ def read(text):
 
     def plain(value):
         if isinstance(value, LongArray):
-            return value.taker.kept if isinstance(value.taker, Keep) else []  # an element, which nobody takes
+            # This array is an element of another one, and no taker takes it.
+            return value.taker.kept if isinstance(value.taker, Keep) else []
         if isinstance(value, dict):
             return {key: plain(member) for key, member in value.items()}
         if isinstance(value, list):

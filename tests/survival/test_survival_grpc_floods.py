@@ -1,4 +1,4 @@
-"""Clients that break gRPC's rules, or keep them to do harm: each is cut off or stalls, and no other notices."""
+"""Clients that break gRPC's rules, or keep them to do harm: each is cut off or stalls; others go on."""
 
 import json
 import sys

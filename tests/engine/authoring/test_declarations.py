@@ -1,4 +1,4 @@
-"""What type hints and the decorator's arguments say of a model, and what is told to whoever gets them wrong."""
+"""What type hints and the decorator's arguments say of a model, and the errors where they are wrong."""
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass

@@ -48,7 +48,10 @@ class Server:
             )
 
     def wait_ready(self):
-        """Wait until the server answers that it is ready. Raises AssertionError with its log where it ends before."""
+        """Wait until the server answers that it is ready.
+
+        Raises AssertionError with the server's log if it ends before.
+        """
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log.read_text()

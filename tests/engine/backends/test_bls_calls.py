@@ -1,4 +1,4 @@
-"""Requests that a Python model sends to other models: the constructor, `exec`, `async_exec`, and on whose behalf."""
+"""Requests of a Python model to other models: the constructor, `exec`, `async_exec`, and their origin."""
 
 import contextlib
 import json
@@ -259,7 +259,7 @@ def test_a_decoupled_coroutine_calls_for_its_request_when_execute_has_long_retur
 
 
 def test_its_calls_hold_up_nobody_from_the_first_on(model, calls):
-    """Else a call to the model's own only instance, which is free in a moment, would be refused now and then."""
+    """Otherwise a call to the model's only instance, free in a moment, would now and then be refused."""
     backend, info = model(
         """
     async def execute(self, requests):

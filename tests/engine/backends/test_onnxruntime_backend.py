@@ -1,4 +1,4 @@
-"""ONNX models: what is computed equals what ONNX Runtime computes alone, and what can't be loaded says why."""
+"""ONNX models: results equal those of ONNX Runtime alone, and a model that cannot be loaded says why."""
 
 import ctypes
 import shutil

@@ -1,4 +1,4 @@
-"""How the answers of a Python model's batch reach their requests: joined where they are alike, one by one where they are not."""
+"""How the answers of a Python model's batch reach their requests: joined if alike, else one by one."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""Decoupled Python models: the rules of their senders and of `execute`, by contract python_backend.md sections 4.3 and 6."""
+"""Decoupled Python models: the rules of their senders and of `execute`.
+
+The contract is python_backend.md, sections 4.3 and 6.
+"""
 
 import gc
 
@@ -36,7 +39,7 @@ class TritonPythonModel:
 
 @pytest.fixture
 def answered(python_model):
-    """Run one batch of `count` requests on a decoupled model whose `execute` has this body; return the requests."""
+    """Run a batch of `count` requests on a decoupled model whose `execute` has this body; return them."""
 
     def answer(body, count=1, *, define="def", **options):
         lines = "".join(f"        {line}\n" for line in body.strip("\n").split("\n"))

@@ -1,4 +1,4 @@
-"""Tensors in a device's memory: what can be said of them without a device, and, with one, that they get there and back."""
+"""Tensors in a device's memory: their properties without a device; with one, the way there and back."""
 
 import ctypes
 import gc

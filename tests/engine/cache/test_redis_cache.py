@@ -109,7 +109,7 @@ class Running:
         )
 
     async def look_up(self, key=KEY):
-        """Return what was found; False where nobody was asked."""
+        """Return what was found; False if the cache asked no server."""
         answers, answered = [], trio.Event()
 
         def found(entry):

@@ -1,4 +1,4 @@
-"""`tritium check` says ✓ of no model whose file can't be loaded, or whose configuration its file contradicts."""
+"""`tritium check` gives no ✓ to a model whose file cannot be loaded or contradicts its configuration."""
 
 import io
 import json
@@ -279,7 +279,7 @@ def test_controls_of_sequences_may_be_sampled(model, verified):
 
 @contextmanager
 def nobody():
-    """Be somebody whom permissions hold back."""
+    """Run the block as a user that file permissions restrict."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)
@@ -292,7 +292,7 @@ def nobody():
 
 @pytest.fixture
 def repository():
-    """A repository that everybody may read, with a good model and one called `closed`; returns it."""
+    """A repository that every user may read, with a good model and one called `closed`; returns it."""
     path = Path(tempfile.mkdtemp())
     for name in ("closed", "good"):
         version = path / name / "1"
@@ -313,7 +313,8 @@ def repository():
 )
 def test_what_may_not_be_read_is_told_beside_the_other_models(repository, capsys, config, closed, mode):
     (repository / "closed/config.pbtxt").write_text(config)
-    main(["check", str(repository / "good")])  # what is imported later can't be read by everybody
+    # Import now: the restricted user may be unable to read modules that are imported later.
+    main(["check", str(repository / "good")])
     capsys.readouterr()
     (repository / "closed" / closed).chmod(mode)
     with nobody():

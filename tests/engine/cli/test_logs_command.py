@@ -1,4 +1,4 @@
-"""`tritium logs`: filters, reports, both forms, and what it says when something can't be read or doesn't fit."""
+"""`tritium logs`: filters, reports, both forms, and errors for unreadable or unsuitable files."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""tritonserver's flags and our variables become settings, or an error in the contract's words (repository.md section 10)."""
+"""tritonserver's flags and our variables become settings, or a contract error (repository.md section 10)."""
 
 import contextlib
 import math
@@ -512,7 +512,8 @@ KUBERNETES = {
     "TRITIUM_PORT_8000_TCP_PORT": "8000",
     "TRITIUM_PORT_8000_TCP_ADDR": "10.0.0.7",
     "TRITIUM_PORT_53_UDP": "udp://10.0.0.7:53",
-    # And Services `tritium-metrics`, `tritium-http` and `tritium-grpc`, whose ports are called as flags' variables are.
+    # Services `tritium-metrics`, `tritium-http` and `tritium-grpc`, whose ports are named like flags'
+    # variables.
     "TRITIUM_METRICS_SERVICE_HOST": "10.0.0.8",
     "TRITIUM_METRICS_SERVICE_PORT": "8002",
     "TRITIUM_METRICS_PORT": "tcp://10.0.0.8:8002",

@@ -242,7 +242,8 @@ def test_a_terminal_is_given_back_at_the_end(address):
         try:
             while block := os.read(ours, 65536):
                 seen += block
-        except OSError:  # how a terminal says that nobody has it open any more
+        # A terminal reports in this way that no process has it open any more.
+        except OSError:
             pass
         assert process.wait(timeout=30) == 0
     os.close(ours)

@@ -1,4 +1,7 @@
-"""Mistakes in `config.pbtxt`: each with its exact text (contract, model_config.md), its place, its field and a suggestion."""
+"""Mistakes in `config.pbtxt`: each with its exact text, its place, its field and a suggestion.
+
+The texts are those of the contract, model_config.md.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""Mistakes in ensembles: each with its exact text (contract, model_config.md section 4.8), its place, its field and a hint."""
+"""Mistakes in ensembles: each with its exact text, its place, its field and a hint.
+
+The texts are those of the contract, model_config.md section 4.8.
+"""
 
 import pytest
 

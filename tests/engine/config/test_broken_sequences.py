@@ -1,4 +1,7 @@
-"""Mistakes in `sequence_batching`: each with its exact text (contract, model_config.md section 4.7), place, field and hint."""
+"""Mistakes in `sequence_batching`: each with its exact text, its place, its field and a hint.
+
+The texts are those of the contract, model_config.md section 4.7.
+"""
 
 import pytest
 

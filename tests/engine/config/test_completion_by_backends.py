@@ -1,4 +1,4 @@
-"""`auto_complete_config` of Python models, and other backends' own completion: each in a process that is thrown away."""
+"""`auto_complete_config` of Python models and other backends' completion, each in a disposable process."""
 
 import errno
 import os
@@ -468,7 +468,7 @@ def test_a_process_that_can_not_be_started_is_told(monkeypatch):
 
 @pytest.mark.slow
 def test_a_process_whose_server_dies_is_killed(tmp_path):
-    """What `PR_SET_PDEATHSIG` promises: an orphan would run model code for nobody."""
+    """What `PR_SET_PDEATHSIG` promises: an orphan would run model code without a server."""
     marker = tmp_path / "pid"
     source = f"import os, time\nopen({str(marker)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
     directory = tmp_path / "m"

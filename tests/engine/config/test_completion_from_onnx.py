@@ -1,4 +1,4 @@
-"""ONNX models without ONNX Runtime: what is read from the file, and which fields it fills in (contract 7.1)."""
+"""ONNX models without ONNX Runtime: what is read from the file and which fields it fills (contract 7.1)."""
 
 import os
 
@@ -35,7 +35,7 @@ def content(*args, **options):
 
 @pytest.fixture
 def completed(load):
-    """Load a configuration beside an ONNX model; returns the completed configuration, or fails with its problems."""
+    """Load a configuration beside an ONNX model and return it completed, or fail with its problems."""
 
     def run(config, onnx_bytes, **options):
         loaded = load(config, files={"1/model.onnx": onnx_bytes}, **options)

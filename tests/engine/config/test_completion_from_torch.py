@@ -1,4 +1,4 @@
-"""PyTorch's files without torch: what is certain is filled in, and of the rest the error tells what to write."""
+"""PyTorch's files without torch: certain fields are filled in; for the rest the error says what to write."""
 
 import json
 import re
@@ -25,7 +25,7 @@ from tests.support.examples import examples
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A program, a scripted and a traced module, and one of text; the import of torch takes most of the time."""
+    """A program, a scripted and a traced module, and one of text; importing torch takes most of the time."""
     torch = pytest.importorskip("torch")
     directory = tmp_path_factory.mktemp("torch")
 

@@ -1,4 +1,4 @@
-"""The JSON configuration of a load request: what it may look like, and every mistake by its place in the document."""
+"""The JSON configuration of a load request: its form, and every mistake by its place in the document."""
 
 import json
 from pathlib import Path

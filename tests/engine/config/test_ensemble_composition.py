@@ -1,4 +1,4 @@
-"""How an ensemble and the models of its steps fit together: contract, model_config.md 4.8 and repository.md 7."""
+"""How an ensemble and the models of its steps fit together: model_config.md 4.8, repository.md 7."""
 
 from pathlib import Path
 
@@ -38,7 +38,10 @@ def tensor(name, data_type=F32, dims=(4,), optional=False):
 
 
 def ensemble(*steps, batch=0, dims="[ 4 ]", outputs=("OUT",)):
-    """Return an ensemble `E` from IN to `outputs`; a step is its model, its inputs and its outputs, by the ensemble's tensors."""
+    """Return an ensemble `E` from IN to `outputs`.
+
+    A step is its model, its inputs and its outputs, named by the ensemble's tensors.
+    """
     written = "".join(
         f'step {{ model_name: "{name}" model_version: {version} {mapped("input_map", taken)} {mapped("output_map", given)} }}'
         for name, version, taken, given in steps

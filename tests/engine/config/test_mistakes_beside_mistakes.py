@@ -1,4 +1,7 @@
-"""Where some fields of a file can't be read, the rest of it is checked in the same pass, and nothing is told that may not be so."""
+"""If some fields of a file are unreadable, the same pass checks the rest.
+
+It reports only errors that are certain.
+"""
 
 import pytest
 
@@ -43,7 +46,8 @@ def test_places_are_those_of_the_file_where_fields_before_them_were_left_out(loa
     ]
 
 
-# Each: an id, and a text with one mistake, from which another would follow if it were taken for what it is not.
+# Each: an id, and a text with one mistake. If the wrong text were taken at its word, another mistake would
+# follow.
 ALONE = [
     ("a misspelt backend", 'bakend: "python"\n'),
     ("a backend without quotes", "backend: onnxruntime\n" + INPUT + OUTPUT),

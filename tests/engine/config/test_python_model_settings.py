@@ -1,4 +1,4 @@
-"""Settings that only Python models have: how many batches at once, and backends that are written in Python."""
+"""Settings that only Python models have: how many batches at once, and backends written in Python."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A corpus of configurations without a mistake, which together set every field and name every enum value of the schema.
+"""Valid configurations, which together set every field and name every enum value of the schema.
 
 A line `# refused: a, b` in a file names the fields that are valid and that this version does not serve.
 """

@@ -1,4 +1,4 @@
-"""What environments are made from in tests: packages, packed and unpacked environments, all made here and now."""
+"""What tests make environments from: packages, packed and unpacked environments, all made here and now."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Building environments by the real program: with pip and without a network, by several at once, and interrupted."""
+"""Environments built by the real program: with pip and without a network, by several at once, interrupted."""
 
 import importlib.util
 import json

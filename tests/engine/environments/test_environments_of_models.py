@@ -1,4 +1,4 @@
-"""What a model's configuration and its files say about its environment: what it runs on, and what is said where it can't."""
+"""What a model's configuration and files say about its environment, and the errors where it cannot run."""
 
 import os
 import subprocess

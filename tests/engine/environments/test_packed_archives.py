@@ -1,4 +1,4 @@
-"""Unpacking environments: all that a conda archive holds, and nothing outside of the directory that it is given."""
+"""Unpacking environments: everything in a conda archive, and nothing outside of the given directory."""
 
 import gzip
 import os

@@ -1,4 +1,4 @@
-"""From text to lines of the log: parsing, archives, several files at once, what is broken, and files that grow."""
+"""From text to lines of the log: parsing, archives, several files at once, damage, and growing files."""
 
 import bz2
 import gzip
@@ -171,9 +171,8 @@ def test_a_renamed_file_is_read_to_its_end_and_then_the_new_one_of_its_name(tmp_
     assert events(tail.look()) == ["server_starting"]
     path.rename(tmp_path / "log.1")
     appended(tmp_path / "log.1", text("server_ready"))
-    assert events(tail.look()) == [
-        "server_ready"
-    ]  # the name leads nowhere, and the writer has the old file still
+    # The name leads nowhere, and the writer still has the old file.
+    assert events(tail.look()) == ["server_ready"]
     appended(tmp_path / "log.1", text("server_draining"))
     appended(path, text("server_stopped"))
     assert events(tail.look()) == ["server_draining", "server_stopped"]

@@ -1,4 +1,4 @@
-"""What is made of the lines: one request's stages, lives and outages, rates, the slowest requests, a summary."""
+"""Reports from the lines: one request's stages, lives and outages, rates, slowest requests, a summary."""
 
 import pytest
 

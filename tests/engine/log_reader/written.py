@@ -1,4 +1,4 @@
-"""Lines of the log as a server writes them, and as they are read back; times are seconds after a certain noon."""
+"""Lines of the log as a server writes them and as they are read; times are seconds after a fixed noon."""
 
 from __future__ import annotations
 

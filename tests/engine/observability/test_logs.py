@@ -1,4 +1,7 @@
-"""What is logged, how it looks, and that logging can fail without anyone noticing (contract observability.md section 4)."""
+"""What is logged, its form, and logging that fails without an effect.
+
+The contract is observability.md section 4.
+"""
 
 import io
 import json
@@ -280,7 +283,7 @@ def test_what_was_lost_is_told_once_writing_works_again():
 
 
 class Filling(io.StringIO):
-    """A disk that has room for part of the first write, and then, when somebody has made some, for all."""
+    """A disk with room for part of the first write only, and for every write after that."""
 
     def __init__(self, room):
         super().__init__()

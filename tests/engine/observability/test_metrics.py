@@ -1,4 +1,7 @@
-"""What a scrape shows, read back by Prometheus' own parser (contract observability.md section 1, http.md section 11)."""
+"""What a scrape shows, read back by Prometheus' own parser.
+
+The contract is observability.md section 1 and http.md section 11.
+"""
 
 import math
 import re
@@ -59,7 +62,7 @@ def exposition(*models, settings=None, **options):
 
 
 def series(text):
-    """Every series as {(name, labels): value}; the parser gives counters without the suffix their `_total`."""
+    """Every series as {(name, labels): value}; the parser adds the suffix `_total` to counters without it."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)

@@ -1,4 +1,4 @@
-"""The janitor finishes what it has begun: what it crashes over is removed by its next life, and holds up nothing else."""
+"""The janitor finishes what it began: after a crash its next life removes the cause, and the rest goes on."""
 
 # ruff: noqa: ASYNC110  # a thread does the work, and has no event to wait for
 

@@ -1,4 +1,4 @@
-"""One look at all repositories. Threads are real here, and so is the clock: sources are held up by events, not by time."""
+"""One look at all repositories, with real threads and a real clock: events, not times, hold up sources."""
 
 import threading
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""From files to decisions: a model that is copied into a repository piece by piece, while it is being polled."""
+"""From files to decisions: a model copied into a repository piece by piece, while it is polled."""
 
 import hashlib
 import os
@@ -27,7 +27,7 @@ QUIET = settings(
 
 
 class Watched:
-    """A repository with a policy that watches it, and somebody who fetches what it says."""
+    """A repository with a policy that watches it; each poll fetches what the policy decides."""
 
     def __init__(self, directory):
         self.path = directory / "repository"

@@ -104,7 +104,7 @@ class Running:
         return frozenset() if worker is None else worker.executing()
 
     def begun_with(self, request: InferRequest, instance: int = 0) -> bool:
-        """Whether an instance's model has this request in its hands; an earlier one may be there a moment longer."""
+        """Whether an instance's model executes this request; an earlier one may remain a moment longer."""
         worker = self.state.instances[instance].worker
         if worker is None:
             return False

@@ -85,7 +85,7 @@ async def test_an_ensemble_that_the_caller_is_a_step_of_is_refused():
 
 
 async def test_a_circle_through_an_ensemble_that_runs_is_refused():
-    """The caller waits for the ensemble, whose step waits for the caller; so it is with an ensemble in an ensemble."""
+    """The caller waits for the ensemble, whose step waits for the caller; nested ensembles do likewise."""
     first, second = recursive("first", "outer"), recursive("second", "first")
     outer = ensemble(step("whole"), name="outer")
     async with open_models(first, second, ensemble(step("second")), outer) as models:
@@ -96,7 +96,7 @@ async def test_a_circle_through_an_ensemble_that_runs_is_refused():
 
 
 async def test_so_it_is_where_the_step_is_still_in_a_queue(tmp_path):
-    """The step's only instance executes for another client, and calls the very model that waits for the step."""
+    """The step's only instance serves another client, and calls the very model that waits for the step."""
     first = recursive("first", "whole")
     second = calling("second", "recursive_told", callee="first", parameters={"directory": str(tmp_path)})
     async with open_models(first, second, ensemble(step("second"))) as models:

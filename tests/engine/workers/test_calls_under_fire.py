@@ -1,4 +1,4 @@
-"""Workers on both ends of calls are killed while calls are under way: everybody is answered, and nothing stays behind."""
+"""Workers on both ends of calls are killed during calls: every call is answered, and nothing stays behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoupled models in real workers: any number of responses, in any order, and never more than the reader takes."""
+"""Decoupled models in real workers: any number of responses, in any order, but no more than are taken."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ class Parts:
 
     def put(self, part, *, final):
         assert not self.finals
-        # Of an error a copy: while somebody holds the error itself, it is on its way.
+        # Copy an error: as long as the error itself is referenced, it counts as on its way.
         copied = isinstance(part, TritiumError)
         self.parts.append(TritiumError.of(part.code, part.message) if copied else _seen(part))
         self.finals += final

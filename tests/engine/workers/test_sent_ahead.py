@@ -1,4 +1,7 @@
-"""What a real worker was only sent ahead: another instance may take it, and nobody executes it once its client has left."""
+"""Requests that were only sent ahead to a real worker: another instance may take them.
+
+After a request's client has left, no instance executes it.
+"""
 
 import math
 import os
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def selective(serve, tmp_path):
-    """A model of which negative requests take until the test opens the gate, and the values that it has executed."""
+    """A model whose negative requests wait for the test's gate, and the values that it has executed."""
     gate, journal = tmp_path / "gate", tmp_path / "journal"
     journal.touch()
 

@@ -58,7 +58,7 @@ class Played:
         self.die(Signal(9))
 
     def discard(self):
-        """What whoever took it does with it."""
+        """Discard it, as the actor that took it does."""
         self.die(Exit(0))
         self.socket.close()
         os.close(self.output)

@@ -144,7 +144,8 @@ async def test_the_same_poison_many_times_at_once_kills_an_impure_model_twice(se
 
 async def test_an_impure_model_s_good_requests_are_not_held_against_them(serve):
     async with serve("impure", retry=Retry.NEVER) as model:
-        for _ in range(3):  # somebody else's faults, each under the same inputs
+        # The requests are not at fault: the test kills each worker, under the same inputs.
+        for _ in range(3):
             request = model.request([671.0])  # it goes on until its client leaves
             await model.state.submit(request)
             await until(lambda request=request: model.begun_with(request))

@@ -1,4 +1,7 @@
-"""Damaged frames from a real worker, over its own connection: at worst they cost that worker. `tests/fuzz` has more of them."""
+"""Damaged frames from a real worker, over its own connection: at worst they cost that worker.
+
+`tests/fuzz` has more of them.
+"""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""What code in a sandbox can still do. Each question is asked in a process of its own; what the kernel lacks is skipped."""
+"""What sandboxed code can still do, asked in a process per question; what the kernel lacks is skipped."""
 
 import errno
 import json

@@ -101,7 +101,7 @@ def source_over(
 
 
 def fetch(source: RemoteSource, name: str) -> Fetched:
-    """Fetch, with nobody watching."""
+    """Fetch without an observer of the progress."""
     return source.fetch(name, progress=unseen, cancelled=never)
 
 

@@ -27,7 +27,7 @@ from botocore.config import Config
 from obstore.store import AzureStore
 
 ACCOUNT = "devstoreaccount1"
-# The account and the key that everybody's Azure emulator has; they open nothing else.
+# The account and the key of every Azure emulator; they open nothing else.
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 _LISTENING = re.compile(r"http://127\.0\.0\.1:(\d+)")
@@ -167,7 +167,7 @@ class Azurite:
         }
 
     def make_bucket(self, bucket: str, access: str = "") -> None:
-        """Make a container; `access` "container" lets anybody read it."""
+        """Make a container; `access` "container" lets every client read it."""
         headers = {
             "x-ms-date": datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT"),
             "x-ms-version": "2021-08-06",
@@ -214,7 +214,7 @@ def moto_command() -> list[str]:
 
 
 def azurite_command() -> list[str] | None:
-    """Return how to run Azurite, from `AZURITE` (the path of `azurite-blob`) or from PATH; None without it."""
+    """Return the command of Azurite, from `AZURITE` (the path of `azurite-blob`) or PATH; None without it."""
     program = os.environ.get("AZURITE") or shutil.which("azurite-blob")
     if not program or not Path(program).exists():
         return None

@@ -1,4 +1,4 @@
-"""Who a source is, for an address: the environment, the credential file, and what is told where neither will do."""
+"""A source's identity for an address: environment, credential file, and the error where neither will do."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ LARGE = hashlib.shake_256(b"weights").digest(9 * CHUNK + 17)  # two segments, th
 
 
 class Lost(Exception):
-    """Something that nobody foresaw."""
+    """An error that the source does not expect."""
 
 
 def sums(files: dict[str, bytes]) -> bytes:

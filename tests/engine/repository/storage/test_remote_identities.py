@@ -1,4 +1,4 @@
-"""What a storage is really asked, as whom, and what is told when it won't answer."""
+"""The requests that a storage gets, their identity, and the errors when it does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole server over each object storage: a download that was cut off is gone on with, and what is new is swapped in."""
+"""A whole server over each object storage: it resumes a broken download and swaps in what is new."""
 
 import os
 

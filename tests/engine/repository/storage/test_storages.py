@@ -191,9 +191,8 @@ def test_an_interrupted_download_is_resumed_where_it_was(
     wire.mend()
     fetched = source.fetch("m", progress=unseen, cancelled=never)
     assert (fetched.path / "1/weights").read_bytes() == WEIGHTS
-    assert (
-        wire.down <= len(WEIGHTS) - (13 << 20) + (1 << 20) + 20_000
-    )  # what was missing, a chunk, and headers
+    # What was missing, a chunk, and headers.
+    assert wire.down <= len(WEIGHTS) - (13 << 20) + (1 << 20) + 20_000
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What stands between a source and a storage in these tests: a wire that counts and breaks, and a listener that records."""
+"""What stands between a source and a storage: a wire that counts and breaks, a listener that records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Wire:
-    """A forwarder to a port on loopback. It counts what the server sends, and may stop after so many bytes of it."""
+    """Forwards to a port on loopback, counts what the server sends, and may stop after so many bytes."""
 
     def __init__(self, upstream: int) -> None:
         self._upstream = upstream
@@ -30,7 +30,7 @@ class Wire:
         self._start(self._accept)
 
     def break_after(self, nbytes: int, *, stall: bool = False) -> None:
-        """Let `nbytes` more come through, then close every connection, or (`stall`) leave them open and silent."""
+        """Let `nbytes` more through, then close every connection, or leave them open and silent (`stall`)."""
         with self._lock:
             self._left = nbytes
             self._stall = stall
