@@ -24,7 +24,7 @@ sys.dont_write_bytecode = False
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave what takes minutes to those who ask for it by its mark."""
+    """Run tests that take minutes only if their mark is selected."""
     if "soak" in str(config.getoption("markexpr")):
         return
     long = [item for item in items if item.get_closest_marker("soak")]

@@ -234,9 +234,9 @@ class CatalogAlone(RuleBasedStateMachine):
     @precondition(lambda self: self.lanes_that_may_crash())
     @rule(data=st.data())
     def a_lane_crashes(self, data):
-        """A crashing lane answers its current operation and does not try it again.
+        """A crash answers the lane's operation; only one that no caller waits for is tried again.
 
-        An operation that no caller waits for is tried again. Then the next waiting operation begins.
+        Then the next waiting operation begins.
         """
         name = data.draw(st.sampled_from(self.lanes_that_may_crash()))
         lane = self.lanes[name]

@@ -26,7 +26,7 @@ def crowd(*counts, passive=()):
 
 
 class Starts:
-    """Starts instances as `comeback` lets them, and notes who has, in order."""
+    """Starts instances as `comeback` lets them, and notes their names in order."""
 
     def __init__(self, nursery, comeback, versions):
         self.stopping = Stopping()
@@ -97,7 +97,7 @@ async def test_a_second_life_does_not_wait(autojump_clock):
 
 
 class Launches:
-    """A launcher that notes who is to be started, and whose workers never get as far as to exist."""
+    """A launcher that notes which instances are to be started; its workers never come into existence."""
 
     def __init__(self):
         self.names = []

@@ -36,7 +36,7 @@ class Model:
 
 
 class Bed:
-    """A dormant model; `now_serving` says who answers for it once it is loaded."""
+    """A dormant model; `now_serving` is the model that answers for it once it is loaded."""
 
     def __init__(self, nursery, **changes):
         self.nursery = nursery

@@ -676,7 +676,7 @@ async def test_no_more_than_max_inflight_runs_of_a_step_are_on_their_way(world, 
     await world.settled()
     assert len(b.running) == 2
     await trio.sleep(GATE_PATIENCE + 1)
-    assert len(b.running) == 4  # who waited too long goes all the same
+    assert len(b.running) == 4  # a call that waited too long goes all the same
     many.part(stream, outputs=[], final=True)
     while b.running:
         b.finish()

@@ -1,4 +1,4 @@
-"""Who imports what, asked of fresh interpreters: the worker's closure, the pure modules, the server's own."""
+"""What modules import, asked of fresh interpreters: the worker's closure, the pure modules, the server."""
 
 import ast
 import subprocess

@@ -33,7 +33,10 @@ class PlayedWorker:
 
 
 class Stage:
-    """A version, its recycler, and who replaces instances. Implements `actors.recycling.Instances`."""
+    """A version, its recycler, and the actor that replaces instances.
+
+    Implements `actors.recycling.Instances`.
+    """
 
     def __init__(self, nursery, *, count=1, **ceilings):
         specs = tuple(InstanceSpec(name=f"model_0_{n}") for n in range(count))

@@ -1,4 +1,4 @@
-"""The checker's parts: who is excused by what, whose journal comes when, what was felt when."""
+"""The checker's parts: which fault excuses which request, the order of journals, the times of faults."""
 
 from __future__ import annotations
 

@@ -509,9 +509,8 @@ def test_a_failure_is_counted_by_the_ensemble_too(http, addresses):
 
 
 def test_large_tensors_go_through_a_chain_of_one_model_while_many_want_its_slots(addresses):
-    values = (
-        np.random.default_rng(3).normal(size=(1, 200_000)).astype(np.float32)
-    )  # more than is copied at once
+    # More than is copied at once.
+    values = np.random.default_rng(3).normal(size=(1, 200_000)).astype(np.float32)
     wrong: list[object] = []
 
     def ask(number: int) -> None:

@@ -1,4 +1,4 @@
-"""What workers see of the server's environment, what hardware there is, and who may have an address."""
+"""What workers see of the server's environment, which hardware exists, and which addresses can be bound."""
 
 import socket
 

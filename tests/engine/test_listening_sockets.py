@@ -1,4 +1,4 @@
-"""Which sockets a server opens, how a port is shared, and who may have the path of a Unix socket."""
+"""Which sockets a server opens, how servers share a port, and which server may have a Unix socket's path."""
 
 import errno
 import os

@@ -66,7 +66,7 @@ async def test_files_are_counted_however_deep_and_what_cannot_be_seen_is_not(tmp
 
 @pytest.fixture
 def machine(tmp_path):
-    """A /proc and a /sys/fs/cgroup of one's own."""
+    """A /proc and a /sys/fs/cgroup for one test."""
     proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
     write(proc / "meminfo", "MemTotal:       16777216 kB\nMemFree: 5 kB\n")
     return proc, cgroup

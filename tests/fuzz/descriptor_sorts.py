@@ -99,5 +99,5 @@ SORTS = len(_SORTS)
 
 
 def descriptors(sort: int, size: int) -> list[int]:
-    """Return new descriptors, the caller's to close, for who asks for `size` bytes."""
+    """Return new descriptors for a reader that expects `size` bytes. The caller closes them."""
     return _SORTS[sort % SORTS](size)

@@ -71,7 +71,7 @@ class PlayedHost:
 
     @property
     def open(self) -> list[InferRequest]:
-        """Those who have neither had their last answer nor been cancelled."""
+        """The requests that have neither had their last answer nor been cancelled."""
         return [each for each in self.accepted if each not in self._answered and each not in self._cancelled]
 
     def accept(self, request: InferRequest) -> None:
@@ -93,12 +93,12 @@ class PlayedHost:
         self.accept(request)
 
     def make_room(self) -> None:
-        """Let in all who wait."""
+        """Let in all requests that wait."""
         for event in self._waiting.values():
             event.set()
 
     def say(self, request: InferRequest, *, final: bool) -> None:
-        """Give part of an answer to one who is open, or the last of it."""
+        """Give part of an answer to an open request, or the last part of it."""
         if final:
             self._answered.add(request)
             request.answered = True

@@ -36,9 +36,8 @@ class PlayedWorker:
             for number, size in _BATCHES
         }
         self.open: dict[int, SimpleNamespace] = {}
-        self.begun: list[
-            int
-        ] = []  # numbers of letters that are answered, perhaps without the last one's bytes
+        # Numbers of letters that are answered, perhaps without the last one's bytes.
+        self.begun: list[int] = []
         self.complete = True  # nothing belongs to what was sent last
         self.ended: Counter[int] = Counter()  # last answers, by number
         self.refused = 0  # of those, errors

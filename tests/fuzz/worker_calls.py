@@ -181,7 +181,7 @@ class _Game:
     # -- the end ---------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
-        """Have everyone answered, and see that the server agrees that it is over."""
+        """Have every request answered, and check that the server agrees that all is over."""
         host = self._host
         while host.open or host.questions:
             for request in host.open:

@@ -1,4 +1,4 @@
-"""Who goes when there is room for no more, and what counts as one address."""
+"""Which connection goes when there is no more room, and what counts as one address."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Logged(list):
 
 
 class Copy:
-    """A local copy that counts who holds it."""
+    """A local copy that counts its holders."""
 
     def __init__(self):
         self.users = 1

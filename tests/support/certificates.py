@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS: an authority of one's own, and what it signs, as PEM files."""
+"""Certificates for tests of TLS: a test authority, and what it signs, as PEM files."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class ServerProcess(Server):
     # -- what it answers
 
     async def connect(self) -> Connection:
-        """Open a connection of one's own to the HTTP port."""
+        """Open a new connection to the HTTP port."""
         return await Connection.open(self.http_port)
 
     async def get(self, path: str, *, method: str = "GET", port: int = 0) -> Response:

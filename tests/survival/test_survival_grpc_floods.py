@@ -189,9 +189,8 @@ async def test_a_stream_that_is_never_read_costs_a_mebibyte_and_a_message(tritiu
         before = memory_of(server)
         for _ in range(2):
             async with stalled_streams(server, stalled, inference("onnx_identity", {"X": array})):
-                cost = await until_cost(
-                    server, before, stalled, 1.1 * MIB + size
-                )  # a tenth is the allocator's
+                # A tenth is the allocator's.
+                cost = await until_cost(server, before, stalled, 1.1 * MIB + size)
                 print(f"\nstalled, messages of {size}: {cost / MIB:.2f} MiB for each", file=sys.stderr)
             await until_connections(server, 0)
 

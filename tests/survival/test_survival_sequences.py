@@ -189,7 +189,7 @@ class Crowd:
 
 
 async def weather(server, model, storm):
-    """Have a crowd run its sequences while workers are killed; return the crowd and who killed them."""
+    """Have a crowd run its sequences while workers are killed; return the crowd and the striker."""
     crowd = Crowd(server.grpc_url, model, storm["clients"])
     striker = Striker(server, model, signal.SIGKILL)
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""tritonclient.http as anyone gets it from PyPI, called on threads so that tests can have several at once."""
+"""An ordinary tritonclient.http, called on threads so that a test can make several calls at once."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def instance(*resources, priority=0, gpu=None, lanes=1):
 
 
 class Table:
-    """A limiter with instances called by letters, each of a model of its own, that notes who is rung."""
+    """A limiter with instances called by letters, each of its own model; it notes which ones are rung."""
 
     def __init__(self, capacities=None, **instances):
         self.limiter = RateLimiter(capacities or {})
@@ -385,7 +385,7 @@ class Limiting(RuleBasedStateMachine):
 
     @invariant()
     def who_may_begin_has_been_rung(self):
-        """The first of those who share a pool, where its units are free: otherwise it would wait for ever."""
+        """The first instance whose pools have free units was rung; otherwise it would wait for ever."""
         statistics = self.limiter.statistics()
         wanted = set()
         for key in statistics.line:

@@ -1,4 +1,4 @@
-"""`actors.scheduling.retries` against DESIGN section 4: who is retried, who is suspected, who is refused."""
+"""`actors.scheduling.retries` against DESIGN section 4: which requests are retried, suspected and refused."""
 
 from __future__ import annotations
 

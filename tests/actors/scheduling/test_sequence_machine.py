@@ -214,7 +214,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
             self.send_one(*each)
 
     def send_one(self, who, flags, key, patience, timeout):
-        if flags is None:  # as a client does who knows what it wants
+        if flags is None:  # as a client with a fixed plan does
             flags = 0 if who in self.live else START
         self.tick()
         request = InferRequest(

@@ -1,4 +1,4 @@
-"""Who answers, and who loses its share: the pure half of traffic between versions."""
+"""Which version answers, and which loses its share: the pure half of traffic between versions."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Answers in a Redis server: what is written there, who may, and what a server that fails costs."""
+"""Answers in a Redis server: what is written there, the rights, and what a failing server costs."""
 
 import ssl
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""The series that models make up: who shares them, how long they are shown, and what a worker may not do."""
+"""Series that models define: which models share them, how long they are shown, what a worker may not do."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Who keeps the spares, in virtual time, with processes that are played by the test."""
+"""The actor that keeps the spares, in virtual time, with processes that the test plays."""
 
 from __future__ import annotations
 

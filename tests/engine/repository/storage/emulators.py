@@ -131,7 +131,7 @@ class MotoS3:
 
 @dataclass
 class MotoGcs(MotoS3):
-    """Google's storage: its listings and objects look as Amazon's do to one who needs no credentials."""
+    """Google's storage: to a client without credentials, its listings and objects look like Amazon's."""
 
     kind: str = "gs"
 

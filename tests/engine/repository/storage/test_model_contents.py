@@ -112,9 +112,8 @@ def test_a_manifest_is_what_sha256sum_prints(tmp_path: Path) -> None:
         capture_output=True,
         check=True,
     ).stdout.decode()
-    assert read_manifest(printed.replace("\n", "\r\n")) == read_manifest(
-        printed
-    )  # as editors elsewhere save it
+    # Editors on other systems save it with these line ends.
+    assert read_manifest(printed.replace("\n", "\r\n")) == read_manifest(printed)
     assert read_manifest(printed) == {name: hashlib.sha256(name.encode()).hexdigest() for name in names}
 
 
