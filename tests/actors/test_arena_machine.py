@@ -185,7 +185,7 @@ class Arenas(RuleBasedStateMachine):
     @precondition(lambda self: self.batches or self.taken_back)
     @rule(data=st.data())
     def begin_next(self, data):
-        """The worker comes to a batch, in whatever order: it was taken back, or it is the worker's now."""
+        """The worker comes to a batch, in any order; the server took it back, or it is the worker's."""
         unread = [
             *(each for each in self.batches.values() if each.id not in self.begun),
             *self.taken_back.values(),
@@ -207,7 +207,7 @@ class Arenas(RuleBasedStateMachine):
     @precondition(lambda self: self.batches)
     @rule(data=st.data())
     def take_back(self, data):
-        """The server wants a batch for another instance, whatever the worker is about to do."""
+        """The server wants a batch for another instance, at any point of the worker's work."""
         batch = data.draw(st.sampled_from(list(self.batches.values())))
         taken = self.trio.do(self.worker.take_back, batch, 1.0)
         assert taken == (batch.id not in self.begun)

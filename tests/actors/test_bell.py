@@ -1,4 +1,4 @@
-"""A bell loses no ring, however many tasks listen and whatever they are busy with."""
+"""A bell loses no ring, for any number of listening tasks and whatever they do meanwhile."""
 
 import trio
 from trio.testing import wait_all_tasks_blocked

@@ -39,7 +39,7 @@ SEALS = 0x000F
 
 
 class PlayedCallee:
-    """Takes requests and answers when it is told to."""
+    """Takes requests, and answers when the test says so."""
 
     marks = None
 
@@ -681,7 +681,7 @@ async def test_a_letter_within_another_ends_the_connection():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_mutilated_letters_are_refused_or_end_the_connection_and_nothing_else(seed):
-    """Whatever comes of a packet: an answer, a refusal, or the end of this one worker."""
+    """A packet ends in an answer, a refusal, or the end of this one worker."""
     chance = random.Random(seed)
     fields = {"model": "callee", "id": "x", "parameters": {"a": 1}, "parent": [1, 0], "outputs": ["OUTPUT"]}
     placed = [Placed("INPUT", FP32, (2,), 0, 8)]

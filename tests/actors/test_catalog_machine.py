@@ -178,7 +178,7 @@ class CatalogAlone(RuleBasedStateMachine):
         task = self.trio.begin(function, *args)
         asked = Asked(kind, task)
         self.asked.append(asked)
-        # Where repositories can't be asked, models that are known are there as far as is known.
+        # If a repository cannot be asked, its known models count as present.
         found = name in self.there if self.world.source.unreadable else name in self.found
         if found:
             self.there.add(name)

@@ -15,7 +15,7 @@ from tests.support.model_doubles import make_request, make_spec
 
 
 class Model:
-    """Accepts what it is given, or raises what it is told."""
+    """Accepts each request, or raises the given error."""
 
     def __init__(self, *refusals):
         self.spec = make_spec()
@@ -61,7 +61,7 @@ class Bed:
         return self.now_serving
 
     def sending(self, **options):
-        """A request on its way; `outcome` becomes None once it is accepted, or the error."""
+        """A request in flight; `outcome` becomes None once it is accepted, or the error."""
         request = make_request(**options)
         outcome = []
 

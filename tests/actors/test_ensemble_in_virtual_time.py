@@ -928,6 +928,6 @@ async def test_a_rejection_by_a_steps_queue_policy_counts_in_the_ensemble_for_th
     assert [request.reply.error.message for request in requests[1:]] == [
         "in ensemble 'whole', Request timeout expired"
     ] * 2
-    # NVIDIA's `qa/L0_model_queue` expects twice as many as requests that were rejected.
+    # NVIDIA's `qa/L0_model_queue` expects twice as many as there were rejected requests.
     assert whole.statistics.failures == {**dict.fromkeys(FailureReason, 0), FailureReason.OTHER: 4}
     assert a.state.statistics.failures == {**dict.fromkeys(FailureReason, 0), FailureReason.REJECTED: 2}

@@ -111,7 +111,7 @@ async def test_what_is_taken_back_while_it_is_filled_is_copied_no_further(connec
     assert request.attempts == 0
     assert connection.worker.idle
     assert connection.worker.slots_in_use == 0
-    # The same slot is used again at once, and nothing of the first batch comes after that.
+    # The same slot is used again at once, and nothing of the first batch arrives after that.
     second = connection.dispatch(long_request(3.0))
     assert second.slot is batch.slot
     await turns_until(lambda: connection.worker.has_room)

@@ -447,7 +447,7 @@ async def test_nothing_is_kept_of_models_that_have_left(begin, autojump_clock):
 
 
 class Unhurried:
-    """A launcher whose workers never get as far as to exist."""
+    """A launcher whose workers never come into existence."""
 
     async def launch(self, spec, instance):
         await trio.sleep_forever()

@@ -28,7 +28,7 @@ MUTATIONS = int(os.environ.get("TRITIUM_FRAME_MUTATIONS", "3000"))
 
 
 class Events:
-    """What the worker told its owner."""
+    """What the worker reported to its owner."""
 
     def __init__(self):
         self.loaded = 0

@@ -178,7 +178,7 @@ async def test_steps_that_stand_in_line_for_a_full_model_leave_it_for_the_same_e
 
 
 async def told_in_turns(requests, most):
-    """Wait until every one of `requests` has been told. Each turn of the loop tells `most` at the most."""
+    """Wait until every one of `requests` has its answer; each turn of the loop gives at most `most`."""
     told = sum(bool(request.reply.parts) for request in requests)
     while told < len(requests):
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""What should run is started: so many at a time, each on its own, and every caller gets its true outcome."""
+"""What should run is started: so many at a time, each by itself; every caller gets its true outcome."""
 
 import math
 from dataclasses import replace
@@ -421,7 +421,7 @@ OTHER = '{"parameters": 1}'
 
 
 async def served(world, parameters):
-    """Load "m"; return its configuration, and whether it was started anew."""
+    """Load "m"; return its configuration, and whether it was started again."""
     before = world.serving("m")
     await world.catalog.load("m", parameters)
     (state,) = world.serving("m").values()

@@ -1,4 +1,4 @@
-"""A quantile sketch must keep its promise about ranks and stay small, whatever the order of the values."""
+"""A quantile sketch keeps its promise about ranks and stays small, for any order of the values."""
 
 import math
 import random

@@ -43,7 +43,7 @@ async def house(nursery):
 
 
 async def work(*models, rounds):
-    """Finish whatever executes, round after round; return the models in the order in which they executed."""
+    """Finish every execution, round after round; return the models in the order of execution."""
     order = []
     for _ in range(rounds):
         await trio.testing.wait_all_tasks_blocked()

@@ -33,7 +33,7 @@ class StepPort:
 
 
 class Book:
-    """A recorder, what it logged, and which internal requests it was told of."""
+    """A recorder, its log lines, and the internal requests that were reported to it."""
 
     def __init__(self, *, stages=True):
         self.lines = []

@@ -16,7 +16,7 @@ BATCHED = DynamicBatching(max_queue_delay=1 / 64)
 
 
 class Load:
-    """Clients that send `rate` requests a second, whatever comes of them."""
+    """Clients that send `rate` requests a second, regardless of the outcomes."""
 
     def __init__(self, stage, rate):
         self.stage = stage
@@ -42,7 +42,7 @@ class Load:
         self.latencies.append(trio.current_time() - request.accepted_at)
 
     async def for_seconds(self, seconds):
-        """Let `seconds` pass; return what came of the requests within them, and their p99."""
+        """Let `seconds` pass; return the outcomes of the requests within them, and their p99."""
         self.counts, self.latencies = Counter(), []
         await trio.sleep(seconds)
         ordered = sorted(self.latencies)

@@ -1,4 +1,4 @@
-"""Plans: where they come from, what is told of them, and the guard that takes a bad version's share away."""
+"""Plans: their source, their description, and the guard that takes a bad version's share away."""
 
 from contextlib import asynccontextmanager
 from itertools import cycle

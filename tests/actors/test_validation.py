@@ -151,7 +151,7 @@ def test_a_variable_dimension_may_be_zero():
 
 
 def test_a_required_input_may_hide_behind_an_optional_one():
-    # The contract's quirk: within [required, total] only the count is looked at.
+    # The contract's quirk: within [required, total] only the count is checked.
     request = request_of(tensor("A", 1, 4), tensor("C", 1, 4))
     validate(request, OPTIONAL)
     assert request.rows == 1
@@ -403,7 +403,7 @@ def test_strings_are_accepted_exactly_when_they_can_be_unpacked(lengths, more, c
 
 
 def test_checks_come_in_the_contracts_order():
-    """Each request breaks this rule and every later one, and is told about this one."""
+    """Each request breaks this rule and every later one, and gets the error of this one."""
     wrong = {"datatype": DataType.INT32, "data": b"1"}
     cases = [
         (refusal(ADD, tensor("A"), tensor("A"), outputs=["S", "S", "X"]), "input 'A' already exists"),

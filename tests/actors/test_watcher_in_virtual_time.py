@@ -79,7 +79,7 @@ class World:
         return serving(self.root)
 
     async def polls(self, number):
-        """Let so many polls pass: the first was made when the watcher stood."""
+        """Let `number` polls pass; the first was made when the watcher had started."""
         await trio.sleep(number * INTERVAL)
         await settled()
 

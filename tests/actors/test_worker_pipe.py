@@ -1,4 +1,4 @@
-"""Packets over a real socket pair: in order, never blocking, whatever the other end does."""
+"""Packets over a real socket pair: in order, and without blocking, whatever the other end does."""
 
 import os
 import socket

@@ -150,7 +150,7 @@ class Silent:
 
 
 def _claiming(requests):
-    """Stands for a client that was answered so often, whatever the server knows of it."""
+    """Stands for a client that claims so many answers, whatever the server has counted."""
 
     def client(task, seconds):
         return Load(requests=requests, seconds=seconds, rate=1.0, p50=1e-3, p99=2e-3, errors=0, refused=0)

@@ -1,4 +1,4 @@
-"""The order in which subjects are loaded, and what becomes of those that can't be."""
+"""The order in which subjects are loaded, and the fate of those that cannot be."""
 
 from itertools import count
 

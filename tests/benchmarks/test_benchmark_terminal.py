@@ -1,4 +1,4 @@
-"""What a person reads when there is no terminal: lines, one a result, and plain tables."""
+"""What a person reads without a terminal: lines, one for each result, and plain tables."""
 
 from benchmarks.report import Table
 from benchmarks.terminal import Terminal, show

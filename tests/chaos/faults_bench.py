@@ -30,7 +30,7 @@ RATE = 40.0  # requests a second
 
 @dataclass
 class Bench:
-    """A server, its load, and what there is to act on."""
+    """A server, its load, and everything that a fault can act on."""
 
     stage: Stage
     server: Server
@@ -122,7 +122,7 @@ async def bench(
 
 
 async def _load(clients: Clients, rate: float, seed: int, stop: trio.Event) -> None:
-    """Load until told to stop; what is under way then is answered."""
+    """Load until told to stop; requests in flight are still answered."""
     for second in itertools.count():
         if stop.is_set():
             return

@@ -1,4 +1,4 @@
-"""What the reference models are sent and answer, as the harness and its checker see it."""
+"""What the reference models receive and answer, as the harness and its checker see it."""
 
 import numpy as np
 import onnxruntime

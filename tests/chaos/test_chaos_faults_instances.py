@@ -1,4 +1,4 @@
-"""Faults of instances, each against a real server: what it says will be seen is seen, and nothing else."""
+"""Faults of instances, each against a real server: exactly the effects it announces are seen."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The deliberate bugs fit the code as it is, and what notices them is told from what does not."""
+"""The deliberate bugs fit the present code, and the report separates what notices them from what does not."""
 
 import pytest
 

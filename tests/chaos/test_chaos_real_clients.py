@@ -157,7 +157,7 @@ async def test_a_client_that_lasts_asks_over_one_stream_until_something_ends_it(
 
 
 async def wait_ended(path, count):
-    """Wait until so many requests are over, by what is written."""
+    """Wait until the record shows `count` requests as ended."""
     while len(list(read_records(path, Ok, Fail, Unknown))) < count:  # noqa: ASYNC110 (a file)
         await trio.sleep(0.01)
 

@@ -25,7 +25,7 @@ PATIENCE = 60.0
 
 
 def invoke(model: str, value: int, **rest: Any) -> Invoke:
-    """A request of the ordinary load, but for what is said."""
+    """Return a request of the ordinary load, except for what is given."""
     given = {"t": 0.0, "n": 1, "id": f"{model}/{value}", "protocol": "http", "phase": "calm", **rest}
     return Invoke(model=model, value=value, **given)
 

@@ -1,4 +1,4 @@
-"""What every backend must do, whatever runs underneath. A new backend joins by adding a `Kit` to `KITS`."""
+"""What every backend must do, whatever its framework. A new backend joins by adding a `Kit` to `KITS`."""
 
 import subprocess
 import sys

@@ -147,7 +147,7 @@ def python_model(folder: Path, name: str, code: str, ports: str, *, batch: int =
 
 @pytest.fixture(scope="module")
 def memo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the model `memo` writes down what it is told of each request."""
+    """The file in which the model `memo` records what it learns of each request."""
     return tmp_path_factory.mktemp("memo") / "memo"
 
 

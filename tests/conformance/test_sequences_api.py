@@ -55,7 +55,7 @@ output [ { name: "OUTPUT" data_type: TYPE_FP32 dims: [ 1 ] }, { name: "TOLD" dat
 instance_group [ { kind: KIND_CPU count: 1 } ]
 """
 
-# Sums by row, as a model does that relies on its slot; TOLD is what it has been told.
+# Sums by row, like a model that relies on its slot; TOLD is what it has been told.
 BY_ROW = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -80,7 +80,7 @@ class TritonPythonModel:
             ]))
         return responses
 """
-# Sums by its state; TOLD is its process. A value of 1000 keeps it busy for as long as there is no file `go`.
+# Sums by its state; TOLD is its process. A value of 1000 keeps it busy until there is a file `go`.
 BY_STATE = """
 import os, time
 import numpy as np

@@ -49,7 +49,7 @@ def infer_by_grpc(address):
 
 
 class Watched:
-    """What a client that watches the health of a server is told."""
+    """The states that a client of the server's health watch receives."""
 
     def __init__(self, channel):
         self.told = queue.Queue()

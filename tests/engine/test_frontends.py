@@ -1,4 +1,4 @@
-"""A frontend holds its socket and its connections, whatever becomes of the listener that accepts them."""
+"""A frontend holds its socket and its connections, even if the listener that accepts them crashes."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from tests.protocols.flaky_sockets import Flaky
 
 
 class Greeter:
-    """A listener that greets each connection, echoes what it says, and crashes when it is told to."""
+    """A listener that greets each connection, echoes its input, and crashes when the test says so."""
 
     def __init__(self):
         self.serving = trio.Event()

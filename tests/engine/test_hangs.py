@@ -79,7 +79,7 @@ class Asking:
 
 
 def wait_queued(server, count):
-    """Wait until so many requests stand behind those that run."""
+    """Wait until `count` requests wait behind the running ones."""
     address = server.address("Metrics Service")
     line = f'nv_inference_pending_request_count{{model="sleeper",version="1"}} {count}\n'
     for _ in range(1000):

@@ -14,7 +14,7 @@ from tests.engine.workers.conftest import make_spec
 
 
 class Models:
-    """A repository and its health, as far as they are asked."""
+    """A repository and its health, as far as the handlers ask for them."""
 
     def __init__(self):
         self.done = []

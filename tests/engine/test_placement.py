@@ -1,4 +1,4 @@
-"""Flags about instances: how much there is of a resource, and which cores workers run on."""
+"""Flags about instances: the amount of each resource, and the cores that workers run on."""
 
 import os
 import socket

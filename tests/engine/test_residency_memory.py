@@ -42,7 +42,7 @@ def test_memory_that_a_process_takes_is_seen():
 
 @pytest.fixture
 def child():
-    """A process that ends when it is told."""
+    """A process that ends when the test says so."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()

@@ -126,7 +126,7 @@ def test_an_empty_repository_is_told_and_served(tmp_path):
 def test_a_missing_package_is_one_sentence_with_the_cure(tmp_path, file, package, extra):
     backend = "onnxruntime" if package == "onnxruntime" else "pytorch"
     write_file(tmp_path / "models", "m", file, b"x", f'backend: "{backend}"\n{TENSORS}')
-    # A finder that knows nothing of it stands in for an installation without it.
+    # A finder that does not know the package stands in for an installation without it.
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "sitecustomize.py").write_text(
         "import sys\n"

@@ -35,9 +35,9 @@ class Target(Protocol):
         ...
 
     def check(self, octets: bytes) -> str:
-        """Read `octets`; return what came of it in a word or two.
+        """Read `octets`; return the outcome in a word or two.
 
-        Raises anything at all (AssertionError, as a rule) where a rule is broken.
+        Raises any exception (AssertionError, as a rule) if a rule is broken.
         """
         ...
 

@@ -34,7 +34,7 @@ class InferRequests:
     prefix = "request"
 
     def generate(self, chance: Random, corpus: list[bytes]) -> bytes:
-        """One request and what becomes of it: another id, other tensors, damage."""
+        """Return one request and variants of it: another id, other tensors, damage."""
         message = _drawn(chance) if chance.random() < 0.5 else chance.choice(corpus)
         sent = []
         for _ in range(chance.randrange(1, 7)):

@@ -23,9 +23,9 @@ _BATCHES = ((4, 2), (5, 1))  # numbers, and of how many requests
 
 
 class PlayedWorker:
-    """Sends whatever it is told to, reads as an honest worker does, and keeps book of both.
+    """Sends whatever it is told to, reads as an honest worker does, and records both.
 
-    It also stands in for the `LiveWorker`, as far as calls know that.
+    It also stands in for the part of `LiveWorker` that calls use.
     """
 
     def __init__(self, sock: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""A handler that writes down what it is told, and what it may rely on whatever a peer sends."""
+"""A handler that records its calls, and checks what it may rely on whatever a peer sends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fuzz.h2wire import Field, Frame, split
 
 @dataclass(eq=False, slots=True)
 class Heard:
-    """What the handler was told of one stream."""
+    """The handler's calls for one stream."""
 
     head: tuple[Field, ...]
     data: bytearray = field(default_factory=bytearray)
@@ -21,7 +21,7 @@ class Heard:
 
 
 class Recorder:
-    """Records every stream, and fails at once where the order of what it is told makes no sense."""
+    """Records every stream, and fails at once if its calls come in an impossible order."""
 
     def __init__(self) -> None:
         self.streams: dict[int, Heard] = {}

@@ -115,7 +115,7 @@ def identity(model: FakeModel, request: InferRequest) -> Outcome:
 
 
 def zeros(model: FakeModel, request: InferRequest) -> Outcome:
-    """Answer with as many bytes as the only input asks for."""
+    """Answer with as many bytes as the only input says."""
     count = int(request.inputs[0].as_numpy().ravel()[0])
     return model.respond(request, [Tensor("Y", DataType.UINT8, (count,), memoryview(bytearray(count)))])
 

@@ -1,4 +1,4 @@
-"""Listening sockets on which accept(2) fails as told."""
+"""Listening sockets on which accept(2) fails on cue."""
 
 from __future__ import annotations
 

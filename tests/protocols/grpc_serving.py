@@ -160,7 +160,7 @@ class Service:
         await stream.recv_message()
 
     async def idle(self, stream):
-        """Read nothing until told to; then gather what came."""
+        """Read nothing until the test says so; then gather what came."""
         await self.proceed.wait()
         async for message in stream:
             self.received.append(message.data)

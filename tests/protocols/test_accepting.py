@@ -22,7 +22,7 @@ def come(listening, count):
 
 
 async def let_in(door, listening, turns):
-    """Stand at the door for so many turns of the loop; return how many were let in."""
+    """Run the door for `turns` turns of the loop; return how many connections were let in."""
     admitted = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(door.stand_at, listening, admitted.append, lambda failure: None)

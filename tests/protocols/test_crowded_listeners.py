@@ -1,4 +1,4 @@
-"""Listeners that have as many connections as they take, over real loopback sockets."""
+"""Listeners that already have all the connections they take, over real loopback sockets."""
 
 # ruff: noqa: ASYNC110  # the kernel does part of the work, and has no event to wait for
 

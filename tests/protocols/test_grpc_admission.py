@@ -1,4 +1,4 @@
-"""Accounts of bytes: large messages one after the other, and answers yet to come."""
+"""Accounts of bytes: large messages one after the other, and future answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the frame encoders write, read back by a parser that knows nothing of them."""
+"""What the frame encoders write, read back by an independent parser."""
 
 from __future__ import annotations
 

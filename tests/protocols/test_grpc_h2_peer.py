@@ -89,7 +89,7 @@ at_server = st.runner().flatmap(lambda peers: st.sampled_from(peers.at_server())
 
 
 class Peers(RuleBasedStateMachine):
-    """Two peers and the two byte strings on their way between them."""
+    """Two peers and the two byte strings in transit between them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pings, strikes and age: what is decided, told the time."""
+"""Pings, strikes and age: the decisions, given the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A told refusal is forgotten: no exception keeps the frames that it went through or what they held."""
+"""A refusal that was sent is forgotten: no exception keeps the frames that it passed or what they held."""
 
 import contextlib
 import gc

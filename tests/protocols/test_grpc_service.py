@@ -1,4 +1,4 @@
-"""The inference service's RPCs but for the stream: what they answer, and every refusal with its text."""
+"""The inference service's RPCs except the stream: their answers, and every refusal with its text."""
 
 import gc
 import json

@@ -36,7 +36,7 @@ def server():
 
 
 class Call(Client):
-    """A call that is being served, and what came of it."""
+    """A call that is being served, and its outcome."""
 
     error = None
     done = False

@@ -1,4 +1,4 @@
-"""What is remembered of requests stays within a bound of bytes, whatever clients make up."""
+"""What is remembered of requests stays within a bound of bytes, whatever clients send."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_paths(length, count):
 
 
 def parameters(number):
-    """Return as many parameters as fit into a text that is remembered, different for each number."""
+    """Return as many parameters as fit into a remembered text, different for each number."""
     return {f"{number:x}.{each:x}": each for each in range(300)}
 
 

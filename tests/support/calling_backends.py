@@ -206,7 +206,7 @@ class Calling(Backend):
         self.recursive(request)
 
     def meet(self):
-        """Wait until as many executions are here."""
+        """Wait until as many executions have arrived."""
         (self.directory / str(os.getpid())).touch()
         while sum(1 for _ in self.directory.iterdir()) < self.meeting:
             time.sleep(0.002)
@@ -263,7 +263,7 @@ def _letter(kind, number, fields, data=b"{}"):
 
 
 class Recording(Backend):
-    """OUTPUT = INPUT; what it is told of the request is its first parameter."""
+    """OUTPUT = INPUT; its first parameter holds what the backend learns of the request."""
 
     name = "recording"
 

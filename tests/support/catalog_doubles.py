@@ -31,7 +31,7 @@ async def failure(awaitable):
 
 
 class FakeTree:
-    """Subtrees that load for a second, and fail as often as they are told."""
+    """Subtrees that load for a second, and fail as often as the test says."""
 
     def __init__(self, router):
         self.router = router

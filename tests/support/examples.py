@@ -4,8 +4,8 @@ import os
 
 
 def examples(most: int) -> int:
-    """Return how many examples a test takes that would take `most` where there is time for them.
+    """Return the number of examples for a test that makes `most` if there is time for them.
 
-    That is where `HYPOTHESIS_PROFILE` names a profile of `tests/conftest.py`.
+    There is time where `HYPOTHESIS_PROFILE` names a profile of `tests/conftest.py`.
     """
     return most if "HYPOTHESIS_PROFILE" in os.environ else min(most, 25)

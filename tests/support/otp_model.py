@@ -24,7 +24,7 @@ ABNORMAL = ("crashed", "killed", "escalated")
 
 
 class Player:
-    """A child that does as it is told, at once: its next `starts` go as listed, and later ones well."""
+    """A child that obeys at once: its next `starts` go as listed, and later ones well."""
 
     def __init__(self, journal):
         self.journal = journal

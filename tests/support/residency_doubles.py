@@ -110,7 +110,7 @@ class Farm(FakeTree):
 
 
 class FakeMemory:
-    """Measures a farm, in no time unless told otherwise."""
+    """Measures a farm, in no time unless the test sets one."""
 
     def __init__(self, farm):
         self.files = {}  # bytes on disk by model; else 0
@@ -220,7 +220,7 @@ class Den:
         return answer
 
     def asking(self, name, **options):
-        """The same in the background; what came of it is in the list that is returned."""
+        """The same in the background; the returned list gets the outcome."""
         outcome = []
 
         async def ask():

@@ -7,7 +7,7 @@ from engine.backends.base import Backend
 
 
 class Odd(Backend):
-    """OUTPUT = INPUT, unless told to leave, or to answer with something odd."""
+    """OUTPUT = INPUT, unless the input asks it to leave or to answer with something odd."""
 
     name = "odd"
 

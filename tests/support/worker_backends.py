@@ -100,7 +100,7 @@ class Selective(Doubling):
 
 
 class Hostile(Doubling):
-    """Attacks the server's end when told to; see each cue."""
+    """Attacks the server's end on cue; see each cue."""
 
     name = "hostile"
 

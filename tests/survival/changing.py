@@ -194,13 +194,13 @@ async def post(server: ServerProcess, path: str, document: Any = None) -> Respon
 
 
 async def load(server: ServerProcess, model: str, **parameters: Any) -> Response:
-    """Ask for a load, whatever comes of it."""
+    """Ask for a load, and accept any outcome."""
     document = {"parameters": parameters} if parameters else None
     return await post(server, f"/v2/repository/models/{model}/load", document)
 
 
 async def unload(server: ServerProcess, model: str) -> Response:
-    """Ask for an unload, whatever comes of it."""
+    """Ask for an unload, and accept any outcome."""
     return await post(server, f"/v2/repository/models/{model}/unload")
 
 
@@ -370,7 +370,7 @@ class Witness:
         assert not self.wrong, (len(self.wrong), self.wrong[:5])
 
     async def heard_more(self, count: int = CLIENTS) -> None:
-        """Wait until so many more answers have come."""
+        """Wait until `count` more answers have come."""
         wanted = self.answered + count
 
         async def enough() -> bool:
@@ -381,7 +381,7 @@ class Witness:
 
 @asynccontextmanager
 async def witnessed(server: ServerProcess, model: str, *, clients: int = CLIENTS) -> AsyncIterator[Witness]:
-    """Run clients around the block, each with one request under way at any time; then check what they saw."""
+    """Run clients around the block, each with one request at a time; then check what they saw."""
     witness = Witness()
     async with trio.open_nursery() as nursery:
         for number in range(clients):

@@ -155,7 +155,7 @@ class Call:
         self._bell.unpark_all()
 
     def headers(self, fields: Mapping[str, str]) -> None:
-        """Take the status, where there is one."""
+        """Take the status, if the headers hold one."""
         if fields.get(":status", "200") != "200":
             self.fail(f"HTTP status {fields[':status']}")
         if "grpc-status" in fields:
@@ -438,7 +438,7 @@ async def channel_to(port: int, *, window: int = _WINDOW) -> AsyncIterator[Chann
 
 
 class Offender:
-    """A connection that sends whatever it is told to, and remembers what it got."""
+    """A connection that sends whatever the test says, and remembers what it got."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream

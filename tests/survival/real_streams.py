@@ -157,7 +157,7 @@ class Mode:
 
 
 def modes(seconds: float) -> list[Mode]:
-    """Return all that is tried at once, for so many seconds from now."""
+    """Return all modes to try at once, for `seconds` from now."""
     found = [
         Mode(kind, size, rate)
         for kind in ("unary", "stream")
@@ -346,7 +346,7 @@ async def _grpclib(mode: Mode, port: int) -> None:
 
 
 def stream_of_small_answers(port: int, most: int) -> Mode:
-    """Have grpcio ask one stream for `most` answers, as fast as it goes; return what came of it."""
+    """Have grpcio ask one stream for `most` answers, as fast as it can; return the outcome."""
     mode = Mode("stream", "small", 0, until=time.monotonic() + _PATIENCE, most=most)
     _guarded(_grpcio, mode, port)
     return mode
@@ -380,7 +380,7 @@ async def _run_tasks(
 
 
 def main(library: str, port: int, seconds: float) -> None:
-    """Ask by all modes of one library, and print what came of each. Other processes go first."""
+    """Ask by all modes of one library, and print the outcome of each. Other processes go first."""
     os.nice(19)
     all_modes = modes(seconds)
     match library:

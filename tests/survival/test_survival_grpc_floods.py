@@ -284,7 +284,7 @@ async def test_what_a_flood_costs_a_neighbour(tritium_server, repository, flood)
 
 
 async def attack(server, flood, seconds, told):
-    """Have another process flood the server; put into `told` how many of its connections were ended."""
+    """Have another process flood the server; put into `told` how many of its connections ended."""
     command = [sys.executable, "-m", "tests.survival.grpc_floods", flood.name]
     command += [str(server.grpc_port), str(seconds)]
     done = await trio.run_process(command, cwd=ROOT, capture_stdout=True)

@@ -198,7 +198,7 @@ async def test_each_deed_costs_one_worker_and_is_told_by_its_reason(tritium_serv
 
 
 async def suffer(server, deed):
-    """Ask for the deed, see it refused, and find the model at work again."""
+    """Ask for the deed, check that it is refused, and check that the model serves again."""
     status, text = await refusal(server, deed)
     assert status in {503, 504}, (deed, text)
     assert await identity_of_echo(server, deed) == (1, 1)

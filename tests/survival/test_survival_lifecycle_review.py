@@ -38,7 +38,7 @@ def settings(repository, **changes):
 
 
 async def ask(running, name="a"):
-    """Have a model answer a probe of ours; return its state and what was answered."""
+    """Have a model answer a probe; return its state and the answer."""
     state = running.router.resolve(name)
     return state, await probe(state, within=30.0)
 

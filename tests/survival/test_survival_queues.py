@@ -22,7 +22,7 @@ FAILURES = "nv_inference_request_failure"
 
 
 class Asked:
-    """Requests under way, by ticket, and the order in which they were answered."""
+    """Requests in flight, by ticket, and the order in which they were answered."""
 
     def __init__(self, server, gates, nursery):
         self._server = server
@@ -37,7 +37,7 @@ class Asked:
         await until(lambda: ticket in self._gates.began())
 
     async def queue(self, ticket, *, pending, **options):
-        """Send a request, and wait until so many are queued."""
+        """Send a request, and wait until `pending` are queued."""
         self._nursery.start_soon(self._ask, ticket, options)
         await self._server.until_metric(pending, PENDING, **MODEL)
 

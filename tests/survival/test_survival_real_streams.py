@@ -52,7 +52,7 @@ async def test_no_answer_to_a_real_client_is_lost(tritium_server, repository, se
 
 
 async def ask(library, port, seconds, told):
-    """Have another process ask by one library; put into `told` what came of its modes."""
+    """Have another process ask by one library; put the outcomes of its modes into `told`."""
     command = [sys.executable, "-m", "tests.survival.real_streams", library, str(port), str(seconds)]
     done = await trio.run_process(command, cwd=ROOT, capture_stdout=True)
     told[library] = json.loads(done.stdout)

@@ -1,6 +1,6 @@
-"""Every kind of refusal, again and again, over both protocols: each is told, and none leaves anything behind.
+"""Every kind of refusal, again and again, over both protocols: each has its error and leaves nothing behind.
 
-Some rounds as part of the suite; with `-m soak` as many as would show a leak of a hundred bytes.
+The suite runs some rounds. With `-m soak` there are as many as would show a leak of a hundred bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROW = np.ones((1, WIDTH), np.float32)
 
 
 def request(**changes):
-    """A request to onnx_add_sub that would be answered, but for `changes` to its first input."""
+    """A request to onnx_add_sub that would be answered without `changes` to its first input."""
     message = pb.ModelInferRequest(model_name=changes.pop("model", "onnx_add_sub"))
     for name in ("A", "B"):
         message.inputs.add(name=name, datatype="FP32", shape=ROW.shape)
@@ -110,7 +110,7 @@ HTTP = {
 
 
 def ask_grpc(channel, method, messages):
-    """Return the status of a call that sends so many messages, however many its method takes."""
+    """Return the status of a call that sends these messages, however many its method takes."""
     call = channel.stream_unary(SERVICE + method, request_serializer=bytes, response_deserializer=bytes)
     try:
         call(iter(messages), timeout=30)
@@ -130,7 +130,7 @@ def ask_stream(channel, messages):
 
 
 def ask_http(connection, method, path, body, headers):
-    """Return the status of a request; the connection is opened anew where the server has closed it."""
+    """Return the status of a request; reopen the connection if the server has closed it."""
     connection.request(method, path, body, headers)
     answer = connection.getresponse()
     answer.read()

@@ -780,7 +780,7 @@ async def test_a_model_that_is_being_loaded_says_so_and_when_to_come_back(tritiu
 
 
 def grpc_failure(server, model):
-    """What a client of gRPC is told that asks for a model's metadata."""
+    """Return the error of a gRPC client that asks for a model's metadata."""
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:

@@ -51,7 +51,7 @@ _CONFIG = """
 
 
 class Hungry:
-    """Models of 40 MiB and what a worker takes beside that, told apart by their answers."""
+    """Models of 40 MiB beside a worker's own memory, told apart by their answers."""
 
     def __init__(self, repository, directory):
         self._repository = repository
@@ -85,7 +85,7 @@ async def size(tritium_server, hungry, repository):
 
 
 async def served(server, number, ticket):
-    """Ask one of the twenty, and see that it was the one that answered."""
+    """Ask one of the twenty models, and check that it was the one that answered."""
     assert await ask(server, ticket, NAMES[number]) == ticket * 100 + number
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 async def spares_of(server, *models):
-    """The processes of the server that are no instance's worker, once there is one."""
+    """Return the server's processes that are no instance's worker, once there is one."""
     found = []
 
     async def some():

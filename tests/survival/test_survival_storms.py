@@ -19,7 +19,7 @@ CLIENTS = 16
 
 @asynccontextmanager
 async def clients_of(server, counts):
-    """Run so many clients of each model around the block, and let each finish its last request after it."""
+    """Run `counts` clients of each model around the block, and let each finish its last request."""
     storm = Storm(server)
     async with trio.open_nursery() as nursery:
         for model, count in counts.items():

@@ -34,7 +34,7 @@ def planned(**plan):
 
 
 async def ask(connection, model, ticket, **headers):
-    """Have a model answer, whatever that is."""
+    """Have a model answer, and accept any answer."""
     asked = {"inputs": [{"name": "TICKET", "shape": [1], "datatype": "INT32", "data": [ticket]}]}
     return await connection.request(
         "POST", f"/v2/models/{model}/infer", json.dumps(asked).encode(), **headers
@@ -42,7 +42,7 @@ async def ask(connection, model, ticket, **headers):
 
 
 async def versions_met(server, model, count, **headers):
-    """Send `count` requests over as many connections as there are clients; return which versions answered."""
+    """Send `count` requests from CLIENTS connections; return how often each version answered."""
     met = Counter()
     left = iter(range(count))
 

@@ -76,7 +76,7 @@ def decide(sizes, *, limit=8, preferred=(), delay=0.0, age=0.0, keys=None):
         ([1, 1, 1], {"keys": ["a", "a", "b"]}, Dispatch(2)),
         ([1, 1, 1], {"keys": ["a", "b", "a"], "delay": 1.0}, Dispatch(1)),
         ([1, 1, 1], {"keys": ["a", "a", "b"], "delay": 1.0, "preferred": [1]}, Dispatch(1)),
-        # a request without rows takes a place all the same
+        # A request without rows still takes a place.
         ([0, 0, 0], {"limit": 2}, Dispatch(2)),
         # nothing waits
         ([], {}, Wait(math.inf)),

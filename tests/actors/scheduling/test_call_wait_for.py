@@ -79,7 +79,7 @@ def test_waiting_for_nothing_is_not_waiting():
 
 
 def ended(graph):
-    """What ends if, again and again, whatever can end does."""
+    """Return the nodes that end if every node that can end does, again and again."""
     over = set()
     while True:
         now = {

@@ -1,4 +1,7 @@
-"""`actors.scheduling.slo`: what is refused, when that ends, and how batches are tuned. Time is told."""
+"""`actors.scheduling.slo`: what is refused, when that ends, and how batches are tuned.
+
+The tests tell the time.
+"""
 
 from __future__ import annotations
 

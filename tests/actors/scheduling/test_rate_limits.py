@@ -1,4 +1,4 @@
-"""The rate limiter's rules, one by one, and under whatever order of events."""
+"""The rate limiter's rules, each by itself and under any order of events."""
 
 import pytest
 from hypothesis import given, settings

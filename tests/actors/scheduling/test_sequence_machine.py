@@ -104,7 +104,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
         return [sequence for slots in self.instances.values() for sequence in slots.values()]
 
     def sequences(self):
-        """All there are, those too whose ids may be used anew."""
+        """All sequences, including those whose ids may be used again."""
         running = [sequence for pairs in self.running.values() for _, sequence in pairs]
         found = [*self.live.values(), *self.backlog, *self.seated(), *running]
         return list(dict.fromkeys(found))
@@ -342,7 +342,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
         return -math.inf if full or not self.delay else due
 
     def alike(self, ready):
-        """The first of them, as many as go into a batch with the first."""
+        """Return the first sequences, as many as share a batch with the first one."""
         found = []
         for sequence in ready:
             if sequence.queue[0].batch_key != ready[0].queue[0].batch_key or len(found) == self.batch:
@@ -444,7 +444,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
         self.tick(seconds)
 
     def tick(self, seconds=0.0):
-        """Time passes, a moment at least, and whatever is due ends when it is due."""
+        """Let time pass, at least a moment; everything that becomes due ends at its time."""
         end = self.now + seconds + MOMENT
         while (due := self.queue.next_expiry()) <= end:
             self.now = due

@@ -68,7 +68,7 @@ class Polls:
 
 
 def watching(*, now="1"):
-    """A policy for which everything has been looked at."""
+    """Return polls whose policy has looked at everything."""
     return Polls({"m": now}, {"m": now}, {"m": now})
 
 
@@ -492,7 +492,7 @@ class Watched(RuleBasedStateMachine):
     @precondition(lambda self: self.answered["one"])
     @rule(source=SOURCES, name=NAMES, state=st.sampled_from([Unknown(), Complete()]))
     def change_once(self, source, name, state):
-        """A change that lasts is told exactly once."""
+        """Make a change that lasts: the policy reports it exactly once."""
         self.come_to_rest()
         self._write(source, name, state)
         told = [decision for _ in range(4) for decision in self.poll()]

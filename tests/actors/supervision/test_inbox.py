@@ -13,7 +13,7 @@ from actors.supervision.testing import Puppet, serving, settled
 
 
 class Echo(Actor[str]):
-    """Answers calls with their message, and remembers everything else."""
+    """Answers calls with their message, and remembers all other messages."""
 
     def __init__(self, ctx, heard):
         super().__init__(ctx)

@@ -1,4 +1,4 @@
-"""Random crashes and random operations at once: whatever happens, the tree stays a tree."""
+"""Random crashes and random operations at once: the tree always stays a tree."""
 
 from collections import Counter
 from contextlib import suppress

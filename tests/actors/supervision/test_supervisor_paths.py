@@ -1,4 +1,4 @@
-"""Children by their path, however deep they are, and children that a function names anew at each start."""
+"""Children by their path, at any depth, and children that a function names again at each start."""
 
 import pytest
 import trio

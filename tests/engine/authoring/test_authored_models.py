@@ -1,4 +1,4 @@
-"""What becomes of requests to a model under `tritium.model`, on the backend that runs it."""
+"""The outcome of requests to a model under `tritium.model`, on the backend that runs it."""
 
 from types import ModuleType
 

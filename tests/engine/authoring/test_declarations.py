@@ -34,7 +34,7 @@ class Record:
 
 
 def declared(function):
-    """What `tritium.model` made of a function, as the backend would find it in a file."""
+    """Return what `tritium.model` made of a function, as the backend would find it in a file."""
     module = ModuleType(function.__module__)
     module.function = function
     found = declared_in(module)

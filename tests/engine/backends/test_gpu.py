@@ -51,7 +51,7 @@ WEIGHT = (RNG.normal(size=(SIZE, SIZE)) * (2 / SIZE) ** 0.5).astype("f4")  # kee
 
 
 class Network(torch.nn.Module):
-    """Three layers: long enough for kernels to be under way when the call returns."""
+    """Three layers: long enough for kernels to be running when the call returns."""
 
     def __init__(self):
         super().__init__()

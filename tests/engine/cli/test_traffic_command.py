@@ -1,4 +1,4 @@
-"""`tritium traffic`, against a server that answers what it is told to."""
+"""`tritium traffic`, against a server that gives prepared answers."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Text that protobuf refuses: everything the schema does not know is told at once, at its place."""
+"""Text that protobuf refuses: all errors against the schema are reported at once, each at its place."""
 
 import re
 from pathlib import Path

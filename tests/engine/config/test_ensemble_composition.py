@@ -250,7 +250,7 @@ def test_a_model_that_two_steps_need_is_told_once():
     assert len(list(dependency_problems(config, {"A": Dependency()}))) == 1
 
 
-# Each: what depends on what, and the cycle from A, if there is one.
+# Each: the dependencies, and the cycle from A, if there is one.
 CYCLES = [
     ({"A": ["B"], "B": ["C"]}, ()),
     ({"A": ["B", "C"], "B": ["D"], "C": ["D"]}, ()),

@@ -49,7 +49,7 @@ def test_it_is_a_setting_of_python_models(load):
 
 @pytest.fixture
 def backend_directory(tmp_path):
-    """A directory with a backend called `mine_in_python`, and what is none."""
+    """A directory with a backend called `mine_in_python`, and something that is no backend."""
     for name in ("mine_in_python", "onnxruntime"):
         (tmp_path / "backends" / name).mkdir(parents=True)
         (tmp_path / "backends" / name / "model.py").write_text(MODEL)

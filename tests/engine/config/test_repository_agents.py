@@ -1,4 +1,4 @@
-"""The agent `checksum`, and that there is no other."""
+"""The agent `checksum`, which is the only one."""
 
 import hashlib
 

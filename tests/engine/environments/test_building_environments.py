@@ -188,7 +188,7 @@ async def test_so_does_one_whose_server_is_killed(builds, tmp_path):
 
 
 async def test_a_build_that_notices_nothing_ends_with_its_server_all_the_same(builds, tmp_path):
-    """As one does that is in a long call into C; here it is stopped, and can do nothing whatever."""
+    """It resembles a build in a long call into C: it is stopped here, and can do nothing at all."""
     environment = builds.asks(EXECUTION_ENV_PATH=str(hanging(tmp_path)))
     order = {
         "kind": "archive",
@@ -261,7 +261,7 @@ def hanging(directory):
 
 
 async def processes_of(directory):
-    """Wait until that Python runs; return its processes, as far as they still live."""
+    """Wait until that Python runs; return those of its processes that still live."""
     with trio.fail_after(60):
         while not (directory / "pids").exists():  # noqa: ASYNC110  # another process makes it
             await trio.sleep(0.01)

@@ -34,7 +34,7 @@ class Directories:
         self.removed.append(name)
 
     async def until(self, condition):
-        """Wait for it; a thread is at work, so the clock is the real one."""
+        """Wait for the condition; a thread works, so the clock is the real one."""
         with trio.fail_after(20):
             while not condition():
                 await trio.sleep(0.01)

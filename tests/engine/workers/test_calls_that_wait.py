@@ -124,7 +124,7 @@ async def test_steps_that_the_wanted_outputs_do_not_need_are_not_waited_for():
 
 
 async def test_nothing_waits_in_a_worker_behind_what_waits_for_a_call(tmp_path):
-    """Else a call could be given to the very instance that makes it, while another one is free."""
+    """Otherwise a call could go to the very instance that makes it, while another one is free."""
     async with open_models(recursive(instances=2)) as models:
         outputs = [await models.infer("caller", 1.0) for _ in range(20)]
         assert np.array_equal(outputs, np.ones((20, 1, 4)))

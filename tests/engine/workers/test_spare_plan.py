@@ -11,7 +11,7 @@ from engine.spare_plan import FIRST_PAUSE, LINGER, LONGEST_PAUSE, QUIET, End, Sp
 
 
 def decisions(plan, now):
-    """Everything there is to do now, in order."""
+    """Return all decisions that are due now, in order."""
     made = []
     while not isinstance(decision := plan.decide(now), Wait):
         made.append(decision)
@@ -118,7 +118,7 @@ def test_after_a_crash_of_who_keeps_them_they_are_started_anew():
 
 
 class Model:
-    """The spares as the plan was told of them."""
+    """The spares, as reported to the plan."""
 
     def __init__(self, limit):
         self.plan, self.limit = SparePlan(limit), limit

@@ -51,7 +51,7 @@ needs_scopes = pytest.mark.skipif(landlock_version() < 6, reason="Landlock of th
 
 
 def ask(level, deed, *, childless=False, read=(), write=()):
-    """Return 0 where an expression, evaluated in a sandbox, succeeds, or else its error number."""
+    """Return 0 if an expression succeeds when evaluated in a sandbox, or else its error number."""
     wanted = {"sandbox": level, "childless": childless, "read": list(read), "write": list(write)}
     done = subprocess.run(
         [sys.executable, "-c", f"{ENTER}print(tried(lambda: {deed}))"],

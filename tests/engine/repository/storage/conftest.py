@@ -1,4 +1,4 @@
-"""Emulators for the session, and sources that see nothing of the machine's own credentials."""
+"""Emulators for the session, and sources that cannot see the machine's own credentials."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.engine.repository.storage.emulators import (
 )
 from tests.engine.repository.storage.wires import Recorder, Wire, recorder
 
-# A request that fails is told at once: what is tested is what follows.
+# A failed request raises at once: the tests are about what follows.
 HASTY = Patience(connect=2.0, silence=5.0, request=20.0, retries=0, retrying=1.0)
 
 Opener = Callable[..., RemoteSource]

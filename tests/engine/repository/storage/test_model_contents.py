@@ -1,4 +1,4 @@
-"""What a model directory holds, told by digests; and the manifest that some of them bring."""
+"""The contents of a model directory, compared by digests; and the manifest that some directories bring."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def objects(cache: Path) -> list[Path]:
 
 
 def leftovers(cache: Path) -> list[str]:
-    """Return what there is besides objects and what is known of them."""
+    """Return the files that are neither objects nor records of them."""
     return sorted(
         str(path.relative_to(cache))
         for folder in ("partial", "staging", "models")

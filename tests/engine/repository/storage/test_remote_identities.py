@@ -24,7 +24,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "secret"}
 
 
 def ask(open_remote: Opener, uri: str, environ: dict[str, str]) -> str:
-    """Ask for the names, which fails, and return what is told."""
+    """Ask for the names, which fails, and return the error."""
     with pytest.raises(SourceUnavailable) as caught:
         open_remote(uri, environ).names()
     return str(caught.value)

@@ -19,7 +19,7 @@ from tests.engine.repository.storage.wires import Wire
 
 WEIGHTS = os.urandom(20 << 20)
 
-# Fetches a model when told to, says how far it is, keeps the directory until it is told again.
+# Fetches a model when told to, reports its progress, and keeps the directory until it is told again.
 SERVER = """
 import os, sys
 from pathlib import Path
