@@ -162,7 +162,7 @@ async def wait_ended(path, count):
         await trio.sleep(0.01)
 
 
-# -- what is told of reloads, hangs and the balancer
+# -- the record of reloads, hangs and the balancer
 
 
 def test_the_metric_of_a_reload_tells_of_its_own_model_while_it_is_not_zero():

@@ -24,7 +24,7 @@ from chaos.simulation.simulate import simulate
 
 FOUND_WITHIN = 25  # seeds
 
-# A run that comes to no end is dropped with all that it holds.
+# A run without an end is dropped with all that it holds.
 drops_what_it_holds = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
 )
@@ -153,7 +153,7 @@ def missed_restart(monkeypatch):
     monkeypatch.setattr(Branch, "_restart", forgets)
 
 
-@pytest.mark.soak  # a run without an end leaves tasks behind, for whichever test is next to meet
+@pytest.mark.soak  # a run without an end leaves tasks behind, which a later test would meet
 @drops_what_it_holds
 @pytest.mark.parametrize("bug", [lost_reply, double_reply, wrong_row, leaked_slot, missed_restart])
 def test_a_bug_that_was_put_in_is_found(bug, monkeypatch, tmp_path):
@@ -163,7 +163,7 @@ def test_a_bug_that_was_put_in_is_found(bug, monkeypatch, tmp_path):
     gc.collect()
 
 
-@pytest.mark.soak  # a run without an end leaves tasks behind, for whichever test is next to meet
+@pytest.mark.soak  # a run without an end leaves tasks behind, which a later test would meet
 @drops_what_it_holds
 def test_a_failing_seed_is_told_with_the_command_that_repeats_it(monkeypatch, tmp_path, capsys):
     from chaos.simulation.__main__ import main

@@ -231,7 +231,7 @@ def plant_load_that_takes_away_what_serves(monkeypatch):
     monkeypatch.setattr(Deployment, "apply", hasty)
 
 
-@pytest.mark.soak  # a run without an end leaves tasks behind, for whichever test is next to meet
+@pytest.mark.soak  # a run without an end leaves tasks behind, which a later test would meet
 @pytest.mark.parametrize(
     ("bug", "orders"),
     [

@@ -95,7 +95,7 @@ def test_curl_reads_why_and_sends_nothing_where_it_asks_first(served, long_file,
     body, _, told = ran.stdout.rpartition("\n")
     status, sent = told.split()
     assert (json.loads(body), status) == ({"error": NOWHERE}, "404"), ran.stderr
-    if expecting and not re.match("hypercorn", flavour):  # hypercorn bids every client to go on by itself
+    if expecting and not re.match("hypercorn", flavour):  # hypercorn itself asks every client to go on
         assert int(sent) == 0
 
 

@@ -135,7 +135,7 @@ class Script:
         number = 0
         if kind != frames.TELL:
             number = self._number = self._number + 1
-        # The head alone, as it is before its bytes are put to it.
+        # The head alone, as it is before its bytes are added.
         head = bytes(next(Letter(kind, number, fields, placed, b"", len(data)).packets())[0])
         if data and (len(data) > 4 * 1000 * 3 or self._chance.random() < 0.3):
             yield 1, frames.encode_segment(0, 0, len(data))

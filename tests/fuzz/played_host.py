@@ -40,7 +40,7 @@ class PlayedHost:
 
     def __init__(self, chance: Random) -> None:
         self.subjects = Subjects()
-        self.accepted: list[InferRequest] = []  # every request that has been taken on, in order
+        self.accepted: list[InferRequest] = []  # every accepted request, in order
         self.questions: list[trio.Event] = []  # of those that wait for `reply`
         self.gone: list[Caller] = []
         self._chance = chance

@@ -46,7 +46,8 @@ _LIMITS: Mapping[str, Any] = {
     "MAX_SEGMENTS": 2,
     "PACKETS_IN_A_ROW": 4,
 }
-_SEND_BUFFER = 40_000  # twice of which the kernel takes: one frame of the largest size, and little more
+# The kernel takes twice as much: one frame of the largest size, and little more.
+_SEND_BUFFER = 40_000
 _SPEC = make_spec(name="caller")
 
 

@@ -99,7 +99,8 @@ class Row:
         self.part = part
         self.dynamic = dynamic
         self.state = "stopped"
-        self.due = None  # what its restart hangs on: a number for a death in the mail, a tuple for a time
+        # What its restart waits for: a number for a death in the mail, a tuple for a time.
+        self.due = None
         self.in_a_row = 0
         self.exhausted = False
         self.own_deaths = []

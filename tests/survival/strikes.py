@@ -67,7 +67,7 @@ async def check_books(server, model, striker, label):
     nodes = await server.instances(model)
     restarts = sum(node["restarts"] for node in nodes)
     assert restarts == await server.metric("tritium_worker_deaths_total", model=model, reason=label)
-    # A busy machine may make a worker look stopped that was not.
+    # A busy machine may make a running worker look stopped.
     assert restarts == len(striker.struck_at) or (label == "hang" and restarts > len(striker.struck_at))
     assert await server.metric("tritium_reply_violations_total") == 0
     shown = await trio.run_process(

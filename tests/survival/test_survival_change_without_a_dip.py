@@ -31,7 +31,8 @@ from tests.survival.server import eventually
 pytestmark = pytest.mark.slow
 
 POLLING = ("--model-control-mode=poll", "--repository-poll-secs=0.1")
-WORK = 0.005  # seconds that a request takes, so that at any change some wait and one runs
+# Seconds that a request takes, so that at any change some wait and one runs.
+WORK = 0.005
 
 
 @pytest.fixture
@@ -198,7 +199,7 @@ async def test_a_version_that_is_being_copied_is_left_alone_until_it_has_come_to
     worst = 0.0
     async with tritium_server(*flags) as server:
         workshop.model("first")
-        # Wait until the looks at everything after the start are over.
+        # Once `first` is READY, the server's looks at every model after its start are over.
         await until_states(server, "first", {1: "READY"})
         async with witnessed(server, "telling") as witness:
             for version in range(2, polls // each + 2):

@@ -49,7 +49,7 @@ async def wait_refusing(server):
             except ConnectionRefusedError:
                 return
             except ConnectionResetError:
-                pass  # it stood in the line of a listener that was closed
+                pass  # it waited in the backlog of a listener that was closed
             await trio.sleep(0.01)
 
 
@@ -106,7 +106,7 @@ async def test_ended_under_load_every_request_it_took_has_an_answer(tritium_serv
         for tally in storm.tallies.values():
             assert not tally.wrong
             assert not tally.errors
-        # What the server says it has answered is what clients have got.
+        # The number of answers that the server reports is the number that clients got.
         answered = sum(tally.answered for tally in storm.tallies.values())
         assert len(server.logged("request_completed")) == answered
         assert not server.logged("request_failed")

@@ -85,7 +85,7 @@ async def test_models_with_conflicting_requirements_serve_beside_each_other(
         assert one[2] != other[2]
         assert len(server.logged("environment_built")) == 2
 
-    # The packages are gone, and with them all that could be installed: a second start needs none of it.
+    # The packages are gone, so nothing can be installed any more: a second start needs none of it.
     offline_environ = {**environ, "PIP_FIND_LINKS": str(tmp_path / "nowhere")}
     async with tritium_server(environ=offline_environ) as server:
         assert await told(server, "first") == one

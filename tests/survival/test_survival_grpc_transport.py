@@ -149,7 +149,8 @@ async def test_ended_under_load_every_call_it_took_has_an_answer(tritium_server,
             async def connect():
                 return asking
 
-            # The connection says goodbye at some time. What it did not take it says; what it took it answers.
+            # The connection sends GOAWAY at some time. It names the calls that it did not take, and answers
+            # the others.
             with pytest.raises(Lost, match=r"goodbye"):
                 await storm.client("onnx_add_sub", reconnect=False, connect=connect)
 
@@ -223,7 +224,8 @@ class Raw:
 
 
 async def test_a_listener_that_crashes_keeps_its_socket_and_its_connections():
-    dice = iter([0.5, None])  # the second connection's age can't be told: that crashes the listener
+    # The second connection's age cannot be computed, which crashes the listener.
+    dice = iter([0.5, None])
 
     def uniform():
         drawn = next(dice, 0.5)

@@ -123,7 +123,7 @@ async def test_what_a_recycled_worker_has_not_begun_is_answered_by_its_replaceme
     async with tritium_server() as server, await server.connect() as begun, await server.connect() as ahead:
         await begun.send(inference("gated", {"TICKET": np.array([[1]], np.int32)}))
         await until(lambda: gates.began() == [1])
-        # The second is what brings the worker to its ceiling, so the worker held it when it was recycled.
+        # The second request brings the worker to its ceiling, so the worker held it when it was recycled.
         await ahead.send(inference("gated", {"TICKET": np.array([[2]], np.int32)}))
         await until(lambda: bool(server.logged("worker_recycled")))
         gates.open(2)

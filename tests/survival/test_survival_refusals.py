@@ -47,7 +47,7 @@ def with_parameters(count):
     return message.SerializeToString()
 
 
-# By what is wrong: the method, and the messages of the call.
+# By the fault: the method, and the messages of the call.
 GRPC = {
     "no message": ("ModelInfer", []),
     "two messages": ("ModelInfer", [request(), request()]),
@@ -84,7 +84,7 @@ def changed(**changes):
 
 GOOD = json.dumps(BODY).encode()
 
-# By what is wrong: the method, the path, the body and the headers.
+# By the fault: the method, the path, the body and the headers.
 HTTP = {
     "no such path": ("GET", "/v3", None, {}),
     "no such method": ("PUT", INFER, GOOD, {}),

@@ -120,7 +120,7 @@ async def test_twenty_models_are_served_in_the_room_of_five(tritium_server, size
                 workers = server.descendants()
                 seen.update(workers)
                 most = max(most, len(workers))
-        # The pages that workers share are shared out over more of them than when one was alone: six may fit.
+        # More workers share the common pages than when there was only one worker, so six models may fit.
         assert most <= 6
         index = await server.index()
         loaded = await ready(server)
@@ -138,7 +138,7 @@ async def test_twenty_models_are_served_in_the_room_of_five(tritium_server, size
         assert await server.metric("tritium_model_evictions_total") == len(evicted)
         assert await server.metric("tritium_model_loads_on_demand_total") == 40
         assert await server.metric("tritium_wake_seconds_count") == 40
-        # Memory was returned: those that ended are gone, and what is left is within the budget.
+        # Memory was returned: the ended workers are gone, and the others are within the budget.
         await until(lambda: sum(map(alive, seen)) == len(loaded))
         budget = await server.metric("tritium_resident_budget_bytes")
         assert taken(server) < budget * 1.1
