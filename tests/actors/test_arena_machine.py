@@ -368,7 +368,7 @@ class Arenas(RuleBasedStateMachine):
 
 
 def mapped_by_this_process():
-    """How many segments there are: as mappings and as descriptors."""
+    """Return the number of segments of this process: as mappings and as descriptors."""
     descriptors = 0
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # the one of the listing

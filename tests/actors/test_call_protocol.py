@@ -272,7 +272,7 @@ async def test_a_call_that_is_cancelled_before_it_waits_for_room_is_not_submitte
 
 
 async def test_the_inputs_of_a_call_go_with_its_answer():
-    """Not with the garbage, later: they may be large, and each large one is a mapping of its own."""
+    """They must not wait for the collector: each large input is a mapping of its own."""
     async with connected() as connection:
         connection.worker.call()
         await connection.settle()

@@ -120,7 +120,7 @@ class CatalogAlone(RuleBasedStateMachine):
         look=st.booleans(),
     )
     def reload(self, name, reason, fails, look):
-        """What serves is to be replaced, or can't be."""
+        """What serves is to be replaced, or cannot be."""
         self.change(name, (1, 2), reason)
         self.will_fail(name, 2, fails)
         self.look_or_load(look, name)
@@ -136,7 +136,7 @@ class CatalogAlone(RuleBasedStateMachine):
 
     @rule(name=names, versions=st.sampled_from([(1,), (1, 2), (1, 2, 3)]))
     def choose_versions(self, name, versions):
-        """Another version policy: the files are what they were."""
+        """Another version policy, with unchanged files."""
         before = self.found.get(name)
         if before is not None and not before.reason:
             files = before.content.partition(" ")[0]
@@ -219,7 +219,10 @@ class CatalogAlone(RuleBasedStateMachine):
         self.go_on()
 
     def may_crash(self, name, every):
-        """The first crash in a while is followed by a restart at once, and only by then."""
+        """Whether enough time has passed since the last crash.
+
+        The first crash in a while, and only that one, is followed by a restart at once.
+        """
         return self.trio.now >= self.crashed_at.get(name, -math.inf) + every
 
     @precondition(lambda self: self.may_crash("catalog", 6.0))
@@ -372,7 +375,7 @@ class CatalogAlone(RuleBasedStateMachine):
         self.finish(lane)
 
     def leave(self, lane):
-        """It is forgotten once nothing is to be done with it any more."""
+        """The lane is forgotten once nothing is to be done with it any more."""
         self.left.add(lane.name)
 
     # What must be

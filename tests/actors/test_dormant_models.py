@@ -297,7 +297,7 @@ async def test_that_is_not_tried_for_ever(nursery):
     _, outcome = bed.sending()
     for _ in range(20):
         await settled()
-        bed.room.open()  # and by the time that the request looks it has gone
+        bed.room.open()  # the model has gone by the time that the request looks
     assert isinstance(outcome[0], Unavailable)
     assert "was evicted whenever it had been loaded" in outcome[0].message
 

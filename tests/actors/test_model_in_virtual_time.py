@@ -197,7 +197,7 @@ async def fill(model):
 
 
 async def test_a_full_queue_tells_when_what_waits_will_be_answered(stage, autojump_clock):
-    """By the rate at which it has answered since it was first full."""
+    """The estimate uses the rate of answers since the queue was first full."""
     model = stage(scheduling=with_policy(max_queue_size=3))
     await busy(model)
     before = model.state.statistics.success_count

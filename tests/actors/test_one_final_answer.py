@@ -80,7 +80,7 @@ class Story:
             worker.instance.exhausted = False
 
     def kill(self, number, reason):
-        """As an instance actor settles a death: the oldest batch was executing, the others waited."""
+        """Settle a death as an instance actor does: the oldest batch was executing, the others waited."""
         worker = self.stage.workers[number]
         instance, state = worker.instance, self.stage.state
         if instance.worker is None:

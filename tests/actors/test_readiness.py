@@ -599,7 +599,7 @@ async def test_a_deep_report_names_every_part(serving, autojump_clock):
             },
         ],
     }
-    assert await server.is_ready()  # it is not probed by itself, so nothing would ever take that back
+    assert await server.is_ready()  # it is not probed by itself, so no probe would ever take that back
     await trio.sleep(60)
     again = await server.readiness.deep()
     assert again.document["parts"][1]["since"] == "2027-01-15T08:00:12.000Z"

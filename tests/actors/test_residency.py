@@ -518,12 +518,12 @@ async def test_what_is_known_is_shown_in_the_tree_and_in_the_metrics(begin, auto
     ),
 )
 def test_every_request_is_served_and_memory_never_exceeds_the_budget(units, budget, asked):
-    """Where the estimate is right: models take a worker's overhead and `units` of files."""
+    """The estimate is right here: models take a worker's overhead and `units` of files."""
     names = [f"m{index}" for index in range(len(units))]
 
     async def scenario():
         async with trio.open_nursery() as nursery:
-            # Nothing here takes longer than half of that, so what works may always be drained.
+            # Nothing here takes longer than half of that, so a model that works can always be drained.
             models = [on_demand(name, drain_timeout=2000.0) for name in names]
             den = Den(nursery, *models, budget=budget * UNIT)
             for name, files in zip(names, units, strict=True):

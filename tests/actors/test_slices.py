@@ -51,7 +51,7 @@ async def test_work_that_is_not_very_long_never_rests(autojump_clock, monkeypatc
 
 
 async def test_while_one_rests_no_other_long_work_goes_on(autojump_clock):
-    """They share the core that the short batch is to have."""
+    """Long works share the core that the short batch is to have."""
     done = []
     await in_slices(counting([], "before", 1))
     passing.batches += 1

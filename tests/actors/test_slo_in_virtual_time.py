@@ -173,7 +173,7 @@ async def test_a_warmup_says_nothing_of_how_long_clients_wait(autojump_clock, nu
 
 @pytest.mark.slow  # tens of thousands of turns of the scheduler
 async def test_after_slow_times_a_model_is_asked_for_all_that_it_can_do(autojump_clock, nursery):
-    """What it refused meanwhile kept its queue too short to be measured."""
+    """The requests refused meanwhile kept the queue too short to be measured."""
     stage = Stage(nursery, slo=Slo(p99=0.125), scheduling=DynamicBatching())
     batch = [1 / 64]
     nursery.start_soon(serve, stage.worker, lambda rows: batch[0])

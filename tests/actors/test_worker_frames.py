@@ -135,7 +135,7 @@ def seeds():
 
 
 def spoilt(rng):
-    """A frame with some bytes changed, cut, doubled or put in from nowhere."""
+    """A frame with some bytes changed, cut, doubled or inserted."""
     frame = bytearray(rng.choice(seeds()))
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(frame) + 1)

@@ -521,7 +521,7 @@ def test_the_client_whose_stream_lasts_makes_up_for_no_load_that_was_not_sent() 
 def test_every_goal_can_be_missed() -> None:
     names = {goal.name for goal in made_run(seconds=80.0, rate=80.0).judged().verdict.goals}
     shown_elsewhere = {"latency of unaffected models", "worker recovery p50"}
-    # The cases of the endings are one table, of which some rows are shown.
+    # The goals about endings come from one table; the tests show some of its rows.
     endings = {name for name in names if name.startswith(("sig", "balanced"))}
     assert names - endings - shown_elsewhere <= {goal for goal, _ in VIOLATIONS}
 

@@ -249,5 +249,5 @@ def test_more_than_one_worker_is_refused_with_advice(environ):
         timeout=30,
         check=False,
     )
-    # That it ended at all is the point. Its status is 0: hypercorn 0.18 forgets what its workers ended with.
+    # The test is that it ended at all. Its status is 0: hypercorn 0.18 forgets its workers' statuses.
     assert ONE_PROCESS in refused.stderr

@@ -89,7 +89,7 @@ def test_clients_are_served_and_told_to_go_elsewhere_until_a_second_signal(tmp_p
             assert watched.next() == NOT_SERVING  # at once
             assert server.get("/v2/health/ready")[0] == 503
             assert server.get("/v2/health/live")[0] == 200
-            # A connection that stood is answered once more, and one that is new is let in.
+            # An open connection is answered once more, and a new one is let in.
             assert infer_by_http(kept).getheader("Connection") == "close"
             late = http.client.HTTPConnection(http_at, timeout=20)
             assert infer_by_http(late).getheader("Connection") == "close"

@@ -31,7 +31,7 @@ output [ { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] } ]
 
 
 def said_by(folder, *flags, environ=None, status=1):
-    """Run a server that ends by itself, and return all that it said."""
+    """Run a server that ends by itself, and return its whole output."""
     with serving(folder, *flags, environ=environ) as server:
         assert server.wait() == status, server.said
         return server.said

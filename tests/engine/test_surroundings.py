@@ -59,7 +59,7 @@ def can_unshare():
 @pytest.mark.skipif(os.geteuid() != 0 or not can_unshare(), reason="needs a mount namespace")
 def test_on_a_read_only_file_system_it_serves_and_says_what_will_not_work(tmp_path):
     write_model(tmp_path / "models")
-    # Everything that was mounted is mounted once more, over itself, and cannot be written.
+    # Each of these places is mounted once more, over itself, read-only.
     script = (
         "mount --make-rprivate / || exit 99\n"
         'for place in / /tmp /var/tmp /dev/shm /usr/tmp "$HOME" "$PWD"; do\n'

@@ -17,7 +17,7 @@ def listening():
 
 
 def come(listening, count):
-    """So many clients, whose connections the kernel has made."""
+    """Return `count` clients whose connections the kernel has made."""
     return [socket.create_connection(listening.getsockname()) for _ in range(count)]
 
 

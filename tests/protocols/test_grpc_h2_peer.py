@@ -80,7 +80,7 @@ class Exchange:
 
 
 def payload(size: int, at: int) -> bytes:
-    """Return `size` bytes that differ by where they lie in the stream."""
+    """Return `size` bytes that differ by their place in the stream."""
     return bytes((at + step) % 251 for step in range(min(size, 251))) * (size // 251 + 1)
 
 
@@ -387,7 +387,7 @@ class Peers(RuleBasedStateMachine):
     # -- who is there ----------------------------------------------------------------------------------
 
     def at_client(self) -> list[Exchange]:
-        """What the client has not seen the end of."""
+        """The exchanges whose end the client has not seen."""
         return [one for one in self.exchanges_by_id.values() if not self._over_at_client(one)]
 
     def at_server(self) -> list[Exchange]:
@@ -523,7 +523,7 @@ _WINDOWS = (0, 1, 100, 65_535, 1 << 20)
 
 
 class LongTalk:
-    """What a machine of rules seldom comes to: hundreds of steps, most of which carry data."""
+    """A run that a machine of rules seldom reaches: hundreds of steps, most of which carry data."""
 
     def __init__(self, chance: Random) -> None:
         self._chance = chance

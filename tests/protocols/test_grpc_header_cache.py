@@ -124,7 +124,7 @@ def test_an_insertion_forgets_every_block_that_was_kept():
 
 
 def test_an_insertion_that_evicts_an_equal_entry_counts():
-    """Contents, size and maximum are the same before and after: comparing them would miss it."""
+    """Contents, size and maximum are equal before and after, so a comparison would miss it."""
     ours = decoder(Reader())
     size = 32 + len(b"x-a") + len(b"1")
     ours.request(wire.integer(size, 5, 0x20) + wire.block() + wire.literal(b"x-a", b"1", indexed=True))

@@ -793,7 +793,7 @@ def test_what_protobuf_would_make_too_much_of_never_gets_there(message, told):
 
 
 def test_long_messages_are_taken_apart_in_slices():
-    """No two stops are more than some thousand fields, or strings, or some KiB of numbers apart."""
+    """Between two stops lie at most some thousand fields, or strings, or some KiB of numbers."""
     strings = typed("BYTES", (200_000,), bytes_contents=[b""] * 200_000).SerializeToString()
     numbers = typed("INT32", (200_000,), int_contents=[5] * 200_000).SerializeToString()
     for message, least in ((strings, 200_000 // 1024), (numbers, 2 * 200_000 // (16 * 1024))):

@@ -205,7 +205,7 @@ def test_tritons_client_reads_the_answer():
 values = st.one_of(
     st.booleans(), st.integers(-(2**63), 2**63 - 1), st.text(max_size=4), st.floats(allow_nan=False)
 )
-# Of two keys of which one begins the other, protobuf's own implementations disagree on which comes first.
+# If one key begins the other, protobuf's own implementations disagree on their order.
 keys = st.text(min_size=2, max_size=2).filter(lambda key: key != "tr")
 tensors = st.builds(
     lambda name, shape, data: Tensor(name, DataType.BYTES, shape, data),

@@ -27,7 +27,7 @@ REFUSED = {
 
 def tracebacks():
     gc.collect()
-    # By its type alone: `isinstance` asks objects of other libraries for their class, and some then warn.
+    # Compare types: `isinstance` asks objects of other libraries for their class, and some then warn.
     return sum(type(each) is types.TracebackType for each in gc.get_objects())
 
 

@@ -121,7 +121,7 @@ async def test_without_batching_a_models_shapes_are_its_dims(service):
 
 @pytest.mark.parametrize(("name", "version"), [("nobody", ""), ("add", "9")])
 async def test_a_model_or_version_that_is_not_known_is_not_ready(service, name, version):
-    """Clients' `is_model_ready` would raise at an error."""
+    """The `is_model_ready` of clients would raise at an error."""
     answer = await ask(service, "ModelReady", pb.ModelReadyRequest(name=name, version=version))
     assert answer == pb.ModelReadyResponse(ready=False)
 

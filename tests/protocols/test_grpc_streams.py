@@ -1012,7 +1012,7 @@ def test_windows_and_pings_are_excused_by_the_messages_they_follow(size):
 
 
 def test_windows_and_pings_are_excused_by_the_messages_they_go_with():
-    """Such as those of a stream of requests that has no answer yet."""
+    """An example: the messages of a stream of requests that has no answer yet."""
     rig = connected(FEW)
     speaking(rig)
     for _ in range(300):

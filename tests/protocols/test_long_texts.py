@@ -163,7 +163,7 @@ def test_the_elements_of_an_array_come_in_their_order(value, spaces):
     ],
 )
 def test_where_an_array_is_cut_makes_no_difference(item, pad):
-    """The pad moves the cuts, which are made every 16 KiB, through each of an item's bytes."""
+    """The pad moves the cuts, made every 16 KiB, through each byte of an item."""
     text = ('{"data":[' + " " * pad + item * 6000 + "1]}").encode()
     expected = flat(parse(text)["data"])
     assert (

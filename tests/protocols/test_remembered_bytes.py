@@ -23,7 +23,7 @@ SPEC = make_spec("m", inputs=[("A", DataType.INT32, (-1,))])
 
 @contextmanager
 def growth_below(most):
-    """Fail where what the block leaves behind takes more than `most` bytes."""
+    """Fail if the block leaves behind more than `most` bytes."""
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]

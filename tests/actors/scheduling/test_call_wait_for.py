@@ -113,6 +113,6 @@ def test_a_chain_leads_along_waits_from_the_start_into_a_circle(graph, start):
 
 @given(GRAPHS, NODES, NODES)
 def test_knowing_less_finds_fewer_deadlocks(graph, start, unknown):
-    """What is left out of the graph counts as going on."""
+    """A node that is missing from the graph counts as going on."""
     if find_deadlock(start, graph.get) is None:
         assert find_deadlock(start, {**graph, unknown: None}.get) is None

@@ -198,7 +198,7 @@ class AgeingQueue(RuleBasedStateMachine):
     @precondition(lambda self: self.out)
     @rule(data=st.data())
     def come_back(self, data):
-        """Some of what was taken, in any order, whether or not it was taken together."""
+        """Return some of the taken requests, in any order, whether or not they were taken together."""
         back = data.draw(st.lists(st.sampled_from(self.out), unique=True, min_size=1))
         self.queue.push_front([waiting.request for waiting in back])
         for waiting in reversed(back):

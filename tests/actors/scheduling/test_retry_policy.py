@@ -661,7 +661,7 @@ class SuspectsNeverGetLost(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def die(self, data):
-        """Some may have had their answers ahead of the others of their batch."""
+        """Some requests may have had their answers before the others of their batch."""
         for request in self.running:
             request.answered = data.draw(st.booleans())
         aftermath = death(SEGV, self.running, alone=True)

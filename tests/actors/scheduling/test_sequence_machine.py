@@ -394,7 +394,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
     @precondition(lambda self: any(self.running.values()))
     @rule(data=st.data())
     def hand_back(self, data):
-        """An instance has not run what it was given."""
+        """An instance returns a batch that it has not run."""
         name = data.draw(st.sampled_from([name for name, pairs in self.running.items() if pairs]))
         pairs = self.running.pop(name)
         self.queue.push_front([request for request, _ in pairs])

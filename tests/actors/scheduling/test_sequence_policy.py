@@ -94,7 +94,7 @@ def group_of(queue, instance="0"):
 
 
 def batch_of(queue, instance="0", now=0.0):
-    """What runs now, None in place of padding; or until when nothing does."""
+    """Return the batch to run now, with None in place of padding, or the time to wait until."""
     group = group_of(queue, instance)
     decision = queue.decide(group, now)
     if isinstance(decision, Wait):

@@ -322,7 +322,7 @@ class TestSeveralSources:
 
 
 class TestLookingAgain:
-    """A look that came to nothing is repeated."""
+    """A look without a result is repeated."""
 
     def test_a_model_is_looked_at_again_at_the_next_poll(self):
         polls = watching()
@@ -421,7 +421,7 @@ class Watched(RuleBasedStateMachine):
         return verdict.decisions
 
     def _last(self, source):
-        """The look just before, where the source answered it."""
+        """Return the last view of a source, or None if it did not answer."""
         return self.answered[source][-1] if self.answered[source] else None
 
     def _check(self, decision, views, before):
@@ -475,7 +475,7 @@ class Watched(RuleBasedStateMachine):
     @precondition(lambda self: self.answered["one"])
     @rule()
     def come_to_rest(self):
-        """Whatever lasts is acted on, in the end."""
+        """Every state that lasts is acted on in the end."""
         self.down = set()
         for models in self.truth.values():
             for name, seen in models.items():
@@ -511,7 +511,7 @@ class Watched(RuleBasedStateMachine):
     @precondition(lambda self: self.answered["one"])
     @rule(sources=st.sets(SOURCES), polls=st.integers(1, 4))
     def be_away(self, sources, polls):
-        """A source that was away and is as it was asks for nothing."""
+        """A source that was away and has not changed asks for nothing."""
         self.come_to_rest()
         self.down = sources
         for _ in range(polls):

@@ -314,7 +314,7 @@ class SupervisorAgainstOtp(RuleBasedStateMachine):
 
 
 class Clock:
-    """The time of the run, or that at which the model is while the run has still to follow."""
+    """The time of the run, or the model's time while the run has yet to follow."""
 
     def __init__(self, trio):
         self.trio = trio

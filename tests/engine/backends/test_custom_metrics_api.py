@@ -17,7 +17,7 @@ WHERE = "Failed to process the request for model 'model_0_0', message: "
 
 
 class Server:
-    """The metrics of a server, and what was said to it."""
+    """The metrics of a server, and the calls that were made to it."""
 
     def __init__(self, **options):
         self.metrics = CustomMetrics(**options)
@@ -25,7 +25,7 @@ class Server:
         self.news = threading.Condition()
 
     def calls(self):
-        """Return the way to it of a worker of its own."""
+        """Return a new worker's connection to it."""
         hold = self.metrics.open()
 
         def told(method):
@@ -52,7 +52,7 @@ class Server:
         return [line for line in "".join(self.metrics.blocks()).splitlines() if not line.startswith("#")]
 
     def until(self, condition):
-        """Wait for what another thread tells."""
+        """Wait for a condition that another thread brings about."""
         with self.news:
             assert self.news.wait_for(condition, 10)
 

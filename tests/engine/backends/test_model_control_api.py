@@ -26,7 +26,7 @@ class Repository:
 
 @pytest.fixture
 def repository():
-    """What the model of this thread reaches."""
+    """The repository that a model of this thread reaches."""
     made = Repository()
     calls = LocalCalls(subjects=dict.fromkeys(("model.load", "model.unload", "model.ready"), made))
     attach(Host(".", lambda level, message: None, instance_name="model_0_0", calls=calls))

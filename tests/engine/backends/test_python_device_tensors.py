@@ -67,7 +67,7 @@ def test_other_devices_are_refused():
 
 
 def test_memory_lives_as_long_as_somebody_uses_it():
-    """Whether its capsule is consumed or thrown away."""
+    """This holds whether its capsule is consumed or thrown away."""
     for consume in (True, False):
         exporter = Exporter(np.ones((2, 3), "f4"), (dlpack.CPU, 0))
         alive = weakref.ref(exporter)

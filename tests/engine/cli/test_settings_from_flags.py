@@ -501,7 +501,8 @@ def test_an_unknown_variable_is_a_warning_that_names_the_nearest_one():
 
 
 KUBERNETES = {
-    # What a Service `tritium` with two named ports brings into every container of its namespace.
+    # The variables that a Service `tritium` with two named ports brings into every container of its
+    # namespace.
     "TRITIUM_SERVICE_HOST": "10.0.0.7",
     "TRITIUM_SERVICE_PORT": "8000",
     "TRITIUM_SERVICE_PORT_HTTP": "8000",

@@ -316,7 +316,7 @@ def test_a_server_without_descriptors_leaves_no_process_behind(python, tmp_path,
 
 
 def is_gone(pid):
-    """Whether a process has ended; one that was killed may still wait for init to take note of it."""
+    """Whether a process has ended; a killed one may still wait for init to reap it."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:

@@ -177,7 +177,7 @@ def test_a_text_is_refused_at_its_place_with_what_would_have_worked(text, errors
 
 
 def told(parsed):
-    """Return what is wrong: place, key, message without its beginning, hint."""
+    """Return the errors: place, key, message without its beginning, hint."""
     return [
         ((problem.line, problem.column), problem.key, problem.message.removeprefix(PREFIX), problem.hint)
         for problem in parsed.problems

@@ -147,7 +147,7 @@ def test_model_code_is_not_run_where_its_environment_could_not_be_had(model):
 
 @pytest.fixture
 def check(tmp_path):
-    """Run `tritium check`; return its exit status and all that it says, without line breaks."""
+    """Run `tritium check`; return its exit status and its whole output, without line breaks."""
 
     def run(*flags):
         cache = f"--environment-cache={tmp_path / 'cache'}"

@@ -199,7 +199,7 @@ def test_an_archive_does_not_unfold_to_much_more_than_it_looks_like(tmp_path, wh
 
 
 def test_an_archive_that_takes_too_much_memory_is_told_of(tmp_path):
-    """A process of its own: what is reserved beforehand counts as well."""
+    """It runs in its own process, because memory reserved beforehand counts as well."""
     path = tmp_path / "env.tar.xz"
     with tarfile.open(path, "w:xz") as tar:
         tar.add(__file__, arcname="file")

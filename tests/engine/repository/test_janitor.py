@@ -14,7 +14,7 @@ from tests.support.catalog_doubles import Logged
 
 
 class Directories:
-    """What was made for models. `bad` ones can't be removed, as often as is said there."""
+    """Directories made for models. `bad` says how often the removal of a directory fails."""
 
     def __init__(self):
         self.log = Logged()

@@ -51,7 +51,7 @@ async def test_two_models_that_call_each_other_are_refused_where_the_circle_clos
 
 
 async def test_callers_that_hold_all_instances_and_wait_for_each_other_are_refused(tmp_path):
-    """Neither waits for itself alone: each of two executions needs the other's instance."""
+    """Neither execution waits for itself alone: each needs the other's instance."""
     gated = recursive(instances=2, parameters={"directory": str(tmp_path), "meet": "2"})
     async with open_models(gated) as models:
         requests = [await models.send("caller", 1.0) for _ in range(2)]

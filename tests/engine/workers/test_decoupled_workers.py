@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 class Parts:
-    """A reply port that releases what comes at once, or when a test says so."""
+    """A reply port that releases each part at once, or when a test says so."""
 
     def __init__(self, *, takes=True):
         self.takes = takes

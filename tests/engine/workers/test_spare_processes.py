@@ -16,20 +16,20 @@ pytestmark = pytest.mark.slow
 
 
 def all_workers():
-    """Those of this process; it may have other children."""
+    """The workers of this process; it may have other children."""
     return {child.pid for child in psutil.Process().children() if str(WORKER) in child.cmdline()}
 
 
 @pytest.fixture(name="workers")
 def new_workers():
-    """Return what tells the workers that have been started since."""
+    """Return a function that lists the workers started since."""
     before = all_workers()
     return lambda: all_workers() - before
 
 
 @pytest.fixture
 def spare_of(workers):
-    """Return what finds the one worker that is no instance's."""
+    """Return a function that finds the one worker that is no instance's."""
 
     def find(model):
         (pid,) = workers() - {model.pid(n) for n in range(len(model.state.instances))}

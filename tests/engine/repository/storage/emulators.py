@@ -35,7 +35,7 @@ _STARTING = 30.0
 
 
 class Emulator(Protocol):
-    """One storage, seen from its outside: what an operator would write, and what a writer does."""
+    """One storage from outside: what an operator would write, and what a writer does."""
 
     kind: str
     port: int

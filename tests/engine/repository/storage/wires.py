@@ -109,7 +109,7 @@ class Wire:
 
 @dataclass
 class Recorder:
-    """An HTTP server that writes down what it is asked and answers with one status."""
+    """An HTTP server that records its requests and answers with one status."""
 
     port: int = 0
     status: int = 404
