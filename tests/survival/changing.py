@@ -139,7 +139,7 @@ class Workshop:
         os.replace(made, self.repository / path)
 
     def take(self, path: str) -> Path:
-        """Take something out, whole; return where it is now."""
+        """Take a model or a file out, whole; return its new path."""
         return (self.repository / path).rename(self._somewhere())
 
     def remove(self, path: str) -> None:
@@ -164,7 +164,7 @@ async def entries(server: ServerProcess, model: str = "", *, ready: bool = False
 
 
 async def index_of(connection: Connection, model: str = "", *, ready: bool = False) -> list[dict[str, Any]]:
-    """The same over a connection that is there already."""
+    """The same over an open connection."""
     body = b'{"ready":true}' if ready else b""
     found: list[dict[str, Any]] = (await connection.request("POST", "/v2/repository/index", body)).json()
     return [entry for entry in found if not model or entry["name"] == model]
@@ -229,7 +229,7 @@ async def pids(server: ServerProcess, model: str, version: int = 1) -> set[int]:
 
 
 async def replaced(server: ServerProcess, model: str, before: set[int]) -> set[int]:
-    """Wait until none of the workers `before` serves any more; return those that do."""
+    """Wait until none of the workers `before` serves; return those that do."""
     now: set[int] = set()
 
     async def gone() -> bool:

@@ -61,7 +61,7 @@ def inference(model: str, inputs: Mapping[str, np.ndarray[Any, Any]], *, request
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one inference: `status` is gRPC's; `response` is empty for an error without one."""
+    """The outcome of one inference: `status` is gRPC's; `response` is empty for an error without one."""
 
     status: int
     error: str
@@ -226,7 +226,7 @@ class Streamed:
 
 
 class Unary:
-    """Inferences by calls of their own on a channel that others use, too."""
+    """Inferences by separate calls on a shared channel."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -236,7 +236,7 @@ class Unary:
         return await self._channel.infer(model, **fields)
 
     def close(self) -> None:
-        """Nothing; the channel is others', too."""
+        """Nothing; other callers share the channel."""
 
 
 class Channel:
@@ -304,7 +304,7 @@ class Channel:
             raise Lost("the connection broke while a request was sent") from error
 
     async def begin(self) -> None:
-        """Send what comes first. Raises Lost."""
+        """Send the preface, the settings and a larger window. Raises Lost."""
         first = wire.settings([(wire.INITIAL_WINDOW_SIZE, self._inward)])
         await self._write(wire.PREFACE + first + wire.window_update(0, _WINDOW))
 

@@ -29,7 +29,7 @@ async def until(condition: Callable[[], bool], *, within: float = PATIENCE) -> N
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], *, within: float = PATIENCE) -> None:
-    """The same for what has to be asked for."""
+    """The same for a condition that must be awaited."""
     with trio.fail_after(within):
         while True:
             if await condition():
@@ -38,7 +38,7 @@ async def eventually(condition: Callable[[], Awaitable[bool]], *, within: float 
 
 
 class ServerProcess(Server):
-    """`tritium serve` in a process of its own, on ports of the kernel's choice."""
+    """`tritium serve` in its own process, on ports of the kernel's choice."""
 
     needed = frozenset({"HTTPService", "Metrics Service"})
     asking = PATIENCE
@@ -67,7 +67,7 @@ class ServerProcess(Server):
 
     @property
     def failures(self) -> list[str]:
-        """Why it did not start, or did not end well."""
+        """The reasons why it did not start, or did not end well."""
         return [line["error"] for line in self.logged("server_failed")]
 
     def logged(self, event: str) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ class ServerProcess(Server):
         return list((await self.node(f"models/{model}/1/instances"))["children"])
 
     async def wait_serving(self, model: str, *, but_not: tuple[int, ...] = ()) -> list[int]:
-        """Wait until all instances of a model serve, in workers other than those; return the process ids."""
+        """Wait until all instances of a model serve, in other workers than those; return their process ids."""
         with trio.fail_after(PATIENCE):
             while True:
                 nodes = await self.instances(model)
@@ -173,7 +173,7 @@ async def served(
 
 
 def shared_memory_names() -> set[str]:
-    """What lies in the file system of POSIX shared memory."""
+    """Return the names in the file system of POSIX shared memory."""
     try:
         return set(os.listdir("/dev/shm"))
     except FileNotFoundError:

@@ -27,7 +27,7 @@ class Answer(Protocol):
 
     @property
     def status(self) -> int:
-        """The protocol's number for what became of the request."""
+        """The protocol's number for the request's outcome."""
 
     @property
     def error(self) -> str:
@@ -57,7 +57,7 @@ class Asking(Protocol):
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the requests to one model."""
+    """The outcomes of the requests to one model."""
 
     sent: int = 0
     answered: int = 0  # whatever the answer was
@@ -70,7 +70,7 @@ class Tally:
     attempts: Counter[int] = field(default_factory=Counter)
 
     def check(self) -> None:
-        """No request was lost, none was answered wrongly, none twice."""
+        """Check that no request was lost, answered wrongly or answered twice."""
         assert not self.lost, self.lost[:5]
         assert not self.wrong, self.wrong[:5]
         assert self.answered == self.sent

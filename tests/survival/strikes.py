@@ -37,7 +37,7 @@ class Striker:
                 await trio.sleep_until(due)
 
     async def _victim(self):
-        """The serving instance that was restarted least; while none serves, wait."""
+        """Return the serving instance that was restarted least; while none serves, wait."""
         while True:
             nodes = await self.server.instances(self.model)
             alive = [node for node in nodes if serving(node) and node["info"]["pid"] not in self._struck]

@@ -42,7 +42,7 @@ def slow_seconds(request):
 
 
 class Record:
-    """What the index said of one model, each time it was asked, without repetitions."""
+    """What the index said of one model at each request, without repetitions."""
 
     def __init__(self):
         self.said = []
@@ -195,7 +195,7 @@ async def test_a_repository_that_vanishes_is_no_order_to_unload(tritium_server, 
 
 
 async def test_an_empty_mount_point_is_no_order_to_unload(tritium_server, workshop):
-    """What is left where a file system was mounted is an empty directory."""
+    """After an unmount, an empty directory is left at the mount point."""
     async with tritium_server(*POLLING) as server:
         before = await pids(server, "telling")
         away = workshop.repository.with_name("away")

@@ -185,7 +185,7 @@ def version_files(generation, *, parts):
 
 @pytest.fixture(params=[6, pytest.param(200, marks=pytest.mark.soak)])
 def polls(request):
-    """How many looks of the server's fall into the copying."""
+    """How many looks of the server fall into the copying."""
     return request.param
 
 

@@ -27,7 +27,7 @@ def ticket(number):
 
 @asynccontextmanager
 async def requests_in_hand(server, gates, count):
-    """So many requests accepted by the gated model, one of them running; yields their connections."""
+    """Have the gated model accept `count` requests, one of them running; yields their connections."""
     connections = [await server.connect() for _ in range(count)]
     try:
         for number, connection in enumerate(connections, 1):

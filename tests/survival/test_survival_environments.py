@@ -35,7 +35,7 @@ class TritonPythonModel:
 
 @pytest.fixture
 def wheels(tmp_path):
-    """A directory with the only packages that there are: two versions of one."""
+    """A directory with the only available packages: two versions of one."""
     for version in ("1.0", "2.0"):
         make_wheel(tmp_path / "wheels", "tiny", version)
     return tmp_path / "wheels"

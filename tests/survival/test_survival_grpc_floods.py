@@ -78,7 +78,7 @@ async def test_floods_are_ended_by_the_right_goodbye_and_neighbours_notice_nothi
 
 @asynccontextmanager
 async def many(server, count, *, receive_buffer=None):
-    """So many connections, all in the hands of one offender, for the length of the block."""
+    """Hold `count` connections of offenders for the length of the block; yields the offenders."""
     async with trio.open_nursery() as nursery:
         offenders = []
 
@@ -212,7 +212,7 @@ async def until_cost(server, before, streams, limit):
 
 @asynccontextmanager
 async def stalled_streams(server, count, body):
-    """So many streams, each on a connection of its own, that have sent all they may and read nothing."""
+    """Hold `count` streams, each on its own connection, that have sent all they may and read nothing."""
     sent = 0
 
     async def stall():

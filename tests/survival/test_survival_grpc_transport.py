@@ -99,7 +99,7 @@ SMALLEST = [
 
 
 async def assert_moves(address, size, credentials=None):
-    """So many bytes go in one message to the identity model, and come back as they were."""
+    """Check that a message of this size goes to the identity model and comes back unchanged."""
     array = np.arange(size // 4, dtype=np.float32)
 
     def move():
