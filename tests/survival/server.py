@@ -102,7 +102,7 @@ class ServerProcess(Server):
         return list((await self.node(f"models/{model}/1/instances"))["children"])
 
     async def wait_serving(self, model: str, *, but_not: tuple[int, ...] = ()) -> list[int]:
-        """Wait until all instances of a model serve, in other workers than those; return their process ids."""
+        """Wait until all instances of a model serve, not in the workers `but_not`; return process ids."""
         with trio.fail_after(PATIENCE):
             while True:
                 nodes = await self.instances(model)

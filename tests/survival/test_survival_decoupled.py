@@ -1,4 +1,7 @@
-"""Decoupled models behind a real server, as Triton's own clients see them: stalls, departures and deaths."""
+"""Decoupled models behind a real server: streams in Triton's own clients, with stalls and deaths.
+
+Clients stall and leave, and workers die.
+"""
 
 from __future__ import annotations
 
