@@ -1,4 +1,4 @@
-"""Decoupled models behind a real server: streams in Triton's own clients, with stalls and deaths.
+"""Decoupled models behind a real server: streams as Triton's own clients see them.
 
 Clients stall and leave, and workers die.
 """
