@@ -1,7 +1,7 @@
 """Wake-ups within a millisecond.
 
-trio sleeps in `epoll_wait`, whose timeouts are whole milliseconds, rounded up: a queue delay of 200 µs would take over one
-millisecond. A timerfd is precise, and the loop waits for it as for any other descriptor.
+trio sleeps in `epoll_wait`, whose timeouts are whole milliseconds, rounded up: a queue delay of 200 µs would
+take over one millisecond. A timerfd is precise, and the loop waits for it as for any other descriptor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _ITIMERSPEC: Final = ctypes.c_long * 4  # interval, then first expiry, each in s
 
 
 class Alarm:
-    """Calls `ring` a little after the time it was last set to. `run` is a task of its owner, who closes it."""
+    """Calls `ring` a little after the time it was last set to.
+
+    `run` is a task of its owner, who closes it.
+    """
 
     def __init__(self, ring: Callable[[], object]) -> None:
         """Raise OSError where the process has no descriptor left."""

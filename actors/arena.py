@@ -1,33 +1,39 @@
 """Shared memory between the server and one worker: segments that carry tensors, and a control page.
 
-Every slot of an instance owns two segments: `INPUT`, which the server fills and the worker reads, and `OUTPUT`, the other
-way round. A segment is a memfd that only the server makes, of fixed size and sealed against shrinking and growing: a worker
-that truncates it gets EPERM, where an unsealed one would let it kill the server by SIGBUS. Growing therefore is a new
-generation: another memfd takes the slot's place, which is safe because a slot is replaced only while nobody else leases it.
-The kernel frees a segment with its last mapping; nothing has a name, nothing lies in a file system.
+Every slot of an instance owns two segments: `INPUT`, which the server fills and the worker reads, and
+`OUTPUT`, the other way round. A segment is a memfd that only the server makes, of fixed size and sealed
+against shrinking and growing: a worker that truncates it gets EPERM, where an unsealed one would let it kill
+the server by SIGBUS. Growing therefore is a new generation: another memfd takes the slot's place, which is
+safe because a slot is replaced only while nobody else leases it. The kernel frees a segment with its last
+mapping; nothing has a name, nothing lies in a file system.
 
-The control page has three parts. One 64-bit word per lane: there the worker keeps the id of the batch that it executes (0: none).
-One *claim* per slot, see below. One byte per slot and request: there the server says "cancelled".
+The control page has three parts. One 64-bit word per lane: there the worker keeps the id of the batch that it
+executes (0: none). One *claim* per slot, see below. One byte per slot and request: there the server says
+"cancelled".
 
-**Claims.** A batch that the server has sent may be taken back until the worker begins with it. Both sides may want the batch in
-the same instant, and the worker may hang, so neither can ask the other. The claim decides: it is a semaphore of the C library
-(`sem_t`, shared between processes) that lies in the page, and whoever is first to take it down from 1 to 0 has the batch.
-`sem_trywait` is one atomic compare-and-exchange on one word: exactly one side succeeds on every processor, and nobody waits.
+**Claims.** A batch that the server has sent may be taken back until the worker begins with it. Both sides may
+want the batch in the same instant, and the worker may hang, so neither can ask the other. The claim decides:
+it is a semaphore of the C library (`sem_t`, shared between processes) that lies in the page, and whoever is
+first to take it down from 1 to 0 has the batch. `sem_trywait` is one atomic compare-and-exchange on one word:
+exactly one side succeeds on every processor, and nobody waits.
 
 1. Server, `offer`: it sets the claim to 1, then sends the `Execute` frame. The socket orders the two.
-2. Worker, `begin`: before anything of the model sees the batch it takes the claim. If it succeeds, it writes the batch's id into
-   its lane's word and executes; the answer is a `Result`. If it fails, the server has the batch: the worker executes nothing and
-   answers with a `Skipped` frame.
-3. Server, `take_back`: it takes the claim. If it succeeds, the model will never see this batch, and its requests may run elsewhere
-   or be answered, at once. If it fails, the worker has begun.
-4. The slot of a batch that was taken back stays leased until `Skipped` has come, because the old `Execute` frame still lies
-   in the socket. So `offer` never happens while somebody may still take the claim of the batch before.
+2. Worker, `begin`: before anything of the model sees the batch it takes the claim. If it succeeds, it writes
+   the batch's id into its lane's word and executes; the answer is a `Result`. If it fails, the server has the
+   batch: the worker executes nothing and answers with a `Skipped` frame.
+3. Server, `take_back`: it takes the claim. If it succeeds, the model will never see this batch, and its
+   requests may run elsewhere or be answered, at once. If it fails, the worker has begun.
+4. The slot of a batch that was taken back stays leased until `Skipped` has come, because the old `Execute`
+   frame still lies in the socket. So `offer` never happens while somebody may still take the claim of the
+   batch before.
 
-A worker that dies between 2's claim and its word has shown nothing to the model, and the word says so. A hostile worker that writes
-into its claims only runs what it was told not to run; its `Result` then is for a batch that nobody asked for, a `FrameError`.
+A worker that dies between 2's claim and its word has shown nothing to the model, and the word says so. A
+hostile worker that writes into its claims only runs what it was told not to run; its `Result` then is for a
+batch that nobody asked for, a `FrameError`.
 
-What a worker writes into a segment may change at any time. Offsets and lengths come in frames, are checked once against the
-segment's size, and bytes are used as opaque tensor data or copied before they are interpreted.
+What a worker writes into a segment may change at any time. Offsets and lengths come in frames, are checked
+once against the segment's size, and bytes are used as opaque tensor data or copied before they are
+interpreted.
 """
 
 from __future__ import annotations
@@ -92,7 +98,10 @@ class Segment:
 
     @classmethod
     def create(cls, size: int, name: str = "tritium") -> Segment:
-        """Make a sealed segment of `size` bytes (a multiple of the page size). Raises OSError out of memory."""
+        """Make a sealed segment of `size` bytes (a multiple of the page size).
+
+        Raises OSError out of memory.
+        """
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size)
@@ -124,7 +133,10 @@ class Segment:
 
 
 class ControlPage:
-    """What a worker is executing, who has which batch, and what the server no longer wants. See the module."""
+    """What a worker is executing, who has which batch, and what the server no longer wants.
+
+    See the module.
+    """
 
     __slots__ = (
         "_addresses",
@@ -153,13 +165,19 @@ class ControlPage:
 
     @staticmethod
     def size_for(slots: int, per_slot: int) -> int:
-        """Return the bytes that a page for so many slots takes, whole pages. Raises ValueError for too many slots."""
+        """Return the bytes that a page for so many slots takes, whole pages.
+
+        Raises ValueError for too many slots.
+        """
         if slots > MAX_SLOTS:
             raise ValueError(f"a worker has up to {MAX_SLOTS} slots, not {slots}")
         return -(-(_FLAGS_AT + slots * per_slot) // PAGE) * PAGE
 
     def begin(self, lane: int, batch_id: int, slot: int) -> bool:
-        """Worker: the model is about to see this batch. False where it must not: the server has taken it back."""
+        """Worker: the model is about to see this batch.
+
+        False where it must not: the server has taken it back.
+        """
         if _TRYWAIT(self._addresses[slot]):
             return False
         self._executing[lane] = batch_id

@@ -1,7 +1,7 @@
 """The scheduler actor of a model: it forms a batch when an instance has room, and sees to it that waiting ends on time.
 
-`direct` and `dynamic` scheduling differ only in their policy. The actor holds no request: a restarted one finds the queue,
-the suspects and the instances in the model's state.
+`direct` and `dynamic` scheduling differ only in their policy. The actor holds no request: a restarted one
+finds the queue, the suspects and the instances in the model's state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _Choice: TypeAlias = tuple[InstanceState, LiveWorker]  # and its worker, which h
 
 
 async def run(ctx: ChildContext, state: ModelState, *, hold: Hold | None = None) -> None:
-    """Schedule until asked to stop. The queue drains before that, because instances stop after the scheduler."""
+    """Schedule until asked to stop.
+
+    The queue drains before that, because instances stop after the scheduler.
+    """
     scheduler = Scheduler(state, hold)
     ctx.started()
     ctx.publish(scheduler=type(state.spec.scheduling).__name__.lower())
@@ -76,9 +79,8 @@ class Scheduler(TurnTaker):
         self.answer_door()
         state, queue = self.state, self.state.queue
         self._expire(queue, now)
-        if (
-            queue.next_expiry() <= now
-        ):  # there are too many for one turn: nobody is dispatched whose time is up
+        # There are too many for one turn: nobody is dispatched whose time is up.
+        if queue.next_expiry() <= now:
             state.ring()
             return -math.inf
         expiry = math.inf
@@ -177,8 +179,9 @@ class Scheduler(TurnTaker):
     def _next_instance(self, now: float) -> _Choice | None:
         """Return an instance with room for fresh requests: an idle one, else that with the most lanes free.
 
-        One without a free lane would only hold the batch ready, so it comes last, and not at all where what it executes
-        lasts and there are others (`actors.scheduling.ahead`). Among equals the least recently served is next.
+        One without a free lane would only hold the batch ready, so it comes last, and not at all where what
+        it executes lasts and there are others (`actors.scheduling.ahead`). Among equals the least recently
+        served is next.
         """
         fallback: _Choice | None = None
         most = -math.inf
@@ -196,7 +199,10 @@ class Scheduler(TurnTaker):
         return fallback
 
     def _permitted(self, limiter: RateLimiter[InstanceState], now: float) -> _Choice | None:
-        """Return an instance with room that may execute now. Of those that may not, each is in line then, and we are rung."""
+        """Return an instance with room that may execute now.
+
+        Of those that may not, each is in line then, and we are rung.
+        """
         several = len(self.state.rotation) > 1
         having_room = [
             (each, each.worker)
@@ -212,7 +218,8 @@ class Scheduler(TurnTaker):
     def withdraw(self, *, held_up: bool = False) -> None:
         """Leave the rate limiter's line, where others would wait for us in vain.
 
-        While batches are `held_up` instances with room stay in it, and one that hunts stays as long as it does.
+        While batches are `held_up` instances with room stay in it, and one that hunts stays as long as it
+        does.
         """
         limiter = self.state.limiter
         if limiter is None:

@@ -6,7 +6,9 @@ import trio
 
 
 class Bell:
-    """Counts its rings. A task says how many it has heard, so a ring that came while it was busy ends its next wait.
+    """Counts its rings.
+
+    A task says how many it has heard, so a ring that came while it was busy ends its next wait.
 
     Where a condition is looked at and waited for without an `await` between them, `next_ring` is enough:
 

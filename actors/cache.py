@@ -1,16 +1,18 @@
-"""The response cache as models see it. Contract: scheduling.md section 8, and docs/cache.md for what is done differently.
+"""The response cache as models see it.
 
-`ResponseCache` belongs to the server: one store, near (in this process) or far (see `FarStore`), and the actors that work for it.
-A `ModelCache` sits in the state of each model version that asked for it, and is called at four points of a request's way: before
-it needs room in the queue (`intercept`), before it is queued (`lead`), when it is answered (`settle`), and when it is cancelled
-or its model ends.
+Contract: scheduling.md section 8, and docs/cache.md for what is done differently.
 
-A request is in one of these places: answered; waiting here for another's answer, its key or the far store; or in the queue and
-beyond, where it may lead others (`actors.scheduling.flights`). While it waits here it is in the model's in-flight table,
-so whoever drains or ends the model finds it.
+`ResponseCache` belongs to the server: one store, near (in this process) or far (see `FarStore`), and the
+actors that work for it. A `ModelCache` sits in the state of each model version that asked for it, and is
+called at four points of a request's way: before it needs room in the queue (`intercept`), before it is queued
+(`lead`), when it is answered (`settle`), and when it is cancelled or its model ends.
 
-What goes wrong in here costs a look-up: each entry point is guarded, notes the bug (`ResponseCache.note_bug`), and lets the
-request run as if there were no cache.
+A request is in one of these places: answered; waiting here for another's answer, its key or the far store; or
+in the queue and beyond, where it may lead others (`actors.scheduling.flights`). While it waits here it is in
+the model's in-flight table, so whoever drains or ends the model finds it.
+
+What goes wrong in here costs a look-up: each entry point is guarded, notes the bug
+(`ResponseCache.note_bug`), and lets the request run as if there were no cache.
 """
 
 from __future__ import annotations
@@ -79,7 +81,10 @@ class FarStore(Protocol):
 
 
 class ResponseCache:
-    """The server's one cache: `near` or `far`, whichever there is. Passive; its actors are `hashing` and `keep_appointments`."""
+    """The server's one cache: `near` or `far`, whichever there is.
+
+    Passive; its actors are `hashing` and `keep_appointments`.
+    """
 
     def __init__(self, *, near: LruCache | None = None, far: FarStore | None = None, log: Log) -> None:
         self.near = near
@@ -162,7 +167,7 @@ class ModelCache:
         """How many requests wait here: for an equal one's answer, for their key, for the far store."""
         return self._flights.followers + self._coming
 
-    # -- requests in -----------------------------------------------------------------------------------------------
+    # -- requests in -----------------------------------------------------------------------------------------
 
     def intercept(self, request: InferRequest) -> bool:
         """Whether a validated `request` is answered by this, or will be: it then needs no room in the queue."""
@@ -308,7 +313,7 @@ class ModelCache:
             self._flights.leave(request)
             self._run(request, request.cache_ticket)
 
-    # -- answers ---------------------------------------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------------------------
 
     def _share(self, request: InferRequest, entry: Entry) -> None:
         """Answer one of several; a bug in that is not the others'."""
@@ -383,7 +388,10 @@ class ModelCache:
             self._share(follower, entry)
 
     def _keep(self, key: bytes, part: InferResponse, *, wanted: bool) -> Entry | None:
-        """Return a copy of an answer, and have it kept if that is possible. None for one that is not worth a copy."""
+        """Return a copy of an answer, and have it kept if that is possible.
+
+        None for one that is not worth a copy.
+        """
         size = entry_size(part.outputs)
         kept = not self._cache.refuses(size)
         if size > COPIED_AT_ONCE or not (kept or wanted):
@@ -405,7 +413,7 @@ class ModelCache:
             self._cache.appointments.call_off(ticket.appointment)
             ticket.appointment = None
 
-    # -- ends ------------------------------------------------------------------------------------------------------
+    # -- ends ------------------------------------------------------------------------------------------------
 
     def withdraw(self, request: InferRequest) -> bool:
         """Whether `request` waited here, which is over: the caller answers it."""
@@ -422,7 +430,10 @@ class ModelCache:
         return False
 
     def is_wanted(self, request: InferRequest) -> bool:
-        """Whether others wait for the answer of a running `request`, whose client has left. If not, nobody will any more."""
+        """Whether others wait for the answer of a running `request`, whose client has left.
+
+        If not, nobody will any more.
+        """
         flight = self._flights.led_by(request)
         if flight is None:
             return False

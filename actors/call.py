@@ -87,7 +87,10 @@ class Call:
             self._send(part, final=final)
 
     def _keep(self, part: InferResponse | TritiumError, *, final: bool) -> None:
-        """Keep a part until there is credit for it. One that holds up nobody until it is released is ours to find room for."""
+        """Keep a part until there is credit for it.
+
+        One that holds up nobody until it is released is ours to find room for.
+        """
         cost = _PART_COST
         if isinstance(part, InferResponse):
             cost = 0 if part.leased else cost + sum(tensor.nbytes for tensor in part.outputs)
@@ -160,9 +163,8 @@ class Call:
 
     def _end(self) -> None:
         self.ended = True
-        del (
-            self.request
-        )  # which holds us: its inputs are to go with the last one who needs them, not with the garbage
+        # Which holds us: its inputs are to go with the last one who needs them, not with the garbage.
+        del self.request
 
 
 def request_of(

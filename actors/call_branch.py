@@ -1,8 +1,9 @@
 """How a process that a worker has forked comes by a connection of its own.
 
-It inherits that of its worker and can't use it, but for one frame, `BRANCH`, which may come between any two of the worker's. With that
-goes the descriptor of a connection over which it is answered, once: by the descriptor of the new one, or by why there is none. The
-server makes the new connection itself: what another process made, it could still set to block.
+It inherits that of its worker and can't use it, but for one frame, `BRANCH`, which may come between any two
+of the worker's. With that goes the descriptor of a connection over which it is answered, once: by the
+descriptor of the new one, or by why there is none. The server makes the new connection itself: what another
+process made, it could still set to block.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from actors.call_pipe import CallPipe
 
 
 def open_branch(asked_by: int) -> CallPipe | None:
-    """Make a connection and send its other end to who has asked. None where that can't be: it is told so, or has gone."""
+    """Make a connection and send its other end to who has asked.
+
+    None where that can't be: it is told so, or has gone.
+    """
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:

@@ -19,7 +19,9 @@ WHOLE_BATCH: Final = -1
 
 @dataclass(slots=True, kw_only=True)
 class CallFields:
-    """A call, but for its inputs. `timeout` is in seconds, 0 for none; `parent` is a batch's number and a place in it.
+    """A call, but for its inputs.
+
+    `timeout` is in seconds, 0 for none; `parent` is a batch's number and a place in it.
 
     Not frozen, which would take longer to make than to check.
     """

@@ -1,16 +1,18 @@
 """What a worker begins: calls of models, questions to the server and what it tells it, on a connection of their own.
 
-A letter is `Letter.packets`: one frame of its own kind, then `MORE` frames until its bytes are complete. Nothing else that
-begins comes in between, so that the reader holds one incomplete letter at most. The answers are `PART` frames with the
-call's number as the batch, `CREDIT` and `CANCEL` frames go the other way as they do for a decoupled model's parts, the roles
-being swapped: the server sends the parts, and the worker says what it has taken.
+A letter is `Letter.packets`: one frame of its own kind, then `MORE` frames until its bytes are complete.
+Nothing else that begins comes in between, so that the reader holds one incomplete letter at most. The answers
+are `PART` frames with the call's number as the batch, `CREDIT` and `CANCEL` frames go the other way as they
+do for a decoupled model's parts, the roles being swapped: the server sends the parts, and the worker says
+what it has taken.
 
     Call    number, inputs (offsets within the letter's bytes), JSON of everything else that `CallRequest` says
     Ask     number, JSON with the subject and the sizes of the attachments; the bytes are a JSON body, then those
     Tell    the same without a number, for it has no answer
 
-Where there are many bytes, a `SEGMENT` frame with a descriptor comes first (`actors.call_segments`): then they are in that,
-and the letter or part is complete with its first frame. A worker says `TAKEN` for each one that it has received.
+Where there are many bytes, a `SEGMENT` frame with a descriptor comes first (`actors.call_segments`): then
+they are in that, and the letter or part is complete with its first frame. A worker says `TAKEN` for each one
+that it has received.
 
 The answer to an `Ask` is one part: an error, or a single output whose bytes are a JSON object.
 """
@@ -59,7 +61,10 @@ _MORE: Final = struct.Struct("<BBHIQ")  # kind, three zeros, number: as `frames.
 
 
 class Letter:
-    """Something that a worker begins. `data` is its `nbytes` bytes, or as many of them as the first frame held."""
+    """Something that a worker begins.
+
+    `data` is its `nbytes` bytes, or as many of them as the first frame held.
+    """
 
     __slots__ = ("data", "fields", "inputs", "kind", "nbytes", "number")
 

@@ -1,7 +1,7 @@
 """The server's end of the connection on which a worker calls: packets come as from any worker, answers go out whole.
 
-An answer is any number of frames, which are made when the worker has read what went before: only its bytes are kept until
-then. Nothing waits here but in `flush`.
+An answer is any number of frames, which are made when the worker has read what went before: only its bytes
+are kept until then. Nothing waits here but in `flush`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,10 @@ class CallPipe(Pipe):
         return packet
 
     def take_descriptor(self) -> int:
-        """Return the descriptor of the last packet, which is the caller's to close. Raises FrameError without one."""
+        """Return the descriptor of the last packet, which is the caller's to close.
+
+        Raises FrameError without one.
+        """
         if self._descriptor < 0:
             raise FrameError("a frame that announces a descriptor came without one")
         descriptor, self._descriptor = self._descriptor, -1

@@ -1,9 +1,10 @@
 """Large tensors of calls: each message's bytes in a memory file of its own, which nobody can change any more.
 
-Whoever has much to say writes it into a memfd, seals that against writing, shrinking and growing, and sends the descriptor
-ahead of the frame that it belongs to. The reader checks the seals, maps it, and closes the descriptor. A worker's memfd is
-as good as the server's then: it can't be truncated under the server's eyes (which would be a SIGBUS), its bytes are the
-same whenever they are looked at, and it is gone with the last mapping. There is nothing to give back.
+Whoever has much to say writes it into a memfd, seals that against writing, shrinking and growing, and sends
+the descriptor ahead of the frame that it belongs to. The reader checks the seals, maps it, and closes the
+descriptor. A worker's memfd is as good as the server's then: it can't be truncated under the server's eyes
+(which would be a SIGBUS), its bytes are the same whenever they are looked at, and it is gone with the last
+mapping. There is nothing to give back.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _UNTRACKED: Final = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 def write_segment(pieces: Iterable[Buffer]) -> int:
-    """Return the descriptor of a sealed memfd that holds `pieces`, one after the other. Raises OSError out of memory."""
+    """Return the descriptor of a sealed memfd that holds `pieces`, one after the other.
+
+    Raises OSError out of memory.
+    """
     descriptor = os.memfd_create("tritium-call", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         for piece in pieces:
@@ -48,10 +52,13 @@ def write_segment(pieces: Iterable[Buffer]) -> int:
 
 
 def map_segment(descriptor: int, size: int, *, writable: bool) -> memoryview:
-    """Map a descriptor that the other side sent, and close it. What is written to the mapping nobody else sees.
+    """Map a descriptor that the other side sent, and close it.
 
-    Raises FrameError where it is no sealed memfd of `size` bytes. Pages of another size are refused, and such as were never
-    written: they may be missing when they are needed, which is a SIGBUS, and would be the reader's to pay for.
+    What is written to the mapping nobody else sees.
+
+    Raises FrameError where it is no sealed memfd of `size` bytes. Pages of another size are refused, and such
+    as were never written: they may be missing when they are needed, which is a SIGBUS, and would be the
+    reader's to pay for.
     """
     try:
         about = os.fstat(descriptor)

@@ -1,8 +1,9 @@
 """Who waits for whom among the calls that models make: the graph that `actors.scheduling.wait_for` decides about.
 
-It is read off the live state when a call is made that could close a circle, which is rare: every instance of its callee must
-execute something that waits for calls itself. Whatever is not known to wait counts as going on: an instance that restarts,
-a version behind a traffic split, the steps that a request to an ensemble has not come to.
+It is read off the live state when a call is made that could close a circle, which is rare: every instance of
+its callee must execute something that waits for calls itself. Whatever is not known to wait counts as going
+on: an instance that restarts, a version behind a traffic split, the steps that a request to an ensemble has
+not come to.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Who answers for the names that models call: whoever answers clients and, while the server drains, who still can.
 
-A request that was accepted before the server began to drain is answered; so the calls are that its model makes meanwhile.
+A request that was accepted before the server began to drain is answered; so the calls are that its model
+makes meanwhile.
 """
 
 from __future__ import annotations

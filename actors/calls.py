@@ -1,14 +1,15 @@
 """What a worker begins, as the server sees it: inference calls of models, and questions to the server.
 
-A worker has a connection for that of its own (`actors.call_frames`), which a task of its instance reads. A call becomes an
-ordinary request to whoever answers for the model's name, like that of a client: validation, queue, cache, limits and
-statistics are the callee's. What is the caller's goes along: the deadline, the tenant and the cancellation of the request on
-whose behalf the call is made. Answers are copied out of the callee's memory at once, so that nobody who does not read can
-hold it; those of a stream are held back, and with them the callee, while the caller has a window of them to take.
+A worker has a connection for that of its own (`actors.call_frames`), which a task of its instance reads. A
+call becomes an ordinary request to whoever answers for the model's name, like that of a client: validation,
+queue, cache, limits and statistics are the callee's. What is the caller's goes along: the deadline, the
+tenant and the cancellation of the request on whose behalf the call is made. Answers are copied out of the
+callee's memory at once, so that nobody who does not read can hold it; those of a stream are held back, and
+with them the callee, while the caller has a window of them to take.
 
-A worker is hostile: it may have `MAX_CALLS` calls and `MAX_ASKS` questions under way, and `MAX_BYTES` of memory for what they
-carry and what it has not read; more is refused. Refusals must be read as well, else that is the end of it (`MAX_UNREAD`). When its
-process ends, its calls are cancelled.
+A worker is hostile: it may have `MAX_CALLS` calls and `MAX_ASKS` questions under way, and `MAX_BYTES` of
+memory for what they carry and what it has not read; more is refused. Refusals must be read as well, else that
+is the end of it (`MAX_UNREAD`). When its process ends, its calls are cancelled.
 """
 
 from __future__ import annotations
@@ -151,7 +152,10 @@ class WorkerCalls:
         self.tally.lines.append(self)
 
     async def run(self, condemn: Callable[[FrameError], None]) -> None:
-        """Serve the worker's calls until it closes the connection. `condemn` is called where it breaks the protocol."""
+        """Serve the worker's calls until it closes the connection.
+
+        `condemn` is called where it breaks the protocol.
+        """
         self._condemn = condemn
         try:
             async with trio.open_nursery() as self._nursery:
@@ -197,7 +201,7 @@ class WorkerCalls:
         if self._root is None:
             self._host.subjects.ended(self.caller)
 
-    # -- for others --------------------------------------------------------------------------------------------------
+    # -- for others ------------------------------------------------------------------------------------------
 
     def blocking(self, batch: InFlight) -> Sequence[Call]:
         """Return the calls that the execution of `batch` waits for."""
@@ -224,7 +228,7 @@ class WorkerCalls:
         """Return the calls that have come by this connection and are not over."""
         return self._calls.values()
 
-    # -- for calls ---------------------------------------------------------------------------------------------------
+    # -- for calls -------------------------------------------------------------------------------------------
 
     def ended(self, call: Call) -> None:
         """A call has had its last response."""
@@ -239,7 +243,10 @@ class WorkerCalls:
                 del self.tally.blocking[call.batch.id]
 
     def keep(self, cost: int) -> bool:
-        """Count bytes of an answer for which there is no credit. False, and not counted, where there is no room for them."""
+        """Count bytes of an answer for which there is no credit.
+
+        False, and not counted, where there is no room for them.
+        """
         if self.tally.kept + cost > MAX_BYTES:
             return False
         self.tally.kept += cost
@@ -298,7 +305,7 @@ class WorkerCalls:
         packets: Iterator[Packet] = ((packet, ()) for packet in part.packets())
         self._pipe.send_answer(packets, part.nbytes, final=part.final)
 
-    # -- what the worker says ----------------------------------------------------------------------------------------
+    # -- what the worker says --------------------------------------------------------------------------------
 
     @fault_point("calls.packet")
     def _on_packet(self, packet: bytes) -> None:
@@ -419,7 +426,7 @@ class WorkerCalls:
             raise FrameError(f"call {number} is spoken of before it is made")
         return self._calls.get(number)
 
-    # -- calls -------------------------------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------------------
 
     def _call(self, letter: Letter, fields: CallFields) -> None:
         try:
@@ -461,7 +468,10 @@ class WorkerCalls:
             call.put(error, final=True)
 
     def _admitted(self, letter: Letter, fields: CallFields) -> Call:
-        """Return the call that a letter asks for. Raises TritiumError where it is refused, FrameError where it is none."""
+        """Return the call that a letter asks for.
+
+        Raises TritiumError where it is refused, FrameError where it is none.
+        """
         if self.tally.calls >= MAX_CALLS:
             raise Unavailable(f"{MAX_CALLS} calls of this worker are under way already")
         if self.tally.nbytes + letter.nbytes > MAX_BYTES:

@@ -1,8 +1,8 @@
 """The catalog: which models should run, in each control mode, and who asked (contract, repository.md sections 3, 5, 6).
 
-Every model has a *lane*, an actor of its own that carries out what is asked of that model, one thing after the other. So
-a load that is slow, fails or never ends holds up its own model and no other, and each caller gets the outcome of what it
-asked. An order to unload does not wait for a load: it takes its place.
+Every model has a *lane*, an actor of its own that carries out what is asked of that model, one thing after
+the other. So a load that is slow, fails or never ends holds up its own model and no other, and each caller
+gets the outcome of what it asked. An order to unload does not wait for a load: it takes its place.
 
 Passive state, such as what waits in a lane, outlives the crash of the catalog's actor and of a lane.
 """
@@ -63,7 +63,10 @@ class ControlMode(Enum):
 
 
 class Catalog:
-    """What should run; see the module. `finished` is set when every model to be loaded at start serves or has failed."""
+    """What should run; see the module.
+
+    `finished` is set when every model to be loaded at start serves or has failed.
+    """
 
     def __init__(
         self,
@@ -84,9 +87,8 @@ class Catalog:
         self._news = Bell()  # a lane is to be started, or over
         self._starts: dict[ModelKey, Operation] = {}
         self.finished = trio.Event()
-        self.could_not_look: Callable[[ModelKey], object] = lambda _: (
-            None
-        )  # told what must be looked at again
+        # Told what must be looked at again.
+        self.could_not_look: Callable[[ModelKey], object] = lambda _: None
         # Whose loads that of a model waits for because the model itself, being loaded, has asked for them.
         self.awaited_by: Callable[[str], AbstractSet[str]] = lambda _: frozenset()
         self._looked = False  # into the repositories, at the start
@@ -94,7 +96,7 @@ class Catalog:
         self._unlisted: Sequence[str] = ()  # repositories that the start went without, and why
         self._catching_up: list[Lane] = []  # what was found in them since is loaded by these
 
-    # -- the actor ---------------------------------------------------------------------------------------------------
+    # -- the actor -------------------------------------------------------------------------------------------
 
     def spec(self, name: str = "catalog") -> ChildSpec:
         """Return the actor as a child: tried again for as long as it takes, without its siblings noticing."""
@@ -155,7 +157,7 @@ class Catalog:
             await started.done.wait()
             self.start_failed = self.start_failed or started.error is not None
 
-    # -- asked by others -----------------------------------------------------------------------------------------------
+    # -- asked by others -------------------------------------------------------------------------------------
 
     async def load(self, name: str, parameters: Mapping[str, object]) -> None:
         """Load or reload a model; returns when it serves. Raises as contract repository.md section 5 says."""
@@ -166,9 +168,8 @@ class Catalog:
             key = await self._find(name, made_up=bool(override and override.files))
         except Internal:
             for each in [key for key in self._lanes if key.name == name]:
-                self._lanes[each].deployment.set_back(
-                    {0: NOWHERE}
-                )  # it may serve though its directory is gone
+                # It may serve though its directory is gone.
+                self._lanes[each].deployment.set_back({0: NOWHERE})
             raise
         await self._do(key, Load(self._source, self._ensure_parts, override))
 
@@ -246,7 +247,10 @@ class Catalog:
         return {"phase": phase, "seconds": seconds, "attempt": busy.attempt, **busy.details}
 
     def on_the_way(self, name: str, namespace: str) -> OnTheWay | None:
-        """Tell of a model that is being loaded, or waits to be; None of any other. See `Router.on_the_way`."""
+        """Tell of a model that is being loaded, or waits to be; None of any other.
+
+        See `Router.on_the_way`.
+        """
         if not self._looked:
             return OnTheWay(
                 told="the server has just started and looks into its repositories", retry_after=1.0
@@ -264,7 +268,7 @@ class Catalog:
             retry_after=after_load(seconds, before=lane.deployment.load_seconds),
         )
 
-    # -- inside ----------------------------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------------------
 
     def _require_explicit(self) -> None:
         if self._mode is not ControlMode.EXPLICIT:

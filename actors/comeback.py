@@ -1,7 +1,8 @@
 """Who starts first when all versions have to come back at once, after a crash of the supervisor of all.
 
-Workers that start together share the cores, and are all ready late. Where there are more of them than cores, one instance of each version starts
-first, and the others when those serve: until then each model has half as long to wait, or less.
+Workers that start together share the cores, and are all ready late. Where there are more of them than cores,
+one instance of each version starts first, and the others when those serve: until then each model has half as
+long to wait, or less.
 """
 
 from __future__ import annotations

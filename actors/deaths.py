@@ -1,7 +1,7 @@
 """What becomes of the requests that a dead worker held, carried out on its model's state.
 
-`actors.scheduling.retries` has decided by then. Sequences are different: those go on of which nothing has run, and where the
-server keeps their state all of them; elsewhere they have ended.
+`actors.scheduling.retries` has decided by then. Sequences are different: those go on of which nothing has
+run, and where the server keeps their state all of them; elsewhere they have ended.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class Deaths:
     def settle(
         self, instance: InstanceState, aftermath: Aftermath, marks: Mapping[InferRequest, Fingerprint]
     ) -> None:
-        """Carry out what was decided after the death of `instance`'s worker. `marks` are fingerprints that were made by then."""
+        """Carry out what was decided after the death of `instance`'s worker.
+
+        `marks` are fingerprints that were made by then.
+        """
         state, sequences = self._state, self._state.sequences
         now = trio.current_time()
         for request in aftermath.accused:

@@ -1,7 +1,7 @@
 """One model on its way from what serves to what should: load beside, probe, swap, drain (DESIGN section 8).
 
-A `Deployment` is passive: the model's lane (see `actors.catalog`) calls one of its methods at a time. Until the swap nothing
-that serves has been touched, so a load that fails, or is given up, costs nobody anything.
+A `Deployment` is passive: the model's lane (see `actors.catalog`) calls one of its methods at a time. Until
+the swap nothing that serves has been touched, so a load that fails, or is given up, costs nobody anything.
 """
 
 from __future__ import annotations
@@ -119,7 +119,10 @@ class Deployment:
         self.tell(phase=phase, attempt=attempt)
 
     def set_back(self, reasons: Mapping[int, str]) -> None:
-        """A load came to nothing, by version, 0 for all. Where something serves that is told until a load succeeds."""
+        """A load came to nothing, by version, 0 for all.
+
+        Where something serves that is told until a load succeeds.
+        """
         self._around.router.load_failed(self.key, reasons)
         told = (self._around.router.setback(self.key, number) for number in self.serving)
         self.setback = next(told, "")
@@ -131,7 +134,7 @@ class Deployment:
             Event.MODEL_LOAD_FAILED, level="error", model=self.key.name, phase="reading", reason=reason
         )
 
-    # -- towards what was found --------------------------------------------------------------------------------------
+    # -- towards what was found ------------------------------------------------------------------------------
 
     @fault_point("deployment.apply")
     async def apply(
@@ -142,9 +145,12 @@ class Deployment:
         forced: bool = False,
         awake: bool = True,
     ) -> None:
-        """Have what was found serve. Raises InvalidArgument or Internal where it can't; what served before then still does.
+        """Have what was found serve.
 
-        `override` is what was read in place of files. Without `awake` a model that is loaded on demand is only made known.
+        Raises InvalidArgument or Internal where it can't; what served before then still does.
+
+        `override` is what was read in place of files. Without `awake` a model that is loaded on demand is
+        only made known.
         """
         self.content = self.refused = ""
         try:
@@ -162,7 +168,10 @@ class Deployment:
         self._keep(override, found.content)
 
     def _keep(self, override: Override | None, content: str) -> None:
-        """Note what later loads without one of their own keep to. Files of a request count once, its configuration lasts."""
+        """Note what later loads without one of their own keep to.
+
+        Files of a request count once, its configuration lasts.
+        """
         lasts = override is not None and not override.files
         self.override, self.overrode = (override, content) if lasts else (None, "")
 
@@ -319,7 +328,7 @@ class Deployment:
             self.retire_all()
             self._disown()
 
-    # -- away from it --------------------------------------------------------------------------------------------------
+    # -- away from it ----------------------------------------------------------------------------------------
 
     def retire_all(self, *, patiently: bool = False) -> list[ModelState]:
         """Send no more requests to the model; what it has is answered. Returns the versions that retire.
@@ -359,9 +368,8 @@ class Deployment:
     def _retire(self, state: ModelState, within: float) -> None:
         state.become(Status.UNLOADING)
         self._retiring[state] = trio.current_time() + within
-        with suppress(
-            NotRunning
-        ):  # it is being restarted, or the server is stopping and ends every subtree itself
+        # It is being restarted, or the server is stopping and ends every subtree itself.
+        with suppress(NotRunning):
             self._start_retirement(state)
 
     def resume_retirements(self) -> None:
@@ -385,7 +393,10 @@ class Deployment:
 
     @fault_point("deployment.retirement")
     async def _retirement(self, state: ModelState, ctx: ChildContext) -> None:
-        """Drain one version until its deadline, and end it. The next life of one that crashed takes it from the beginning."""
+        """Drain one version until its deadline, and end it.
+
+        The next life of one that crashed takes it from the beginning.
+        """
         ctx.started()
         ctx.publish(model=state.spec.name, version=state.spec.version, in_flight=len(state.in_flight))
         spec = state.spec
@@ -405,7 +416,7 @@ class Deployment:
         del self._retiring[state]
         self._on_retired()
 
-    # -- on demand -----------------------------------------------------------------------------------------------------
+    # -- on demand -------------------------------------------------------------------------------------------
 
     def _make_dormant(self) -> None:
         assert self._found is not None
@@ -421,8 +432,8 @@ class Deployment:
     async def evict(self) -> bool:
         """Unload a model that is loaded on demand; returns once its workers have ended.
 
-        False where it was not loaded, or is not to be evicted any more. Its clients have done nothing to deserve a
-        deadline: the memory comes when they have their answers.
+        False where it was not loaded, or is not to be evicted any more. Its clients have done nothing to
+        deserve a deadline: the memory comes when they have their answers.
         """
         if self._found is None or self._found.specs[0].residency is not Residency.ON_DEMAND:
             return False

@@ -1,8 +1,9 @@
 """Who answers for a model that is not loaded: has it loaded, and passes on the requests that waited meanwhile.
 
-A `WaitingRoom` belongs to a model, its `Dormant`s stand for its versions. The first request that comes in has the model
-woken; however many follow, that is one load. Nobody here runs: the tasks that wait are those of the frontends, each of
-which submits its own request, and the load is the residency actor's (`actors.residency`), whose restart they don't notice.
+A `WaitingRoom` belongs to a model, its `Dormant`s stand for its versions. The first request that comes in has
+the model woken; however many follow, that is one load. Nobody here runs: the tasks that wait are those of the
+frontends, each of which submits its own request, and the load is the residency actor's (`actors.residency`),
+whose restart they don't notice.
 
 A load that failed is not tried again for a while: who comes meanwhile is told why.
 """
@@ -68,7 +69,7 @@ class WaitingRoom:
         self._failure = ""
         self._retry_at = -math.inf
 
-    # -- for requests --------------------------------------------------------------------------------------------
+    # -- for requests ----------------------------------------------------------------------------------------
 
     def enter(self, request: InferRequest, bounds: QueueBounds) -> None:
         """Let `request` in; `leave` must follow. Raises Unavailable."""
@@ -102,7 +103,10 @@ class WaitingRoom:
             self._ring()  # from now on the model may be evicted
 
     async def wait(self, request: InferRequest) -> None:
-        """Wait until the model has been loaded. Raises TritiumError: not loaded, deadline passed, client left."""
+        """Wait until the model has been loaded.
+
+        Raises TritiumError: not loaded, deadline passed, client left.
+        """
         if self._closed:
             raise Unavailable(request.prefix + STOPPING)
         sleeper = self._asleep[request] = _Sleeper()
@@ -130,7 +134,7 @@ class WaitingRoom:
             sleeper.call(Cancelled(""))
         return sleeper is not None
 
-    # -- for the residency actor ---------------------------------------------------------------------------------
+    # -- for the residency actor -----------------------------------------------------------------------------
 
     def open(self) -> None:
         """The model serves: let everybody go there."""
@@ -177,7 +181,10 @@ class Dormant:
         self._validate = Validator(spec)
 
     async def submit(self, request: InferRequest) -> None:
-        """Validate `request`, have the model loaded, and submit it there. See `actors.interfaces.ServedModel.submit`."""
+        """Validate `request`, have the model loaded, and submit it there.
+
+        See `actors.interfaces.ServedModel.submit`.
+        """
         if self._validate.must_walk(request):
             await in_slices(self._validate.walk_strings(request))
         self._validate(request)  # nobody has a model loaded by a request that it can't take
@@ -188,7 +195,10 @@ class Dormant:
             self._room.leave(request)
 
     def submit_nowait(self, request: InferRequest) -> None:
-        """Raise `trio.WouldBlock`: there is a load to wait for. See `actors.interfaces.ServedModel.submit_nowait`."""
+        """Raise `trio.WouldBlock`: there is a load to wait for.
+
+        See `actors.interfaces.ServedModel.submit_nowait`.
+        """
         raise trio.WouldBlock
 
     async def _pass_on_once_loaded(self, request: InferRequest) -> None:

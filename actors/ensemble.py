@@ -1,11 +1,11 @@
 """The scheduler of an ensemble: takes requests from its queue, and has their steps run by the models that it is composed of.
 
-`Ensembler` is passive and belongs to the ensemble's `ModelState`; what a request is busy with is in its `ComposedRequest`. Most of
-the work is done where it comes up: a lone request's steps are submitted by its caller, later ones by whoever puts the answer
-of the step before. The actor takes requests that came together, looks after time and memory, and waits: where a model's queue
-is full, the steps that it has no room for stand in a line, and one task for each such model submits them in their order. While
-there is a line no further request is taken, so what a slow model can't serve waits in the ensemble's own queue, which has
-bounds.
+`Ensembler` is passive and belongs to the ensemble's `ModelState`; what a request is busy with is in its
+`ComposedRequest`. Most of the work is done where it comes up: a lone request's steps are submitted by its
+caller, later ones by whoever puts the answer of the step before. The actor takes requests that came together,
+looks after time and memory, and waits: where a model's queue is full, the steps that it has no room for stand
+in a line, and one task for each such model submits them in their order. While there is a line no further
+request is taken, so what a slow model can't serve waits in the ensemble's own queue, which has bounds.
 
 The actor holds nothing: a restarted one finds requests, lines and gates where they were.
 """
@@ -60,9 +60,8 @@ class Ensembler(TurnTaker):
         self._contributing: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._lines: dict[int, _Line] = {}  # by the identity of the model that has no room
-        self._gated: OrderedDict[Step, float] = (
-            OrderedDict()
-        )  # and when their patience is over, in that order
+        # And when their patience is over, in that order.
+        self._gated: OrderedDict[Step, float] = OrderedDict()
         self._loans: list[Loan] = []
         self._last: dict[int, ModelState] = {}  # versions that ran each step last
         self._kept: list[ModelState] = []  # pinned for requests that have not begun
@@ -74,7 +73,7 @@ class Ensembler(TurnTaker):
         """The steps, as configured."""
         return self._wiring.steps
 
-    # -- actors.model.Composite ----------------------------------------------------------------------------------------
+    # -- actors.model.Composite ------------------------------------------------------------------------------
 
     def cancel(self, request: InferRequest) -> None:
         """The client has gone: cancel what runs for it. See `actors.model.Composite`."""
@@ -83,7 +82,10 @@ class Ensembler(TurnTaker):
             composed.cancel()
 
     def steps_of(self, request: InferRequest) -> Sequence[tuple[ServedModel, InferRequest]]:
-        """Return who runs the steps of `request` that are under way, and their requests. See `actors.model.Composite`."""
+        """Return who runs the steps of `request` that are under way, and their requests.
+
+        See `actors.model.Composite`.
+        """
         composed = self._requests.get(request)
         return [(step.model, step.request) for step in composed.steps] if composed is not None else []
 
@@ -121,7 +123,7 @@ class Ensembler(TurnTaker):
         for model in kept:
             model.unpin()
 
-    # -- the scheduler's turn ------------------------------------------------------------------------------------------
+    # -- the scheduler's turn --------------------------------------------------------------------------------
 
     @fault_point("ensemble.turn")
     def turn(self, now: float) -> float:
@@ -134,9 +136,8 @@ class Ensembler(TurnTaker):
         if queue.next_expiry() <= now:
             for request, error in queue.expire(now):
                 state.fail(request, error, FailureReason.OTHER)
-            if (
-                queue.next_expiry() <= now
-            ):  # there are too many for one turn: nobody is begun whose time is up
+            # There are too many for one turn: nobody is begun whose time is up.
+            if queue.next_expiry() <= now:
                 state.ring()
                 return -math.inf
         started = 0
@@ -205,7 +206,7 @@ class Ensembler(TurnTaker):
             plan = self._plans[wanted] = Plan(self.state.spec, self._wiring, wanted, models)
         return plan
 
-    # -- for composed requests -----------------------------------------------------------------------------------------
+    # -- for composed requests -------------------------------------------------------------------------------
 
     def finished(self, request: InferRequest) -> None:
         """See `actors.ensemble_request.Ensembling`."""
@@ -255,7 +256,7 @@ class Ensembler(TurnTaker):
             del self._gated[step]
             step.resume()
 
-    # -- lines ---------------------------------------------------------------------------------------------------------
+    # -- lines -----------------------------------------------------------------------------------------------
 
     def has_line(self, model: ServedModel) -> bool:
         """See `actors.ensemble_request.Ensembling`."""
@@ -288,7 +289,10 @@ class Ensembler(TurnTaker):
 
     @fault_point("ensemble.line")
     async def work_off(self, line: _Line) -> None:
-        """Submit the steps of a line, in their order, each when its model has room for it. Returns when there is none left."""
+        """Submit the steps of a line, in their order, each when its model has room for it.
+
+        Returns when there is none left.
+        """
         while line.steps:
             step = next(iter(line.steps))
             step.submitting = True

@@ -1,10 +1,11 @@
 """One request on its way through an ensemble: its steps, their reply ports, and who still needs which step's memory.
 
-Passive, and without a task of its own: a step's answer runs the data flow (`actors.scheduling.ensembles`) where it is put, and
-submits what can run next. Whatever comes while that is being done is done after it, by the same loop.
+Passive, and without a task of its own: a step's answer runs the data flow (`actors.scheduling.ensembles`)
+where it is put, and submits what can run next. Whatever comes while that is being done is done after it, by
+the same loop.
 
-Memory. Tensors go from step to step by reference. A response whose outputs view a slot of a worker is lent as long as its
-consumers execute; see `Loan` for when it is copied instead.
+Memory. Tensors go from step to step by reference. A response whose outputs view a slot of a worker is lent as
+long as its consumers execute; see `Loan` for when it is copied instead.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ Sequence_ = tuple[int | str, int]
 class Loan:
     """A step's response that views somebody's memory, until nobody needs its tensors.
 
-    What a decoupled model gives is in memory of the server, and its release is what lets the model go on: it is released when the
-    steps that consume it have been accepted by their models, or later where the client has many parts to read first. What others
-    give lies in a slot of the worker that made it. Such a slot must never wait for room in another model's queue, which may wait
-    for slots of its own in turn; so it is lent only to what executes, and copied where that is not so after two turns of the
-    loop, or later.
+    What a decoupled model gives is in memory of the server, and its release is what lets the model go on: it
+    is released when the steps that consume it have been accepted by their models, or later where the client
+    has many parts to read first. What others give lies in a slot of the worker that made it. Such a slot must
+    never wait for room in another model's queue, which may wait for slots of its own in turn; so it is lent
+    only to what executes, and copied where that is not so after two turns of the loop, or later.
     """
 
     __slots__ = ("_copies", "_response", "_unclaimed", "_users", "streamed", "turns")
@@ -166,7 +167,10 @@ class Step:
         return self.plan.model
 
     def submit_nowait(self, *, in_company: bool) -> None:
-        """Submit it, as `ServedModel.submit_nowait` does. A pinned version takes it also where it is retiring."""
+        """Submit it, as `ServedModel.submit_nowait` does.
+
+        A pinned version takes it also where it is retiring.
+        """
         state = self.plan.state
         if state is not None:
             state.submit_nowait(self.request, pinned=True, in_company=in_company)
@@ -295,7 +299,7 @@ class ComposedRequest:
         """The steps that have begun, and have not had their final answer."""
         return self._steps.values()
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- what happens ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Run what can run from the request's inputs."""
@@ -333,7 +337,10 @@ class ComposedRequest:
             loan.drop(self)
 
     def cancel(self) -> None:
-        """The client has gone: start nothing more, and cancel what runs. The answer comes when that has ended."""
+        """The client has gone: start nothing more, and cancel what runs.
+
+        The answer comes when that has ended.
+        """
         if not self._over:
             self._flow.stop(Cancelled(""))
             self._work(self._call_off)
@@ -363,7 +370,7 @@ class ComposedRequest:
         finally:
             self._busy = False
 
-    # -- steps -------------------------------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------------------
 
     def _launch(self, runs: Iterable[Run[Piece]]) -> None:
         for run in runs:
@@ -504,7 +511,7 @@ class ComposedRequest:
             elif not step.request.cancelled:
                 step.model.cancel(step.request)
 
-    # -- the answer ----------------------------------------------------------------------------------------------------
+    # -- the answer ------------------------------------------------------------------------------------------
 
     def _answer(self) -> None:
         if self._over:
@@ -596,7 +603,7 @@ class ComposedRequest:
         queue = int((self._began - self.request.accepted_at) * 1e9)
         return (max(0, queue) + self._spent[0], *self._spent[1:])
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         """Let go of everything that was held for it."""
@@ -665,7 +672,10 @@ def _sequence(
 
 
 def _told(sequence: Sequence_) -> Mapping[str, Parameter]:
-    """Return the parameters of an answer that say which place in a sequence it has. Integers are signed there."""
+    """Return the parameters of an answer that say which place in a sequence it has.
+
+    Integers are signed there.
+    """
     identity, flags = sequence
     if isinstance(identity, int) and identity > _MAX_INT64:
         identity -= _TO_UNSIGNED

@@ -1,7 +1,8 @@
 """A response cache that another process keeps, on a network that may fail: asked on threads, within a time, and not while it is down.
 
-A request waits for a look-up at most `patience` seconds, then it runs. Where look-ups fail one after the other nobody asks any
-more (`actors.scheduling.breaker`), until a trial, which no request waits for, has shown that there is somebody again.
+A request waits for a look-up at most `patience` seconds, then it runs. Where look-ups fail one after the
+other nobody asks any more (`actors.scheduling.breaker`), until a trial, which no request waits for, has shown
+that there is somebody again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ INSERTION_BYTES: Final = 64 * 1024 * 1024
 
 
 class Store(Protocol):
-    """Where entries are. Its methods block, are called on threads, several at once, and raise whatever goes wrong."""
+    """Where entries are.
+
+    Its methods block, are called on threads, several at once, and raise whatever goes wrong.
+    """
 
     name: str
 
@@ -55,7 +59,10 @@ class FarCounts:
 
 
 class FarCache:
-    """Implements `actors.cache.FarStore` over a `Store`. Passive; `looking`, `inserting` and `watch` are its actors."""
+    """Implements `actors.cache.FarStore` over a `Store`.
+
+    Passive; `looking`, `inserting` and `watch` are its actors.
+    """
 
     def __init__(self, store: Store, *, threads: int, patience: float, log: Log) -> None:
         """`threads` calls are made at once; `patience` seconds each may take, a wait for a thread included."""
@@ -75,7 +82,10 @@ class FarCache:
         return self._breaker.closed
 
     def look_up(self, key: bytes, found: Callable[[Entry | None], None]) -> bool:
-        """Call `found` with the entry for `key`, or None. False, and no call, where the store is not asked."""
+        """Call `found` with the entry for `key`, or None.
+
+        False, and no call, where the store is not asked.
+        """
         return self._submit(self.looking, partial(self._store.get, key), partial(self._on_got, found))
 
     def insert(self, key: bytes, entry: Entry) -> None:

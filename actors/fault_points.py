@@ -1,13 +1,15 @@
 """Named places in the code where a fault can be made to happen. They cost nothing until one is armed.
 
-A decorator writes down which function a name stands for, and returns that very function. Arming a name puts a wrapper in the
-function's place, which calls an *action* first: it may raise, or, in front of a coroutine function, wait. Disarming puts the
-function back. So a server in which nothing is armed runs the same code as one that has never heard of this.
+A decorator writes down which function a name stands for, and returns that very function. Arming a name puts a
+wrapper in the function's place, which calls an *action* first: it may raise, or, in front of a coroutine
+function, wait. Disarming puts the function back. So a server in which nothing is armed runs the same code as
+one that has never heard of this.
 
-A wrapper is found by whoever looks the function up after it was armed. That is why points are methods: their callers look
-them up on the instance at each call. A bound method that somebody keeps is not affected.
+A wrapper is found by whoever looks the function up after it was armed. That is why points are methods: their
+callers look them up on the instance at each call. A bound method that somebody keeps is not affected.
 
-Which task an action runs in is told by `trio.lowlevel.current_task()`: a child of the tree has its path for a name.
+Which task an action runs in is told by `trio.lowlevel.current_task()`: a child of the tree has its path for a
+name.
 """
 
 from __future__ import annotations
@@ -70,7 +72,10 @@ NAMES: Final[Mapping[str, str]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The function that a name stands for: `qualname` in `module`. An action may wait where it is `waiting`."""
+    """The function that a name stands for: `qualname` in `module`.
+
+    An action may wait where it is `waiting`.
+    """
 
     module: str
     qualname: str
@@ -82,7 +87,10 @@ _functions: dict[str, Callable[..., Any]] = {}  # what was there before a name w
 
 
 def fault_point(name: str) -> Callable[[F], F]:
-    """Let `name`, one of `NAMES`, stand for the decorated method, which stays what it is. Raises ValueError, TypeError."""
+    """Let `name`, one of `NAMES`, stand for the decorated method, which stays what it is.
+
+    Raises ValueError, TypeError.
+    """
     if name not in NAMES:
         raise ValueError(
             f"'{name}' is no fault point; add it to actors.fault_points.NAMES, with what happens there"
@@ -109,8 +117,8 @@ def places() -> Mapping[str, Place]:
 def arm(name: str, action: Action) -> Callable[[], None]:
     """Have `action` called in front of the function that `name` stands for; return what disarms it.
 
-    Disarming may be done by the action itself, and twice: a later arming stands. Raises KeyError for a name whose module has not been imported, or
-    that is none, and ValueError for one that is armed.
+    Disarming may be done by the action itself, and twice: a later arming stands. Raises KeyError for a name
+    whose module has not been imported, or that is none, and ValueError for one that is armed.
     """
     if name not in _places:
         why = "its module has not been imported" if name in NAMES else f"there are {', '.join(sorted(NAMES))}"

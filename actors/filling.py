@@ -1,9 +1,10 @@
 """Long inputs on their way into a worker's slot: the one copy of them, a piece at a time between the loop's other tasks.
 
-A batch of up to `FILLED_AT_ONCE` bytes is copied and sent in the turn that dispatches it. Copying a longer one, most of all into
-pages that are new, would hold the loop for about a millisecond per MiB. So it is *filled*: it counts as dispatched, and holds its
-slot, while the worker has not heard of it. The `Execute` frame follows the last piece. One batch of a worker is filled at a
-time, and nothing else is dispatched to that worker meanwhile, so frames keep the order in which batches were dispatched.
+A batch of up to `FILLED_AT_ONCE` bytes is copied and sent in the turn that dispatches it. Copying a longer
+one, most of all into pages that are new, would hold the loop for about a millisecond per MiB. So it is
+*filled*: it counts as dispatched, and holds its slot, while the worker has not heard of it. The `Execute`
+frame follows the last piece. One batch of a worker is filled at a time, and nothing else is dispatched to
+that worker meanwhile, so frames keep the order in which batches were dispatched.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ class Filler:
         self._wanted.ring()
 
     def stop(self) -> None:
-        """Copy nothing more: the batch was taken back, or its worker is gone. Its slot may be used again at once."""
+        """Copy nothing more: the batch was taken back, or its worker is gone.
+
+        Its slot may be used again at once.
+        """
         self.batch = self._steps = None
 
     async def run(self) -> None:

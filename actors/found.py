@@ -29,15 +29,17 @@ class Override:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundModel:
-    """One model as its repository has it: its versions, or why there are none. Errors and warnings are for the log."""
+    """One model as its repository has it: its versions, or why there are none.
+
+    Errors and warnings are for the log.
+    """
 
     key: ModelKey
     specs: Sequence[ModelSpec] = ()
     versions: Sequence[int] = ()  # chosen by the version policy, also where there are no specs
     reason: str = ""
-    reasons: Mapping[int, str] = field(
-        default_factory=dict
-    )  # by version, where some have no fault of their own
+    # By version, where some have no fault of their own.
+    reasons: Mapping[int, str] = field(default_factory=dict)
     readable: bool = True  # false: its configuration can't even be parsed
     unfit: str = ""  # why the models that an ensemble is composed of don't make it up, as clients are told
     duplicate: bool = False  # another repository has a model of the same name

@@ -1,7 +1,8 @@
 """What a server and its worker say to each other: typed frames over SOCK_SEQPACKET, no pickle.
 
-A frame is one packet: a kind byte and a body, never empty, at most `MAX_FRAME` bytes. What would be larger is written into
-the slot's segment and announced by a `Spilled` frame. Cold bodies are JSON, hot ones (`Execute`, `Result`) are packed:
+A frame is one packet: a kind byte and a body, never empty, at most `MAX_FRAME` bytes. What would be larger is
+written into the slot's segment and announced by a `Spilled` frame. Cold bodies are JSON, hot ones (`Execute`,
+`Result`) are packed:
 
     Execute   slot, batch id, [input: declared index, dims, offset, nbytes, per-request parts if ragged], rows per request,
               and, where any request differs from the default, JSON metadata per request
@@ -11,12 +12,14 @@ the slot's segment and announced by a `Spilled` frame. Cold bodies are JSON, hot
     Part      batch id, request, flags, how many bytes of tensors there are, then one answer whose offsets are within those
               bytes, then the first of them; the rest come in `More` frames. Of decoupled models only
 
-What a decoupled model sends has no slot: its parts may be any number, of any request, and come long after the batch's slot
-was given to another. So their tensors travel in the frames themselves. For each request a worker may have so much on its
-way as `WINDOW_PARTS` and `WINDOW_BYTES` say; `Credit` frames say what somebody has taken.
+What a decoupled model sends has no slot: its parts may be any number, of any request, and come long after the
+batch's slot was given to another. So their tensors travel in the frames themselves. For each request a worker
+may have so much on its way as `WINDOW_PARTS` and `WINDOW_BYTES` say; `Credit` frames say what somebody has
+taken.
 
-Decoding trusts nothing: every count and length is checked against the packet, and anything off raises `FrameError`, which
-the server answers by killing the worker (`protocol_error`). Offsets are checked against segments where those are known.
+Decoding trusts nothing: every count and length is checked against the packet, and anything off raises
+`FrameError`, which the server answers by killing the worker (`protocol_error`). Offsets are checked against
+segments where those are known.
 """
 
 from __future__ import annotations
@@ -70,9 +73,8 @@ WINDOW_BYTES: Final = 128 * 1024
 
 _EXECUTE = struct.Struct("<BBHHHIQ")  # kind, zero, slot, requests, inputs, metadata length, batch id
 _INPUT = struct.Struct("<HBBQQ")  # declared index, dims, flags, offset, nbytes
-_RESULT = struct.Struct(
-    "<BBHHHQQQQ"
-)  # kind, layout, slot, requests, outputs, batch id, three durations in ns
+# Kind, layout, slot, requests, outputs, batch id, three durations in ns.
+_RESULT = struct.Struct("<BBHHHQQQQ")
 _OUTPUT = struct.Struct("<HBBQQ")  # name length, datatype, dims (high bit: sizes follow), offset, nbytes
 _ANSWER = struct.Struct("<BBHI")  # status (0 or an error's number), zero, outputs, text length
 _SEGMENT = struct.Struct("<BBHQ")  # kind, side, slot, size
@@ -105,7 +107,8 @@ class FrameError(Exception):
 class Placed:
     """A tensor in a segment: where it lies and how it looks.
 
-    `sizes`, if any, are the bytes of each request's part, in order; without it the bytes divide evenly by rows.
+    `sizes`, if any, are the bytes of each request's part, in order; without it the bytes divide evenly by
+    rows.
     """
 
     __slots__ = ("datatype", "name", "nbytes", "offset", "shape", "sizes")
@@ -133,7 +136,8 @@ class Placed:
 class GatheredInput:
     """One input of a whole batch in the input segment.
 
-    `shape` is that of all rows together, or None where requests differ; then `parts` has each one's (shape, nbytes).
+    `shape` is that of all rows together, or None where requests differ; then `parts` has each one's (shape,
+    nbytes).
     """
 
     __slots__ = ("index", "nbytes", "offset", "parts", "shape")
@@ -154,7 +158,10 @@ class GatheredInput:
 
 
 class Execute:
-    """Run this batch. `metadata` is None or a list with one mapping per request of what differs from the default."""
+    """Run this batch.
+
+    `metadata` is None or a list with one mapping per request of what differs from the default.
+    """
 
     __slots__ = ("batch_id", "inputs", "metadata", "rows", "slot")
 
@@ -225,8 +232,8 @@ class Execute:
 class Answer:
     """One request's answer: outputs and parameters, or an error.
 
-    An `open` one stands in a result for a request of a decoupled model whose answer comes in parts, before or after; a
-    `rescheduled` one for a request that is to run once more, without an answer yet.
+    An `open` one stands in a result for a request of a decoupled model whose answer comes in parts, before or
+    after; a `rescheduled` one for a request that is to run once more, without an answer yet.
     """
 
     __slots__ = ("code", "message", "open", "outputs", "parameters", "rescheduled")
@@ -250,7 +257,10 @@ class Answer:
 
 
 class Result:
-    """A batch is done. Either `stacked` holds the outputs of all requests, or `answers` has one entry each."""
+    """A batch is done.
+
+    Either `stacked` holds the outputs of all requests, or `answers` has one entry each.
+    """
 
     __slots__ = ("answers", "batch_id", "infer_ns", "input_ns", "output_ns", "requests", "slot", "stacked")
 
@@ -293,7 +303,10 @@ class Result:
 
     @classmethod
     def decode(cls, frame: Buffer, *, decoupled: bool = False) -> Result:
-        """Return what `encode` packed, checked; only a `decoupled` model's may have open answers. Raises FrameError."""
+        """Return what `encode` packed, checked; only a `decoupled` model's may have open answers.
+
+        Raises FrameError.
+        """
         try:
             _, layout, slot, requests, outputs, batch_id, *times = _RESULT.unpack_from(frame)
             at = _RESULT.size
@@ -342,7 +355,10 @@ def encode_placed(output: Placed) -> bytes:
 
 
 def decode_placed(frame: Buffer, at: int, count: int, requests: int) -> tuple[list[Placed], int]:
-    """Return `count` tensors that begin at `at`, and where they end. Raises FrameError, struct.error and ValueError."""
+    """Return `count` tensors that begin at `at`, and where they end.
+
+    Raises FrameError, struct.error and ValueError.
+    """
     outputs = []
     for _ in range(count):
         name_length, number, dims, offset, nbytes = _OUTPUT.unpack_from(frame, at)
@@ -402,8 +418,8 @@ def _decode_answer(frame: Buffer, at: int, *, decoupled: bool = False) -> tuple[
 class Part:
     """One part of a decoupled model's answer to request `index` of a batch; `answer` is None where only the end is told.
 
-    `data` is `nbytes` of tensors, or as much of their beginning as the frame held: the offsets of the answer's outputs
-    are within them.
+    `data` is `nbytes` of tensors, or as much of their beginning as the frame held: the offsets of the
+    answer's outputs are within them.
     """
 
     __slots__ = ("answer", "batch_id", "data", "final", "index", "nbytes")
@@ -419,7 +435,10 @@ class Part:
         self.final = final
 
     def packets(self) -> Iterator[bytes]:
-        """Return the frames that carry it, in order. Raises ValueError where the answer without tensors is too large."""
+        """Return the frames that carry it, in order.
+
+        Raises ValueError where the answer without tensors is too large.
+        """
         flags = _FINAL * self.final | _EMPTY * (self.answer is None)
         head = _PART.pack(PART, flags, 0, self.index, self.batch_id, self.nbytes)
         if self.answer is not None:
@@ -460,7 +479,10 @@ class Part:
 
 
 def decode_more(frame: Buffer) -> tuple[int, int, Buffer]:
-    """Return batch id, request and the bytes that go on where the last frame of this part ended. Raises FrameError."""
+    """Return batch id, request and the bytes that go on where the last frame of this part ended.
+
+    Raises FrameError.
+    """
     if len(frame) <= _ADDRESS.size:
         raise FrameError(f"a frame of {len(frame)} bytes brings nothing more")
     _, _, _, index, batch_id = _ADDRESS.unpack_from(frame)
@@ -515,7 +537,10 @@ def check_parameters(parameters: Mapping[str, Parameter]) -> None:
 
 
 def parse_json(data: Buffer) -> Any:
-    """Return a JSON value that the other side sent. Raises ValueError, for one that nests too deeply as well."""
+    """Return a JSON value that the other side sent.
+
+    Raises ValueError, for one that nests too deeply as well.
+    """
     try:
         return json.loads(bytes(data))
     except RecursionError:

@@ -86,9 +86,8 @@ def _of_input(requests: Sequence[InferRequest], declared: InputSpec, index: int)
     found = []
     for request in requests:
         inputs = request.inputs
-        if (
-            index < len(inputs) and inputs[index].name == name
-        ):  # sent in the configuration's order, as most are
+        # Sent in the configuration's order, as most are.
+        if index < len(inputs) and inputs[index].name == name:
             found.append(inputs[index])
         else:
             found += [tensor for tensor in inputs if tensor.name == name]
@@ -172,9 +171,10 @@ Cut = tuple[InferRequest, list[Tensor], Answer | None]
 class Scatter:
     """A result, cut into what each request gets.
 
-    Results of up to `COPY_LIMIT` bytes are copied once; then `borrowed` is false and the slot is free. Otherwise outputs
-    view the slot's segment, which must stay leased until each response is released. Long packed outputs are left
-    `unchecked` by `answers`, and are no good to anyone before all of `checking` has been done.
+    Results of up to `COPY_LIMIT` bytes are copied once; then `borrowed` is false and the slot is free.
+    Otherwise outputs view the slot's segment, which must stay leased until each response is released. Long
+    packed outputs are left `unchecked` by `answers`, and are no good to anyone before all of `checking` has
+    been done.
     """
 
     __slots__ = ("_base", "_data", "_effort", "_result", "_spec", "borrowed", "unchecked")
@@ -278,7 +278,9 @@ class Scatter:
         return tensor
 
     def checking(self) -> Iterator[None]:
-        """Copy and check what is `unchecked`, whose tensors then have data of their own. Yields between pieces of work.
+        """Copy and check what is `unchecked`, whose tensors then have data of their own.
+
+        Yields between pieces of work.
 
         It may be given up and done anew. Raises FrameError for a malformed output.
         """

@@ -1,8 +1,9 @@
 """The instance actor: owns one worker, from launch to burial.
 
-It launches the worker, has it load and warm up the model, and joins the model's instances; then it handles what the worker
-says until the worker dies or the server wants it to stop. A death is reported by raising `WorkerDied`, after every request
-that the worker held has been settled; starting again is the supervisor's business.
+It launches the worker, has it load and warm up the model, and joins the model's instances; then it handles
+what the worker says until the worker dies or the server wants it to stop. A death is reported by raising
+`WorkerDied`, after every request that the worker held has been settled; starting again is the supervisor's
+business.
 """
 
 from __future__ import annotations
@@ -106,7 +107,10 @@ class Launched(Protocol):
         """Measure as `usage` does, on the event loop; None where that would keep others waiting."""
 
     def usage(self, *, exact: bool = False) -> Usage:
-        """Measure what it takes, together with all processes that it has started. `exact` may take long, see `Usage`."""
+        """Measure what it takes, together with all processes that it has started.
+
+        `exact` may take long, see `Usage`.
+        """
 
     def terminate(self) -> None:
         """Ask it to end, by SIGTERM."""
@@ -139,7 +143,9 @@ async def run(
     comeback: Comeback | None = None,
     turns: LoadTurns | None = None,
 ) -> None:
-    """Live one life of an instance. Raises WorkerDied, unless asked to stop. Without a `host`, its model can't make calls.
+    """Live one life of an instance.
+
+    Raises WorkerDied, unless asked to stop. Without a `host`, its model can't make calls.
 
     With a `comeback`, and with `turns`, it waits for its own.
     """
@@ -230,7 +236,7 @@ class InstanceActor:
             self._state.instance_exhausted(self._instance)
         self._state.load_failed(f"{ErrorCode.INTERNAL.rendered}: {why}", self._instance)
 
-    # -- one life ------------------------------------------------------------------------------------------------
+    # -- one life --------------------------------------------------------------------------------------------
 
     async def _live_and_be_buried(self, launched: Launched) -> None:
         limiter = self._state.limiter
@@ -360,7 +366,8 @@ class InstanceActor:
     @fault_point("instance.exit")
     async def _watch_exit(self, launched: Launched, life: trio.CancelScope) -> None:
         self._reason = await launched.wait()
-        # On a busy machine it may have been about to exit, and that is then why it ended: our signal came too late.
+        # On a busy machine it may have been about to exit, and that is then why it ended: our signal came too
+        # late.
         if self._hung_up and (launched.abandoned or self._reason == Signal(signal.SIGKILL)):
             self._verdict = self._verdict or ProtocolError("closed its connection and stayed alive")
         self._exited.set()
@@ -378,7 +385,10 @@ class InstanceActor:
             await trio.sleep_until(min(worker.oldest_began_at(), now) + limit)
 
     async def _watch_return(self, launched: Launched) -> None:
-        """Kill a worker that takes longer to come back than a load may. A version's first load is ended by who asked for it."""
+        """Kill a worker that takes longer to come back than a load may.
+
+        A version's first load is ended by who asked for it.
+        """
         limit = self._state.spec.load_timeout
         with trio.move_on_after(limit):
             await self._joined.wait()
@@ -425,7 +435,7 @@ class InstanceActor:
         while not worker.idle:
             await self._idle.next_ring()
 
-    # -- joining -------------------------------------------------------------------------------------------------
+    # -- joining ---------------------------------------------------------------------------------------------
 
     @fault_point("instance.joins")
     async def _join(self, launched: Launched, worker: LiveWorker) -> None:
@@ -474,7 +484,7 @@ class InstanceActor:
             return False
         return True
 
-    # -- WorkerEvents --------------------------------------------------------------------------------------------
+    # -- WorkerEvents ----------------------------------------------------------------------------------------
 
     def ready(self) -> None:
         """The model is loaded."""
@@ -554,7 +564,7 @@ class InstanceActor:
         if dropped:
             self._log(Event.WORKER_OUTPUT, level="warning", actor=self._ctx.path, dropped_lines=dropped)
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     async def _bury(self, launched: Launched, worker: LiveWorker, output: OutputReader) -> None:
         """Reap the worker, take its last results, settle what it held, and close everything."""
@@ -629,7 +639,8 @@ class InstanceActor:
         """Return the batches that the model may have had in its hands."""
         executing_ids = worker.executing()
         if self._crashed or isinstance(reason, ProtocolError):
-            # A result that nobody could make sense of, or that was lost here, is one of these: the model may have run them.
+            # A result that nobody could make sense of, or that was lost here, is one of these: the model may
+            # have run them.
             executing_ids |= {batch.id for batch in worker.executing_now()}
         return [
             batch
@@ -661,9 +672,12 @@ class InstanceActor:
     def _settle(
         self, worker: LiveWorker, reason: DeathReason, marks: Mapping[InferRequest, Fingerprint]
     ) -> tuple[dict[str, Sequence[str]], list[Sequence[str]]]:
-        """Decide about everything the worker held. Deaths while a suspect is hunted are not the instance's fault.
+        """Decide about everything the worker held.
 
-        Return what the log is to say of it: the requests that it held, and the parts that a batch was split into.
+        Deaths while a suspect is hunted are not the instance's fault.
+
+        Return what the log is to say of it: the requests that it held, and the parts that a batch was split
+        into.
         """
         state, instance = self._state, self._instance
         executing = self._executing(worker, reason)
@@ -729,7 +743,8 @@ class _WarmupPort:
 def prefetches(spec: ModelSpec) -> bool:
     """Whether a batch may wait in a worker behind the one that executes (contract, scheduling.md section 3.1).
 
-    Not where queued requests may expire, be refused or be overtaken: those stay in the queue until an instance is idle.
+    Not where queued requests may expire, be refused or be overtaken: those stay in the queue until an
+    instance is idle.
     """
     policy = getattr(spec.scheduling, "default_queue_policy", None)
     return not getattr(spec.scheduling, "priority_levels", 0) and not (
@@ -741,7 +756,8 @@ def prefetches(spec: ModelSpec) -> bool:
 def threads_for(spec: ModelSpec, instance: InstanceSpec) -> int:
     """Return how many CPU threads one execution may use: as configured, or its share of the cores.
 
-    Those that a host policy binds an instance to it shares with the instances that are bound to the same ones.
+    Those that a host policy binds an instance to it shares with the instances that are bound to the same
+    ones.
     """
     cores = instance.cores
     sharing = (each for each in spec.instances if not each.passive and (not cores or each.cores == cores))

@@ -1,6 +1,7 @@
 """What frontends may ask of the server. `engine` implements these; `protocols` calls them and knows no more.
 
-All methods raise `TritiumError` subclasses with the contract's texts, and nothing else that a client should see.
+All methods raise `TritiumError` subclasses with the contract's texts, and nothing else that a client should
+see.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ class ServedModel(Protocol):
     async def submit(self, request: InferRequest) -> None:
         """Validate and queue `request`; wait while the queue is full, unless its policy refuses.
 
-        Raises InvalidArgument where the request contradicts the model, Unavailable where it can't be queued. After
-        this returns the answer comes through `request.reply`, exactly once.
+        Raises InvalidArgument where the request contradicts the model, Unavailable where it can't be queued.
+        After this returns the answer comes through `request.reply`, exactly once.
         """
 
     def submit_nowait(self, request: InferRequest) -> None:
         """The same for a caller that can't wait: raises `trio.WouldBlock`, nothing having happened, where `submit` would."""
 
     def cancel(self, request: InferRequest) -> None:
-        """The client left: take `request` from the queue, or flag it cancelled where it runs. Never raises."""
+        """The client left: take `request` from the queue, or flag it cancelled where it runs.
+
+        Never raises.
+        """
 
 
 class Models(Protocol):
@@ -96,7 +100,8 @@ class ServerIdentity:
 class Health(Protocol):
     """Probes. While the server drains, `exiting` is true and both probes are refused by the frontend.
 
-    Where that begins with a delay, `withdrawn` is true from its start: the server is not ready, and serves everything.
+    Where that begins with a delay, `withdrawn` is true from its start: the server is not ready, and serves
+    everything.
     """
 
     @property
@@ -141,7 +146,9 @@ class Traffic(Protocol):
         """
 
     def change(self, name: str, document: Mapping[str, object]) -> Mapping[str, object]:
-        """Put a new plan in force until the model is next loaded, and describe it. An empty one ends the split.
+        """Put a new plan in force until the model is next loaded, and describe it.
+
+        An empty one ends the split.
 
         Raises NotFound for an unknown model, InvalidArgument for a plan that makes no sense, naming the key,
         Unavailable where the control mode lets no client change what is served.

@@ -95,7 +95,10 @@ class Lane:
         return ChildSpec(self.name, self.run, intensity=INTENSITY, on_exhausted=OnExhausted.RETRY_AT_CAP)
 
     async def run(self, ctx: ChildContext) -> None:
-        """Do one thing after the other. What comes to no end is answered, or is the next life's first; see `Operation.lives`."""
+        """Do one thing after the other.
+
+        What comes to no end is answered, or is the next life's first; see `Operation.lives`.
+        """
         ctx.started()
         self.deployment.tell = ctx.publish
         if self.deployment.key.namespace:

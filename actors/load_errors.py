@@ -6,7 +6,8 @@ import re
 from typing import Final
 
 _MODULE: Final = r"(?:<frozen importlib\.[^>\n]*>|[^\n\"]*/importlib/__init__\.py)"
-# A frame as Triton's Python backend writes it, and as Python does, which may have the line of source and marks below it.
+# A frame as Triton's Python backend writes it, and as Python does, which may have the line of source and
+# marks below it.
 _IMPORTING: Final = re.compile(
     rf"^  (?:{_MODULE}\(\d+\): \S+\n|File \"{_MODULE}\", line \d+, in \S+\n(?:    .*\n)*)", re.MULTILINE
 )

@@ -1,8 +1,10 @@
 """How many workers start at once while others serve.
 
-A worker that starts wants a core for a tenth of a second or more, and so do those that are loaded with it: on few cores, they would take from those that
-serve what these need. So half the cores are left to them: instances that load for the first time start one after the other where there are more of them than
-that. Nobody waits for one that takes long, such as a model that comes over a network. Restarts wait for nobody, nor does anybody while the server starts.
+A worker that starts wants a core for a tenth of a second or more, and so do those that are loaded with it: on
+few cores, they would take from those that serve what these need. So half the cores are left to them:
+instances that load for the first time start one after the other where there are more of them than that.
+Nobody waits for one that takes long, such as a model that comes over a network. Restarts wait for nobody, nor
+does anybody while the server starts.
 """
 
 from __future__ import annotations

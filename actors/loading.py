@@ -1,4 +1,7 @@
-"""Loading versions beside what serves, and proving them, until they may be swapped in. Nothing here touches what serves."""
+"""Loading versions beside what serves, and proving them, until they may be swapped in.
+
+Nothing here touches what serves.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ class ModelTree(Protocol):
         """Start the subtree; returns when its actors stand. The load ends with `state.load_finished`."""
 
     async def scale(self, state: ModelState, spec: ModelSpec) -> None:
-        """Start and stop instances of a READY version until they are those of `spec`. Raises Internal; then nothing changed."""
+        """Start and stop instances of a READY version until they are those of `spec`.
+
+        Raises Internal; then nothing changed.
+        """
 
     async def end(self, state: ModelState) -> None:
         """End the subtree. Idempotent."""
@@ -54,9 +60,8 @@ class Surroundings:
     router: Router
     tree: ModelTree
     retirements: Supervisor  # dynamic: a temporary child for each version that drains
-    dormant: Callable[
-        [Sequence[ModelSpec]], Mapping[int, ServedModel]
-    ]  # stand in for a model that is loaded on demand
+    # Stand in for a model that is loaded on demand.
+    dormant: Callable[[Sequence[ModelSpec]], Mapping[int, ServedModel]]
     swapped: Callable[[ModelKey, Sequence[ModelSpec]], None]  # told what serves now
     left: Callable[[ModelKey], None]  # told what is in the repository no more
     loads: trio.CapacityLimiter
@@ -79,7 +84,10 @@ class LoadFailed(InvalidArgument):
 
 
 class Superseded(LoadFailed):
-    """A load whose place an order to unload has taken. Where it had not come to the versions yet, there are none."""
+    """A load whose place an order to unload has taken.
+
+    Where it had not come to the versions yet, there are none.
+    """
 
     def __init__(self, name: str, versions: Iterable[int]) -> None:
         super().__init__(name, dict.fromkeys(versions, OUTDATED))
@@ -188,7 +196,8 @@ class Loading:
     async def _probe(self, state: ModelState) -> str:
         """Return why the version must not serve, or nothing.
 
-        Where it takes nobody's place there is nothing to compare with, and nobody to protect: it is not run unasked.
+        Where it takes nobody's place there is nothing to compare with, and nobody to protect: it is not run
+        unasked.
         """
         setting = state.spec.probe
         ready = self._around.router.ready(self._key)

@@ -1,12 +1,15 @@
-"""Copies of requests for a mirror version, whose answers are compared with the client's and thrown away. Passive.
+"""Copies of requests for a mirror version, whose answers are compared with the client's and thrown away.
 
-A mirrored request's reply port is wrapped in an `Exchange`, which keeps what is to be compared and passes the answer on
-unchanged. The copy goes to the mirror version once the client's own request is queued; it shares the inputs, whose buffers live as long as
-somebody refers to them (a connection gives each body memory of its own), and it never waits: where there is no room it is skipped.
-When both answers are here, the exchange waits in `Finished` for the actor that compares.
+Passive.
 
-To the mirror version a copy is a request like any other, and its statistics count it. Requests of a sequence and the
-server's own are not mirrored.
+A mirrored request's reply port is wrapped in an `Exchange`, which keeps what is to be compared and passes the
+answer on unchanged. The copy goes to the mirror version once the client's own request is queued; it shares
+the inputs, whose buffers live as long as somebody refers to them (a connection gives each body memory of its
+own), and it never waits: where there is no room it is skipped. When both answers are here, the exchange waits
+in `Finished` for the actor that compares.
+
+To the mirror version a copy is a request like any other, and its statistics count it. Requests of a sequence
+and the server's own are not mirrored.
 """
 
 from __future__ import annotations
@@ -32,16 +35,18 @@ REMEMBERED: Final = 8  # differences
 _AT_ONCE: Final = 64 * 1024  # answers from this size are compared off the loop
 _LONGEST_ID: Final = 64
 
-_TELLS_NOTHING: Final = frozenset(
-    (ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED)
-)  # about the version: the client left, or there was no room
+# About the version: the client left, or there was no room.
+_TELLS_NOTHING: Final = frozenset((ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED))
 
 _Answer = tuple[Kept, ...] | TritiumError
 
 
 @dataclass(slots=True)
 class MirrorCounts:
-    """What became of one mirror version's copies. Those sent end in one of the four counts between, unless still on their way."""
+    """What became of one mirror version's copies.
+
+    Those sent end in one of the four counts between, unless still on their way.
+    """
 
     sent: int = 0
     same: int = 0
@@ -310,7 +315,10 @@ def _told(answer: _Answer) -> str:
 
 
 async def compare_finished(ctx: ChildContext, finished: Finished) -> None:
-    """Compare one exchange after another: the actor's start function. It holds nothing, so a restarted one goes on."""
+    """Compare one exchange after another: the actor's start function.
+
+    It holds nothing, so a restarted one goes on.
+    """
     ctx.started()
     limiter = trio.CapacityLimiter(1)
     while True:

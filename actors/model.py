@@ -1,8 +1,8 @@
 """The passive state of one model version: queue, in-flight table, reply ports, statistics, instances.
 
-It lives one level above what may die. The supervisor's start function makes it and lends it to the scheduler and to the
-instance actors; a restarted one adopts what it finds. Everything here is plain synchronous code on the loop's thread,
-except `submit`, which waits while the queue is full.
+It lives one level above what may die. The supervisor's start function makes it and lends it to the scheduler
+and to the instance actors; a restarted one adopts what it finds. Everything here is plain synchronous code on
+the loop's thread, except `submit`, which waits while the queue is full.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ class ModelState:
         # Those that execute, the least recently served first. What is not in it is passive.
         self.rotation = [each for each in self.instances if not each.spec.passive]
         self.limiter: RateLimiter[InstanceState] | None = None  # where executions are rate-limited
-        # Whether an instance has more to execute; other schedulers than the batcher have an answer of their own.
+        # Whether an instance has more to execute; other schedulers than the batcher have an answer of their
+        # own.
         self.wants: Callable[[InstanceState], bool] = self._queue_wants
         self.sequences = (
             SequenceQueue(spec, spec.scheduling) if isinstance(spec.scheduling, SequenceBatching) else None
@@ -196,7 +197,7 @@ class ModelState:
             ReorderBuffer() if preserve else None
         )
 
-    # -- standing ------------------------------------------------------------------------------------------------
+    # -- standing --------------------------------------------------------------------------------------------
 
     def become(self, status: Status, reason: str = "") -> None:
         """Change the standing, if that is a change. Raises ValueError for one that the table forbids."""
@@ -226,14 +227,18 @@ class ModelState:
         if self.sequences is not None and not instance.spec.passive:
             self.sequences.join(instance.key, instance.spec.lanes, trio.current_time())
         instance.settled.set()
+        # So not after a failed load, which is final even where a sibling's comes to an end after it.
         if self.status in (Status.LOADING, Status.UNAVAILABLE) and all(
             each.started_once for each in self.instances
-        ):  # so not after a failed load, which is final even where a sibling's comes to an end after it
+        ):
             self.become(Status.READY)
         self.ring()
 
     def load_failed(self, reason: str, instance: InstanceState | None = None) -> None:
-        """An instance could not load the model, or died on the way. Before the version first serves that is final."""
+        """An instance could not load the model, or died on the way.
+
+        Before the version first serves that is final.
+        """
         if instance is not None and not instance.started_once:
             instance.load_error = reason
             instance.settled.set()
@@ -248,7 +253,10 @@ class ModelState:
         return added
 
     def remove_instance(self, instance: InstanceState) -> None:
-        """Give an instance no more batches; the caller stops it. What it has not begun, or had to hunt for, is queued again."""
+        """Give an instance no more batches; the caller stops it.
+
+        What it has not begun, or had to hunt for, is queued again.
+        """
         if instance.worker is not None and self.sequences is None:
             for batch in reversed(instance.worker.not_begun()):
                 self.take_back(instance, batch)
@@ -309,7 +317,7 @@ class ModelState:
                 worker.forget(each)
         return said if len(said) == len(workers) else None
 
-    # -- requests in ---------------------------------------------------------------------------------------------
+    # -- requests in -----------------------------------------------------------------------------------------
 
     async def submit(self, request: InferRequest, *, pinned: bool = False) -> None:
         """Validate and queue `request`. See `actors.interfaces.ServedModel.submit`, and `pin`."""
@@ -326,9 +334,12 @@ class ModelState:
                 self._enqueue(request)
 
     def submit_nowait(self, request: InferRequest, *, pinned: bool = False, in_company: bool = False) -> None:
-        """Validate and queue `request`, if there is room. See `actors.interfaces.ServedModel.submit_nowait`, and `pin`.
+        """Validate and queue `request`, if there is room.
 
-        `in_company`: others may follow in this turn of the loop, so a batch had better not begin with this one alone.
+        See `actors.interfaces.ServedModel.submit_nowait`, and `pin`.
+
+        `in_company`: others may follow in this turn of the loop, so a batch had better not begin with this
+            one alone.
         """
         if not (pinned and self.status is Status.UNLOADING):
             self._check_accepting(request)
@@ -365,12 +376,16 @@ class ModelState:
         if self.cache is not None:
             self.cache.queued(request)
         if len(self.in_flight) == 1 and self.take_turn is not None and not in_company:
-            self.take_turn()  # nobody is there to share a batch with: waking the scheduler would only cost time
+            # Nobody is there to share a batch with: waking the scheduler would only cost time.
+            self.take_turn()
         else:
             self.ring()
 
     def queue_again(self, request: InferRequest, since: float) -> None:
-        """Queue what was accepted at `since` and has waited in the cache, for nothing. Its queue timeout runs from then."""
+        """Queue what was accepted at `since` and has waited in the cache, for nothing.
+
+        Its queue timeout runs from then.
+        """
         if self.quarantine and self.quarantine.match(request, trio.current_time()):
             self._refuse_quarantined(request)
             return
@@ -458,7 +473,7 @@ class ModelState:
             return True
         return False
 
-    # -- for ensembles that are composed of it -------------------------------------------------------------------------
+    # -- for ensembles that are composed of it ---------------------------------------------------------------
 
     def pin(self) -> None:
         """A request to an ensemble counts on this version: until `unpin` it serves that request's steps, retired or not."""
@@ -497,7 +512,7 @@ class ModelState:
         total_ns = int((trio.current_time() - request.accepted_at) * 1e9)
         self.statistics.cache_hit(queue_ns, lookup_ns, total_ns, self._wall_clock())
 
-    # -- scheduling ----------------------------------------------------------------------------------------------
+    # -- scheduling ------------------------------------------------------------------------------------------
 
     def ring(self) -> None:
         """Tell the scheduler that something changed; many rings before it looks are one."""
@@ -519,7 +534,10 @@ class ModelState:
         self._line.call_next()
 
     def dispatch(self, worker: LiveWorker, requests: Sequence[InferRequest], *, alone: bool = False) -> bool:
-        """Hand a batch to an instance with room. Where that fails, which is False, its requests are answered, and nobody else's."""
+        """Hand a batch to an instance with room.
+
+        Where that fails, which is False, its requests are answered, and nobody else's.
+        """
         if self.quarantine and self.sequences is None:
             requests = self._sift(requests)
             if not requests:
@@ -591,15 +609,19 @@ class ModelState:
         for request in requests:
             self.fail(request, Unavailable(request.prefix + why), FailureReason.OTHER)
 
-    # -- answers out ---------------------------------------------------------------------------------------------
+    # -- answers out -----------------------------------------------------------------------------------------
 
     def completed(self, batch: InFlight, result: Result, answers: Sequence[Cut], *, borrowed: bool) -> None:
-        """Answer the requests of a finished batch. `borrowed` outputs take a lease of the slot for each response."""
+        """Answer the requests of a finished batch.
+
+        `borrowed` outputs take a lease of the slot for each response.
+        """
         now = trio.current_time()
         spec, statistics = self.spec, self.statistics
         if self.sequences is not None:
             answers = self.sequences.collect(answers)
-        # A worker's clock is believed as far as it can be true: nothing took longer than the oldest request has existed.
+        # A worker's clock is believed as far as it can be true: nothing took longer than the oldest request
+        # has existed.
         limit = int((now - min(request.accepted_at for request in batch.requests)) * 1e9)
         input_ns, infer_ns = min(result.input_ns, limit), min(result.infer_ns, limit)
         output_ns = min(result.output_ns, limit)
@@ -663,8 +685,8 @@ class ModelState:
     def partial(self, batch: InFlight, arrived: Arrived) -> None:
         """Pass on one part of a decoupled model's answer.
 
-        The end alone, without a response, is a final response without outputs. Times are the server's: a request
-        computes from the start of its batch to its last part.
+        The end alone, without a response, is a final response without outputs. Times are the server's: a
+        request computes from the start of its batch to its last part.
         """
         stream, answer = arrived.stream, arrived.answer
         request = stream.request
@@ -743,7 +765,7 @@ class ModelState:
         elif not self.in_flight:
             self._drained.set()
 
-    # -- deaths and ends -----------------------------------------------------------------------------------------
+    # -- deaths and ends -------------------------------------------------------------------------------------
 
     def known_killers(self, marks: Mapping[InferRequest, Fingerprint]) -> Mapping[InferRequest, Fingerprint]:
         """Return those of `marks` under which a worker has died not long ago."""
@@ -815,7 +837,10 @@ class ModelState:
             await self._drained.wait()
 
     def close(self) -> None:
-        """The subtree has ended. What is unanswered now was dropped by a bug or by a deadline: say so to its clients."""
+        """The subtree has ended.
+
+        What is unanswered now was dropped by a bug or by a deadline: say so to its clients.
+        """
         self.fail_queued(Unavailable(STOPPING))
         for request in list(self.in_flight):
             self.fail(request, Unavailable(request.prefix + STOPPING), FailureReason.OTHER)

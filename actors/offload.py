@@ -1,7 +1,7 @@
 """Blocking work done on threads for callers who can't wait; each of them is called back on the loop, exactly once.
 
-An `Offload` outlives the actor that runs it. Where that dies, whoever waits is called back with an error, and until it runs
-again nothing is taken on.
+An `Offload` outlives the actor that runs it. Where that dies, whoever waits is called back with an error, and
+until it runs again nothing is taken on.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class NotDone(Exception):
 class Offload:
     """Runs work on as many threads at once as `limiter` has tokens.
 
-    At most `jobs`, with `nbytes` of inputs, are taken on; more are refused. A thread that hangs keeps its place until it ends,
-    but nobody waits for it beyond the time that was allowed for the work.
+    At most `jobs`, with `nbytes` of inputs, are taken on; more are refused. A thread that hangs keeps its
+    place until it ends, but nobody waits for it beyond the time that was allowed for the work.
     """
 
     def __init__(self, *, limiter: trio.CapacityLimiter, jobs: int, nbytes: int) -> None:
@@ -41,7 +41,9 @@ class Offload:
     def submit(
         self, work: Callable[[], Result], done: Done[Result], *, nbytes: int = 0, within: float = math.inf
     ) -> bool:
-        """Have `work` done within so many seconds, and `done` called on the loop. False, and no call, where that can't be.
+        """Have `work` done within so many seconds, and `done` called on the loop.
+
+        False, and no call, where that can't be.
 
         An exception of `work` goes to `done`; one that `done` raises ends the actor.
         """

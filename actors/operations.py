@@ -55,8 +55,9 @@ class Operation(ABC):
 
     gives_way = False  # whether an order to unload takes its place
     loads = False  # whether the model may serve once it is done
-    # How many lives of a lane may end before it does. Who asked for it may try again; but what nobody waits for is done in the
-    # next life, or the model would stay as it was until something about it changes once more.
+    # How many lives of a lane may end before it does. Who asked for it may try again; but what nobody waits
+    # for is done in the next life, or the model would stay as it was until something about it changes once
+    # more.
     lives = 1
 
     def __init__(self) -> None:
@@ -142,8 +143,8 @@ class Load(_FromRepository):
     async def _read_as_wanted(self, deployment: Deployment) -> tuple[Override | None, FoundModel | None]:
         """Return the model as it is to serve, and what of a load request's that takes into account.
 
-        The configuration of an earlier load stays in force over one without, until the files in the repository change or
-        the model is unloaded (contract, repository.md section 5.1).
+        The configuration of an earlier load stays in force over one without, until the files in the
+        repository change or the model is unloaded (contract, repository.md section 5.1).
         """
         kept = deployment.override
         if self._override is not None or kept is None:
@@ -228,7 +229,8 @@ class LookAt(_FromRepository):
     async def carry_out(self, deployment: Deployment) -> None:
         """Reload what has changed. What serves is left alone if its content is what it was.
 
-        So is what could not be loaded, unless it was written to: its files may have been away while it was tried.
+        So is what could not be loaded, unless it was written to: its files may have been away while it was
+        tried.
         """
         if self.changed:
             deployment.refused = ""

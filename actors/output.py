@@ -65,7 +65,10 @@ class LineSplitter:
 
 
 class OutputReader:
-    """Reads one worker's output pipe. `run` is a task of its owner; `drain` takes what is left after the end."""
+    """Reads one worker's output pipe.
+
+    `run` is a task of its owner; `drain` takes what is left after the end.
+    """
 
     def __init__(self, descriptor: int | None, report: Report) -> None:
         self._descriptor = descriptor

@@ -1,13 +1,15 @@
 """The answer of one request of a decoupled model, part by part, as the server receives it: assembly, and credit.
 
-A worker may have `WINDOW_PARTS` parts of a request on their way, and begin another one while fewer than `WINDOW_BYTES` of
-tensors are. What is on its way lies in the server's memory until the frontend has released it, which it does when the
-client takes it. So a client that stalls costs a window and one part more, and then the thread of the model that sends to it.
+A worker may have `WINDOW_PARTS` parts of a request on their way, and begin another one while fewer than
+`WINDOW_BYTES` of tensors are. What is on its way lies in the server's memory until the frontend has released
+it, which it does when the client takes it. So a client that stalls costs a window and one part more, and then
+the thread of the model that sends to it.
 
-Credit is given for half a window at once. A worker that waits has a whole window on its way, and gets credit once half of
-that has been taken; so it never waits for credit that is kept back.
+Credit is given for half a window at once. A worker that waits has a whole window on its way, and gets credit
+once half of that has been taken; so it never waits for credit that is kept back.
 
-The end of an answer and an error that ends it cost no credit: there is one of them, and a model can always say it.
+The end of an answer and an error that ends it cost no credit: there is one of them, and a model can always
+say it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ Grant = Callable[["PartStream", int, int, bool], None]
 class PartStream:
     """The parts of one request.
 
-    `grant(stream, parts, nbytes, waited)` is called where the worker may send so many more, for which it may have waited.
+    `grant(stream, parts, nbytes, waited)` is called where the worker may send so many more, for which it may
+    have waited.
     """
 
     __slots__ = (

@@ -31,9 +31,10 @@ class Pipe:
     def send_nowait(self, packet: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send a packet now, or as soon as the worker has read enough; packets keep their order.
 
-        Errors are left to the receiving side, which sees the same broken connection: a dying worker's packets are lost.
-        Where it is only this packet that the system refused, the connection is broken off, or the worker would wait for it.
-        The descriptors must stay open until the packet has left; `flush` takes copies where it had to wait.
+        Errors are left to the receiving side, which sees the same broken connection: a dying worker's packets
+        are lost. Where it is only this packet that the system refused, the connection is broken off, or the
+        worker would wait for it. The descriptors must stay open until the packet has left; `flush` takes
+        copies where it had to wait.
         """
         if self.closed:
             return
@@ -98,16 +99,15 @@ class Pipe:
     def receive_nowait(self) -> bytes | None:
         """Return the next packet, `b""` at the end of the connection, or None where there is none yet.
 
-        Results that lie behind a reset are still returned first. Raises FrameError for a truncated packet or for
-        descriptors, which a worker has no business sending.
+        Results that lie behind a reset are still returned first. Raises FrameError for a truncated packet or
+        for descriptors, which a worker has no business sending.
         """
         try:
             packet, ancillary, flags, _ = self._sock.recvmsg(MAX_FRAME)
         except BlockingIOError:
             return None
-        except (
-            ConnectionResetError
-        ):  # said once, when the worker died with packets unread; its own still lie behind
+        except ConnectionResetError:
+            # Said once, when the worker died with packets unread; its own still lie behind.
             return self.receive_nowait()
         except OSError:
             return b""

@@ -1,7 +1,8 @@
 """A probe: one inference of the server's own, through a model's real queue and instance, and what its outcome says.
 
-Two ask for them: the catalog, before requests are sent to a new version, and readiness, on demand and now and then.
-Whether the *answer* is right nobody here can know. What a probe shows is that a request gets through and comes back.
+Two ask for them: the catalog, before requests are sent to a new version, and readiness, on demand and now and
+then. Whether the *answer* is right nobody here can know. What a probe shows is that a request gets through
+and comes back.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class ProbeOutcome:
 def probe_request(spec: ModelSpec, *, reply: ReplyPort, now: float) -> InferRequest:
     """Return a request that the model's validation accepts.
 
-    Its inputs are those of the first warmup sample that could be a client's request. Without one they are zeros, empty
-    strings for BYTES: one row, variable dimensions 1, optional inputs left out.
+    Its inputs are those of the first warmup sample that could be a client's request. Without one they are
+    zeros, empty strings for BYTES: one row, variable dimensions 1, optional inputs left out.
     """
     validate = Validator(spec)
     request = _request(spec, _zeros(spec), reply, now)
@@ -110,8 +111,8 @@ class _Port:
 async def probe(model: ServedModel, *, within: float) -> ProbeOutcome:
     """Have `model` answer one inference, which may take `within` seconds, the wait for room in its queue included.
 
-    A decoupled model has answered with its final part. What has no answer by then is cancelled. Never raises a
-    TritiumError.
+    A decoupled model has answered with its final part. What has no answer by then is cancelled. Never raises
+    a TritiumError.
     """
     port = _Port()
     began = trio.current_time()
@@ -156,8 +157,9 @@ def newly_fails(before: ProbeOutcome | None, now: ProbeOutcome) -> bool:
 def passes(probe_setting: Probe, old: ProbeOutcome | None, new: ProbeOutcome) -> str:
     """Return why a version must not take over, by the outcomes of its probe and of its predecessor's; "" if it may.
 
-    Zeros are no sensible input to every model, so an error alone says little: with `compare` it only counts where the
-    version that is to be replaced (`old`, None where there is none) answers its own probe without one.
+    Zeros are no sensible input to every model, so an error alone says little: with `compare` it only counts
+    where the version that is to be replaced (`old`, None where there is none) answers its own probe without
+    one.
     """
     if probe_setting is Probe.OFF:
         return ""

@@ -1,11 +1,12 @@
 """Quantiles of a stream, within a chosen error and in bounded memory.
 
-`TargetedQuantiles` is the targeted-quantiles sketch of Cormode, Korn, Muthukrishnan and Srivastava, "Effective
-Computation of Biased Quantiles over Data Streams" (ICDE 2005). It keeps a sorted list of samples `[value, g, delta]`: `g` is
-how much the lowest possible rank rises from the sample before, `delta` how far the rank may lie above its lowest. Two
-neighbours may become one while `g + g' + delta'` stays under the invariant `f(rank)`, which is tight near the quantiles that
-were asked for and loose elsewhere. The paper tests f where a sample begins; here it is the least over the ranks that the sample
-covers, so that the promise holds for few values too.
+`TargetedQuantiles` is the targeted-quantiles sketch of Cormode, Korn, Muthukrishnan and Srivastava,
+"Effective Computation of Biased Quantiles over Data Streams" (ICDE 2005). It keeps a sorted list of samples
+`[value, g, delta]`: `g` is how much the lowest possible rank rises from the sample before, `delta` how far
+the rank may lie above its lowest. Two neighbours may become one while `g + g' + delta'` stays under the
+invariant `f(rank)`, which is tight near the quantiles that were asked for and loose elsewhere. The paper
+tests f where a sample begins; here it is the least over the ranks that the sample covers, so that the promise
+holds for few values too.
 
 `SlidingQuantiles` forgets: it feeds a ring of sketches of staggered age, and answers from the oldest.
 """
@@ -23,7 +24,10 @@ _AGES: Final = 5  # sketches in the ring; the window's true length lies between 
 
 
 class TargetedQuantiles:
-    """The sketch. `targets` maps each quantile in (0, 1) to its allowed error in rank, as a fraction of the count."""
+    """The sketch.
+
+    `targets` maps each quantile in (0, 1) to its allowed error in rank, as a fraction of the count.
+    """
 
     def __init__(self, targets: Mapping[float, float]) -> None:
         for quantile, error in targets.items():
@@ -83,8 +87,8 @@ class TargetedQuantiles:
     def _slack(self, low: float, high: float) -> float:
         """Return the least of f(rank) for ranks from `low` to `high`: how much uncertainty one sample there may hold.
 
-        Each target's f falls towards its own rank and rises behind it, so that a sample which spans a target may hold
-        twice its error, and the middle of that sample is close enough.
+        Each target's f falls towards its own rank and rises behind it, so that a sample which spans a target
+        may hold twice its error, and the middle of that sample is close enough.
         """
         n = self._count
         least = math.inf
@@ -142,7 +146,10 @@ class SlidingQuantiles:
             self._flush()
 
     def turn(self, now_ms: int) -> None:
-        """Say what time it is, forgetting what has become too old. A clock set back starts the present step again."""
+        """Say what time it is, forgetting what has become too old.
+
+        A clock set back starts the present step again.
+        """
         if self._turned_ms is None or now_ms < self._turned_ms:
             self._turned_ms = now_ms
             return

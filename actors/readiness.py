@@ -1,17 +1,19 @@
 """Whether the server is ready, which part of it is not, and since when (contract, repository.md section 8).
 
-Theory of operation. The *verdict* is a value, made by the pure `judge` from what is known of each model version: how the
-index lists it, what its instances say of themselves (the backend's own check), and what came of the last probe. `Readiness`
-keeps the newest verdict, so that `ready` answers without waiting. It is passive: the actor that asks the instances and
-makes the probes may die and be started again, and finds everything where it was.
+Theory of operation. The *verdict* is a value, made by the pure `judge` from what is known of each model
+version: how the index lists it, what its instances say of themselves (the backend's own check), and what came
+of the last probe. `Readiness` keeps the newest verdict, so that `ready` answers without waiting. It is
+passive: the actor that asks the instances and makes the probes may die and be started again, and finds
+everything where it was.
 
-A verdict is made anew after each change, at once if somebody asks in between. Instances are asked when somebody asks whether the
-server is ready, who waits for them; what they said stands until the next time. Who watches the server's readiness asks every second. Probes run in tasks of the actor's, one at a time
-for each version.
+A verdict is made anew after each change, at once if somebody asks in between. Instances are asked when
+somebody asks whether the server is ready, who waits for them; what they said stands until the next time. Who
+watches the server's readiness asks every second. Probes run in tasks of the actor's, one at a time for each
+version.
 
-A server that has not been ready yet waits for the first probe of everything that is to be probed. Afterwards what has not
-been probed yet counts as well, and what is being loaded counts as it did before, so that loading a model never takes a
-server that serves out of its load balancer.
+A server that has not been ready yet waits for the first probe of everything that is to be probed. Afterwards
+what has not been probed yet counts as well, and what is being loaded counts as it did before, so that loading
+a model never takes a server that serves out of its load balancer.
 """
 
 from __future__ import annotations
@@ -129,8 +131,8 @@ class _Watch:
     def learn(self, outcome: ProbeOutcome, *, others: int, now: float) -> None:
         """Take in a probe's outcome, during which `others` requests were answered.
 
-        A version that answers its clients is busy, and no probe has to prove that it serves: readiness that goes with
-        load would send that load to others, and take them out one by one.
+        A version that answers its clients is busy, and no probe has to prove that it serves: readiness that
+        goes with load would send that load to others, and take them out one by one.
         """
         first = self.outcome is None
         trouble = probe_trouble(self.state.spec.probe, self._baseline, outcome)
@@ -183,8 +185,8 @@ class Readiness:
     ) -> None:
         """`finished` is set when the loads at start have ended; `wall_clock` gives milliseconds since the epoch.
 
-        Every instance of a version that has been at one execution for `hang_bound` seconds speaks against it; 0: never.
-        `missing` tells which repository the start went without, if one, and why.
+        Every instance of a version that has been at one execution for `hang_bound` seconds speaks against it;
+        0: never. `missing` tells which repository the start went without, if one, and why.
         """
         self._missing = missing
         self._hang_bound = hang_bound
@@ -207,7 +209,7 @@ class Readiness:
         self._round: _Round | None = None
         self._publish: Callable[..., None] | None = None  # while the actor lives
 
-    # -- actors.interfaces.Health --------------------------------------------------------------------------------
+    # -- actors.interfaces.Health ----------------------------------------------------------------------------
 
     def live(self) -> bool:
         """The loop turns, or nobody would answer."""
@@ -234,7 +236,8 @@ class Readiness:
     async def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a version serves and says so itself when it is asked now; raises like `Models.resolve`.
 
-        Without a version that is the highest one that serves. A model that its first request would load is ready for that.
+        Without a version that is the highest one that serves. A model that its first request would load is
+        ready for that.
         """
         model = self._router.resolve(name, version)
         if isinstance(model, ModelState):
@@ -246,7 +249,10 @@ class Readiness:
         return True
 
     async def deep(self) -> DeepReport:
-        """Probe every essential version that serves, and report. Those who ask at about the same time share a round."""
+        """Probe every essential version that serves, and report.
+
+        Those who ask at about the same time share a round.
+        """
         now = trio.current_time()
         shared = self._round
         if shared is None or now - shared.ended_at >= DEEP_SHARED_FOR:
@@ -268,7 +274,7 @@ class Readiness:
                 for check in checks:
                     nursery.start_soon(check.ask)
 
-    # -- for others in the server ----------------------------------------------------------------------------------
+    # -- for others in the server ----------------------------------------------------------------------------
 
     @property
     def verdict(self) -> Verdict:
@@ -300,11 +306,14 @@ class Readiness:
         self._turned.ring()
 
     def changed(self) -> None:
-        """Something about a model version is new: have the verdict made anew. Cheap; from anywhere on the loop's thread."""
+        """Something about a model version is new: have the verdict made anew.
+
+        Cheap; from anywhere on the loop's thread.
+        """
         self._stale = True
         self._woken.ring()
 
-    # -- the verdict -----------------------------------------------------------------------------------------------
+    # -- the verdict -----------------------------------------------------------------------------------------
 
     def _survey(self) -> None:
         """Look at everything, and judge."""
@@ -372,7 +381,10 @@ class Readiness:
             del self._counts[gone]
 
     def _tell(self, before: Verdict, verdict: Verdict) -> None:
-        """Log and publish what is new. Until the loads at start have ended nobody expects the server to be ready."""
+        """Log and publish what is new.
+
+        Until the loads at start have ended nobody expects the server to be ready.
+        """
         failed = [part for part in verdict.failed if not part.awaited]
         if self._publish is not None:
             self._publish(ready=verdict.ready, failed=len(verdict.failed))
@@ -393,7 +405,7 @@ class Readiness:
             **({"reason": _shown(verdict.missing)} if verdict.missing else {}),
         )
 
-    # -- the actor -------------------------------------------------------------------------------------------------
+    # -- the actor -------------------------------------------------------------------------------------------
 
     async def run(self, ctx: ChildContext) -> None:
         """Keep the verdict current, for ever. The start function of a permanent child."""
@@ -442,7 +454,7 @@ class Readiness:
         finally:
             self._asking = False
 
-    # -- probes ----------------------------------------------------------------------------------------------------
+    # -- probes ----------------------------------------------------------------------------------------------
 
     @fault_point("readiness.turn")
     def _begin_probes(self, nursery: trio.Nursery, now: float) -> float:
@@ -483,7 +495,10 @@ class Readiness:
         self._woken.ring()  # when the next one is due is new
 
     async def _exercised(self, watch: _Watch, within: float) -> bool:
-        """Probe a version, or wait for the probe that runs. False where that one takes longer than `within` seconds."""
+        """Probe a version, or wait for the probe that runs.
+
+        False where that one takes longer than `within` seconds.
+        """
         if watch.running is None:
             watch.running = trio.Event()
             await self._probe(watch, watch.running, within)

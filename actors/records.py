@@ -1,7 +1,7 @@
 """What is known of one request beyond its answer: who executed it, in which batch, after how many attempts, for whom.
 
-Records exist only where requests are logged. A request is born without one (the slot stays unset, which costs nothing), and
-`actors.recorded_model` gives it one; whoever reads it asks `record_of`.
+Records exist only where requests are logged. A request is born without one (the slot stays unset, which costs
+nothing), and `actors.recorded_model` gives it one; whoever reads it asks `record_of`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ class RequestRecord:
 
 
 class Recorder:
-    """Numbers requests, and says where their records go; one for a server. `stages` has each stage logged as it comes."""
+    """Numbers requests, and says where their records go; one for a server.
+
+    `stages` has each stage logged as it comes.
+    """
 
     def __init__(self, log: Log, *, on_internal: RequestEnd, stages: bool) -> None:
         """`on_internal` is told of the requests that the server makes of itself, for which no frontend speaks."""

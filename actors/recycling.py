@@ -1,6 +1,7 @@
 """Who has worn-out workers of a model version replaced, one at a time: an actor beside the version's instances.
 
-`actors.scheduling.recycling` decides; whoever can start and stop instances replaces. The request path knows nothing of it.
+`actors.scheduling.recycling` decides; whoever can start and stop instances replaces. The request path knows
+nothing of it.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Instances(Protocol):
     async def replace(self, state: ModelState, each: InstanceState) -> InstanceState:
         """Start an instance like this one, and once it serves give this one no more batches; return the new one.
 
-        Raises TritiumError where the new one can't load the model; then everything is as before, as it is where the
-        caller is cancelled.
+        Raises TritiumError where the new one can't load the model; then everything is as before, as it is
+        where the caller is cancelled.
         """
 
     async def retire(self, state: ModelState, each: InstanceState) -> None:

@@ -1,10 +1,12 @@
 """Residency: which models are in memory. Loads those that requests wait for, and evicts others to make room.
 
-`Residents` is passive: it knows every model that may be dormant, its waiting room, and what was measured. The actor may die at
-any time; the requests wait on, and the next life looks at what is the case and goes on from there. What to do is decided by
-`actors.scheduling.residency`. Loading and unloading is the catalog's work, which children of the actor ask for and await.
+`Residents` is passive: it knows every model that may be dormant, its waiting room, and what was measured. The
+actor may die at any time; the requests wait on, and the next life looks at what is the case and goes on from
+there. What to do is decided by `actors.scheduling.residency`. Loading and unloading is the catalog's work,
+which children of the actor ask for and await.
 
-The hot path pays nothing: that a model is in use is read from what its state keeps anyway, when somebody needs its room.
+The hot path pays nothing: that a model is in use is read from what its state keeps anyway, when somebody
+needs its room.
 """
 
 from __future__ import annotations
@@ -68,7 +70,10 @@ class ModelResidency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What happened to a model that is loaded on demand. A wake is a load that somebody waited for, first request to last."""
+    """What happened to a model that is loaded on demand.
+
+    A wake is a load that somebody waited for, first request to last.
+    """
 
     waiting: int
     loads: int
@@ -226,7 +231,10 @@ async def run(
     log: Log,
     wall_clock: Callable[[], int],
 ) -> None:
-    """Live one life of the actor. `wall_clock` gives milliseconds since the epoch, as statistics have them."""
+    """Live one life of the actor.
+
+    `wall_clock` gives milliseconds since the epoch, as statistics have them.
+    """
     await _Life(ctx, residents, catalog, memory, log, wall_clock).run()
 
 
@@ -286,10 +294,13 @@ class _Life:
         spared = [model.not_before for model in self._models.values() if model.not_before > now]
         return min([decided.look_at, *spared])
 
-    # -- what is the case ----------------------------------------------------------------------------------------
+    # -- what is the case ------------------------------------------------------------------------------------
 
     def _newcomers(self, nursery: trio.Nursery) -> list[Newcomer]:
-        """Those that wait to be admitted, the longest first. Others whose requests wait are seen to at once."""
+        """Those that wait to be admitted, the longest first.
+
+        Others whose requests wait are seen to at once.
+        """
         found: list[Newcomer] = []
         wanted = [
             (model.room.wanted_since, model)
@@ -400,7 +411,7 @@ class _Life:
             evicting=[str(each.key) for each in models if each.leaving] or None,
         )
 
-    # -- what is done --------------------------------------------------------------------------------------------
+    # -- what is done ----------------------------------------------------------------------------------------
 
     def _carry_out(self, decided: Plan, newcomers: Sequence[Newcomer], nursery: trio.Nursery) -> None:
         expected = {each.key: each.expected for each in newcomers}
@@ -501,7 +512,10 @@ class _Life:
 
 
 def _pids(states: Sequence[ModelState]) -> list[int]:
-    """Return the worker processes of `states`. What runs on threads of the server can't be told from the rest of it."""
+    """Return the worker processes of `states`.
+
+    What runs on threads of the server can't be told from the rest of it.
+    """
     own = os.getpid()
     found = (each.pid for state in states for each in state.instances)
     return [pid for pid in found if pid is not None and pid != own]

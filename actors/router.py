@@ -1,7 +1,7 @@
 """From a name to the model version that serves: what frontends hold, and what the catalog edits.
 
-Passive. Texts are those of contract http.md section 3. A model is known by its *key*: its name, or where models of several
-repositories may share one, its name and its namespace.
+Passive. Texts are those of contract http.md section 3. A model is known by its *key*: its name, or where
+models of several repositories may share one, its name and its namespace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ RELOAD_FAILED = "reload failed: "
 """What the index tells beside READY begins with this where what serves is older than what was to take its place."""
 
 _VERSION_LIMIT = 2**63
-# `int` reads more than this: other scripts' digits, blanks, underscores. 4,000 digits are fewer than it refuses to read.
+# `int` reads more than this: other scripts' digits, blanks, underscores. 4,000 digits are fewer than it
+# refuses to read.
 _NUMBER = re.compile(r"[+-]?[0-9]{1,4000}")
 
 
@@ -56,9 +57,8 @@ Fronting = Callable[[Mapping[int, ModelState]], ServedModel | None]
 class _Known:
     """One model. A version is in one of the three maps at least; who `serving` has, the index shows."""
 
-    serving: dict[int, ModelState] = field(
-        default_factory=dict
-    )  # requests go to those of them that are READY
+    # Requests go to those of them that are READY.
+    serving: dict[int, ModelState] = field(default_factory=dict)
     loading: list[ModelState] = field(default_factory=list)  # not serving yet, though some may be READY
     retiring: list[ModelState] = field(default_factory=list)  # they served
     past: dict[int, IndexEntry] = field(default_factory=dict)  # failed to load, or was unloaded
@@ -102,7 +102,7 @@ class Router:
         self._fronts: dict[str, ServedModel] = {}  # by that name: who answers requests that name no version
         self._observers: list[Callable[[ModelKey], None]] = []
 
-    # -- for the catalog -------------------------------------------------------------------------------------------
+    # -- for the catalog -------------------------------------------------------------------------------------
 
     def on_change(self, observer: Callable[[ModelKey], None]) -> None:
         """Have `observer` called whenever something about a model is new. It must not raise."""
@@ -125,7 +125,10 @@ class Router:
         self._refresh(key)
 
     def serve(self, key: ModelKey, states: Mapping[int, ModelState]) -> list[ModelState]:
-        """Send requests to `states` from now on, and to no other version. Returns those that are replaced, to be retired."""
+        """Send requests to `states` from now on, and to no other version.
+
+        Returns those that are replaced, to be retired.
+        """
         known = self._known(key)
         replaced = [state for state in known.serving.values() if state not in states.values()]
         known.loading = [state for state in known.loading if state not in states.values()]
@@ -142,7 +145,10 @@ class Router:
         return replaced
 
     def load_failed(self, key: ModelKey, reasons: Mapping[int, str]) -> None:
-        """A load came to nothing, for these reasons by version, 0 standing for all. What serves goes on, and they are told beside it."""
+        """A load came to nothing, for these reasons by version, 0 standing for all.
+
+        What serves goes on, and they are told beside it.
+        """
         known = self._known(key)
         known.failures += 1
         known.setbacks = dict(reasons) if known.serving else {}
@@ -251,7 +257,7 @@ class Router:
             return chosen or ready[max(ready)]
         return known.dormant[max(known.dormant)] if known.dormant else None
 
-    # -- what there is ---------------------------------------------------------------------------------------------
+    # -- what there is ---------------------------------------------------------------------------------------
 
     def keys(self, name: str = "") -> Sequence[ModelKey]:
         """Return the keys of the models called `name`, or of all."""
@@ -278,12 +284,13 @@ class Router:
             for _, state in sorted(self._models[key].serving.items()):
                 yield state
 
-    # -- actors.interfaces.Models --------------------------------------------------------------------------------
+    # -- actors.interfaces.Models ----------------------------------------------------------------------------
 
     def resolve(self, name: str, version: str = "", *, namespace: str = "") -> ServedModel:
         """Return the version that shall answer. See `actors.interfaces.Models`.
 
-        With a `namespace` the model is that of this repository, whether or not others have one of the same name.
+        With a `namespace` the model is that of this repository, whether or not others have one of the same
+        name.
         """
         if not version:
             front = self._namespaced_front(name, namespace) if namespace else self._fronts.get(name)
@@ -371,7 +378,7 @@ class Router:
                 raise InvalidArgument(f"requested model version is not available for model '{name}'")
         return [state.describe_statistics() for state in ready]
 
-    # -- for actors.interfaces.Repository ------------------------------------------------------------------------
+    # -- for actors.interfaces.Repository --------------------------------------------------------------------
 
     def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
         """Return every version with its state. Loads in progress are told by `background`."""
@@ -442,7 +449,10 @@ def _not_ready(name: str, number: int) -> Unavailable:
 
 
 def parse_version(text: str) -> int:
-    """Return a version number: decimal ASCII digits and perhaps a sign. Raises InvalidArgument with the contract's texts."""
+    """Return a version number: decimal ASCII digits and perhaps a sign.
+
+    Raises InvalidArgument with the contract's texts.
+    """
     if _NUMBER.fullmatch(text) is None:
         raise _unparsable(text, "stoll")
     number = int(text)

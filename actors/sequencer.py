@@ -1,7 +1,8 @@
 """The scheduler actor of a sequence model: it carries out what `actors.scheduling.sequences` decides.
 
-Sequences, slots and timers lie in the model's state, so that a restarted actor finds them. As for other models, a request that
-is alone there is dispatched by its caller, and a doorbell wakes the actor for everything else.
+Sequences, slots and timers lie in the model's state, so that a restarted actor finds them. As for other
+models, a request that is alone there is dispatched by its caller, and a doorbell wakes the actor for
+everything else.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from actors.worker import LiveWorker
 
 
 async def run(ctx: ChildContext, state: ModelState, *, log: Log, hold: Hold | None = None) -> None:
-    """Schedule until asked to stop. The queue drains before that, because instances stop after the scheduler."""
+    """Schedule until asked to stop.
+
+    The queue drains before that, because instances stop after the scheduler.
+    """
     alarm = Alarm(state.ring)
     clock = Clock(state.ring, alarm)
     try:
@@ -56,7 +60,10 @@ async def _take_turns(sequencer: Sequencer, state: ModelState) -> NoReturn:
 
 
 class Clock:
-    """Rings at the earliest time it was asked for. One sleeper for all turns: there is always a sequence that may be idle."""
+    """Rings at the earliest time it was asked for.
+
+    One sleeper for all turns: there is always a sequence that may be idle.
+    """
 
     def __init__(self, ring: Callable[[], object], alarm: Alarm) -> None:
         self._ring = ring
@@ -149,7 +156,10 @@ class Sequencer(TurnTaker):
         return wake_at
 
     def _permitted(self, groups: Sequence[SlotGroup], worker: LiveWorker) -> Sequence[SlotGroup]:
-        """Return the groups that may run now. One whose next request is a suspect runs when no other lane of its worker does."""
+        """Return the groups that may run now.
+
+        One whose next request is a suspect runs when no other lane of its worker does.
+        """
         if len(groups) < 2:
             return groups
         if any(batch.alone for batch in worker.outstanding.values()):

@@ -1,16 +1,17 @@
 """Long work on the loop, in slices: the loop belongs to everybody, so nobody holds it for longer than a moment.
 
-Work is a generator that yields wherever it may be interrupted, some tenths of a millisecond apart, and returns its
-result. All such work of a process shares one turn: however many clients give the server long work at once, the
-loop does one slice between two looks at its other tasks. Who waits for a slice waits in line, so all get on equally.
+Work is a generator that yields wherever it may be interrupted, some tenths of a millisecond apart, and
+returns its result. All such work of a process shares one turn: however many clients give the server long work
+at once, the loop does one slice between two looks at its other tasks. Who waits for a slice waits in line, so
+all get on equally.
 
-Long work makes way for short work. After each short batch that was dispatched, it rests for a millisecond. A turn of the
-loop would not be enough: the worker that has been given the batch, and the client that waits for its answer, may need the
-core that the slices take. Where there are only long requests, nothing rests, nor does what takes a few slices in all: such
-as a mebibyte to copy, which is no longer than the rest.
+Long work makes way for short work. After each short batch that was dispatched, it rests for a millisecond. A
+turn of the loop would not be enough: the worker that has been given the batch, and the client that waits for
+its answer, may need the core that the slices take. Where there are only long requests, nothing rests, nor
+does what takes a few slices in all: such as a mebibyte to copy, which is no longer than the rest.
 
-A thread would not do instead where the work holds the GIL: a loop that wants the GIL back gets it after 5 ms at best.
-What lets go of the GIL (zlib, numpy's sorting) may be yielded as a function: it runs in a thread.
+A thread would not do instead where the work holds the GIL: a loop that wants the GIL back gets it after 5 ms
+at best. What lets go of the GIL (zlib, numpy's sorting) may be yielded as a function: it runs in a thread.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ REST_SECONDS: Final = 0.001
 # How long work goes on before it rests for the first time.
 UNRESTED_SECONDS: Final = 0.002
 
-# How long a slice may be. A slice ends with the first step that ends after this, so it is longer by up to one step.
+# How long a slice may be. A slice ends with the first step that ends after this, so it is longer by up to one
+# step.
 SLICE_SECONDS: Final = 0.0004
-# The threads that yielded functions run in. They are few: such work is processor time, and the workers need that too.
+# The threads that yielded functions run in. They are few: such work is processor time, and the workers need
+# that too.
 _THREADS: Final = 2
 
 
@@ -97,7 +100,10 @@ async def in_slices(steps: Steps[T]) -> T:
 
 
 def in_threads(steps: Generator[None, None, T]) -> Steps[T]:
-    """Do the same work with each step in a thread: for steps that let go of the GIL. Others make way between two of them."""
+    """Do the same work with each step in a thread: for steps that let go of the GIL.
+
+    Others make way between two of them.
+    """
 
     def step() -> tuple[T] | None:
         try:

@@ -76,7 +76,10 @@ class Slot:
                         return
 
     def emptying(self) -> Iterator[None]:
-        """Give the memory of a slot whose worker is dead back, but for outputs that may be viewed. Yields like `trimming`."""
+        """Give the memory of a slot whose worker is dead back, but for outputs that may be viewed.
+
+        Yields like `trimming`.
+        """
         for side in (INPUT, OUTPUT):
             if self.segments[side].size > IDLE_KEEP and (side == INPUT or not self._leases):
                 yield from self.segments[side].trimming()

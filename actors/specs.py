@@ -155,7 +155,10 @@ class SequenceBatching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleStep:
-    """One step. The maps go from the composing model's tensor names to the ensemble's; version -1 is the latest."""
+    """One step.
+
+    The maps go from the composing model's tensor names to the ensemble's; version -1 is the latest.
+    """
 
     model_name: str
     model_namespace: str = ""
@@ -166,7 +169,10 @@ class EnsembleStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensemble:
-    """Triton's ModelEnsembling (contract, scheduling.md section 7). `max_inflight_requests` bounds each step; 0: not."""
+    """Triton's ModelEnsembling (contract, scheduling.md section 7).
+
+    `max_inflight_requests` bounds each step; 0: not.
+    """
 
     steps: tuple[EnsembleStep, ...]
     max_inflight_requests: int = 0
@@ -217,7 +223,10 @@ class WarmupSample:
 
 
 class ModelKey(NamedTuple):
-    """What tells one model from every other. The namespace is empty unless models are told apart by their repository."""
+    """What tells one model from every other.
+
+    The namespace is empty unless models are told apart by their repository.
+    """
 
     name: str
     namespace: str = ""
@@ -255,7 +264,10 @@ class Mirror:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
-    """When a split gives all of a bad version's share to the others. Durations are seconds; 0 switches a rule off."""
+    """When a split gives all of a bad version's share to the others.
+
+    Durations are seconds; 0 switches a rule off.
+    """
 
     max_error_rate: float = 0.0  # of a version's answers within the window
     max_latency_ratio: float = 0.0  # of its mean latency to that of the version with the largest share
@@ -266,7 +278,10 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficPlan:
-    """How requests that name no version are shared out (`tritium.traffic`). Weights are relative, and not all 0."""
+    """How requests that name no version are shared out (`tritium.traffic`).
+
+    Weights are relative, and not all 0.
+    """
 
     weights: Mapping[int, float]  # by version
     sticky_header: str = ""  # lower case; requests with the same value of it meet the same version
@@ -277,7 +292,10 @@ class TrafficPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fairness:
-    """How a model's queue is shared out (`tritium.fairness`). At most one of the three ways to tell tenants; none: no tenants."""
+    """How a model's queue is shared out (`tritium.fairness`).
+
+    At most one of the three ways to tell tenants; none: no tenants.
+    """
 
     tenant_header: str = ""  # lower case; its value is the tenant
     tenant_parameter: str = ""  # the same, of a request parameter
@@ -299,7 +317,8 @@ class Fairness:
 class Slo:
     """What a model promises (`tritium.slo`), and what is done to keep it."""
 
-    p99: float = 0.0  # seconds from acceptance to answer that 99 of 100 requests may take; 0: only their own deadlines count
+    # Seconds from acceptance to answer that 99 of 100 requests may take; 0: only their own deadlines count.
+    p99: float = 0.0
     refuse: bool = True  # what can't be answered in time
     tune: bool = True  # the batching delay and the size of batches, within what is configured
 

@@ -1,8 +1,9 @@
 """The model that shares requests out over a model's versions: who answers those that name none, where there is a plan.
 
-Passive, and on the path of every such request, so it costs a random number and a search in a few bounds. It holds no request: which
-version has one is written on the request itself. A frontend may hold a split across changes of the model, or of the plan, because
-it waits for a request's body; a version that has meanwhile been retired refuses, and the request goes to another.
+Passive, and on the path of every such request, so it costs a random number and a search in a few bounds. It
+holds no request: which version has one is written on the request itself. A frontend may hold a split across
+changes of the model, or of the plan, because it waits for a request's body; a version that has meanwhile been
+retired refuses, and the request goes to another.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from actors.specs import Mirror, ModelSpec, TrafficPlan
 class VersionSplit:
     """Chooses a version for each request. Implements `actors.interfaces.ServedModel`.
 
-    Made for one plan; `adapt` tells it what serves now, at first before it is used. `counts` and `mirroring` are lent, and
-    outlive it.
+    Made for one plan; `adapt` tells it what serves now, at first before it is used. `counts` and `mirroring`
+    are lent, and outlive it.
     """
 
     __slots__ = (
@@ -73,8 +74,8 @@ class VersionSplit:
     def adapt(self, weights: Mapping[int, float], ready: Mapping[int, ModelState]) -> None:
         """Share requests out over `ready`, which is not empty, by `weights`.
 
-        A version that declares other inputs than the one with the largest share is left out: a client can't know which of them
-        it will meet.
+        A version that declares other inputs than the one with the largest share is left out: a client can't
+        know which of them it will meet.
         """
         shares = Shares(weights, ready)
         lead = ready[shares.lead].spec
@@ -93,7 +94,7 @@ class VersionSplit:
             self.counts.setdefault(version, 0)
         self.shares = shares
 
-    # -- actors.interfaces.ServedModel ---------------------------------------------------------------------------
+    # -- actors.interfaces.ServedModel -----------------------------------------------------------------------
 
     @property
     def spec(self) -> ModelSpec:
@@ -123,7 +124,7 @@ class VersionSplit:
         else:
             request.routed_to.cancel(request)
 
-    # -- choosing --------------------------------------------------------------------------------------------------
+    # -- choosing --------------------------------------------------------------------------------------------
 
     async def _submit(self, request: InferRequest) -> None:
         version = self._choose(self.shares, request)
@@ -150,7 +151,10 @@ class VersionSplit:
     async def _submit_elsewhere(
         self, request: InferRequest, refused: ModelState, refusal: Unavailable
     ) -> int:
-        """Queue `request` at a version that serves now, since the chosen one has been retired. Return which."""
+        """Queue `request` at a version that serves now, since the chosen one has been retired.
+
+        Return which.
+        """
         tried = {refused}
         expected = refused.spec
         while True:
@@ -191,7 +195,7 @@ class VersionSplit:
                 return str(value)
         return f"sequence {request.correlation_id}" if request.correlation_id else ""
 
-    # -- mirroring -------------------------------------------------------------------------------------------------
+    # -- mirroring -------------------------------------------------------------------------------------------
 
     def _is_mirrored(self, request: InferRequest, mirror: Mirror) -> bool:
         if request.synthetic or request.correlation_id or self._random() >= mirror.fraction:

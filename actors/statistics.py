@@ -1,8 +1,9 @@
 """What a model counts while it serves: Triton's statistics, and what Tritium's containment adds to them.
 
-A `ModelStatistics` belongs to a model's state. The hot path calls `succeeded` once a request and `batch_executed` once a
-batch, and both are a few integer adds; whoever reads (the statistics endpoint, a metrics scrape) does the arithmetic.
-Latency summaries and the first-response histogram cost more, are off by default, and are absent where they are off.
+A `ModelStatistics` belongs to a model's state. The hot path calls `succeeded` once a request and
+`batch_executed` once a batch, and both are a few integer adds; whoever reads (the statistics endpoint, a
+metrics scrape) does the arithmetic. Latency summaries and the first-response histogram cost more, are off by
+default, and are absent where they are off.
 
 Durations are integer nanoseconds; points in time are milliseconds since the epoch, given by the caller.
 
@@ -214,7 +215,10 @@ class ModelStatistics:
             self.summaries.turn(at_ms)
 
     def failed(self, reason: FailureReason, ns: int) -> None:
-        """Count one accepted request that failed after `ns`. A request refused before it was queued is not counted."""
+        """Count one accepted request that failed after `ns`.
+
+        A request refused before it was queued is not counted.
+        """
         self.failures[reason] += 1
         self.fail_ns += ns
 

@@ -50,7 +50,10 @@ class Subjects:
         self._ends.append(handler)
 
     async def ask(self, attached: Attached, caller: Caller) -> Mapping[str, object]:
-        """Return the answer to a question. Raises what handlers do, and NotFound for a subject that nobody answers."""
+        """Return the answer to a question.
+
+        Raises what handlers do, and NotFound for a subject that nobody answers.
+        """
         handler = self._asks.get(attached.subject)
         if handler is None:
             raise NotFound(f"this server does not answer questions on '{attached.subject}'")

@@ -1,10 +1,12 @@
 """Traffic between versions: which plan is in force for each model, what came of it, and the guard that rolls back.
 
-`TrafficControl` is passive and holds everything. Two actors look at it: the guard, four times a second where a plan has a
-rollback rule, and the one that compares mirrored answers. Either may die without a plan, a count or a window being lost.
+`TrafficControl` is passive and holds everything. Two actors look at it: the guard, four times a second where
+a plan has a rollback rule, and the one that compares mirrored answers. Either may die without a plan, a count
+or a window being lost.
 
-A plan comes from a model's configuration, when the catalog says that it was (re)loaded, or from an operator. The operator's stays in
-force until a load brings a configuration that says something new about traffic; so does a rollback.
+A plan comes from a model's configuration, when the catalog says that it was (re)loaded, or from an operator.
+The operator's stays in force until a load brings a configuration that says something new about traffic; so
+does a rollback.
 """
 
 from __future__ import annotations
@@ -151,7 +153,7 @@ class TrafficControl:
         self._finished = Finished()
         self._guarded = Bell()  # a plan has a rule
 
-    # -- for the catalog -------------------------------------------------------------------------------------------
+    # -- for the catalog -------------------------------------------------------------------------------------
 
     def adopt(self, key: ModelKey, plan: TrafficPlan | None) -> None:
         """A model was loaded or reloaded, with this plan in its configuration. Never raises.
@@ -217,7 +219,7 @@ class TrafficControl:
     def _front(self, key: ModelKey, model: _Model) -> None:
         self._router.set_fronting(key, None if model.split is None else model.front)
 
-    # -- actors.interfaces.Traffic -------------------------------------------------------------------------------
+    # -- actors.interfaces.Traffic ---------------------------------------------------------------------------
 
     def change(self, name: str, document: Mapping[str, Any]) -> Mapping[str, object]:
         """Put a new plan in force in place of the whole of the last one. See `actors.interfaces.Traffic`."""
@@ -345,7 +347,7 @@ class TrafficControl:
         elif mirror is not None and ready[mirror.version].spec.decoupled:
             yield f"nothing is mirrored, for version {mirror.version} is decoupled"
 
-    # -- metrics ---------------------------------------------------------------------------------------------------
+    # -- metrics ---------------------------------------------------------------------------------------------
 
     def samples(self) -> Iterator[TrafficSample]:
         """Return every model that has, or had, a plan. Read at once and not kept."""
@@ -362,7 +364,7 @@ class TrafficControl:
                 rollbacks=model.rollbacks,
             )
 
-    # -- actors ----------------------------------------------------------------------------------------------------
+    # -- actors ----------------------------------------------------------------------------------------------
 
     async def compare(self, ctx: ChildContext) -> None:
         """Compare mirrored answers: an actor's start function."""

@@ -11,7 +11,10 @@ from actors.model import ModelState
 
 
 class TurnTaker(ABC):
-    """Does everything there is to do, one turn after the other. It holds no request: a new one finds all in the state."""
+    """Does everything there is to do, one turn after the other.
+
+    It holds no request: a new one finds all in the state.
+    """
 
     def __init__(self, state: ModelState) -> None:
         self.state = state
@@ -25,7 +28,10 @@ class TurnTaker(ABC):
         """
 
     def answer_door(self) -> None:
-        """What happened until here this turn sees; what happens later rings again. Raises the bug of somebody else's turn."""
+        """What happened until here this turn sees; what happens later rings again.
+
+        Raises the bug of somebody else's turn.
+        """
         self.state.answer_door()
         bug, self._bug = self._bug, None
         if bug is not None:

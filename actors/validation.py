@@ -1,12 +1,12 @@
 """Does a request fit its model? The checks of contract http.md section 9, in its order and with its texts.
 
 A `Validator` is made once per model version and called for every request, so everything that depends on the
-configuration alone is worked out when it is made, and a good request pays for comparisons only. The texts are built
-where something is wrong.
+configuration alone is worked out when it is made, and a good request pays for comparisons only. The texts are
+built where something is wrong.
 
-One recorded quirk of Triton's is not kept: there a leading dimension of 0 means "not yet known", so that inputs of
-0 and of 3 rows pass as a request of 3. Such a request would show a model somebody else's rows; it is refused with
-the text for unequal batch sizes.
+One recorded quirk of Triton's is not kept: there a leading dimension of 0 means "not yet known", so that
+inputs of 0 and of 3 rows pass as a request of 3. Such a request would show a model somebody else's rows; it
+is refused with the text for unequal batch sizes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _INT64_MAX: Final = 2**63 - 1
 _length_at = Struct("<I").unpack_from
 # From here on numpy's start-up cost is less than the walk it may save.
 _WORTH_A_UNIFORM_LOOK: Final = 16
-# Bytes of a packed tensor that are walked in one piece: 4,096 empty elements, which is less than half a millisecond.
+# Bytes of a packed tensor that are walked in one piece: 4,096 empty elements, which is less than half a
+# millisecond.
 _WALKED_AT_ONCE: Final = 16 * 1024
 
 
@@ -57,9 +58,9 @@ class _Input:
 class Validator:
     """Check requests against one model version and fill in what follows from their inputs.
 
-    Sets `rows`, `nbytes` and `batch_key`, and `requested_outputs` to all declared outputs where the client named none.
-    A batch key is None where nothing about the inputs can keep two requests apart; requests with equal keys may share a
-    batch (contract, scheduling.md section 3.2).
+    Sets `rows`, `nbytes` and `batch_key`, and `requested_outputs` to all declared outputs where the client
+    named none. A batch key is None where nothing about the inputs can keep two requests apart; requests with
+    equal keys may share a batch (contract, scheduling.md section 3.2).
     """
 
     __slots__ = (
@@ -112,11 +113,17 @@ class Validator:
             request.requested_outputs = self._output_names
 
     def must_walk(self, request: InferRequest) -> bool:
-        """Whether `request` has packed inputs too long to be walked in one piece. `walk_strings` comes first then."""
+        """Whether `request` has packed inputs too long to be walked in one piece.
+
+        `walk_strings` comes first then.
+        """
         return self._has_strings and request.strings is None and any(map(_is_long, request.inputs))
 
     def walk_strings(self, request: InferRequest) -> Generator[None, None, None]:
-        """Walk the long packed inputs of `request`, and note in it what was found. Yields between slices of work."""
+        """Walk the long packed inputs of `request`, and note in it what was found.
+
+        Yields between slices of work.
+        """
         found: list[Strings | None] = []
         for tensor in request.inputs:
             if _is_long(tensor):
@@ -200,9 +207,8 @@ class Validator:
             name = next(name for name in request.requested_outputs if name not in self._outputs)
             raise InvalidArgument(f"unexpected inference output '{name}' for model '{self._model}'")
         if len(wanted) == len(self._outputs):
-            request.requested_outputs = (
-                self._output_names
-            )  # the same in other words, and cheaper to recognise
+            # The same in other words, and cheaper to recognise.
+            request.requested_outputs = self._output_names
 
     def _wrong_count(self, request: InferRequest) -> InvalidArgument:
         given = [tensor.name for tensor in request.inputs]
@@ -260,7 +266,8 @@ class Validator:
         # The product leaves zeros out, for a framework multiplies the other dimensions too.
         bound = (shape[0] or 1) if self._batches else 1
         for want, got in zip(plan.dims, body, strict=True):
-            # A -1 from the client passes here as it does in Triton, to be told below that it can't be left open.
+            # A -1 from the client passes here as it does in Triton, to be told below that it can't be left
+            # open.
             if want not in (got, -1) and got != -1:
                 raise self._wrong_shape(request, name, shape, plan)
             bound *= got or 1
@@ -315,8 +322,9 @@ class Validator:
     ) -> None:
         """Check a packed BYTES tensor: `count` elements, the last ending where the data does.
 
-        `found` is what a walk of it has found; None where it was not walked, which is done here, for it is short. About
-        0.1 µs an element where their lengths differ, next to nothing where they are all the same.
+        `found` is what a walk of it has found; None where it was not walked, which is done here, for it is
+        short. About 0.1 µs an element where their lengths differ, next to nothing where they are all the
+        same.
         """
         data = tensor.data
         if found is None:
@@ -362,7 +370,10 @@ class Validator:
 
 
 def validate(request: InferRequest, spec: ModelSpec) -> None:
-    """Check one request against `spec`, as `Validator(spec)` does. Where there are many, keep the Validator."""
+    """Check one request against `spec`, as `Validator(spec)` does.
+
+    Where there are many, keep the Validator.
+    """
     Validator(spec)(request)
 
 

@@ -1,8 +1,9 @@
 """Is the server ready, and if not, which part of it is at fault, and since when. Pure.
 
-Contract, repository.md section 8. A model that two repositories have is in neither's lifecycle: it is told of and does not
-count. Two departures, both so that a change to one model never takes a server that serves out
-of its load balancer: what is on its way (loading, unloading) does not count, and neither does what is not essential.
+Contract, repository.md section 8. A model that two repositories have is in neither's lifecycle: it is told of
+and does not count. Two departures, both so that a change to one model never takes a server that serves out of
+its load balancer: what is on its way (loading, unloading) does not count, and neither does what is not
+essential.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ def judge(
 ) -> Verdict:
     """Return the verdict that follows `before`.
 
-    Lenient: ready once `finished`, unless a repository is `missing` since the start. Strict: and as long as nothing is
-    wrong with any essential part.
+    Lenient: ready once `finished`, unless a repository is `missing` since the start. Strict: and as long as
+    nothing is wrong with any essential part.
     """
     known = {part.named: part for part in before.parts}
     judged = (
@@ -114,8 +115,9 @@ def judge(
 def _part(standing: Standing, before: Part | None, *, opened: bool, now: float) -> Part | None:
     """Return the part that a version is; None where it has no say.
 
-    It has none while it is on its way (loading, unloading), unless that began with a failure: then that stands until it
-    serves or is gone. It has none either once it was unloaded, or where nobody ever asked for it.
+    It has none while it is on its way (loading, unloading), unless that began with a failure: then that
+    stands until it serves or is gone. It has none either once it was unloaded, or where nobody ever asked for
+    it.
     """
     match standing.status:
         case "READY":

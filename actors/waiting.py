@@ -64,7 +64,10 @@ class WaitingLine:
         return len(self._places) if self._turns is None else 0
 
     async def wait(self, request: InferRequest) -> None:
-        """Wait until the queue has room for `request`. Raises DeadlineExceeded, and what it was refused with."""
+        """Wait until the queue has room for `request`.
+
+        Raises DeadlineExceeded, and what it was refused with.
+        """
         place = self._enter(request)
         try:
             while True:
@@ -122,7 +125,10 @@ class WaitingLine:
         return place is not None
 
     def refuse_all(self, error: TritiumError) -> None:
-        """End every wait with `error`: nobody who waits now comes in any more. They are woken some at a time."""
+        """End every wait with `error`: nobody who waits now comes in any more.
+
+        They are woken some at a time.
+        """
         for place in self._places.values():
             place.refuse(error)
         self._refused = deque(self._places.values())

@@ -1,7 +1,8 @@
 """The watcher: in poll mode, looks at the repositories every few seconds and tells the catalog what has come to rest.
 
-What is decided is in `actors.scheduling.settling`; this actor keeps the time, carries decisions out, and shows what it waits for. What
-it has seen outlives its crashes, so that a new life neither looks at everything again nor forgets what it was about to say.
+What is decided is in `actors.scheduling.settling`; this actor keeps the time, carries decisions out, and
+shows what it waits for. What it has seen outlives its crashes, so that a new life neither looks at everything
+again nor forgets what it was about to say.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ class Watched(Protocol):
 class Watcher:
     """Passive around the actor `run`; see the module.
 
-    `observe` returns one look at the sources. It may take as long as it likes, on threads that it leaves behind when it is
-    cancelled: the next look begins `interval` seconds after one has ended. What it raises ends a life of the actor, which
-    begins anew later and later (`spec`). `wall_clock` returns seconds since 1970, for those who read the tree.
+    `observe` returns one look at the sources. It may take as long as it likes, on threads that it leaves
+    behind when it is cancelled: the next look begins `interval` seconds after one has ended. What it raises
+    ends a life of the actor, which begins anew later and later (`spec`). `wall_clock` returns seconds since
+    1970, for those who read the tree.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """One live worker as the server sees it: its slots, what it is working on, and what it says.
 
-Plain functions that never wait: an instance actor feeds packets in, the scheduler puts batches in. Results go to the
-model's state, which answers the requests.
+Plain functions that never wait: an instance actor feeds packets in, the scheduler puts batches in. Results go
+to the model's state, which answers the requests.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ class WorkerEvents(Protocol):
     def finished(
         self, batch: InFlight, result: frames.Result, answers: Sequence[Cut], *, borrowed: bool
     ) -> None:
-        """A batch is done. The slot's execution lease ends when this returns; `borrowed` answers need leases of their own."""
+        """A batch is done.
+
+        The slot's execution lease ends when this returns; `borrowed` answers need leases of their own.
+        """
 
     def part(self, batch: InFlight, arrived: Arrived) -> None:
         """A part of a decoupled model's answer has come."""
@@ -169,7 +172,8 @@ class LiveWorker:
     ) -> None:
         """Tell the worker what to load. `backend` is `module:Class`; `model` are the fields of `ModelInfo`.
 
-        `calls` is the descriptor of the worker's end of the connection on which it may call; it stays the caller's.
+        `calls` is the descriptor of the worker's end of the connection on which it may call; it stays the
+        caller's.
         """
         body = json.dumps(
             {
@@ -251,7 +255,8 @@ class LiveWorker:
         """
         if self._waits_for_clients():
             return math.inf
-        # One that was taken back keeps its lane until the worker has passed over it, which a stopped one never does.
+        # One that was taken back keeps its lane until the worker has passed over it, which a stopped one
+        # never does.
         held = chain(self.outstanding.values(), self._taken_back.values())
         begun = sorted(batch.began_at for batch in held if batch.began_at < math.inf)
         return math.inf if len(begun) < self._lanes else max(self._moved_at, begun[self._lanes - 1])
@@ -268,7 +273,8 @@ class LiveWorker:
     def take_back(self, batch: InFlight, now: float) -> bool:
         """Have the worker never begin with `batch`. False where it has, and nothing has changed.
 
-        Its requests are the caller's then, as if they had never been dispatched. See `actors.arena`, "Claims".
+        Its requests are the caller's then, as if they had never been dispatched. See `actors.arena`,
+        "Claims".
         """
         if not self._control.take_back(batch.slot.index):
             return False
@@ -369,9 +375,9 @@ class LiveWorker:
     def overdue(self, began_before: float) -> InFlight | None:
         """Return a batch that began before then and is not done; one of a decoupled model, whose last part is as old.
 
-        One that was taken back is overdue like any other: a worker that has nothing else to do, and does not pass over it,
-        reads nothing. While one of a decoupled model's requests waits for its client, the model may be waiting with it, and
-        nothing is overdue.
+        One that was taken back is overdue like any other: a worker that has nothing else to do, and does not
+        pass over it, reads nothing. While one of a decoupled model's requests waits for its client, the model
+        may be waiting with it, and nothing is overdue.
         """
         if self._moved_at > began_before or self._waits_for_clients():
             return None
@@ -399,7 +405,10 @@ class LiveWorker:
         return [batch for batch in having_lanes if batch is not self.filler.batch]
 
     def cancel(self, request: InferRequest) -> None:
-        """Flag a running request as unwanted; the model may look, or not. What was called for its sake is cancelled."""
+        """Flag a running request as unwanted; the model may look, or not.
+
+        What was called for its sake is cancelled.
+        """
         if self.calls is not None:
             self.calls.parent_cancelled(request)
         if self._decoupled:
@@ -479,7 +488,9 @@ class LiveWorker:
                 yield None
 
     def emptying(self) -> Steps[None]:
-        """The worker is dead, and all that it held is settled: return the memory of its slots. Yields like `trimming`.
+        """The worker is dead, and all that it held is settled: return the memory of its slots.
+
+        Yields like `trimming`.
 
         `close` would do it in one piece.
         """
@@ -491,8 +502,8 @@ class LiveWorker:
     def on_packet(self, packet: bytes) -> Slow | None:
         """Handle one packet. Raises FrameError: the worker is broken or hostile and must be killed.
 
-        Where that takes long, return what is to be done in slices, before any other packet is handled. It may be given up
-        and done anew.
+        Where that takes long, return what is to be done in slices, before any other packet is handled. It may
+        be given up and done anew.
         """
         handler = self._handlers.get(packet[0])
         if handler is None:
