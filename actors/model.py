@@ -1,8 +1,8 @@
 """The passive state of one model version: queue, in-flight table, reply ports, statistics, instances.
 
-It lives one level above what may die. The supervisor's start function makes it and lends it to the scheduler
-and to the instance actors; a restarted one adopts what it finds. Everything here is plain synchronous code on
-the loop's thread, except `submit`, which waits while the queue is full.
+It lives one level above the actors that may die. The supervisor's start function makes it and lends it to the
+scheduler and to the instance actors. A restarted actor adopts the state that it finds. Everything here is
+plain synchronous code on the loop's thread, except `submit`, which waits while the queue is full.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ STATUS_CHANGES: Final[Mapping[Status, frozenset[Status]]] = {
 
 
 class StatusObserver(Protocol):
-    """Who is told when a model's standing changes."""
+    """The callback that is told when a model's status changes."""
 
     def __call__(self, state: ModelState) -> None:
         """`state.status` and `state.reason` are new."""
@@ -88,20 +88,23 @@ class Composite(Protocol):
         """The client of a request that has left the queue has gone. Never raises."""
 
     def steps_of(self, request: InferRequest) -> Sequence[tuple[ServedModel, InferRequest]]:
-        """Return what `request` waits for, once it has left the queue: requests to models, each until its final answer."""
+        """Return the requests to models that `request` waits for, each until its final answer.
+
+        `request` has left the queue.
+        """
 
     def give_up(self) -> None:
-        """Whatever runs has been answered: nobody wants its results."""
+        """Cancel everything that runs: it has been answered, and its results are not needed."""
 
     def keep(self) -> None:
-        """Somebody counts on it: have the models that it is composed of stay as long."""
+        """A request counts on the ensemble: keep the models that it is composed of as long."""
 
     def let_go(self) -> None:
-        """Nobody counts on it any more."""
+        """No request counts on the ensemble any more."""
 
 
 class InstanceState:
-    """What outlives an instance's worker: its standing, its suspects, its counts."""
+    """The part of an instance that outlives its worker: its status, its suspects, its counts."""
 
     __slots__ = (
         "exhausted",
@@ -119,10 +122,11 @@ class InstanceState:
 
     def __init__(self, spec: InstanceSpec, key: str) -> None:
         self.spec = spec
-        self.key = key  # its name in the supervision tree, which no other instance of the version ever has
+        # Its name in the supervision tree. No other instance of the version ever has the same one.
+        self.key = key
         self.pid: int | None = None  # of its worker, from launch to burial
-        self.settled = trio.Event()  # it has joined for the first time, or could not
-        self.load_error = ""  # why it could not
+        self.settled = trio.Event()  # it has joined for the first time, or failed to
+        self.load_error = ""  # why it failed to join
         self.worker: LiveWorker | None = None  # set while its model is loaded and warm
         self.suspects = SuspectQueue()  # batches that killed this instance, to run alone
         self.exhausted = False
@@ -132,7 +136,7 @@ class InstanceState:
 
     @property
     def hunting(self) -> bool:
-        """Whether it looks for the request that killed it: no fresh traffic until then."""
+        """Whether it looks for the request that killed it. It takes no fresh traffic until then."""
         return bool(self.suspects.running) or len(self.suspects) > 0
 
 
@@ -156,11 +160,10 @@ class ModelState:
         self.marks = marks_of(spec)
         self._keys = itertools.count()
         self.instances = [InstanceState(instance, str(next(self._keys))) for instance in spec.instances]
-        # Those that execute, the least recently served first. What is not in it is passive.
+        # The instances that execute, the least recently served first. A passive instance is not in it.
         self.rotation = [each for each in self.instances if not each.spec.passive]
         self.limiter: RateLimiter[InstanceState] | None = None  # where executions are rate-limited
-        # Whether an instance has more to execute; other schedulers than the batcher have an answer of their
-        # own.
+        # Whether an instance has more to execute. Schedulers other than the batcher set their own function.
         self.wants: Callable[[InstanceState], bool] = self._queue_wants
         self.sequences = (
             SequenceQueue(spec, spec.scheduling) if isinstance(spec.scheduling, SequenceBatching) else None
@@ -200,7 +203,7 @@ class ModelState:
     # -- standing --------------------------------------------------------------------------------------------
 
     def become(self, status: Status, reason: str = "") -> None:
-        """Change the standing, if that is a change. Raises ValueError for one that the table forbids."""
+        """Change the status, if it differs. Raises ValueError for a change that the table forbids."""
         if status is self.status:
             return
         if status not in STATUS_CHANGES[self.status]:
@@ -227,7 +230,7 @@ class ModelState:
         if self.sequences is not None and not instance.spec.passive:
             self.sequences.join(instance.key, instance.spec.lanes, trio.current_time())
         instance.settled.set()
-        # So not after a failed load, which is final even where a sibling's comes to an end after it.
+        # Not after a failed load: that is final, even where a sibling's load ends after it.
         if self.status in (Status.LOADING, Status.UNAVAILABLE) and all(
             each.started_once for each in self.instances
         ):
@@ -235,9 +238,9 @@ class ModelState:
         self.ring()
 
     def load_failed(self, reason: str, instance: InstanceState | None = None) -> None:
-        """An instance could not load the model, or died on the way.
+        """An instance could not load the model, or died while loading.
 
-        Before the version first serves that is final.
+        Before the version first serves, that is final.
         """
         if instance is not None and not instance.started_once:
             instance.load_error = reason
@@ -255,13 +258,13 @@ class ModelState:
     def remove_instance(self, instance: InstanceState) -> None:
         """Give an instance no more batches; the caller stops it.
 
-        What it has not begun, or had to hunt for, is queued again.
+        The batches that it has not begun, and its suspects, are queued again.
         """
         if instance.worker is not None and self.sequences is None:
             for batch in reversed(instance.worker.not_begun()):
                 self.take_back(instance, batch)
         self.instances.remove(instance)
-        if instance in self.rotation:  # a passive one never is, nor is one that was given up as stuck
+        if instance in self.rotation:  # a passive or stuck instance is not
             self.rotation.remove(instance)
         if self.limiter is not None:
             self.limiter.withdraw(instance)
@@ -271,11 +274,11 @@ class ModelState:
         self.ring()
 
     def respecify(self, spec: ModelSpec) -> None:
-        """Take over a configuration that differs from the present one in its instances only."""
+        """Take over a configuration that differs from the present one only in its instances."""
         self.spec = spec
 
     def instance_exhausted(self, instance: InstanceState) -> None:
-        """An instance died too often without progress; it is retried now and then, and nothing waits for it."""
+        """An instance died too often without progress. It is retried now and then, and nothing waits for it."""
         instance.exhausted = True
         error = Unavailable(f"instance '{instance.spec.name}' keeps dying: {instance.last_reason}")
         for request in instance.suspects.drain():
@@ -295,7 +298,10 @@ class ModelState:
         return said is not None and all(ready for _, _, ready in said)
 
     async def asked(self) -> list[tuple[InstanceState, LiveWorker, bool]] | None:
-        """Return what each live instance says of its readiness, asked now; None where that takes longer than `PROBE_SECONDS`."""
+        """Ask each live instance now whether it is ready, and return the answers.
+
+        Returns None where that takes longer than `PROBE_SECONDS`.
+        """
         workers = [(each, each.worker) for each in self.instances if each.worker is not None]
         said: list[tuple[InstanceState, LiveWorker, bool]] = []
         all_answered = trio.Event()
@@ -329,7 +335,7 @@ class ModelState:
             self.submit_nowait(request, pinned=pinned)
         except trio.WouldBlock:
             await self._line.wait(request)
-            # An equal one may have been answered meanwhile.
+            # An equal request may have been answered meanwhile.
             if self.cache is None or not self.cache.intercept(request):
                 self._enqueue(request)
 
@@ -338,8 +344,8 @@ class ModelState:
 
         See `actors.interfaces.ServedModel.submit_nowait`, and `pin`.
 
-        `in_company`: others may follow in this turn of the loop, so a batch had better not begin with this
-            one alone.
+        `in_company`: other requests may follow in this turn of the loop, so a batch should not begin with
+            this request alone.
         """
         if not (pinned and self.status is Status.UNLOADING):
             self._check_accepting(request)
@@ -347,7 +353,8 @@ class ModelState:
             raise trio.WouldBlock
         self._validate(request)
         if request.synthetic:
-            request.batch_key = object()  # in a batch of its own: its failure must not be a client's
+            # It runs in a batch of its own: its failure must not become a client's.
+            request.batch_key = object()
         if self.quarantine and self.quarantine.match(request, trio.current_time()):
             self.statistics.quarantined += 1
             raise Poisoned(
@@ -376,15 +383,15 @@ class ModelState:
         if self.cache is not None:
             self.cache.queued(request)
         if len(self.in_flight) == 1 and self.take_turn is not None and not in_company:
-            # Nobody is there to share a batch with: waking the scheduler would only cost time.
+            # No other request is in flight to share a batch with: waking the scheduler would only cost time.
             self.take_turn()
         else:
             self.ring()
 
     def queue_again(self, request: InferRequest, since: float) -> None:
-        """Queue what was accepted at `since` and has waited in the cache, for nothing.
+        """Queue a request that was accepted at `since` and has waited in the cache for nothing.
 
-        Its queue timeout runs from then.
+        Its queue timeout runs from `since`.
         """
         if self.quarantine and self.quarantine.match(request, trio.current_time()):
             self._refuse_quarantined(request)
@@ -401,7 +408,7 @@ class ModelState:
         self.ring()
 
     def _room_after(self) -> float:
-        """Return in how many seconds what waits in the queue may have been answered; 0 where nobody knows."""
+        """Return the seconds in which the queued requests may have been answered; 0 where that is unknown."""
         return self._pace.after(
             len(self.queue),
             answered=self.statistics.success_count,
@@ -410,7 +417,7 @@ class ModelState:
         )
 
     def _refuse_if_late(self, request: InferRequest, slo: Admission) -> None:
-        """Raise Unavailable for what can't be answered in time."""
+        """Raise Unavailable for a request that can't be answered in time."""
         ahead = self.queue.ahead_of(request) + self._line.ahead()
         patience = self.queue.patience(request)
         slo.admit(request, ahead=ahead, patience=patience, now=trio.current_time())
@@ -430,7 +437,7 @@ class ModelState:
         )
 
     def _look_again(self) -> None:
-        """Somebody has left the line: whoever waits for the end of everything counts anew."""
+        """A request has left the line: tasks that wait for the end of all requests count again."""
         self._drained.set()
 
     def cancel(self, request: InferRequest) -> None:
@@ -441,7 +448,7 @@ class ModelState:
         if request not in self.in_flight or self._cancel_waiting(request):
             return
         if self.cache is not None and self.cache.is_wanted(request):
-            return  # it goes on, for the sake of others
+            return  # it goes on for the requests that wait for its answer
         if self.composite is not None:
             self.composite.cancel(request)
         for instance in self.instances:
@@ -455,7 +462,7 @@ class ModelState:
             worker.cancel(request)
 
     def _cancel_waiting(self, request: InferRequest) -> bool:
-        """Answer `request`, whose client has left, where it has not been dispatched. False where it has."""
+        """Answer `request`, whose client has left, if it has not been dispatched. False if it has."""
         if self.sequences is not None and request in self.sequences:
             for member in self.sequences.abandon(request, trio.current_time()):
                 self.fail(member, Cancelled(""), FailureReason.CANCELED)
@@ -476,13 +483,16 @@ class ModelState:
     # -- for ensembles that are composed of it ---------------------------------------------------------------
 
     def pin(self) -> None:
-        """A request to an ensemble counts on this version: until `unpin` it serves that request's steps, retired or not."""
+        """A request to an ensemble counts on this version.
+
+        Until `unpin` the version serves that request's steps, retired or not.
+        """
         self._pins += 1
         if self._pins == 1 and self.composite is not None:
             self.composite.keep()
 
     def unpin(self) -> None:
-        """One request less counts on it."""
+        """A request to an ensemble no longer counts on this version."""
         self._pins -= 1
         if not self._pins:
             self._drained.set()
@@ -490,7 +500,7 @@ class ModelState:
                 self.composite.let_go()
 
     def count_composed(self, request: InferRequest, timing: tuple[int, int, int, int]) -> None:
-        """Count a request that other models were executed for; `timing` as in `InferResponse`."""
+        """Count a request for which other models were executed; `timing` is as in `InferResponse`."""
         if request.synthetic:
             return
         total_ns = int((trio.current_time() - request.accepted_at) * 1e9)
@@ -498,7 +508,10 @@ class ModelState:
         self.statistics.batch_executed(max(1, request.rows), *timing[1:], self._wall_clock())
 
     def describe_statistics(self) -> dict[str, object]:
-        """Return its element of the statistics endpoint; `tritium` is in it where there is more to tell than Triton does."""
+        """Return this version's element of the statistics endpoint.
+
+        It has a key `tritium` where there is more to tell than Triton does.
+        """
         element = self.statistics.as_model_stats(self.spec.name, self.spec.version)
         ours: dict[str, object] = {}
         if self.queue.ledger is not None:
@@ -515,13 +528,13 @@ class ModelState:
     # -- scheduling ------------------------------------------------------------------------------------------
 
     def ring(self) -> None:
-        """Tell the scheduler that something changed; many rings before it looks are one."""
+        """Tell the scheduler that something changed. Rings before its next look count as one."""
         if not self._rung:
             self._rung = True
             self._ring.send_nowait(None)
 
     def answer_door(self) -> None:
-        """The scheduler is about to look at everything; what happens later rings again."""
+        """The scheduler is about to look at everything; a later change rings again."""
         if self._rung:
             self._rung = False
             try:
@@ -530,13 +543,13 @@ class ModelState:
                 return  # it was woken by receiving it
 
     def made_room(self) -> None:
-        """Requests have left the queue: whoever waits for room looks again."""
+        """Requests have left the queue: the tasks that wait for room look again."""
         self._line.call_next()
 
     def dispatch(self, worker: LiveWorker, requests: Sequence[InferRequest], *, alone: bool = False) -> bool:
         """Hand a batch to an instance with room.
 
-        Where that fails, which is False, its requests are answered, and nobody else's.
+        If that fails, the requests of this batch are answered, no others are, and the result is False.
         """
         if self.quarantine and self.sequences is None:
             requests = self._sift(requests)
@@ -563,7 +576,7 @@ class ModelState:
             return True
 
     def _sift(self, requests: Sequence[InferRequest]) -> Sequence[InferRequest]:
-        """Refuse what was quarantined since it was accepted; return the rest."""
+        """Refuse the requests that were quarantined since they were accepted; return the rest."""
         now, newest = trio.current_time(), self.quarantine.added_at
         kept = []
         for request in requests:
@@ -579,7 +592,10 @@ class ModelState:
         self.fail(request, Poisoned(why), FailureReason.BACKEND)
 
     def take_back(self, instance: InstanceState, batch: InFlight) -> bool:
-        """Put a batch that was handed to `instance` back to where it waited, unless its model has begun with it, which is False."""
+        """Put a batch that was handed to `instance` back to where it waited.
+
+        Returns False if its model has begun with it.
+        """
         now = trio.current_time()
         if instance.worker is None or not instance.worker.take_back(batch, now):
             return False
@@ -599,9 +615,12 @@ class ModelState:
         return len(self.queue) > 0 or len(instance.suspects) > 0
 
     def batch_ended(self, instance: InstanceState) -> None:
-        """An execution of `instance` is over, whatever of its answers is still to come: others may have what it held."""
+        """An execution of `instance` is over: other instances may take the resources that it held.
+
+        Some of its answers may still be to come.
+        """
         if self.limiter is not None:
-            # In line for nobody who would answer the bell, it would hold others up.
+            # An instance that can't answer the bell must not stay in line: it would hold others up.
             stays = self.take_turn is not None and instance.worker is not None and instance in self.rotation
             self.limiter.ended(instance, again=stays and self.wants(instance))
 
@@ -620,8 +639,8 @@ class ModelState:
         spec, statistics = self.spec, self.statistics
         if self.sequences is not None:
             answers = self.sequences.collect(answers)
-        # A worker's clock is believed as far as it can be true: nothing took longer than the oldest request
-        # has existed.
+        # A worker's clock is believed only as far as it can be true. No duration exceeds the age of the
+        # oldest request.
         limit = int((now - min(request.accepted_at for request in batch.requests)) * 1e9)
         input_ns, infer_ns = min(result.input_ns, limit), min(result.infer_ns, limit)
         output_ns = min(result.output_ns, limit)
@@ -638,7 +657,7 @@ class ModelState:
                 if answer.rescheduled:
                     self._reschedule(request)
                     continue
-                if answer.open:  # its answer comes in parts
+                if answer.open:  # more parts of it follow
                     continue
                 if answer.code is not None:
                     self.fail(request, TritiumError.of(answer.code, answer.message), FailureReason.BACKEND)
@@ -665,7 +684,7 @@ class ModelState:
             self.slo.returned(len(batch.requests), rows, service, latencies, now)
 
     def _reschedule(self, request: InferRequest) -> None:
-        """The model released a request with RESCHEDULE: run it again, as the contract has it (section 6.7)."""
+        """The model released a request with RESCHEDULE: run it again (contract, section 6.7)."""
         if request.answered:
             return
         if self.sequences is None or not self.sequences.iterative:
@@ -685,8 +704,8 @@ class ModelState:
     def partial(self, batch: InFlight, arrived: Arrived) -> None:
         """Pass on one part of a decoupled model's answer.
 
-        The end alone, without a response, is a final response without outputs. Times are the server's: a
-        request computes from the start of its batch to its last part.
+        A message with the end alone, without a response, becomes a final response without outputs. Times are
+        the server's: a request computes from the start of its batch to its last part.
         """
         stream, answer = arrived.stream, arrived.answer
         request = stream.request
@@ -720,7 +739,8 @@ class ModelState:
         self.respond(request, response, final=arrived.final)
 
     def _lend(self, response: InferResponse, batch: InFlight, outputs: Sequence[Tensor]) -> None:
-        if self._ordering is not None:  # it may wait for an earlier one, which may need this very slot
+        # The response may wait for an earlier one, which may need this very slot.
+        if self._ordering is not None:
             for tensor in outputs:
                 tensor.data = bytes(tensor.data)
             return
@@ -728,7 +748,10 @@ class ModelState:
         response.on_release(batch.slot.release)
 
     def fail(self, request: InferRequest, error: TritiumError, reason: FailureReason) -> None:
-        """Answer an accepted request with an error, and count it; an ensemble's failures have no reason but OTHER."""
+        """Answer an accepted request with an error, and count it.
+
+        An ensemble's failures are all counted with the reason OTHER.
+        """
         if self.composite is not None:
             reason = FailureReason.OTHER
         if not request.synthetic:
@@ -738,7 +761,7 @@ class ModelState:
     def respond(
         self, request: InferRequest, part: InferResponse | TritiumError, *, final: bool = True
     ) -> None:
-        """Give one part of an answer. One after the final part is a counted bug and goes nowhere."""
+        """Give one part of an answer. A part after the final one is counted as a bug and dropped."""
         if request.answered:
             self.statistics.reply_violations += not request.padding
             if isinstance(part, InferResponse):
@@ -755,13 +778,14 @@ class ModelState:
             self.sequences.done(request, trio.current_time())
             if len(self.sequences):
                 self.ring()
-        if self._ordering is None or request not in self._ordering:  # one that never ran keeps nobody waiting
+        # A request that never ran is not in `_ordering`, and no other answer waits for its own.
+        if self._ordering is None or request not in self._ordering:
             request.reply.put(part, final=True)
         else:
             for member, answer in self._ordering.release(self._ordering.ticket(request), part):
                 member.reply.put(answer, final=True)
         if self._line:
-            self._line.call_next()  # it may have left the queue by this
+            self._line.call_next()  # the answered request may have left the queue
         elif not self.in_flight:
             self._drained.set()
 
@@ -779,12 +803,12 @@ class ModelState:
     ) -> None:
         """Carry out what `actors.scheduling.retries` decided after the death of `instance`'s worker.
 
-        `marks` are fingerprints of what executed, as far as they were made.
+        `marks` are the fingerprints of the executed requests, as far as they were made.
         """
         self._deaths.settle(instance, aftermath, marks)
 
     def fail_queued(self, error: TritiumError) -> None:
-        """Answer everything that waits with `error`."""
+        """Answer every waiting request with `error`."""
         if self.cache is not None:
             for request in self.cache.abandon():
                 self.fail(request, error, FailureReason.OTHER)
@@ -793,7 +817,7 @@ class ModelState:
         self._line.refuse_all(error)
 
     def give_up(self, why: str) -> None:
-        """Answer whatever is left, and have nobody wait for the workers that are busy with it."""
+        """Answer all remaining requests, and stop waiting for the workers that execute them."""
         self.given_up = True
         self.fail_queued(Unavailable(why))
         for instance in self.instances:
@@ -806,7 +830,10 @@ class ModelState:
             self.composite.give_up()
 
     def stuck_for(self, now: float) -> float:
-        """For how many seconds every instance that serves has been at one execution; 0 while one is not, or has a limit for that."""
+        """Return for how many seconds every serving instance has been busy with the same execution.
+
+        Returns 0 while one instance is not, or while executions have a time limit.
+        """
         if self.spec.execution_timeout:
             return 0.0
         workers = [each.worker for each in self.rotation if each.worker is not None]
@@ -814,7 +841,10 @@ class ModelState:
         return now - since if since < math.inf else 0.0
 
     def give_up_stuck(self, bound: float, why: str) -> None:
-        """Answer with `why` what has been executing for `bound` seconds, and everything else where no instance is left for it."""
+        """Answer with `why` the requests that have been executing for `bound` seconds.
+
+        Where no instance is left to serve, every other request is answered as well.
+        """
         now = trio.current_time()
         if self.stuck_for(now) >= bound:
             self.give_up(why)
@@ -824,7 +854,7 @@ class ModelState:
             if worker is None or self.spec.execution_timeout or now - worker.stuck_since < bound:
                 continue
             held = [request for batch in worker.outstanding.values() for request in batch.requests]
-            self.rotation.remove(instance)  # disowned it would seem to be idle
+            self.rotation.remove(instance)  # else it would seem idle once disowned
             worker.disown()
             for request in held:
                 self.fail(request, Unavailable(request.prefix + why), FailureReason.OTHER)
@@ -839,7 +869,7 @@ class ModelState:
     def close(self) -> None:
         """The subtree has ended.
 
-        What is unanswered now was dropped by a bug or by a deadline: say so to its clients.
+        A request that is unanswered now was dropped by a bug or by a deadline: tell its client.
         """
         self.fail_queued(Unavailable(STOPPING))
         for request in list(self.in_flight):

@@ -6,14 +6,14 @@ of the last probe. `Readiness` keeps the newest verdict, so that `ready` answers
 passive: the actor that asks the instances and makes the probes may die and be started again, and finds
 everything where it was.
 
-A verdict is made anew after each change, at once if somebody asks in between. Instances are asked when
-somebody asks whether the server is ready, who waits for them; what they said stands until the next time. Who
-watches the server's readiness asks every second. Probes run in tasks of the actor's, one at a time for each
-version.
+A verdict is made anew after each change, and at once if it is read in between. Instances are asked when a
+caller asks whether the server is ready, and the caller waits for them. Their answers stand until the next
+time. For tasks that watch the server's readiness, the instances are asked every second. Probes run in tasks
+of the actor, one at a time for each version.
 
-A server that has not been ready yet waits for the first probe of everything that is to be probed. Afterwards
-what has not been probed yet counts as well, and what is being loaded counts as it did before, so that loading
-a model never takes a server that serves out of its load balancer.
+A server that has not been ready yet waits for the first probe of every version that is to be probed.
+Afterwards a version that has not been probed yet counts as ready, and a version that is being loaded counts
+as it did before. So loading a model never takes a serving server out of its load balancer.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ DEEP_BUDGET: Final = 10.0
 DEEP_SHARED_FOR: Final = 0.25
 """Seconds for which the report of one round answers everybody."""
 
-_SHARE: Final = 10  # where a verdict takes milliseconds, the loop gets ten times as long before the next
-_CLOCK_SET: Final = 1.0  # seconds by which the wall's clock is off where it has been set anew
+_SHARE: Final = 10  # after a verdict that took some time, the loop gets ten times as long before the next
+_CLOCK_SET: Final = 1.0  # if the wall clock is off by so many seconds, it has been set anew
 _LISTED: Final = 10  # failed parts that one log line names
 _SHOWN: Final = 1000  # characters of a reason
 
@@ -61,29 +61,29 @@ _SHOWN: Final = 1000  # characters of a reason
 
 
 class _OwnCheck:
-    """What the instances of one version said of themselves when somebody last asked, where the model has a check of its own.
+    """The last answers of one version's instances to their own check, where the model has a check.
 
-    `news` is called where that changes.
+    `news` is called when that changes.
     """
 
     def __init__(self, state: ModelState, news: Callable[[], None]) -> None:
         self.trouble = ""
-        self.applies = False  # there is something to ask
+        self.applies = False  # the model has a check of its own
         self._state = state
         self._news = news
 
     def look(self) -> None:
-        """Find out whether there is something to ask: any worker tells it of all, those that are to come included."""
+        """Find out whether there is a check: any worker's answer holds for all, future workers included."""
         self.applies = self.applies or any(
             each.worker is not None and each.worker.has_check for each in self._state.instances
         )
 
     async def ask(self) -> None:
-        """Ask every instance that serves, and conclude from what they say, or from their silence."""
+        """Ask every instance that serves, and conclude from the answers, or from their absence."""
         said = await self._state.asked()
         if said is None:
             self._conclude(f"its own readiness check does not answer within {PROBE_SECONDS:g} s")
-        # A worker that dies says no; but then its instance starts another, which is what it is for.
+        # A worker that dies says no. But its instance then starts another one, so that answer does not count.
         elif all(ready or instance.worker is not worker for instance, worker, ready in said):
             self._conclude("")
         else:
@@ -96,15 +96,15 @@ class _OwnCheck:
 
 
 class _Watch:
-    """What is known of a version that serves beyond that it does: its own check, and its probes."""
+    """What is known of a version that serves: its own check, and its probes."""
 
     def __init__(self, state: ModelState, news: Callable[[], None], now: float) -> None:
         self.state = state
         self.check = _OwnCheck(state, news)
-        self.due = now  # when it is to be probed next, if it is at all
+        self.due = now  # when its next probe is due, if it is probed at all
         self.since = now  # when `trouble` came, or went
         self.trouble = ""  # what the last probe says against it
-        self.note = ""  # why that is nothing
+        self.note = ""  # why that does not count
         self.outcome: ProbeOutcome | None = None  # of the last probe
         self.running: trio.Event | None = None  # set when the probe that runs now has ended
         self.began = 0.0
@@ -113,16 +113,16 @@ class _Watch:
 
     @property
     def named(self) -> Named:
-        """What tells it from the others."""
+        """The name that tells it from the others."""
         return self.state.spec.key, self.state.spec.version
 
     @property
     def periodic(self) -> bool:
-        """Whether it is probed without being asked for, and whether the verdict then depends on it."""
+        """Whether it is probed periodically, so that the verdict depends on the probes."""
         return self.state.spec.probe_interval > 0
 
     def standing(self) -> tuple[str, str]:
-        """Return what is said against it, and what has not been heard yet."""
+        """Return the trouble with it, and the check or probe that is still awaited."""
         trouble = self.check.trouble or (self.trouble if self.periodic else "")
         if self.periodic and self.outcome is None:
             return trouble, "it has not answered a probe inference yet"
@@ -131,8 +131,9 @@ class _Watch:
     def learn(self, outcome: ProbeOutcome, *, others: int, now: float) -> None:
         """Take in a probe's outcome, during which `others` requests were answered.
 
-        A version that answers its clients is busy, and no probe has to prove that it serves: readiness that
-        goes with load would send that load to others, and take them out one by one.
+        A version that answers its clients is busy, and needs no probe to prove that it serves. If readiness
+        went down with load, load balancers would send that load to other servers, and take them out one by
+        one.
         """
         first = self.outcome is None
         trouble = probe_trouble(self.state.spec.probe, self._baseline, outcome)
@@ -150,17 +151,17 @@ class _Watch:
 
 @dataclass(slots=True)
 class ProbeCounts:
-    """What readiness' own probes of one model version came to, over all its generations."""
+    """The results of readiness' own probes of one model version, over all its generations."""
 
     name: str
     version: int
     probes: int = 0
     failures: int = 0  # those that counted against it
-    seconds: float = 0.0  # the last one took
+    seconds: float = 0.0  # how long the last one took
 
 
 class _Round:
-    """One round of deep probes, and everybody who waits for its report."""
+    """One round of deep probes, and the callers that wait for its report."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -185,8 +186,9 @@ class Readiness:
     ) -> None:
         """`finished` is set when the loads at start have ended; `wall_clock` gives milliseconds since the epoch.
 
-        Every instance of a version that has been at one execution for `hang_bound` seconds speaks against it;
-        0: never. `missing` tells which repository the start went without, if one, and why.
+        A version counts as stuck when each of its instances has been busy with the same execution for
+        `hang_bound` seconds; 0: never. `missing` tells which repository was missing at the start, if any, and
+        why.
         """
         self._missing = missing
         self._hang_bound = hang_bound
@@ -195,15 +197,15 @@ class Readiness:
         self._finished = finished
         self._log = log
         self._wall_clock = wall_clock
-        self._epoch = 0.0  # what to add to trio's clock for the wall's
+        self._epoch = 0.0  # added to trio's clock it gives the wall clock's time
         self.exiting = False
         self.withdrawn = False
-        self._turned = Bell()  # what `ready` says has changed
+        self._turned = Bell()  # rings when the answer of `ready` has changed
         self._verdict = Verdict(since=trio.current_time())
         self._stale = True
         self._woken = Bell()
-        self._watching = 0  # how many wait for the server's readiness to turn
-        self._asking = False  # for those
+        self._watching = 0  # number of tasks that wait for the server's readiness to turn
+        self._asking = False  # the instances are being asked for those tasks
         self._watches: dict[ModelState, _Watch] = {}
         self._counts: dict[Named, ProbeCounts] = {}
         self._round: _Round | None = None
@@ -212,20 +214,20 @@ class Readiness:
     # -- actors.interfaces.Health ----------------------------------------------------------------------------
 
     def live(self) -> bool:
-        """The loop turns, or nobody would answer."""
+        """Always true: if the loop did not turn, no answer would come."""
         return True
 
     async def ready(self) -> bool:
-        """Whether the server is ready, and each essential model that has a check of its own says so now.
+        """Whether the server is ready, and each essential model that has its own check says so now.
 
-        Waits where there are such models, for `PROBE_SECONDS` at most, and nowhere else.
+        Waits only where there are such models, for `PROBE_SECONDS` at most.
         """
         if self._strict and self.verdict.finished and not self.exiting:
             await self._ask(essential=True)
         return self.is_ready
 
     async def wait_turned(self, ready: bool) -> None:
-        """Wait until the server is ready where it was not, or the other way round, or exits."""
+        """Wait until the server's readiness is no longer `ready`, or until the server exits."""
         self._watching += 1
         try:
             while self.is_ready is ready and not self.exiting:
@@ -236,8 +238,8 @@ class Readiness:
     async def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a version serves and says so itself when it is asked now; raises like `Models.resolve`.
 
-        Without a version that is the highest one that serves. A model that its first request would load is
-        ready for that.
+        Without a version, that is the highest one that serves. A model that is loaded on its first request
+        counts as ready.
         """
         model = self._router.resolve(name, version)
         if isinstance(model, ModelState):
@@ -251,7 +253,7 @@ class Readiness:
     async def deep(self) -> DeepReport:
         """Probe every essential version that serves, and report.
 
-        Those who ask at about the same time share a round.
+        Callers that ask at about the same time share a round.
         """
         now = trio.current_time()
         shared = self._round
@@ -263,7 +265,7 @@ class Readiness:
         return shared.report or self._report({}, {}, "no probe was made: readiness itself is being restarted")
 
     async def _ask(self, *, essential: bool = False) -> None:
-        """Have the models that have a check of their own say whether they are ready."""
+        """Ask the models that have their own check whether they are ready."""
         checks = [
             watch.check
             for watch in self._watches.values()
@@ -285,15 +287,15 @@ class Readiness:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server is ready: what its parts say, unless it is about to end."""
+        """Whether the server is ready: the verdict on its parts, unless the server is about to end."""
         return self.verdict.ready and not self.withdrawn
 
     def probes(self) -> Iterable[ProbeCounts]:
-        """Return what is counted of each version that was ever probed, for metrics."""
+        """Return the counts of each version that was ever probed, for metrics."""
         return self._counts.values()
 
     def withdraw(self) -> None:
-        """The server is about to end: it is not ready from now on, and serves on."""
+        """The server is about to end: it is not ready from now on, but still serves."""
         self.withdrawn = True
         self._turn()
 
@@ -308,7 +310,7 @@ class Readiness:
     def changed(self) -> None:
         """Something about a model version is new: have the verdict made anew.
 
-        Cheap; from anywhere on the loop's thread.
+        Cheap; may be called from anywhere on the loop's thread.
         """
         self._stale = True
         self._woken.ring()
@@ -365,7 +367,7 @@ class Readiness:
             )
 
     def _stuck(self, state: ModelState) -> str:
-        """Return what to say of a version whose every instance has been at one execution for too long; empty for no such one."""
+        """Return the trouble with a version whose every instance is stuck at one execution; else an empty string."""
         bound = self._hang_bound
         if not bound or state.stuck_for(trio.current_time()) < bound:
             return ""
@@ -383,7 +385,7 @@ class Readiness:
     def _tell(self, before: Verdict, verdict: Verdict) -> None:
         """Log and publish what is new.
 
-        Until the loads at start have ended nobody expects the server to be ready.
+        Until the loads at start have ended, the server is not expected to be ready.
         """
         failed = [part for part in verdict.failed if not part.awaited]
         if self._publish is not None:
@@ -392,7 +394,7 @@ class Readiness:
         if not verdict.finished or (same and before.finished and verdict.ready is before.ready):
             return
         if not (verdict.ready or failed or verdict.missing or verdict.opened):
-            return  # it is about to be: somebody has yet to say so
+            return  # it is about to be ready: a check or a probe is still to be heard
         self._log(
             Event.READINESS_CHANGED,
             level="info" if verdict.ready and not failed else "warning",
@@ -411,7 +413,7 @@ class Readiness:
         """Keep the verdict current, for ever. The start function of a permanent child."""
         ctx.started()
         for watch in self._watches.values():
-            watch.running = None  # those probes went with the life before this one
+            watch.running = None  # those probes ended with the actor's previous life
         if self._round is not None:
             self._round.begun = False
         self._publish, self._stale = ctx.publish, True
@@ -435,7 +437,7 @@ class Readiness:
                 look_at = now + LOOK_EVERY
                 if self._watching and not self._asking:
                     nursery.start_soon(self._ask_for_watchers)
-                self._survey()  # also where nobody said that anything is new
+                self._survey()  # also where no change was announced
             elif self._stale:
                 self._survey()
             due = self._begin_probes(nursery, now)
@@ -447,7 +449,7 @@ class Readiness:
                 heard = await self._woken.wait(heard)
 
     async def _ask_for_watchers(self) -> None:
-        """Who watches the server's readiness asks for it again and again, without saying so."""
+        """Ask the instances repeatedly on behalf of the tasks that watch the server's readiness."""
         self._asking = True
         try:
             await self._ask(essential=True)
@@ -474,13 +476,13 @@ class Readiness:
         return earliest
 
     async def _probe(self, watch: _Watch, ended: trio.Event, within: float) -> None:
-        """Make the one probe of a version that may run at a time; `ended` is `watch.running`."""
+        """Probe a version; only one probe of it runs at a time. `ended` is `watch.running`."""
         state = watch.state
         watch.began = trio.current_time()
         answered_before = state.statistics.computed_count
         outcome = await probe(state, within=within)
         watch.running = None
-        if state.status is Status.READY:  # else it was on its way out, and nothing can be learnt
+        if state.status is Status.READY:  # else it was being unloaded, and the outcome tells nothing
             watch.learn(
                 outcome,
                 others=state.statistics.computed_count - answered_before,
@@ -492,12 +494,12 @@ class Readiness:
             counts.failures += bool(watch.trouble)
             counts.seconds = outcome.seconds
         ended.set()
-        self._woken.ring()  # when the next one is due is new
+        self._woken.ring()  # the time of the next probe has changed
 
     async def _exercised(self, watch: _Watch, within: float) -> bool:
         """Probe a version, or wait for the probe that runs.
 
-        False where that one takes longer than `within` seconds.
+        False if that takes longer than `within` seconds.
         """
         if watch.running is None:
             watch.running = trio.Event()
@@ -541,12 +543,12 @@ class Readiness:
         unanswered: Mapping[ModelState, tuple[str, float]],
         why_not: str = "",
     ) -> DeepReport:
-        """Return the verdict and what probes add to it: they count whether the server is strict or not.
+        """Return the verdict with the results of the probes, which count whether the server is strict or not.
 
         `unanswered` says of some versions why no probe of theirs has ended, and since when.
         """
         verdict = self.verdict
-        # What was replaced in the meantime has nothing to say of its successor.
+        # A version that was replaced in the meantime tells nothing about its successor.
         heard = {watch.named: watch for state, watch in probed.items() if self._watches.get(state) is watch}
         if not verdict.finished:
             why_not = "the models found at start are still being loaded"
@@ -581,7 +583,7 @@ class Readiness:
         return DeepReport(ready=ready, document={**head, "parts": parts})
 
     def _on_the_wall(self, moment: float) -> str:
-        """Return a time on trio's clock as people write it: UTC, to the millisecond, and the same at each look."""
+        """Return a time on trio's clock as text: UTC, to the millisecond, and the same at each look."""
         epoch = self._wall_clock() / 1000 - trio.current_time()
         if abs(epoch - self._epoch) > _CLOCK_SET:
             self._epoch = epoch
@@ -604,5 +606,5 @@ def _told(watch: _Watch) -> dict[str, object]:
 
 
 def _shown(text: str) -> str:
-    """Return a text as a document or a log can hold it."""
+    """Return a text in a form that fits a document or a log."""
     return text[:_SHOWN].encode(errors="replace").decode()
