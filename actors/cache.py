@@ -3,16 +3,16 @@
 Contract: scheduling.md section 8, and docs/cache.md for what is done differently.
 
 `ResponseCache` belongs to the server: one store, near (in this process) or far (see `FarStore`), and the
-actors that work for it. A `ModelCache` sits in the state of each model version that asked for it, and is
+actors that work for it. A `ModelCache` sits in the state of each model version that uses the cache. It is
 called at four points of a request's way: before it needs room in the queue (`intercept`), before it is queued
 (`lead`), when it is answered (`settle`), and when it is cancelled or its model ends.
 
-A request is in one of these places: answered; waiting here for another's answer, its key or the far store; or
-in the queue and beyond, where it may lead others (`actors.scheduling.flights`). While it waits here it is in
-the model's in-flight table, so whoever drains or ends the model finds it.
+A request is in one of these places: answered; waiting here for an equal request's answer, for its key or for
+the far store; or in the queue and beyond, where others may wait for its answer (`actors.scheduling.flights`).
+While it waits here it is in the model's in-flight table. So the code that drains or ends the model finds it.
 
-What goes wrong in here costs a look-up: each entry point is guarded, notes the bug
-(`ResponseCache.note_bug`), and lets the request run as if there were no cache.
+A bug in here costs only a look-up: each entry point is guarded, notes the bug (`ResponseCache.note_bug`), and
+lets the request run as if there were no cache.
 """
 
 from __future__ import annotations
@@ -41,16 +41,22 @@ if TYPE_CHECKING:
     from actors.model import ModelState
 
 HASHED_AT_ONCE: Final = 32 * 1024
-"""Input bytes up to which a key is made on the loop: about 40 µs. Beyond that, handing them to a thread costs less."""
+"""Input bytes up to which a key is made on the loop: about 40 µs.
+
+Beyond that, a hand-over to a thread costs less.
+"""
 
 COPIED_AT_ONCE: Final = 64 * 1024 * 1024
-"""Bytes of an answer beyond which it is not kept: copying more would hold up everybody else for over 20 ms."""
+"""Bytes of an answer beyond which it is not kept.
+
+Copying more would hold up all other requests for over 20 ms.
+"""
 
 HASHING_THREADS: Final = 2
 HASHING_JOBS: Final = 1024
 HASHING_BYTES: Final = 256 * 1024 * 1024
 
-_LOG_PAUSE: Final = 1.0  # seconds between two lines about the same thing
+_LOG_PAUSE: Final = 1.0  # seconds between two log lines about the same thing
 
 
 class Ticket:
@@ -61,7 +67,7 @@ class Ticket:
     def __init__(self, key: bytes, since: float) -> None:
         self.key = key
         self.since = since  # when it was first seen, on trio's clock
-        self.seconds = 0.0  # that looking it up took
+        self.seconds = 0.0  # how long the look-up took
         self.appointment: Appointment[tuple[ModelCache, InferRequest]] | None = None
 
 
@@ -71,10 +77,16 @@ def may_be_kept(spec: ModelSpec) -> bool:
 
 
 class FarStore(Protocol):
-    """A store that takes its time. Calls back on the loop, exactly once, and never within the call."""
+    """A store that needs time to answer.
+
+    It calls back on the loop, exactly once, and never within the call.
+    """
 
     def look_up(self, key: bytes, found: Callable[[Entry | None], None]) -> bool:
-        """Call `found` with the entry for `key`, or None. False, and no call, where that can't be had now."""
+        """Call `found` with the entry for `key`, or None.
+
+        If no look-up is possible now, return False and never call `found`.
+        """
 
     def insert(self, key: bytes, entry: Entry) -> None:
         """Keep `entry` if that is possible."""
@@ -97,22 +109,22 @@ class ResponseCache:
         self.bugs = 0
         self._log = log
         self._said_at: dict[Event, float] = {}
-        self._earlier = Bell()  # the next appointment is earlier than it was
+        self._earlier = Bell()  # rings when the next appointment is earlier than before
 
     def of(self, state: ModelState) -> ModelCache:
-        """Return what `state.cache` is to be."""
+        """Return a `ModelCache` for `state.cache`."""
         return ModelCache(state, self)
 
     def remind(
         self, at: float, model: ModelCache, request: InferRequest
     ) -> Appointment[tuple[ModelCache, InferRequest]]:
-        """Have `model.expire(request)` called at `at`, unless that is called off."""
+        """Call `model.expire(request)` at `at`, unless that is called off."""
         if at < self.appointments.next_at():
             self._earlier.ring()
         return self.appointments.make(at, (model, request))
 
     async def keep_appointments(self, ctx: ChildContext) -> None:
-        """End what has waited here until its deadline: an actor's start function."""
+        """End requests whose deadline passes while they wait here. An actor's start function."""
         ctx.started()
         while True:
             for model, request in self.appointments.due(trio.current_time()):
@@ -122,7 +134,7 @@ class ResponseCache:
 
     @fault_point("cache.insert")
     def insert(self, key: bytes, entry: Entry) -> None:
-        """Keep `entry`, which `refuses` had nothing against."""
+        """Keep `entry`, which `refuses` has accepted."""
         if self.far is not None:
             self.far.insert(key, entry)
         elif self.near is not None:
@@ -131,19 +143,19 @@ class ResponseCache:
             self.near.counts.insertion_seconds += trio.current_time() - began
 
     def refuses(self, nbytes: int) -> bool:
-        """Whether an entry of this size can't be kept; says so in the log."""
+        """Whether an entry of this size can't be kept; if so, that is logged."""
         if self.near is None or self.near.fits(nbytes):
             return False
         self.say(Event.CACHE_ENTRY_SKIPPED, "warning", reason=too_large(nbytes, self.near.capacity))
         return True
 
     def note_bug(self, bug: Exception) -> None:
-        """Something went wrong in here; the request runs as if there were no cache."""
+        """Log a bug in this module; the request runs as if there were no cache."""
         self.bugs += 1
         self.say(Event.CACHE_FAILED, "error", reason=f"{type(bug).__name__}: {bug}", exc_info=bug)
 
     def say(self, event: Event, level: str, **keys: object) -> None:
-        """Log `event`, at most once in a while: a request may bring it about, and so may every other."""
+        """Log `event`, at most once per pause: any request may cause it, and so may every other."""
         now = trio.current_time()
         if now >= self._said_at.get(event, -_LOG_PAUSE) + _LOG_PAUSE:
             self._said_at[event] = now
@@ -158,8 +170,9 @@ class ModelCache:
         self._cache = cache
         self._keys = KeyMaker(state.spec)
         self._flights = Flights(state.spec.queue_bounds)
-        self._hashed: dict[InferRequest, Ticket] = {}  # whose key is being made on a thread
-        self._coming = 0  # requests that wait for their key or the far store, and may be queued after that
+        self._hashed: dict[InferRequest, Ticket] = {}  # requests whose key is being made on a thread
+        # Requests that wait for their key or the far store, and may be queued after that.
+        self._coming = 0
         self._coming_nbytes = 0
 
     @property
@@ -170,7 +183,10 @@ class ModelCache:
     # -- requests in -----------------------------------------------------------------------------------------
 
     def intercept(self, request: InferRequest) -> bool:
-        """Whether a validated `request` is answered by this, or will be: it then needs no room in the queue."""
+        """Whether the cache answers a validated `request`, now or later.
+
+        It then needs no room in the queue.
+        """
         if request.synthetic or request.nbytes > HASHED_AT_ONCE:
             return False
         try:
@@ -182,7 +198,10 @@ class ModelCache:
             return self._has(request)
 
     def holds(self, request: InferRequest) -> bool:
-        """Whether `request`, for which there is room in the queue, waits here first: for its key, or for the far store."""
+        """Whether `request` waits here before it is queued: for its key, or for the far store.
+
+        There is room for it in the queue.
+        """
         if request.synthetic:
             return False
         try:
@@ -193,7 +212,10 @@ class ModelCache:
             return self._has(request)
 
     def queued(self, request: InferRequest) -> None:
-        """`request` is in the queue: its answer will be kept, and given to those that are equal and come in the meantime."""
+        """`request` is in the queue: its answer will be kept.
+
+        Equal requests that come in the meantime get the same answer.
+        """
         ticket = request.cache_ticket
         if isinstance(ticket, Ticket) and self._flights.at(ticket.key) is None:
             self._flights.lead(ticket.key, request)
@@ -218,7 +240,7 @@ class ModelCache:
         return entry is not None
 
     def _hold(self, request: InferRequest, ticket: Ticket) -> None:
-        """It waits here from now on, at most until its deadline."""
+        """The request waits here from now on, at most until its deadline."""
         self._state.in_flight.add(request)
         if request.deadline < math.inf and ticket.appointment is None:
             ticket.appointment = self._cache.remind(request.deadline, self, request)
@@ -227,7 +249,7 @@ class ModelCache:
         """Have `request` wait for the far store."""
         far = self._cache.far
         if far is None or self._flights.at(ticket.key) is not None:
-            return False  # in a flight with too many followers, which it runs beside
+            return False  # its flight has too many followers, so it runs by itself
         if not self._may_come_back(request):
             return False
         if not far.look_up(ticket.key, partial(self._on_found, ticket.key, request)):
@@ -243,14 +265,14 @@ class ModelCache:
         ticket = Ticket(b"", trio.current_time())
         work, done = partial(self._keys.key, request), partial(self._on_key, request)
         if not self._cache.hashing.submit(work, done, nbytes=request.nbytes):
-            return False  # then it runs without
+            return False  # it runs without the cache
         self._hashed[request] = ticket
         self._expect(request, 1)
         self._hold(request, ticket)
         return True
 
     def _may_come_back(self, request: InferRequest) -> bool:
-        """Whether there will be room in the queue for all that may come back to it from here."""
+        """Whether the queue will have room for all requests that may return to it from here."""
         queue, bounds = self._state.queue, self._state.spec.queue_bounds
         if not self._coming:
             return True
@@ -265,7 +287,7 @@ class ModelCache:
         self._expect(request, -1)
         ticket = self._hashed.pop(request, None)
         if ticket is None:
-            return  # it has left
+            return  # the request has left
         if key is None:
             if error is not None and not isinstance(error, NotDone):
                 self._cache.note_bug(error)
@@ -281,11 +303,11 @@ class ModelCache:
             self._rescue(request)
 
     def _on_found(self, key: bytes, asked: InferRequest, entry: Entry | None) -> None:
-        """The far store has answered, whoever leads by now."""
+        """The far store has answered. The flight's leader may have changed since it was asked."""
         self._expect(asked, -1)
         flight = self._flights.at(key)
         if flight is None or not flight.looking:
-            return  # everybody has left
+            return  # all requests of the flight have left
         flight.looking = False
         ticket = flight.leader.cache_ticket
         if isinstance(ticket, Ticket):
@@ -300,7 +322,7 @@ class ModelCache:
             self._share(request, entry)
 
     def _run(self, request: InferRequest, ticket: object) -> None:
-        """Queue what has waited here."""
+        """Queue a request that has waited here."""
         since = trio.current_time()
         if isinstance(ticket, Ticket):
             self._call_off(ticket)
@@ -316,7 +338,7 @@ class ModelCache:
     # -- answers ---------------------------------------------------------------------------------------------
 
     def _share(self, request: InferRequest, entry: Entry) -> None:
-        """Answer one of several; a bug in that is not the others'."""
+        """Answer one of several requests. A bug in that does not affect the others."""
         try:
             self._answer(request, entry)
         except Exception as bug:  # noqa: BLE001  # as above
@@ -324,7 +346,7 @@ class ModelCache:
             self._rescue(request)
 
     def _answer(self, request: InferRequest, entry: Entry) -> None:
-        """Answer `request` with what is kept, and count that as a hit (contract, observability.md section 2)."""
+        """Answer `request` with a kept entry, and count a hit (contract, observability.md section 2)."""
         state, ticket = self._state, request.cache_ticket
         now = trio.current_time()
         seconds = waited = 0.0
@@ -341,14 +363,14 @@ class ModelCache:
             outputs=entry.tensors(),
             timing=(queue_ns, 0, 0, 0),
         )
-        request.cache_ticket = None  # of this answer nothing is to be kept
+        request.cache_ticket = None  # this answer is not to be kept
         state.count_hit(request, queue_ns, int(seconds * 1e9))
         state.respond(request, response)
 
     def settle(self, request: InferRequest, part: InferResponse | TritiumError) -> None:
-        """`request` is about to be given its final part: keep that, and see to those that wait for the same.
+        """`request` is about to be given its final part: keep it, and answer the requests that wait for it.
 
-        Called before anybody else sees `part`, since whoever does may give its memory back.
+        Called before any other code sees `part`, since its receiver may give its memory back.
         """
         ticket, request.cache_ticket = request.cache_ticket, None
         if not isinstance(ticket, Ticket):
@@ -388,9 +410,9 @@ class ModelCache:
             self._share(follower, entry)
 
     def _keep(self, key: bytes, part: InferResponse, *, wanted: bool) -> Entry | None:
-        """Return a copy of an answer, and have it kept if that is possible.
+        """Return a copy of an answer, and have it kept if possible.
 
-        None for one that is not worth a copy.
+        None for an answer that is not worth a copy.
         """
         size = entry_size(part.outputs)
         kept = not self._cache.refuses(size)
@@ -416,7 +438,7 @@ class ModelCache:
     # -- ends ------------------------------------------------------------------------------------------------
 
     def withdraw(self, request: InferRequest) -> bool:
-        """Whether `request` waited here, which is over: the caller answers it."""
+        """End the wait of `request`, if it waits here. If this returns True, the caller answers it."""
         ticket = self._hashed.pop(request, None)
         if ticket is not None:
             self._call_off(ticket)
@@ -425,14 +447,14 @@ class ModelCache:
         if flight is None:
             return self._flights.leave(request)
         if flight.looking:
-            self._flights.lose(request, failed=False)  # what is being looked for is the next one's
+            self._flights.lose(request, failed=False)  # the look-up goes on for the next leader
             return True
         return False
 
     def is_wanted(self, request: InferRequest) -> bool:
-        """Whether others wait for the answer of a running `request`, whose client has left.
+        """Whether other requests wait for the answer of a running `request`, whose client has left.
 
-        If not, nobody will any more.
+        If not, later requests will not wait for it either.
         """
         flight = self._flights.led_by(request)
         if flight is None:
@@ -443,7 +465,7 @@ class ModelCache:
         return False
 
     def expire(self, request: InferRequest) -> None:
-        """Its deadline has passed: if it waits here, that was too long."""
+        """The request's deadline has passed: fail it if it still waits here."""
         try:
             waited = self.withdraw(request)
         except Exception as bug:  # noqa: BLE001  # as above
@@ -457,7 +479,10 @@ class ModelCache:
             self._state.fail(request, error, FailureReason.OTHER)
 
     def abandon(self) -> list[InferRequest]:
-        """Return everybody who waits here, for the caller to answer; nobody leads any more."""
+        """Return all requests that wait here, for the caller to answer.
+
+        No request leads a flight any more.
+        """
         idle = [*self._hashed, *self._flights.scatter()]
         for ticket in self._hashed.values():
             self._call_off(ticket)

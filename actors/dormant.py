@@ -1,11 +1,11 @@
-"""Who answers for a model that is not loaded: has it loaded, and passes on the requests that waited meanwhile.
+"""The stand-in for a model that is not loaded: it has the model loaded, and passes on waiting requests.
 
-A `WaitingRoom` belongs to a model, its `Dormant`s stand for its versions. The first request that comes in has
-the model woken; however many follow, that is one load. Nobody here runs: the tasks that wait are those of the
-frontends, each of which submits its own request, and the load is the residency actor's (`actors.residency`),
-whose restart they don't notice.
+A `WaitingRoom` belongs to a model, and its `Dormant`s stand for the versions. The first request wakes the
+model; further requests share that one load. No task runs here. The tasks that wait are those of the
+frontends, and each submits its own request. The load is done by the residency actor (`actors.residency`), and
+waiting tasks don't notice its restart.
 
-A load that failed is not tried again for a while: who comes meanwhile is told why.
+After a failed load the model is not loaded again for a while. A request that comes in that time is told why.
 """
 
 from __future__ import annotations
@@ -45,20 +45,23 @@ class _Sleeper:
         self.refusal: TritiumError | None = None
 
     def call(self, refusal: TritiumError | None) -> None:
-        """End the wait, the first time."""
+        """End the wait. Only the first call counts."""
         if not self.called.is_set():
             self.refusal = refusal
             self.called.set()
 
 
 class WaitingRoom:
-    """The requests that wait until a model is loaded, and what came of its loads. Passive."""
+    """The requests that wait until a model is loaded, and the results of its loads. Passive."""
 
     def __init__(self, key: ModelKey, ring: Callable[[], object]) -> None:
-        """`ring` is called where somebody begins to wait, or nobody is left; it must neither block nor raise."""
+        """`ring` is called when a request begins to wait, or when none is left.
+
+        It must neither block nor raise.
+        """
         self.key = key
         self.waiting = 0  # requests in here: they wait for the load, or for the model to take them
-        self.wanted_since: float | None = None  # when the first of those came who wait for a load
+        self.wanted_since: float | None = None  # when the first of the requests that wait for a load came
         self.wakes = 0
         self.wake_seconds = 0.0  # of all wakes, from the first request to the end of the load
         self._ring = ring
@@ -96,7 +99,7 @@ class WaitingRoom:
         )
 
     def leave(self, request: InferRequest) -> None:
-        """Let it out again, whatever became of it."""
+        """Let the request out again, whether it succeeded or failed."""
         self.waiting -= 1
         self._nbytes -= request.nbytes
         if not self.waiting:
@@ -128,7 +131,7 @@ class WaitingRoom:
             )
 
     def call_off(self, request: InferRequest) -> bool:
-        """The client left. Others who wait, and the load, go on. False where `request` does not wait here."""
+        """The client left. The load and other requests go on. False where `request` does not wait here."""
         sleeper = self._asleep.get(request)
         if sleeper is not None:
             sleeper.call(Cancelled(""))
@@ -137,7 +140,7 @@ class WaitingRoom:
     # -- for the residency actor -----------------------------------------------------------------------------
 
     def open(self) -> None:
-        """The model serves: let everybody go there."""
+        """The model serves: let all waiting requests go there."""
         if self.wanted_since is not None:
             self.wakes += 1
             self.wake_seconds += trio.current_time() - self.wanted_since
@@ -145,22 +148,22 @@ class WaitingRoom:
         self._call(lambda _: None)
 
     def refuse(self, why: str) -> None:
-        """The model can't be loaded now: say so to everybody. Who comes next may try again."""
+        """The model can't be loaded now: tell all waiting requests. A later request may try again."""
         self._call(lambda request: Unavailable(f"{request.prefix}model '{self.key}' {why}"))
 
     def load_failed(self, why: str) -> None:
-        """It could not be loaded: say so to everybody, and to everybody who comes within a while."""
+        """The model could not be loaded: tell all waiting requests, and those that come within a while."""
         self._failures += 1
         self._failure = why
         self._retry_at = trio.current_time() + AFTER_FAILURE.delay(self._failures, 0.0)
         self.refuse(f"could not be loaded: {why}")
 
     def forgive(self) -> None:
-        """Forget that loads have failed: it serves, or its files have changed."""
+        """Forget failed loads: the model serves, or its files have changed."""
         self._failures, self._retry_at = 0, -math.inf
 
     def close(self) -> None:
-        """The server stops: answer everybody, and let nobody in."""
+        """The server stops: answer all waiting requests, and let no more in."""
         self._closed = True
         self._call(lambda request: Unavailable(request.prefix + STOPPING))
 
@@ -187,7 +190,7 @@ class Dormant:
         """
         if self._validate.must_walk(request):
             await in_slices(self._validate.walk_strings(request))
-        self._validate(request)  # nobody has a model loaded by a request that it can't take
+        self._validate(request)  # a request that the model can't take must not load it
         self._room.enter(request, self.spec.queue_bounds)
         try:
             await self._pass_on_once_loaded(request)
@@ -207,7 +210,7 @@ class Dormant:
             if isinstance(model, Dormant):
                 await self._room.wait(request)
                 continue
-            if isinstance(model, ModelState):  # others write down themselves to whom they give it
+            if isinstance(model, ModelState):  # other models record the receiver themselves
                 request.routed_to = model
             try:
                 await model.submit(request)

@@ -1,13 +1,15 @@
-"""The scheduler of an ensemble: takes requests from its queue, and has their steps run by the models that it is composed of.
+"""The scheduler of an ensemble: it takes queued requests, and has the composing models run their steps.
 
-`Ensembler` is passive and belongs to the ensemble's `ModelState`; what a request is busy with is in its
-`ComposedRequest`. Most of the work is done where it comes up: a lone request's steps are submitted by its
-caller, later ones by whoever puts the answer of the step before. The actor takes requests that came together,
-looks after time and memory, and waits: where a model's queue is full, the steps that it has no room for stand
-in a line, and one task for each such model submits them in their order. While there is a line no further
-request is taken, so what a slow model can't serve waits in the ensemble's own queue, which has bounds.
+`Ensembler` is passive and belongs to the ensemble's `ModelState`. The state of a request under way is in its
+`ComposedRequest`. Most work is done where it arises. The caller of a lone request submits its first steps;
+the code that puts a step's answer submits the steps after it. The actor takes requests that came together,
+looks after time and memory, and waits.
 
-The actor holds nothing: a restarted one finds requests, lines and gates where they were.
+Where a model's queue is full, the steps for it stand in a line, and one task for each such model submits them
+in order. While there is a line no further request is taken. So the requests that a slow model can't serve
+wait in the ensemble's own queue, which has bounds.
+
+The actor holds no state: a restarted one finds requests, lines and gates where they were.
 """
 
 from __future__ import annotations
@@ -33,13 +35,19 @@ from actors.supervision.context import ChildContext
 from actors.turns import TurnTaker
 
 GATE_PATIENCE: Final = 300.0
-"""Seconds a step waits at most where `max_inflight_requests` are on their way (contract, scheduling.md section 7)."""
+"""Longest wait in seconds of a step while `max_inflight_requests` are under way.
+
+Contract: scheduling.md section 7.
+"""
 
 STARTED_AT_ONCE: Final = 32
 """Requests taken from the queue in one turn of the loop, each of which costs some 100 µs."""
 
 LOANS_EVERY: Final = 1.0
-"""Seconds between two looks at memory that is lent: whoever executed may wait again, its worker having died."""
+"""Seconds between two looks at memory that is lent.
+
+A step that executed may wait again, because its worker has died.
+"""
 
 _COURSES_KEPT: Final = 64  # combinations of requested outputs whose course is remembered
 
@@ -60,13 +68,13 @@ class Ensembler(TurnTaker):
         self._contributing: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._lines: dict[int, _Line] = {}  # by the identity of the model that has no room
-        # And when their patience is over, in that order.
+        # Each step that waits at a gate, and when its patience is over; in that order.
         self._gated: OrderedDict[Step, float] = OrderedDict()
         self._loans: list[Loan] = []
-        self._last: dict[int, ModelState] = {}  # versions that ran each step last
+        self._last: dict[int, ModelState] = {}  # the version that ran each step last
         self._kept: list[ModelState] = []  # pinned for requests that have not begun
         self._keepers = 0
-        self._waiting_kept = False  # one of those is what waits in the queue
+        self._waiting_kept = False  # one `keep` is for the requests in the queue
 
     @property
     def steps(self) -> Sequence[EnsembleStep]:
@@ -82,7 +90,7 @@ class Ensembler(TurnTaker):
             composed.cancel()
 
     def steps_of(self, request: InferRequest) -> Sequence[tuple[ServedModel, InferRequest]]:
-        """Return who runs the steps of `request` that are under way, and their requests.
+        """Return the models and requests of the steps of `request` that are under way.
 
         See `actors.model.Composite`.
         """
@@ -90,7 +98,7 @@ class Ensembler(TurnTaker):
         return [(step.model, step.request) for step in composed.steps] if composed is not None else []
 
     def give_up(self) -> None:
-        """Cancel everything that runs: it has been answered. See `actors.model.Composite`."""
+        """Cancel everything that runs: its request has been answered. See `actors.model.Composite`."""
         for composed in list(self._requests.values()):
             composed.cancel()
         self._keepers = 0
@@ -98,7 +106,7 @@ class Ensembler(TurnTaker):
         self._release_kept()
 
     def keep(self) -> None:
-        """Have the models that steps would run on now serve them, retired or not, until `let_go`."""
+        """Pin the models that steps would run on now: even retired, they serve until `let_go`."""
         self._keepers += 1
         if self._keepers > 1:
             return
@@ -106,14 +114,14 @@ class Ensembler(TurnTaker):
             try:
                 model = self._resolve(self._wiring.steps[number])
             except TritiumError:
-                continue  # what needs it will be told why
+                continue  # a request that needs it will be told why
             if isinstance(model, ModelState):
                 model.pin()
                 self._kept.append(model)
                 self._last[number] = model
 
     def let_go(self) -> None:
-        """End what one `keep` began."""
+        """End one `keep`."""
         self._keepers = max(0, self._keepers - 1)
         if not self._keepers:
             self._release_kept()
@@ -136,7 +144,7 @@ class Ensembler(TurnTaker):
         if queue.next_expiry() <= now:
             for request, error in queue.expire(now):
                 state.fail(request, error, FailureReason.OTHER)
-            # There are too many for one turn: nobody is begun whose time is up.
+            # Too many have expired for one turn: do not begin a request whose time is up.
             if queue.next_expiry() <= now:
                 state.ring()
                 return -math.inf
@@ -149,13 +157,16 @@ class Ensembler(TurnTaker):
             state.made_room()
         self._keep_for_queued()
         if len(queue) and not self._lines:
-            state.ring()  # others have the loop in between
+            state.ring()  # lets other tasks have the loop in between
         patience = next(iter(self._gated.values()), math.inf)
         look_again = now + LOANS_EVERY if self._loans else math.inf
         return min(queue.next_expiry(), patience, look_again)
 
     def _keep_for_queued(self) -> None:
-        """What waits here was accepted: the models that it needs must not end before it."""
+        """Pin the models that queued requests need.
+
+        Those requests were accepted, so the models must not end before them.
+        """
         waits = len(self.state.queue) > 0
         if waits and not self._waiting_kept:
             self._waiting_kept = True
@@ -179,7 +190,11 @@ class Ensembler(TurnTaker):
         composed.begin()
 
     def _model(self, number: int) -> ServedModel:
-        """Return who runs a step: whoever answers for its model now or, while it retires with this ensemble, did last."""
+        """Return the model that runs a step.
+
+        That is the model that is resolved now. While that model retires with this ensemble, it is the version
+        that ran the step last.
+        """
         try:
             model = self._resolve(self._wiring.steps[number])
         except TritiumError:
@@ -223,7 +238,7 @@ class Ensembler(TurnTaker):
         self.state.ring()
 
     def _look_after_loans(self) -> None:
-        """Copy what was lent to somebody who does not execute; models had a turn of the loop to see to that."""
+        """Copy what was lent to a step that does not execute. Models had a turn of the loop to execute it."""
         loans, self._loans = self._loans, []
         fresh = False
         for loan in loans:
@@ -279,19 +294,19 @@ class Ensembler(TurnTaker):
         return True
 
     def unattended_lines(self) -> Iterable[_Line]:
-        """Return the lines that nobody works off."""
+        """Return the lines without a task that works them off."""
         return [line for line in self._lines.values() if not line.attended]
 
     def abandon_lines(self) -> None:
-        """Those who worked them off have ended."""
+        """The tasks that worked off the lines have ended."""
         for line in self._lines.values():
             line.attended = False
 
     @fault_point("ensemble.line")
     async def work_off(self, line: _Line) -> None:
-        """Submit the steps of a line, in their order, each when its model has room for it.
+        """Submit the steps of a line in order, each when its model has room for it.
 
-        Returns when there is none left.
+        Returns when none is left.
         """
         while line.steps:
             step = next(iter(line.steps))
@@ -323,7 +338,7 @@ class _Line:
     def __init__(self, model: ServedModel) -> None:
         self.model = model
         self.steps: OrderedDict[Step, None] = OrderedDict()
-        self.attended = False  # somebody works it off
+        self.attended = False  # a task works it off
 
 
 async def run(ctx: ChildContext, state: ModelState, ensembler: Ensembler) -> None:

@@ -1,11 +1,11 @@
-"""One request on its way through an ensemble: its steps, their reply ports, and who still needs which step's memory.
+"""One request on its way through an ensemble: its steps, their reply ports, and the memory that they use.
 
-Passive, and without a task of its own: a step's answer runs the data flow (`actors.scheduling.ensembles`)
-where it is put, and submits what can run next. Whatever comes while that is being done is done after it, by
-the same loop.
+Passive, and without a task of its own. When a step's answer is put, it runs the data flow
+(`actors.scheduling.ensembles`) and submits what can run next. Answers that come in the meantime are handled
+afterwards, by the same loop.
 
-Memory. Tensors go from step to step by reference. A response whose outputs view a slot of a worker is lent as
-long as its consumers execute; see `Loan` for when it is copied instead.
+Memory. Tensors go from step to step by reference. A response whose outputs view a slot of a worker is lent
+while its consumers execute; see `Loan` for when it is copied instead.
 """
 
 from __future__ import annotations
@@ -40,35 +40,38 @@ _NO_TIME: Final = (0, 0, 0, 0)
 _SEQUENCE_KEYS: Final = ("sequence_id", "sequence_start", "sequence_end")
 _MAX_INT64: Final = 2**63 - 1
 _TO_UNSIGNED: Final = 2**64  # correlation ids are unsigned, integer parameters of a response are not
-_LOANS_KEPT: Final = 32  # before those that have ended are swept out
+_LOANS_KEPT: Final = 32  # loans that have ended are removed when there are more than this
 
 UNREAD_PARTS: Final = WINDOW_PARTS
-"""Parts of one answer that its client may have to read before the decoupled models which it comes from wait for it."""
+"""Unread parts of one answer at which the decoupled models that it comes from wait for the client to read."""
 
 Sequence_ = tuple[int | str, int]
 """A correlation id, and the flags that go with it."""
 
 
 class Loan:
-    """A step's response that views somebody's memory, until nobody needs its tensors.
+    """A step's response that views memory of another owner, until no consumer needs its tensors.
 
-    What a decoupled model gives is in memory of the server, and its release is what lets the model go on: it
-    is released when the steps that consume it have been accepted by their models, or later where the client
-    has many parts to read first. What others give lies in a slot of the worker that made it. Such a slot must
-    never wait for room in another model's queue, which may wait for slots of its own in turn; so it is lent
-    only to what executes, and copied where that is not so after two turns of the loop, or later.
+    The response of a decoupled model is in memory of the server, and its release lets the model go on. It is
+    released when the models of the consuming steps have accepted them, or later where the client has many
+    parts to read first.
+
+    Any other response lies in a slot of the worker that made it. Such a slot must never wait for room in
+    another model's queue, which may wait for slots of its own in turn. So the slot is lent only to steps that
+    execute. If a step does not execute after two turns of the loop or later, the response is copied.
     """
 
     __slots__ = ("_copies", "_response", "_unclaimed", "_users", "streamed", "turns")
 
     def __init__(self, response: InferResponse, uses: float, *, streamed: bool) -> None:
-        """`uses` is how many consumers there will be; infinite where that is not known before the request has ended."""
+        """`uses` is the number of consumers; infinite where that is unknown before the request has ended."""
         self.streamed = streamed
-        self.turns = 0  # of the loop that it has been looked at
+        self.turns = 0  # turns of the loop in which it was looked at
         self._response = response
         self._unclaimed = uses
         self._users: dict[object, None] = {}
-        self._copies: list[tuple[Tensor, Tensor]] = []  # what views the response's tensors, and which one
+        # Tensors that view the response's tensors, each with the tensor that it views.
+        self._copies: list[tuple[Tensor, Tensor]] = []
 
     @property
     def open(self) -> bool:
@@ -81,7 +84,7 @@ class Loan:
         self._users[user] = None
 
     def keep_for(self, user: object) -> None:
-        """Somebody who consumes nothing needs it as well."""
+        """A user that consumes nothing needs the memory as well."""
         if self.open:
             self._users[user] = None
 
@@ -91,7 +94,7 @@ class Loan:
             self._copies.append((copy, source))
 
     def drop(self, user: object) -> None:
-        """A consumer needs it no more."""
+        """A consumer no longer needs it."""
         if user in self._users:
             del self._users[user]
             self._settle()
@@ -108,13 +111,13 @@ class Loan:
 
     @property
     def waits(self) -> bool:
-        """Whether it is lent to somebody who does not execute, or will be."""
+        """Whether it is lent, or will be, to a step that does not execute."""
         if self._unclaimed > 0:
             return True
         return any(isinstance(user, Step) and user.waits for user in self._users)
 
     def copy(self) -> None:
-        """Have everybody read copies, and give the memory back."""
+        """Let all consumers read copies, and give the memory back."""
         if self.open:
             for tensor in self._response.outputs:
                 tensor.data = bytes(tensor.data)
@@ -125,7 +128,7 @@ class Loan:
 
 
 class Piece:
-    """A value of an ensemble tensor. `sequence` stands in place of the request's for whoever consumes it."""
+    """A value of an ensemble tensor. `sequence` replaces the request's for the step that consumes it."""
 
     __slots__ = ("loan", "sequence", "tensor")
 
@@ -146,10 +149,11 @@ class Step:
         self.run = run
         self.plan = plan
         self.loans: tuple[Loan, ...] = ()
-        self.passed = False  # its gate
-        self.submitting = False  # somebody waits for room in its model's queue for it
+        self.passed = False  # it has passed its gate
+        self.submitting = False  # a task waits for room for it in its model's queue
         self.ended = False
-        self.sequence: Sequence_ | None = None  # its place in a sequence, where that is not the request's
+        # Its place in a sequence, where that differs from the request's.
+        self.sequence: Sequence_ | None = None
         self.request: InferRequest
 
     @property
@@ -163,13 +167,13 @@ class Step:
 
     @property
     def model(self) -> ServedModel:
-        """Who runs it."""
+        """The model that runs it."""
         return self.plan.model
 
     def submit_nowait(self, *, in_company: bool) -> None:
         """Submit it, as `ServedModel.submit_nowait` does.
 
-        A pinned version takes it also where it is retiring.
+        A pinned version takes it even while it is retiring.
         """
         state = self.plan.state
         if state is not None:
@@ -186,27 +190,27 @@ class Step:
 
     @property
     def waits(self) -> bool:
-        """Whether it does not execute: not yet, or not any more since its worker has died."""
+        """Whether it does not execute: not yet, or no longer because its worker has died."""
         if not self.request.attempts:
             return True
         return self.plan.state is not None and self.request in self.plan.state.queue
 
     def accepted(self) -> None:
-        """Its model has it now: a decoupled model that gave its inputs may go on."""
+        """Its model has accepted it: a decoupled model that gave its inputs may go on."""
         for loan in self.loans:
             if loan.streamed:
                 self._owner.taken(loan, self)
 
     def resume(self) -> None:
-        """Submit it after all: it waited for its gate."""
+        """Submit it after all: it has waited for its gate."""
         self._owner.resume(self)
 
 
 class _Ended:
-    """In place of a step that has had its final answer: nothing can come any more."""
+    """The port of a step that has had its final answer: no further part is expected."""
 
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
-        """Let go of what comes (`actors.messages.requests.ReplyPort`)."""
+        """Release a part that comes after the end (`actors.messages.requests.ReplyPort`)."""
         del final
         if isinstance(part, InferResponse):
             part.release()
@@ -221,7 +225,7 @@ class Ensembling(Protocol):
     state: ModelState
 
     def wait_in_line(self, step: Step) -> None:
-        """There is no room for `step` at its model: submit it when there is, in its turn."""
+        """There is no room for `step` at its model: submit it in its turn when there is."""
 
     def has_line(self, model: ServedModel) -> bool:
         """Whether steps wait for room at `model`."""
@@ -230,10 +234,10 @@ class Ensembling(Protocol):
         """Take `step` out of its line. False where it is in none, or its turn has come."""
 
     def wait_at_gate(self, step: Step) -> None:
-        """`step` waits for its gate: have it go when that has taken too long."""
+        """`step` waits for its gate: submit it anyway when that has taken too long."""
 
     def leave_gate(self, step: Step) -> None:
-        """It waits no more."""
+        """It no longer waits."""
 
     def lend(self, loan: Loan) -> None:
         """Look after `loan`, whose response views a worker's slot."""
@@ -242,7 +246,7 @@ class Ensembling(Protocol):
         """`request` is over."""
 
     def broke(self, bug: Exception) -> None:
-        """A request met a bug, and was answered; the supervised actor has to fail of it."""
+        """A request met a bug, and was answered. The supervised actor has to fail with that bug."""
 
 
 class ComposedRequest:
@@ -269,7 +273,7 @@ class ComposedRequest:
     )
 
     def __init__(self, owner: Ensembling, request: InferRequest, plan: Plan, *, now: float) -> None:
-        """The versions that run the steps of `plan` stay pinned until it is over."""
+        """The versions that run the steps of `plan` stay pinned until the request is over."""
         self.request = request
         self._owner = owner
         self._state = owner.state
@@ -280,7 +284,7 @@ class ComposedRequest:
             scheduling = owner.state.spec.scheduling
             limit = scheduling.max_inflight_requests if isinstance(scheduling, Ensemble) else 0
             self._gates = Gates(limit) if limit else None
-        self._steps: dict[Run[Piece], Step] = {}  # that have not ended
+        self._steps: dict[Run[Piece], Step] = {}  # the steps that have not ended
         self._loans: list[Loan] = []
         self._sweep_at = _LOANS_KEPT
         self._arrivals: deque[tuple[Step, InferResponse | TritiumError, bool]] = deque()
@@ -289,7 +293,7 @@ class ComposedRequest:
         self._began = now
         self._parts = 0
         self._unread = 0  # parts of the answer that have not been released
-        self._held: list[Loan] = []  # that wait for that
+        self._held: list[Loan] = []  # loans that wait for those parts to be released
         self._spent = _NO_TIME  # by its steps, as in `InferResponse.timing`
         for state in plan.pinned:
             state.pin()
@@ -302,7 +306,7 @@ class ComposedRequest:
     # -- what happens ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Run what can run from the request's inputs."""
+        """Run the steps that can run with the request's inputs."""
         entry = self._plan.entry.of
         given = {tensor.name: Piece(entry(tensor)) for tensor in self.request.inputs}
         self._work(lambda: self._launch(self._flow.begin(given)))
@@ -318,7 +322,10 @@ class ComposedRequest:
             self._work()
 
     def taken(self, loan: Loan, step: Step) -> None:
-        """The model of a step has it: the decoupled model that gave its input may go on, once the client has read enough."""
+        """The step's model has accepted it.
+
+        The decoupled model that gave its input may go on once the client has read enough.
+        """
         if self._unread >= UNREAD_PARTS and not self._over:
             loan.keep_for(self)
             self._held.append(loan)
@@ -337,23 +344,27 @@ class ComposedRequest:
             loan.drop(self)
 
     def cancel(self) -> None:
-        """The client has gone: start nothing more, and cancel what runs.
+        """The client has gone: start no more steps, and cancel those that run.
 
-        The answer comes when that has ended.
+        The request is answered when they have ended.
         """
         if not self._over:
             self._flow.stop(Cancelled(""))
             self._work(self._call_off)
 
     def resume(self, step: Step) -> None:
-        """Have a step go that waited for its gate too long."""
+        """Submit a step that waited for its gate too long."""
         gates = self._gates
         if gates is not None and not step.ended and gates.give_up(step.run.step.number, step):
             self._work(lambda: self._pass(step))
 
     def _work(self, first: _Work | None = None) -> None:
-        """Do `first`, and then everything that has come meanwhile. A bug costs this request, and no other."""
-        if self._busy:  # it was called from within: whoever is at work goes on with what has come
+        """Do `first`, and then the work that has come in the meantime.
+
+        A bug fails this request only.
+        """
+        # It was called from within: the outer call goes on with the work that has come.
+        if self._busy:
             if first is not None:
                 first()
             return
@@ -365,7 +376,8 @@ class ComposedRequest:
             while self._arrivals:
                 self._take(*self._arrivals.popleft())
                 self._answer()
-        except Exception as bug:  # noqa: BLE001  # it is the supervised child's: the scheduler fails of it in its next turn
+        except Exception as bug:  # noqa: BLE001
+            # The bug belongs to the supervised child: the scheduler fails with it in its next turn.
             self._abandon(bug)
         finally:
             self._busy = False
@@ -381,7 +393,7 @@ class ComposedRequest:
                 self._owner.wait_at_gate(step)
 
     def _pass(self, step: Step) -> None:
-        """Submit a step, whose gate is open."""
+        """Submit a step whose gate is open."""
         step.passed = True
         if self._gates is not None:
             self._owner.leave_gate(step)
@@ -399,7 +411,7 @@ class ComposedRequest:
                 step.accepted()
 
     def _step(self, run: Run[Piece]) -> Step:
-        """Return a step with the request that its model is given."""
+        """Return a step with the request that is given to its model."""
         plan, whole = self._plan.steps[run.step.number], self.request
         step = Step(self, run, plan)
         correlation_id, flags = whole.correlation_id, whole.flags
@@ -461,7 +473,7 @@ class ComposedRequest:
             self._call_off()
 
     def _pieces(self, step: Step, part: InferResponse) -> dict[str, Piece]:
-        """Return a response's tensors by the model's names, and see to the memory that they view."""
+        """Return a response's tensors by the model's names, and track the memory that they view."""
         wanted = step.run.step.outputs
         outputs = [tensor for tensor in part.outputs if tensor.name in wanted]
         if not outputs or self._flow.error is not None:
@@ -488,9 +500,8 @@ class ComposedRequest:
 
     def _end(self, step: Step) -> None:
         step.ended = True
-        step.request.reply = (
-            _ENDED  # else they refer to each other, and only the garbage collector could part them
-        )
+        # Otherwise the two refer to each other, and only the garbage collector could free them.
+        step.request.reply = _ENDED
         del self._steps[step.run]
         for loan in step.loans:
             loan.drop(step)
@@ -500,7 +511,7 @@ class ComposedRequest:
                 self._pass(following)
 
     def _call_off(self) -> None:
-        """Cancel whatever runs."""
+        """Cancel all steps that run."""
         for step in list(self._steps.values()):
             gates = self._gates
             waits = gates is not None and gates.withdraw(step.run.step.number, step)
@@ -534,7 +545,7 @@ class ComposedRequest:
             self._state.count_composed(self.request, self._timing())
         if answers:
             self._respond(answers[-1], final=True)
-        else:  # a decoupled ensemble ends with a part that says no more than that
+        else:  # a decoupled ensemble ends with an empty final part
             self._state.respond(self.request, self._response([]))
         self._finish()
 
@@ -606,7 +617,7 @@ class ComposedRequest:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Let go of everything that was held for it."""
+        """Release everything that was held for the request."""
         self._over = True
         self._let_go()
         for loan in self._loans:
@@ -616,7 +627,7 @@ class ComposedRequest:
         self._owner.finished(self.request)
 
     def _abandon(self, bug: Exception) -> None:
-        """Answer with INTERNAL, and have nobody come back."""
+        """Answer with INTERNAL, and let go of all steps and loans."""
         if self._over:
             self._owner.broke(bug)
             return
@@ -640,7 +651,7 @@ class _Work(Protocol):
 
 
 def _claimed(pieces: Iterable[Piece], user: object) -> tuple[Loan, ...]:
-    """Have `user` claim what the loans of `pieces` have lent, and return those loans."""
+    """Have `user` claim the loans of `pieces`, and return those loans."""
     loans: dict[Loan, None] = {}
     for piece in set(pieces):
         if piece.loan is not None:
@@ -657,9 +668,9 @@ def _drop_all(loans: Iterable[Loan], user: object) -> None:
 def _sequence(
     parameters: Mapping[str, Parameter], before: Sequence_ | None, request: InferRequest
 ) -> Sequence_ | None:
-    """Return the place in a sequence of what a response gives, whose step had `before` (contract, section 7).
+    """Return the place in a sequence of a response's tensors; its step had `before` (contract, section 7).
 
-    Where one of the three parameters is there, a flag that is not is off.
+    Where one of the three parameters is given, a flag that is not given is off.
     """
     told = [parameters.get(key) for key in _SEQUENCE_KEYS]
     if all(each is None for each in told):
@@ -674,7 +685,7 @@ def _sequence(
 def _told(sequence: Sequence_) -> Mapping[str, Parameter]:
     """Return the parameters of an answer that say which place in a sequence it has.
 
-    Integers are signed there.
+    Integer parameters are signed.
     """
     identity, flags = sequence
     if isinstance(identity, int) and identity > _MAX_INT64:
@@ -684,7 +695,7 @@ def _told(sequence: Sequence_) -> Mapping[str, Parameter]:
 
 
 def in_ensemble(spec: ModelSpec, error: TritiumError) -> TritiumError:
-    """Return `error` as the client of the ensemble is told it (contract, section 7)."""
+    """Return `error` in the form that the client of the ensemble gets (contract, section 7)."""
     text = f"in ensemble '{spec.name}', {error.message}"
     if isinstance(error, Unavailable):
         return Unavailable(text, retry_after=error.retry_after)

@@ -278,7 +278,10 @@ class ModelState:
         self.spec = spec
 
     def instance_exhausted(self, instance: InstanceState) -> None:
-        """An instance died too often without progress. It is retried now and then, and nothing waits for it."""
+        """An instance died too often without progress.
+
+        It is retried now and then, and nothing waits for it.
+        """
         instance.exhausted = True
         error = Unavailable(f"instance '{instance.spec.name}' keeps dying: {instance.last_reason}")
         for request in instance.suspects.drain():
@@ -291,7 +294,10 @@ class ModelState:
             self.fail_queued(Unavailable(f"model '{self.spec.name}' is unavailable: {instance.last_reason}"))
 
     async def says_ready(self) -> bool:
-        """Whether it serves and each live instance's own check, if it has one, agrees within `PROBE_SECONDS`."""
+        """Whether the version serves and its live instances say that they are ready, within `PROBE_SECONDS`.
+
+        Only an instance with its own check is asked.
+        """
         if self.status is not Status.READY:
             return False
         said = await self.asked()
@@ -427,9 +433,8 @@ class ModelState:
             return
         if self.status is Status.UNLOADING:
             if self.sequences is not None and not self.ended.is_set():
-                self.sequences.stopping = (
-                    STOPPING  # what goes on with a sequence is accepted (contract, section 6.1)
-                )
+                # A request that goes on with a sequence is accepted (contract, section 6.1).
+                self.sequences.stopping = STOPPING
                 return
             raise Unavailable(request.prefix + STOPPING)
         raise Unavailable(
@@ -860,7 +865,7 @@ class ModelState:
                 self.fail(request, Unavailable(request.prefix + why), FailureReason.OTHER)
 
     async def wait_drained(self) -> None:
-        """Wait until every accepted request has been answered, and no ensemble's request counts on this version."""
+        """Wait until every accepted request is answered and no ensemble's request counts on this version."""
         while self.in_flight or self._line or self._pins:
             if self._drained.is_set():
                 self._drained = trio.Event()

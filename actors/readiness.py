@@ -184,7 +184,7 @@ class Readiness:
         hang_bound: float = 0.0,
         missing: Callable[[], str] = str,
     ) -> None:
-        """`finished` is set when the loads at start have ended; `wall_clock` gives milliseconds since the epoch.
+        """`finished` is set when the loads at start have ended; `wall_clock` gives ms since the epoch.
 
         A version counts as stuck when each of its instances has been busy with the same execution for
         `hang_bound` seconds; 0: never. `missing` tells which repository was missing at the start, if any, and
@@ -367,7 +367,7 @@ class Readiness:
             )
 
     def _stuck(self, state: ModelState) -> str:
-        """Return the trouble with a version whose every instance is stuck at one execution; else an empty string."""
+        """Return the trouble with a version whose instances are all stuck; empty if there is none."""
         bound = self._hang_bound
         if not bound or state.stuck_for(trio.current_time()) < bound:
             return ""
