@@ -1,4 +1,4 @@
-"""One call that a worker has made of a model: the reply port of its request, and what the caller has yet to take of the answer."""
+"""One call that a worker has made of a model: its reply port, and the parts that the caller has yet to take."""
 
 from __future__ import annotations
 
@@ -59,20 +59,21 @@ class Call:
         self.number = number
         self.size = size  # bytes of its inputs
         self.model = model
-        self.batch = batch  # whose execution made it, if that is still under way
+        self.batch = batch  # the batch whose execution made it, if that is still under way
         self.parents = parents  # the requests of that batch on whose behalf it is made: one, or all of them
-        self.blocking = blocking and batch is not None  # the execution can't end before it
-        self.request: InferRequest  # until the end
+        self.blocking = blocking and batch is not None  # the execution can't end before this call does
+        self.request: InferRequest  # set until the end
         self.stopped = False  # the caller has asked for an end
         self.ended = False  # the caller has had the last response
         self.owner = owner
-        self._parts = 0  # that the caller has not taken
+        self._parts = 0  # parts that were sent and that the caller has not taken
         self._nbytes = 0
-        self._waiting: deque[tuple[InferResponse | TritiumError, bool, int]] = deque()  # with what it costs
+        # Parts that wait for credit; each with whether it is final, and its cost in bytes.
+        self._waiting: deque[tuple[InferResponse | TritiumError, bool, int]] = deque()
 
     @property
     def parent(self) -> InferRequest | None:
-        """The request on whose behalf it is made; the first, where that is a whole batch."""
+        """The request on whose behalf it is made; if that is a whole batch, its first request."""
         return self.parents[0] if self.parents else None
 
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
@@ -89,7 +90,7 @@ class Call:
     def _keep(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         """Keep a part until there is credit for it.
 
-        One that holds up nobody until it is released is ours to find room for.
+        A part that holds no lease stays in the server's memory, so it needs room there.
         """
         cost = _PART_COST
         if isinstance(part, InferResponse):
@@ -129,13 +130,16 @@ class Call:
             self._send(part, final=final)
 
     def stop(self) -> None:
-        """The caller has had enough: the callee is told, and what it still sends is passed on as before."""
+        """The caller wants no more. The callee is told, and parts that it still sends are passed on."""
         if not self.ended and not self.stopped and not self.request.answered:
             self.stopped = True
             self.model.cancel(self.request)
 
     def cancel(self, why: str) -> None:
-        """Nobody needs the answer: the caller gets what waits for no credit, then an error, and the callee is told."""
+        """The answer is no longer needed.
+
+        The caller gets the parts that need no credit, then an error, and the callee is told.
+        """
         if not self.ended:
             self._break_off(Cancelled(why))
 
@@ -145,7 +149,7 @@ class Call:
         self.owner.send(self.number, error, final=True)
 
     def drop(self) -> None:
-        """Have the callee stop, and tell nobody."""
+        """Have the callee stop, without telling the caller."""
         if self.ended:
             return
         request = self.request
@@ -158,19 +162,20 @@ class Call:
             self.model.cancel(request)
 
     def withdraw(self) -> None:
-        """It is not made after all: nobody knows of it."""
+        """The call is not made after all, and the caller and the callee do not know of it."""
         self._end()
 
     def _end(self) -> None:
         self.ended = True
-        # Which holds us: its inputs are to go with the last one who needs them, not with the garbage.
+        # The request refers to this call. Its inputs must be freed with their last user, not by the garbage
+        # collector.
         del self.request
 
 
 def request_of(
     letter: Letter, fields: CallFields, call: Call, parents: Sequence[InferRequest]
 ) -> InferRequest:
-    """Return the request that a letter makes of its callee, with what it has of its `parents`."""
+    """Return the request that a letter makes of its callee, with the properties of its `parents`."""
     data = memoryview(letter.data)
     inputs = [
         Tensor(each.name, each.datatype, each.shape, data[each.offset : each.offset + each.nbytes])
@@ -198,6 +203,6 @@ def request_of(
 
 
 def release(part: InferResponse | TritiumError) -> None:
-    """Let go of what a part of an answer holds."""
+    """Release the memory that a part of an answer holds."""
     if isinstance(part, InferResponse):
         part.release()

@@ -1,8 +1,8 @@
-"""Who starts first when all versions have to come back at once, after a crash of the supervisor of all.
+"""Which instances start first when all versions have to come back at once, after a crash of the top supervisor.
 
-Workers that start together share the cores, and are all ready late. Where there are more of them than cores,
-one instance of each version starts first, and the others when those serve: until then each model has half as
-long to wait, or less.
+Workers that start together share the cores, and are all ready late. If there are more workers than cores, one
+instance of each version starts first, and the others start when those serve. Until then each model has to
+wait only half as long, or less.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from actors.model import InstanceState
 from actors.supervision.context import Stopping
 
 PATIENCE: Final = 5.0
-"""Seconds after which nobody waits any more: a model that takes long to load must not cost the others their instances."""
+"""Seconds after which no instance waits any more.
+
+A model that takes long to load must not cost the other models their instances.
+"""
 
 
 class Comeback:
-    """One return of `versions`, each told by its instances. Without any, nobody has to wait."""
+    """One return of `versions`, each given by its instances. Without versions, no instance has to wait."""
 
     def __init__(self, versions: Iterable[Sequence[InstanceState]] = (), *, cores: int = 0) -> None:
         """`cores` workers may start together without delaying one another."""
@@ -33,7 +36,10 @@ class Comeback:
         self._open = trio.Event()
 
     async def wait_turn(self, instance: InstanceState, stopping: Stopping) -> None:
-        """Return when `instance` may start, or is asked to stop. Whoever starts again later does not wait."""
+        """Return when `instance` may start, or is asked to stop.
+
+        An instance that starts again does not wait.
+        """
         if instance not in self._later:
             return
         self._later.discard(instance)
@@ -42,12 +48,12 @@ class Comeback:
             await self._open.wait()
 
     def over(self, instance: InstanceState) -> None:
-        """`instance` serves, or has died: nobody need wait for it."""
+        """`instance` serves, or has died: no other instance need wait for it."""
         self._first.discard(instance)
         if not self._first:
             self._open.set()
 
 
 def _first(instances: Sequence[InstanceState]) -> InstanceState:
-    """Return one that will execute, if there is any."""
+    """Return an instance that will execute, if there is one."""
     return next((each for each in instances if not each.spec.passive), instances[0])

@@ -1,4 +1,7 @@
-"""What a repository has of a model, as values: made by whoever reads repositories, carried out by `actors.deployment`."""
+"""What a repository has of a model, as values.
+
+The code that reads repositories makes them, and `actors.deployment` carries them out.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from actors.specs import ModelKey, ModelSpec
 
 
 class LocalCopy(Protocol):
-    """A directory that was made for a model, such as a download; it lives as long as somebody holds it."""
+    """A directory that was made for a model, such as a download. It lives until its last user lets go."""
 
     def hold(self) -> None:
-        """One more user."""
+        """Add one user."""
 
     def let_go(self) -> None:
-        """One user less. The last one has it removed, off the loop. Never raises."""
+        """Remove one user. The last one has the directory removed, off the loop. Never raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,7 @@ class Override:
     """What a load request puts in place of the repository's files (contract, repository.md section 5.2)."""
 
     config: str  # a ModelConfig as JSON
-    files: Mapping[str, bytes] = field(default_factory=dict)  # by path; where there are any, the only ones
+    files: Mapping[str, bytes] = field(default_factory=dict)  # by path; if given, there are no others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,22 +41,23 @@ class FoundModel:
     specs: Sequence[ModelSpec] = ()
     versions: Sequence[int] = ()  # chosen by the version policy, also where there are no specs
     reason: str = ""
-    # By version, where some have no fault of their own.
+    # By version; set only where some versions have no fault of their own.
     reasons: Mapping[int, str] = field(default_factory=dict)
     readable: bool = True  # false: its configuration can't even be parsed
-    unfit: str = ""  # why the models that an ensemble is composed of don't make it up, as clients are told
+    # Why an ensemble's models don't fit together, in the words that clients are told.
+    unfit: str = ""
     duplicate: bool = False  # another repository has a model of the same name
-    content: str = ""  # digest of everything it consists of; empty where nobody compares
+    content: str = ""  # digest of everything it consists of; empty where it is never compared
     errors: Sequence[str] = ()  # everything that is wrong, each with its place; `reason` is the first
     warnings: Sequence[str] = ()
-    copy: LocalCopy | None = None  # held once, by whoever read it; `settle` ends that
+    copy: LocalCopy | None = None  # held once, by the code that read the model; `settle` ends that
 
     @property
     def faults(self) -> Mapping[int, str]:
-        """Why it can't be loaded, by version. The others only fall with these."""
+        """Why it can't be loaded, by version. The other versions fail only because of these."""
         return self.reasons or dict.fromkeys(self.versions, self.reason)
 
     def settle(self) -> None:
-        """Whoever wants its copy holds it by now."""
+        """End the reader's hold on the copy: the code that needs the copy holds it by now."""
         if self.copy is not None:
             self.copy.let_go()

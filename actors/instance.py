@@ -1,9 +1,9 @@
 """The instance actor: owns one worker, from launch to burial.
 
-It launches the worker, has it load and warm up the model, and joins the model's instances; then it handles
-what the worker says until the worker dies or the server wants it to stop. A death is reported by raising
-`WorkerDied`, after every request that the worker held has been settled; starting again is the supervisor's
-business.
+The actor launches the worker, has it load and warm up the model, and joins the model's instances. Then it
+handles the worker's messages until the worker dies or the server wants it to stop. It reports a death by
+raising `WorkerDied`, after every request that the worker held has been settled. Starting again is the
+supervisor's business.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ from actors.subjects import Caller
 from actors.supervision.context import ChildContext
 from actors.worker import InFlight, LiveWorker, Slow
 
-EOF_TO_EXIT_SECONDS: Final = 0.05  # for a worker that closed its socket to exit: clients wait meanwhile
+# Time for a worker that closed its socket to exit. Clients wait meanwhile.
+EOF_TO_EXIT_SECONDS: Final = 0.05
 STOP_SECONDS: Final = 5.0  # from STOP to SIGTERM: time for `finalize`
 TERMINATE_SECONDS: Final = 2.0  # from SIGTERM to SIGKILL
 TRIM_SECONDS: Final = 15.0
 HASHED_AT_ONCE: Final = 4 * 1024 * 1024  # bytes of inputs on the event loop: some 5 ms
-PACKETS_IN_A_ROW: Final = 64  # from one worker, before others get their turn
+PACKETS_IN_A_ROW: Final = 64  # from one worker, before other tasks get their turn
 
 
 class WorkerDied(Exception):
@@ -78,7 +79,7 @@ class Launched(Protocol):
 
     @property
     def pid(self) -> int:
-        """The process that runs it; for a thread the server's own."""
+        """The id of the process that runs it; for a thread, the server's own."""
 
     @property
     def output(self) -> int | None:
@@ -89,25 +90,25 @@ class Launched(Protocol):
 
     @property
     def abandoned(self) -> bool:
-        """Whether it was given up and runs on: a hung thread, which nothing can end."""
+        """Whether it was given up and still runs: a hung thread can't be ended."""
 
     @property
     def suspended(self) -> bool:
-        """Whether somebody has stopped it by a signal, so that it is not working however long it takes."""
+        """Whether a signal has stopped it, so that it is not working however long it takes."""
 
     @property
     def exited(self) -> bool:
-        """Whether it has ended, though `wait` may still be busy with what it has left behind."""
+        """Whether it has ended. `wait` may still be busy with processes that it has left behind."""
 
     @property
     def dying(self) -> bool:
-        """Whether it is ending, whatever the reason: nothing can make it run on, or end in another way."""
+        """Whether it is ending, whatever the reason: it can neither be kept running nor end in another way."""
 
     def glance(self) -> Usage | None:
-        """Measure as `usage` does, on the event loop; None where that would keep others waiting."""
+        """Measure as `usage` does, on the event loop; None where that would take too long."""
 
     def usage(self, *, exact: bool = False) -> Usage:
-        """Measure what it takes, together with all processes that it has started.
+        """Measure the usage of the worker, together with all processes that it has started.
 
         `exact` may take long, see `Usage`.
         """
@@ -116,7 +117,7 @@ class Launched(Protocol):
         """Ask it to end, by SIGTERM."""
 
     def kill(self) -> None:
-        """End it and all that it has started, by SIGKILL; a thread can only be abandoned."""
+        """End it and all processes that it has started, by SIGKILL; a thread can only be abandoned."""
 
 
 class Launcher(Protocol):
@@ -129,7 +130,7 @@ class Launcher(Protocol):
         """Return the backend class as `module:Class`."""
 
     def limits(self) -> dict[str, int]:
-        """Return what a worker must impose on itself: how many `open_files` it may have."""
+        """Return the limits that a worker must impose on itself: how many `open_files` it may have."""
 
 
 async def run(
@@ -147,7 +148,7 @@ async def run(
 
     Raises WorkerDied, unless asked to stop. Without a `host`, its model can't make calls.
 
-    With a `comeback`, and with `turns`, it waits for its own.
+    With a `comeback` and with `turns`, the instance waits for its turn in each.
     """
     actor = InstanceActor(
         ctx, state, instance, launcher=launcher, log=log, host=host, comeback=comeback, turns=turns
@@ -184,24 +185,24 @@ class InstanceActor:
         self._name = instance.spec.name
         self._log_budget = LineBudget(trio.current_time())
         self._loaded = trio.Event()
-        self._joined = trio.Event()  # it was given to the scheduler; before that it only ever ran warmup
+        self._joined = trio.Event()  # the scheduler has it; before that it runs only warmup
         self._load_error: str | None = None
         self._load_code = ErrorCode.INTERNAL
         self._started_at = trio.current_time()  # the worker's launch
         self._idle = Bell()
         self._exited = trio.Event()
         self._reason: DeathReason | None = None  # how the process ended
-        self._verdict: DeathReason | None = None  # why it was killed, where that was ours
-        self._hung_up = False  # it was killed since it stayed alive without its connection
+        self._verdict: DeathReason | None = None  # why this actor killed it, if it did
+        self._hung_up = False  # killed because it stayed alive without its connection
         self._culprit: InFlight | None = None
-        self._unfinished: Slow | None = None  # of a packet that takes long, while it is handled
-        self._crashed = False  # this actor itself, and perhaps as it handled a result
+        self._unfinished: Slow | None = None  # the rest of a slow packet, while it is handled
+        self._crashed = False  # this actor crashed, perhaps while it handled a result
 
     async def run(self) -> None:
         """Launch, load, warm up, serve, bury."""
         self._ctx.publish(kind=self._instance.spec.kind, lanes=self._instance.spec.lanes)
         self._enter("starting")
-        self._ctx.started()  # the actor stands; the model's readiness is the model's affair
+        self._ctx.started()  # this actor runs; the model's readiness is told by the model's state
         await self._comeback.wait_turn(self._instance, self._ctx.stopping)
         await self._turns.take(self._instance, self._ctx.stopping)
         if self._ctx.stopping.is_set():
@@ -215,17 +216,17 @@ class InstanceActor:
         self.let_others_start()
         if self._instance.settled.is_set() and not self._instance.started_once:
             self._ctx.publish(phase="failed to load")
-            await self._ctx.stopping.wait()  # it is given up: trying again is the catalog's decision
+            await self._ctx.stopping.wait()  # it is given up; the catalog decides whether to try again
         if not self._ctx.stopping.is_set():
             raise WorkerDied(self._name, self._verdict or self._reason or ProtocolError("ended"))
 
     def let_others_start(self) -> None:
-        """Whoever waits for this instance need wait no more."""
+        """Let the instances start that wait for this one."""
         self._comeback.over(self._instance)
         self._turns.over(self._instance)
 
     def _enter(self, phase: str) -> None:
-        """Tell the tree, and the version where it is loading, what this instance is busy with."""
+        """Tell the tree what this instance is busy with, and the version too where it is loading."""
         self._ctx.publish(phase=phase)
         self._state.phase = phase
 
@@ -240,7 +241,8 @@ class InstanceActor:
 
     async def _live_and_be_buried(self, launched: Launched) -> None:
         limiter = self._state.limiter
-        # What waits for a resource must not wait in the worker, which executes all that it has.
+        # A batch that waits for a resource must not wait in the worker, which executes every batch that it
+        # holds.
         limited = limiter is not None and limiter.limits(self._instance)
         try:
             pipe = Pipe(launched.socket)
@@ -306,7 +308,7 @@ class InstanceActor:
     def _open_calls(
         self, launched: Launched, worker: LiveWorker, nursery: trio.Nursery
     ) -> socket.socket | None:
-        """Serve what the worker calls, and return its end of the connection for that."""
+        """Serve the calls that the worker makes, and return the worker's end of the connection for them."""
         if self._host is None:
             return None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -316,7 +318,7 @@ class InstanceActor:
         return theirs
 
     async def _receive(self, launched: Launched, worker: LiveWorker) -> None:
-        """Handle packets until the process has exited; whoever notices that cancels us."""
+        """Handle packets until the process has exited; the task that notices the exit cancels this one."""
         pipe = worker.pipe
         in_a_row = 0
         try:
@@ -330,9 +332,9 @@ class InstanceActor:
                     slow = worker.on_packet(packet)
                     if slow is not None:
                         await self._finish_packet(slow)
-                        # It holds the whole result, and the next packet may be long in coming.
+                        # `slow` holds the whole result, and the next packet may be long in coming.
                         slow = None
-                    if worker.idle:  # it has nothing more to say, most likely: spare asking
+                    if worker.idle:  # most likely it has no more packets, so don't try to receive
                         await pipe.wait_readable()
                         in_a_row = 0
                 else:
@@ -350,7 +352,7 @@ class InstanceActor:
         await trio.sleep_forever()  # until the exit has been seen
 
     async def _finish_packet(self, slow: Slow) -> None:
-        """Do what is left to do about a packet; `_bury` does it where this is cancelled."""
+        """Finish the handling of a packet. If this is cancelled, `_bury` does it."""
         self._unfinished = slow
         try:
             await in_slices(slow())
@@ -366,8 +368,8 @@ class InstanceActor:
     @fault_point("instance.exit")
     async def _watch_exit(self, launched: Launched, life: trio.CancelScope) -> None:
         self._reason = await launched.wait()
-        # On a busy machine it may have been about to exit, and that is then why it ended: our signal came too
-        # late.
+        # On a busy machine the worker may have been about to exit when our signal came. Then that is why it
+        # ended.
         if self._hung_up and (launched.abandoned or self._reason == Signal(signal.SIGKILL)):
             self._verdict = self._verdict or ProtocolError("closed its connection and stayed alive")
         self._exited.set()
@@ -387,7 +389,7 @@ class InstanceActor:
     async def _watch_return(self, launched: Launched) -> None:
         """Kill a worker that takes longer to come back than a load may.
 
-        A version's first load is ended by who asked for it.
+        The caller that asked for a version's first load ends that load.
         """
         limit = self._state.spec.load_timeout
         with trio.move_on_after(limit):
@@ -491,17 +493,23 @@ class InstanceActor:
         self._loaded.set()
 
     def unconfined(self, missing: Sequence[str]) -> None:
-        """The worker could not impose on itself all that it should: that is told once for a version, and shown in the tree."""
+        """The worker could not impose all limits on itself.
+
+        That is logged once for a version, and shown in the tree.
+        """
         self._ctx.publish(unconfined=list(missing))
         if not self._instance.started_once:
             self._log(Event.WORKER_UNCONFINED, level="warning", actor=self._ctx.path, missing=list(missing))
 
     def load_failed(self, message: str, traceback: str) -> None:
-        """The model can't be loaded: final for a version that never served, a death like others for one that did."""
+        """The model can't be loaded.
+
+        That is final for a version that never served; for one that did, it is a death like others.
+        """
         if self._load_error is not None:
             return
         self._load_error = without_importing(message)
-        # Why the first start failed is told by whoever asked for the load.
+        # The code that asked for the first load logs why it failed.
         self._verdict = StartFailed(self._load_error if self._instance.started_once else "")
         if traceback:
             said = without_importing(traceback)
@@ -515,13 +523,13 @@ class InstanceActor:
         state.completed(batch, result, answers, borrowed=borrowed)
         if batch.alone:
             instance.suspects.outcome_ok()
-        if self._joined.is_set():  # a warmup is no progress, and holds nothing
+        if self._joined.is_set():  # a warmup is no progress, and holds no resources
             state.batch_ended(instance)
             self._ctx.progressed()
             instance.exhausted = False
         if instance.worker is not None:
             instance.worker.advance(trio.current_time(), ended=batch)
-            self.slot_freed()  # there is room, though its own slot may be lent to a response
+            self.slot_freed()  # there is room, even if the batch's own slot is lent to a response
         else:
             self._idle.ring()
 
@@ -552,7 +560,7 @@ class InstanceActor:
             self._state.ring()
 
     def _could_relieve(self) -> bool:
-        """Whether this worker has a free lane, and in another one a batch waits behind what executes there."""
+        """Whether this worker has a free lane, while in another worker a batch waits behind an execution."""
         rotation, worker = self._state.rotation, self._instance.worker
         if len(rotation) == 1 or worker is None or worker.free_lanes <= 0:
             return False
@@ -580,11 +588,12 @@ class InstanceActor:
         if not self._exited.is_set():
             launched.kill()
             self._reason = await launched.wait()
-        lost = self._crashed or isinstance(self._verdict, ProtocolError)  # a packet of its worker's
-        if not (lost and self._state.spec.decoupled):  # whose answers would go on with a part missing
+        lost = self._crashed or isinstance(self._verdict, ProtocolError)  # a packet of the worker's
+        # A decoupled model's answers would go on with a part missing.
+        if not (lost and self._state.spec.decoupled):
             await self._drain_results(worker)
         if not self._joined.is_set():
-            worker.disown()  # warmup: nobody waits for that, and nobody is to run it again
+            worker.disown()  # these are warmup batches: no client waits for them, and none is run again
         output.drain()
         reason = self._verdict or self._reason or ProtocolError("ended")
         if self._load_error is None and not instance.started_once and not self._ctx.stopping.is_set():
@@ -593,8 +602,8 @@ class InstanceActor:
             )
         marks = await self._fingerprints(worker, reason)
         held, halves = self._settle(worker, reason, marks)
-        self._culprit = None  # or its slot stays mapped, two descriptors, until this actor is garbage
-        if not launched.abandoned:  # or a thread that hung might read them still
+        self._culprit = None  # else its slot, with two descriptors, stays until this actor is collected
+        if not launched.abandoned:  # an abandoned thread might still read the slots
             await in_slices(worker.emptying())
         worker.close()
         output.close()
@@ -626,7 +635,7 @@ class InstanceActor:
             self._verdict = self._verdict or ProtocolError(str(error))
 
     def _who(self) -> dict[str, object]:
-        """Return what each line about the worker says of whose it is."""
+        """Return the keys that identify the worker in each log line about it."""
         spec = self._state.spec
         return {
             "actor": self._ctx.path,
@@ -639,8 +648,8 @@ class InstanceActor:
         """Return the batches that the model may have had in its hands."""
         executing_ids = worker.executing()
         if self._crashed or isinstance(reason, ProtocolError):
-            # A result that nobody could make sense of, or that was lost here, is one of these: the model may
-            # have run them.
+            # The worker's result may have been unreadable, or lost here. Then the model may have run these
+            # batches.
             executing_ids |= {batch.id for batch in worker.executing_now()}
         return [
             batch
@@ -652,7 +661,10 @@ class InstanceActor:
     async def _fingerprints(
         self, worker: LiveWorker, reason: DeathReason
     ) -> Mapping[InferRequest, Fingerprint]:
-        """Return what the inputs look like that executed: large ones are hashed on a thread, which others need not wait for."""
+        """Return the fingerprints of the inputs that executed.
+
+        Large inputs are hashed on a thread, so that the event loop goes on meanwhile.
+        """
         if not reason.blames_request:
             return {}
         requests = [
@@ -676,8 +688,7 @@ class InstanceActor:
 
         Deaths while a suspect is hunted are not the instance's fault.
 
-        Return what the log is to say of it: the requests that it held, and the parts that a batch was split
-        into.
+        Return what is logged of it: the requests that it held, and the parts that a batch was split into.
         """
         state, instance = self._state, self._instance
         executing = self._executing(worker, reason)
@@ -689,7 +700,7 @@ class InstanceActor:
             for request in batch.requests
         ]
         for request in waiting:
-            request.attempts -= 1  # it was counted when it was sent, and the model never saw it
+            request.attempts -= 1  # it was counted when sent, but the model never saw it
         hunting = bool(instance.suspects.running)
         worker.disown()
         instance.last_reason = str(reason)
@@ -705,7 +716,7 @@ class InstanceActor:
             culprit=executing.index(self._culprit) if self._culprit in executing else None,
             known=state.known_killers(marks),
         )
-        # Nor is being stopped from outside: that worker could not have made progress.
+        # A worker that was stopped from outside could not have made progress: that is not its fault either.
         if hunting or aftermath.suspects or (isinstance(reason, Hang) and reason.suspended):
             self._ctx.progressed()
         state.settle(instance, aftermath, marks)
@@ -743,8 +754,8 @@ class _WarmupPort:
 def prefetches(spec: ModelSpec) -> bool:
     """Whether a batch may wait in a worker behind the one that executes (contract, scheduling.md section 3.1).
 
-    Not where queued requests may expire, be refused or be overtaken: those stay in the queue until an
-    instance is idle.
+    Not where queued requests may expire, be refused or be overtaken: such requests stay in the queue
+    until an instance is idle.
     """
     policy = getattr(spec.scheduling, "default_queue_policy", None)
     return not getattr(spec.scheduling, "priority_levels", 0) and not (
@@ -756,8 +767,7 @@ def prefetches(spec: ModelSpec) -> bool:
 def threads_for(spec: ModelSpec, instance: InstanceSpec) -> int:
     """Return how many CPU threads one execution may use: as configured, or its share of the cores.
 
-    Those that a host policy binds an instance to it shares with the instances that are bound to the same
-    ones.
+    Instances that a host policy binds to the same cores share those.
     """
     cores = instance.cores
     sharing = (each for each in spec.instances if not each.passive and (not cores or each.cores == cores))

@@ -1,4 +1,4 @@
-"""What can be asked of one model, and what a load request says (contract, repository.md sections 5 and 6)."""
+"""The operations on one model, and what a load request says (contract, repository.md sections 5 and 6)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class ModelSource(Protocol):
 
 
 Ensure = Callable[[ModelKey, FoundModel], Awaitable[FoundModel]]
-"""Loads what a model is composed of, and returns the model as that makes it up. Other models it returns as they are."""
+"""Loads the models that an ensemble is composed of, and returns the ensemble as they make it up.
+
+Other models are returned as they are.
+"""
 
 
 class Operation(ABC):
@@ -55,9 +58,9 @@ class Operation(ABC):
 
     gives_way = False  # whether an order to unload takes its place
     loads = False  # whether the model may serve once it is done
-    # How many lives of a lane may end before it does. Who asked for it may try again; but what nobody waits
-    # for is done in the next life, or the model would stay as it was until something about it changes once
-    # more.
+    # How many lives of its lane may end before the operation is given up. A client that asked for it may try
+    # again. An operation that no client waits for goes on in the next life: else the model would stay as it
+    # was until something about it changes once more.
     lives = 1
 
     def __init__(self) -> None:
@@ -65,7 +68,7 @@ class Operation(ABC):
         self.done = trio.Event()
 
     def finish(self, error: TritiumError | None = None) -> None:
-        """Tell whoever asked. The first word counts."""
+        """Give the outcome to the caller that waits for it. Only the first call counts."""
         if not self.done.is_set():
             self.error = error
             self.done.set()
@@ -77,7 +80,7 @@ class Operation(ABC):
             raise self.error
 
     def give_way(self, deployment: Deployment) -> None:
-        """Tell whoever asked that an order to unload has taken its place."""
+        """Tell the caller that an order to unload has taken its place."""
         self.finish(Superseded(deployment.key.name, deployment.versions))
 
     @abstractmethod
@@ -86,7 +89,7 @@ class Operation(ABC):
 
 
 class _FromRepository(Operation):
-    """Read the model's directory, and have what is found serve."""
+    """Read the model's directory, and have the model that is found serve."""
 
     gives_way = loads = True
 
@@ -108,7 +111,7 @@ class _FromRepository(Operation):
 
 
 class Load(_FromRepository):
-    """Of a load request."""
+    """The operation of a load request."""
 
     def __init__(
         self,
@@ -141,10 +144,10 @@ class Load(_FromRepository):
             found.settle()
 
     async def _read_as_wanted(self, deployment: Deployment) -> tuple[Override | None, FoundModel | None]:
-        """Return the model as it is to serve, and what of a load request's that takes into account.
+        """Return the model as it is to serve, and the override that this takes into account, if any.
 
-        The configuration of an earlier load stays in force over one without, until the files in the
-        repository change or the model is unloaded (contract, repository.md section 5.1).
+        The configuration of an earlier load stays in force over a load without one. That ends when the files
+        in the repository change or the model is unloaded (contract, repository.md section 5.1).
         """
         kept = deployment.override
         if self._override is not None or kept is None:
@@ -157,10 +160,10 @@ class Load(_FromRepository):
 
 
 class Start(_FromRepository):
-    """At start-up: models that are loaded on demand sleep on."""
+    """The operation at start-up: models that are loaded on demand stay dormant."""
 
     async def carry_out(self, deployment: Deployment) -> None:
-        """Load what should be loaded."""
+        """Load the model if it should be loaded."""
         try:
             found = await self._read(deployment)
         except Unreadable as error:
@@ -174,15 +177,15 @@ class Start(_FromRepository):
 
 
 class Need(_FromRepository):
-    """Of an ensemble that is composed of the model."""
+    """The operation for an ensemble that is composed of the model."""
 
     def __init__(self, source: ModelSource, ensure: Ensure, *, again: bool) -> None:
-        """With `again` a model that could not be loaded is tried again."""
+        """With `again`, a model that could not be loaded is tried again."""
         super().__init__(source, ensure)
         self._again = again
 
     async def carry_out(self, deployment: Deployment) -> None:
-        """Load it, unless it is. One that is loaded on demand sleeps on."""
+        """Load the model unless it is loaded. A model that is loaded on demand stays dormant."""
         if deployment.stands or (deployment.tried and not self._again):
             return
         try:
@@ -199,17 +202,17 @@ class Need(_FromRepository):
 
 
 class Recompose(Operation):
-    """Of the catalog: something that an ensemble is composed of has changed."""
+    """The catalog's operation when a model that an ensemble is composed of has changed."""
 
     lives = UNATTENDED_LIVES
 
     async def carry_out(self, deployment: Deployment) -> None:
-        """See whether it still fits together."""
+        """Check whether the ensemble still fits together."""
         await deployment.recompose()
 
 
 class LookAt(_FromRepository):
-    """Of the watcher: the model's directory has come to rest, and something about it is or may be new."""
+    """The watcher's operation when the model's directory has come to rest, and may have changed."""
 
     lives = UNATTENDED_LIVES
 
@@ -221,27 +224,27 @@ class LookAt(_FromRepository):
         *,
         changed: bool,
     ) -> None:
-        """With `changed`, something was written since the last look, if only what had been there before."""
+        """With `changed`, something was written since the last look, if only the content that was there before."""
         super().__init__(source, ensure)
         self._could_not = could_not
         self.changed = changed
 
     async def carry_out(self, deployment: Deployment) -> None:
-        """Reload what has changed. What serves is left alone if its content is what it was.
+        """Reload what has changed. A serving model is left alone if its content is the same as before.
 
-        So is what could not be loaded, unless it was written to: its files may have been away while it was
-        tried.
+        A model that could not be loaded is left alone too, unless it was written to: its files may have been
+        away while it was tried.
         """
         if self.changed:
             deployment.refused = ""
         try:
             found = await self._read(deployment)
-        except Unreadable:  # which says nothing about the model
+        except Unreadable:  # this says nothing about the model
             self._could_not(deployment.key)
             return
         if found is None:
             deployment.leave()
-            self._could_not(deployment.key)  # it may be back before anybody saw it gone
+            self._could_not(deployment.key)  # it may be back before its absence was seen
             return
         try:
             if not found.content or found.content not in (deployment.content, deployment.refused):
@@ -252,7 +255,7 @@ class LookAt(_FromRepository):
 
 
 class Gone(Operation):
-    """Of the watcher: the model's directory is there no more."""
+    """The watcher's operation when the model's directory is gone."""
 
     lives = UNATTENDED_LIVES
 
@@ -262,38 +265,38 @@ class Gone(Operation):
 
 
 class Unload(Operation):
-    """Of an unload request."""
+    """The operation of an unload request."""
 
     async def carry_out(self, deployment: Deployment) -> None:
-        """Unload; running requests finish."""
+        """Unload the model; running requests finish."""
         deployment.unload()
 
 
 class Wake(Operation):
-    """Of a request for a model that is loaded on demand."""
+    """The operation of a request for a model that is loaded on demand."""
 
     gives_way = loads = True
 
     async def carry_out(self, deployment: Deployment) -> None:
-        """Load it, unless it is."""
+        """Load the model unless it is loaded."""
         await deployment.wake()
 
 
 class Evict(Operation):
-    """Of the residency's actor, which needs the memory."""
+    """The operation of the residency actor, which needs the memory."""
 
-    gives_way = True  # it may wait long for the last answers, and has unloaded the model before that
+    gives_way = True  # it may wait long for the last answers, after it has unloaded the model
 
     def __init__(self) -> None:
         super().__init__()
         self.evicted = False
 
     def give_way(self, deployment: Deployment) -> None:
-        """Tell the residency that it has nothing to wait for any more."""
+        """Tell the residency actor that there is no more to wait for."""
         self.finish(Unavailable(f"model '{deployment.key.name}' was unloaded"))
 
     async def carry_out(self, deployment: Deployment) -> None:
-        """Unload it for now."""
+        """Unload the model for now."""
         self.evicted = await deployment.evict()
 
 
@@ -308,7 +311,10 @@ def check_name(name: str) -> None:
 
 
 def read_parameters(parameters: Mapping[str, object]) -> Override | None:
-    """Return what a load request's parameters put in place of the repository's files (contract, section 5.2)."""
+    """Return what a load request's parameters put in place of the repository's files.
+
+    Contract, section 5.2.
+    """
     config = ""
     files: dict[str, bytes] = {}
     for key, value in parameters.items():

@@ -1,15 +1,15 @@
 """The answer of one request of a decoupled model, part by part, as the server receives it: assembly, and credit.
 
-A worker may have `WINDOW_PARTS` parts of a request on their way, and begin another one while fewer than
-`WINDOW_BYTES` of tensors are. What is on its way lies in the server's memory until the frontend has released
-it, which it does when the client takes it. So a client that stalls costs a window and one part more, and then
-the thread of the model that sends to it.
+A worker may have `WINDOW_PARTS` parts of a request on their way. It may begin another part while less than
+`WINDOW_BYTES` of tensors are on their way. A part on its way lies in the server's memory until the frontend
+releases it, which happens when the client takes it. So a client that stalls costs a window and one part more.
+Then the model's thread that sends to it stalls too.
 
 Credit is given for half a window at once. A worker that waits has a whole window on its way, and gets credit
-once half of that has been taken; so it never waits for credit that is kept back.
+once half of that has been taken. So it never waits for credit that is kept back.
 
-The end of an answer and an error that ends it cost no credit: there is one of them, and a model can always
-say it.
+The end of an answer, and an error that ends it, cost no credit: there is only one of them, and a model can
+always send it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Grant = Callable[["PartStream", int, int, bool], None]
 class PartStream:
     """The parts of one request.
 
-    `grant(stream, parts, nbytes, waited)` is called where the worker may send so many more, for which it may
-    have waited.
+    `grant(stream, parts, nbytes, waited)` is called to let the worker send so many more parts and bytes.
+    `waited` tells whether the worker may have been waiting for that.
     """
 
     __slots__ = (
@@ -58,20 +58,20 @@ class PartStream:
         self.batch_id = batch_id
         self.index = index
         self.request = request
-        self.started = False  # something of it has been passed on
+        self.started = False  # a part of it has been passed on
         self.done = False  # its last part has come
         self._grant = grant
-        self._parts_on_their_way = 0  # received, and no credit given for them
+        self._parts_on_their_way = 0  # received, and not credited yet
         self._on_its_way = 0
-        self._taken_parts = 0  # of those: nobody needs them any more
+        self._taken_parts = 0  # of those, the parts that are no longer needed
         self._taken = 0
-        self._part: Part | None = None  # whose tensors are still coming
+        self._part: Part | None = None  # the part whose tensors are still coming
         self._assembled = bytearray()
         self._errors: set[weakref.ref[TritiumError]] = set()
 
     @property
     def exhausted(self) -> bool:
-        """Whether the worker has to wait until somebody takes what it sent."""
+        """Whether the worker has to wait until more of its parts have been taken."""
         return self._parts_on_their_way >= WINDOW_PARTS or self._on_its_way >= WINDOW_BYTES
 
     def receive(self, part: Part) -> Part | None:
@@ -105,7 +105,7 @@ class PartStream:
         return part
 
     def take(self, nbytes: int) -> None:
-        """Nobody needs one of the parts any more, which had so many bytes of tensors."""
+        """One of the parts, with `nbytes` of tensors, is no longer needed."""
         self._taken_parts += 1
         self._taken += nbytes
         if self.done or (self._taken_parts < WINDOW_PARTS // 2 and self._taken < WINDOW_BYTES // 2):
@@ -117,7 +117,7 @@ class PartStream:
         self._grant(self, parts, nbytes, waited)
 
     def take_when_dropped(self, error: TritiumError) -> None:
-        """Count an error among the parts until nobody holds it any more: nobody releases errors."""
+        """Count an error as a part until it is garbage: errors have no call that releases them."""
 
         def dropped(reference: weakref.ref[TritiumError]) -> None:
             self._errors.discard(reference)
@@ -129,7 +129,7 @@ class PartStream:
 class Arrived:
     """One part of a request's answer, whole and checked. `answer` is None where only the end is told.
 
-    `stream` is to be told when a part that `costs` credit is not needed any more, of `nbytes`.
+    When a part that `costs` credit is no longer needed, `stream` is told its `nbytes`.
     """
 
     __slots__ = ("answer", "costs", "final", "first", "nbytes", "outputs", "stream")
@@ -145,7 +145,7 @@ class Arrived:
         stream.started = True
 
     def taken(self) -> None:
-        """Nobody needs this part any more."""
+        """This part is no longer needed."""
         self.stream.take(self.nbytes)
 
 

@@ -1,12 +1,12 @@
 """Residency: which models are in memory. Loads those that requests wait for, and evicts others to make room.
 
-`Residents` is passive: it knows every model that may be dormant, its waiting room, and what was measured. The
-actor may die at any time; the requests wait on, and the next life looks at what is the case and goes on from
-there. What to do is decided by `actors.scheduling.residency`. Loading and unloading is the catalog's work,
-which children of the actor ask for and await.
+`Residents` is passive: it knows every model that may be dormant, its waiting room, and its measurements. The
+actor may die at any time. The requests wait on, and the next life looks at the present state and goes on from
+there. `actors.scheduling.residency` decides what to do. Loading and unloading is the catalog's work, which
+children of the actor ask for and await.
 
-The hot path pays nothing: that a model is in use is read from what its state keeps anyway, when somebody
-needs its room.
+Requests to a loaded model cost nothing extra. Whether the model is in use is read from its state, when
+another model needs its room.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Loads(Protocol):
         """Load a dormant model; returns when it serves, at once if it does. Raises TritiumError."""
 
     async def evict(self, key: ModelKey) -> bool:
-        """Make a model dormant again; returns once its workers have ended. False where that was not to be."""
+        """Make a model dormant again; returns once its workers have ended. False if it was not evicted."""
 
 
 class Memory(Protocol):
-    """How memory is measured; however long the kernel takes, it is not the loop's time."""
+    """How memory is measured. However long the kernel takes, the event loop does not wait for it."""
 
     async def of_processes(self, pids: Collection[int]) -> Mapping[int, int]:
         """Return the bytes that each process has resident; one that has ended is left out."""
@@ -61,7 +61,7 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelResidency:
-    """One model at the moment of a scrape; counters are None for one that is never loaded on demand."""
+    """One model at the moment of a scrape; counters are None for a model that is never loaded on demand."""
 
     key: ModelKey
     resident: int
@@ -72,7 +72,7 @@ class ModelResidency:
 class Counters:
     """What happened to a model that is loaded on demand.
 
-    A wake is a load that somebody waited for, first request to last.
+    A wake is a load that requests waited for, counted from the first request to the last.
     """
 
     waiting: int
@@ -91,7 +91,7 @@ class ResidencySample:
 
 
 class _Model:
-    """What is known of a model that is loaded on demand, beside what can be seen."""
+    """What is remembered of a model that is loaded on demand."""
 
     __slots__ = (
         "evictions",
@@ -114,32 +114,31 @@ class _Model:
         self.key = key
         self.room = WaitingRoom(key, ring)
         self.specs: Sequence[ModelSpec] = ()
-        self.files: Sequence[tuple[int, int]] | None = (
-            None  # of each version: bytes of its files, worker processes
-        )
-        self.last: int | None = None  # what it took when last measured
-        self.least: int | None = None  # what it took when first measured after a load
+        # For each version the bytes of its files and the number of its worker processes.
+        self.files: Sequence[tuple[int, int]] | None = None
+        self.last: int | None = None  # bytes it took when last measured
+        self.least: int | None = None  # bytes it took when first measured after a load
         self.fresh = False  # it has not been measured since it was loaded
-        self.reserved = 0  # what its load is thought to take
+        self.reserved = 0  # bytes that its load is expected to take
         self.sizing = self.loading = self.leaving = False  # what the actor has under way
-        self.not_before = 0.0  # when to evict it, where that was not to be
+        self.not_before = 0.0  # when to try again to evict it, after an eviction that failed
         self.loads = self.evictions = 0
 
     def respecify(self, specs: Sequence[ModelSpec]) -> None:
-        """Take over specs; where the files or the configuration are others, what was learnt is void."""
+        """Take over specs. If the files or the configuration differ, the measurements are void."""
         if _fingerprint(specs) != _fingerprint(self.specs):
             self.files = self.last = self.least = None
             self.room.forgive()
         self.specs = specs
 
     def measured(self, nbytes: int) -> None:
-        """It serves, and takes so much."""
+        """The model serves, and takes `nbytes`."""
         self.last = nbytes
         if self.fresh:
             self.fresh, self.least = False, nbytes
 
     def overhead(self) -> float | None:
-        """Return what each of its workers takes beside the files, where both are known."""
+        """Return the bytes that each of its workers takes beside the files, where both are known."""
         workers = sum(count for _, count in self.files or ())
         if not (workers and self.last and self.files):
             return None
@@ -152,7 +151,7 @@ class _Model:
             return Newcomer(key=self.key, expected=self.last, least=least)
         if self.files is None:
             return None
-        # Nobody is refused for what others take beside their files: that is for it to show.
+        # No model is refused for the overhead of other models: its own load will show what it takes.
         least = sum(nbytes * workers for nbytes, workers in self.files)
         return Newcomer(key=self.key, expected=estimate(self.files, overheads), least=least)
 
@@ -175,7 +174,7 @@ class Residents:
         router.on_change(lambda _: self.changed.ring())
 
     def dormant(self, specs: Sequence[ModelSpec]) -> Mapping[int, Dormant]:
-        """Return who answers for the versions of one model while it is not loaded: for `Router.set_dormant`."""
+        """Return the stand-ins for the versions of a model that is not loaded, for `Router.set_dormant`."""
         model = self.models.get(specs[0].key)
         if model is None:
             model = self.models[specs[0].key] = _Model(specs[0].key, self.changed.ring)
@@ -185,13 +184,16 @@ class Residents:
         return {spec.version: Dormant(spec, model.room, self.router.resolve) for spec in specs}
 
     def close(self) -> None:
-        """The server stops: answer all requests that wait for a load, let no more in; nothing is loaded or evicted."""
+        """The server stops: answer all requests that wait for a load, and let no more in.
+
+        From now on no model is loaded or evicted.
+        """
         self.closed = True
         for model in self.models.values():
             model.room.close()
 
     def states(self, key: ModelKey) -> list[ModelState]:
-        """Return what may take memory for a model: versions that serve, load or retire."""
+        """Return the versions of a model that may take memory: those that serve, load or retire."""
         return [*self.router.serving(key).values(), *self.router.background(key)]
 
     def resident(self, key: ModelKey) -> int:
@@ -199,7 +201,7 @@ class Residents:
         return sum(self.sizes.get(pid, 0) for pid in _pids(self.states(key)))
 
     def samples(self) -> ResidencySample:
-        """Return what metrics tell."""
+        """Return a sample for metrics."""
         keys = self.router.keys()
         models = [
             ModelResidency(
@@ -263,7 +265,7 @@ class _Life:
 
     async def run(self) -> None:
         """Decide whenever something has changed; measure now and then."""
-        for model in self._models.values():  # what the life before had under way is not under way
+        for model in self._models.values():  # the work of the actor's previous life has ended
             model.sizing = model.loading = model.leaving = False
         self._ctx.started()
         async with trio.open_nursery() as nursery:
@@ -297,9 +299,9 @@ class _Life:
     # -- what is the case ------------------------------------------------------------------------------------
 
     def _newcomers(self, nursery: trio.Nursery) -> list[Newcomer]:
-        """Those that wait to be admitted, the longest first.
+        """The models that wait to be admitted, the longest wait first.
 
-        Others whose requests wait are seen to at once.
+        A model that needs no admission is handled at once.
         """
         found: list[Newcomer] = []
         wanted = [
@@ -322,7 +324,7 @@ class _Life:
         return found
 
     def _answered_by_state(self, model: _Model, nursery: trio.Nursery) -> bool:
-        """Whether `model` needs no admission: it serves, or can't, or is being loaded for somebody else."""
+        """Whether `model` needs no admission: it serves, or can't, or is being loaded for another reason."""
         serving = self._router.serving(model.key).values()
         if any(state.status is Status.READY for state in serving):
             model.room.open()
@@ -341,7 +343,10 @@ class _Life:
         return [each for key in sorted(keys) for each in self._parts(key, now)]
 
     def _parts(self, key: ModelKey, now: float) -> list[Resident]:
-        """A model as the plan sees it; what retires of it counts apart, since its memory is as good as free."""
+        """A model as the plan sees it.
+
+        Its retiring versions are listed apart, since their memory is as good as free.
+        """
         model = self._models.get(key)
         states = self._residents.states(key)
         retiring = [
@@ -388,7 +393,7 @@ class _Life:
         ]
         if not accepted:
             return Hold.NOTHING
-        # A drain takes about as long as the oldest has been here, and must be done in time.
+        # A drain takes about as long as the oldest request has been here, and must end in time.
         within = min(each.spec.drain_timeout for each in states) / 2
         return Hold.REQUESTS if now - min(accepted) < within else Hold.LONG_REQUEST
 
@@ -465,13 +470,13 @@ class _Life:
             )
             for spec in specs
         ]
-        if specs is model.specs:  # otherwise it is looked at again
+        if specs is model.specs:  # if they have changed, the files are looked at again
             model.files = files
         model.sizing = False
         self._residents.changed.ring()
 
     def _watch(self, residents: Sequence[Resident], nursery: trio.Nursery) -> None:
-        """Somebody waits for room: look again when a model that works has become idle."""
+        """A model waits for room: look again when a busy model has become idle."""
         for resident in residents:
             if resident.hold in {Hold.REQUESTS, Hold.LONG_REQUEST}:
                 for state in self._router.serving(resident.key).values():
@@ -514,7 +519,7 @@ class _Life:
 def _pids(states: Sequence[ModelState]) -> list[int]:
     """Return the worker processes of `states`.
 
-    What runs on threads of the server can't be told from the rest of it.
+    The memory of an instance on a thread of the server can't be told from the server's own.
     """
     own = os.getpid()
     found = (each.pid for state in states for each in state.instances)
