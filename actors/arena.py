@@ -2,20 +2,20 @@
 
 Every slot of an instance owns two segments: `INPUT`, which the server fills and the worker reads, and
 `OUTPUT`, the other way round. A segment is a memfd that only the server makes, of fixed size and sealed
-against shrinking and growing: a worker that truncates it gets EPERM, where an unsealed one would let it kill
-the server by SIGBUS. Growing therefore is a new generation: another memfd takes the slot's place, which is
-safe because a slot is replaced only while nobody else leases it. The kernel frees a segment with its last
-mapping; nothing has a name, nothing lies in a file system.
+against shrinking and growing. A worker that truncates it gets EPERM; if it were unsealed, the worker could
+kill the server by SIGBUS. So growing means a new generation: another memfd takes the slot's place. That is
+safe because a slot is replaced only while it has no other lease. The kernel frees a segment with its last
+mapping. No segment has a name or lies in a file system.
 
-The control page has three parts. One 64-bit word per lane: there the worker keeps the id of the batch that it
-executes (0: none). One *claim* per slot, see below. One byte per slot and request: there the server says
-"cancelled".
+The control page has three parts. It has one 64-bit word per lane, where the worker keeps the id of the batch
+that it executes (0: none). It has one *claim* per slot, see below. It has one byte per slot and request,
+where the server says "cancelled".
 
 **Claims.** A batch that the server has sent may be taken back until the worker begins with it. Both sides may
-want the batch in the same instant, and the worker may hang, so neither can ask the other. The claim decides:
-it is a semaphore of the C library (`sem_t`, shared between processes) that lies in the page, and whoever is
+want the batch in the same instant, and the worker may hang, so neither can ask the other. The claim decides.
+It is a semaphore of the C library (`sem_t`, shared between processes) that lies in the page. The side that is
 first to take it down from 1 to 0 has the batch. `sem_trywait` is one atomic compare-and-exchange on one word:
-exactly one side succeeds on every processor, and nobody waits.
+exactly one side succeeds on every processor, and neither waits.
 
 1. Server, `offer`: it sets the claim to 1, then sends the `Execute` frame. The socket orders the two.
 2. Worker, `begin`: before anything of the model sees the batch it takes the claim. If it succeeds, it writes
@@ -24,16 +24,16 @@ exactly one side succeeds on every processor, and nobody waits.
 3. Server, `take_back`: it takes the claim. If it succeeds, the model will never see this batch, and its
    requests may run elsewhere or be answered, at once. If it fails, the worker has begun.
 4. The slot of a batch that was taken back stays leased until `Skipped` has come, because the old `Execute`
-   frame still lies in the socket. So `offer` never happens while somebody may still take the claim of the
+   frame still lies in the socket. So `offer` never happens while either side may still take the claim of the
    batch before.
 
-A worker that dies between 2's claim and its word has shown nothing to the model, and the word says so. A
-hostile worker that writes into its claims only runs what it was told not to run; its `Result` then is for a
-batch that nobody asked for, a `FrameError`.
+A worker that dies between its claim and its word (step 2) has shown nothing to the model, and the word says
+so. A hostile worker that writes into its claims only runs what it was told not to run. Its `Result` is then
+for a batch that was not asked for, which is a `FrameError`.
 
-What a worker writes into a segment may change at any time. Offsets and lengths come in frames, are checked
-once against the segment's size, and bytes are used as opaque tensor data or copied before they are
-interpreted.
+The contents of a segment may change at any time, since the worker writes there. Offsets and lengths come in
+frames, and are checked once against the segment's size. Bytes are used as opaque tensor data, or copied
+before they are interpreted.
 """
 
 from __future__ import annotations
@@ -54,19 +54,20 @@ OUTPUT: Final = 1
 PAGE: Final = mmap.PAGESIZE
 MAX_LANES: Final = 64
 MAX_SLOTS: Final = 3 * MAX_LANES
-MAX_CANCELLABLE: Final = 4096  # requests per slot whose cancel flag has room; later ones run to their end
+MAX_CANCELLABLE: Final = 4096  # requests per slot that have a cancel flag; later ones run to their end
 
-# Python's mappings keep a descriptor of their own where they can't be told not to.
+# Python's mappings keep a descriptor of their own unless they are told not to.
 _UNTRACKED: Final = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 _F_ADD_SEALS: Final = 1033
 _SEALS: Final = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 _TRIMMED_AT_ONCE: Final = 1024 * 1024
 _ALIGNMENT: Final = 64  # tensors start on cache lines
 
-_CLAIM: Final = 32  # bytes of a `sem_t` on 64-bit Linux, of glibc as of musl; its first word is the count
+# Bytes of a `sem_t` on 64-bit Linux, in glibc and in musl. Its first word is the count.
+_CLAIM: Final = 32
 _CLAIMS_AT: Final = MAX_LANES * 8
 _FLAGS_AT: Final = _CLAIMS_AT + MAX_SLOTS * _CLAIM
-# The interpreter's lock is held through the call, which takes a fraction of a microsecond and never waits.
+# The interpreter's lock is held during the call, which takes a fraction of a microsecond and never waits.
 _TRYWAIT: Final = ctypes.PyDLL(None).sem_trywait
 _TRYWAIT.argtypes = [ctypes.c_void_p]
 _TRYWAIT.restype = ctypes.c_int
@@ -86,7 +87,7 @@ def segment_size(nbytes: int) -> int:
 
 
 class Segment:
-    """One mapped memfd. `view` is writable on both sides; the descriptor is the maker's to close."""
+    """One mapped memfd. `view` is writable on both sides; its maker must close the descriptor."""
 
     __slots__ = ("_map", "fd", "size", "view")
 
@@ -118,7 +119,7 @@ class Segment:
             os.close(fd)
 
     def close(self) -> None:
-        """Unmap it. Only where nothing made a view of `view`."""
+        """Unmap it. Allowed only if there is no view of `view`."""
         self.view.release()
         self._map.close()
 
@@ -133,7 +134,7 @@ class Segment:
 
 
 class ControlPage:
-    """What a worker is executing, who has which batch, and what the server no longer wants.
+    """Which batches a worker executes, which side has which batch, and which requests are cancelled.
 
     See the module.
     """
@@ -176,7 +177,7 @@ class ControlPage:
     def begin(self, lane: int, batch_id: int, slot: int) -> bool:
         """Worker: the model is about to see this batch.
 
-        False where it must not: the server has taken it back.
+        False if it must not: the server has taken the batch back.
         """
         if _TRYWAIT(self._addresses[slot]):
             return False
@@ -184,7 +185,7 @@ class ControlPage:
         return True
 
     def take_back(self, slot: int) -> bool:
-        """Server: the batch in `slot` is not to run. False where the worker has begun with it."""
+        """Server: the batch in `slot` is not to run. False if the worker has begun with it."""
         return not _TRYWAIT(self._addresses[slot])
 
     def end(self, lane: int) -> None:

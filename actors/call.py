@@ -1,4 +1,4 @@
-"""One call that a worker has made of a model: its reply port, and the parts that the caller has yet to take."""
+"""One call that a worker makes of a model: its reply port, and the parts that the caller has yet to take."""
 
 from __future__ import annotations
 

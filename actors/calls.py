@@ -1,15 +1,15 @@
-"""What a worker begins, as the server sees it: inference calls of models, and questions to the server.
+"""The requests of a worker, as the server sees them: inference calls of models, and questions to the server.
 
-A worker has a connection for that of its own (`actors.call_frames`), which a task of its instance reads. A
-call becomes an ordinary request to whoever answers for the model's name, like that of a client: validation,
-queue, cache, limits and statistics are the callee's. What is the caller's goes along: the deadline, the
-tenant and the cancellation of the request on whose behalf the call is made. Answers are copied out of the
-callee's memory at once, so that nobody who does not read can hold it; those of a stream are held back, and
-with them the callee, while the caller has a window of them to take.
+A worker has a connection of its own for these (`actors.call_frames`), which a task of its instance reads. A
+call becomes an ordinary request to the model of that name, like a client's request. Validation, queue, cache,
+limits and statistics are the callee's. The call carries the deadline, the tenant and the cancellation of the
+request on whose behalf it is made. Answers are copied out of the callee's memory at once, so that a caller
+that does not read can't hold that memory. While the caller has a window of parts of a stream to take, further
+parts are held back, and the callee with them.
 
-A worker is hostile: it may have `MAX_CALLS` calls and `MAX_ASKS` questions under way, and `MAX_BYTES` of
-memory for what they carry and what it has not read; more is refused. Refusals must be read as well, else that
-is the end of it (`MAX_UNREAD`). When its process ends, its calls are cancelled.
+A worker may be hostile. It may have `MAX_CALLS` calls and `MAX_ASKS` questions under way, and `MAX_BYTES` of
+memory for their contents and for the answers that it has not read; any more are refused. The worker must read
+refusals as well, or it is ended (`MAX_UNREAD`). When its process ends, its calls are cancelled.
 """
 
 from __future__ import annotations
@@ -57,18 +57,27 @@ MAX_ASKS: Final = 64
 """Questions of one worker that may be under way."""
 
 MAX_BYTES: Final = 2**31
-"""Bytes of inputs of one worker's calls and questions, of answers that it has not read, and of such as it gives no credit for."""
+"""Bytes of inputs of one worker's calls and questions, and of answers not read yet or without credit."""
 
 MAX_UNREAD: Final = 8 * MAX_CALLS
-"""Calls and questions whose last answer, a refusal perhaps, one worker has not read: one that has more does not read at all."""
+"""Calls and questions whose last answer, or refusal, one worker has not read.
+
+A worker with more of them does not read at all.
+"""
 
 MAX_BRANCHES: Final = 256
-"""Processes forked by one worker that may call at the same time: each has a connection, which is a descriptor of the server's."""
+"""Processes forked by one worker that may call at the same time.
+
+Each has a connection, which takes one of the server's descriptors.
+"""
 
 MAX_SEGMENTS: Final = 64
-"""Segments each way, for one worker: each holds a descriptor of the server's. What has more to say is copied into frames."""
+"""Segments each way, for one worker.
 
-PACKETS_IN_A_ROW: Final = 64  # from one worker, before others get their turn
+Each takes one of the server's descriptors. Data beyond that is copied into frames.
+"""
+
+PACKETS_IN_A_ROW: Final = 64  # from one worker, before other tasks get their turn
 
 _PARENT_CANCELLED: Final = "the request on whose behalf this call was made has been cancelled"
 _TEXT_LIMIT: Final = 8 * 1024  # characters of an error's message
@@ -76,14 +85,14 @@ _PART_COST: Final = 1024  # bytes that one part takes beside its tensors, roughl
 
 
 class Resolver(Protocol):
-    """Who can be called: `actors.callees`."""
+    """Finds the model to call: `actors.callees`."""
 
     def resolve(self, name: str, version: str = "", *, namespace: str = "") -> ServedModel:
-        """Return who answers for a model. Raises TritiumError."""
+        """Return the model of that name. Raises TritiumError."""
 
 
 class Deadlocks(Protocol):
-    """Knows who waits for whom: `actors.call_waits`."""
+    """Knows which calls wait for which models: `actors.call_waits`."""
 
     def check(self, call: Call) -> None:
         """Raise Unavailable where `call`, which is about to be made, would wait for itself."""
@@ -91,7 +100,7 @@ class Deadlocks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallHost:
-    """What the calls of all workers have in common."""
+    """The parts that the calls of all workers share."""
 
     callees: Resolver
     subjects: Subjects
@@ -100,7 +109,7 @@ class CallHost:
 
 @dataclass(slots=True)
 class Tally:
-    """What one worker has under way by all its connections together: that of its own process, and those of what it has forked."""
+    """What one worker has under way by all its connections: its own process's and those of forked ones."""
 
     calls: int = 0
     asks: int = 0
@@ -124,7 +133,7 @@ class WorkerCalls:
         host: CallHost,
         root: WorkerCalls | None = None,
     ) -> None:
-        """`root` is the connection of the worker's own process, where this is that of one which it has forked."""
+        """`root` is the connection of the worker's own process, if this is a forked process's connection."""
         self.caller = caller
         self._root = root
         self.tally: Tally = Tally() if root is None else root.tally
@@ -143,9 +152,9 @@ class WorkerCalls:
             self._handlers = {**self._handlers, frames.BRANCH: self._on_branch}
         self._segment: Buffer | None = None  # the bytes of the next letter
         self._handed: deque[int] = deque()  # sizes of segments that the worker has not taken
-        self._letter: Letter | None = None  # whose bytes are still coming
+        self._letter: Letter | None = None  # the letter whose bytes are still coming
         self._assembled = bytearray()
-        self._highest = 0  # number that the worker has used
+        self._highest = 0  # the highest number that the worker has used
         self._calls: dict[int, Call] = {}
         self._nursery: trio.Nursery
         self._condemn: Callable[[FrameError], None]
@@ -185,7 +194,7 @@ class WorkerCalls:
                 in_a_row = 0
 
     def close(self) -> None:
-        """The worker is gone, or does not call any more: cancel what it has under way. Idempotent."""
+        """The worker is gone, or no longer calls: cancel what it has under way. Idempotent."""
         if self._pipe.closed:
             return
         self._pipe.close()
@@ -197,7 +206,7 @@ class WorkerCalls:
         tally.handed -= len(self._handed)
         tally.untaken -= sum(self._handed)
         self._letter, self._assembled, self._segment = None, bytearray(), None
-        self._handlers = {}  # which refer to us
+        self._handlers = {}  # the handlers refer to this object
         if self._root is None:
             self._host.subjects.ended(self.caller)
 
@@ -213,7 +222,10 @@ class WorkerCalls:
         return bool(self.tally.blocking)
 
     def parent_cancelled(self, request: InferRequest) -> None:
-        """The client of a request has gone that this worker executes: what is called on its behalf alone is not needed."""
+        """The client of a request that this worker executes has gone.
+
+        Calls that are made only on behalf of that request are cancelled.
+        """
         calls = [call for line in self.tally.lines for call in line.under_way() if request in call.parents]
         for call in calls:
             if _nobody_waits(call.parents):
@@ -221,7 +233,7 @@ class WorkerCalls:
 
     @property
     def root(self) -> WorkerCalls:
-        """The connection of the worker's own process: this one, or another's."""
+        """The connection of the worker's own process: this one, or another."""
         return self._root or self
 
     def under_way(self) -> Collection[Call]:
@@ -245,7 +257,7 @@ class WorkerCalls:
     def keep(self, cost: int) -> bool:
         """Count bytes of an answer for which there is no credit.
 
-        False, and not counted, where there is no room for them.
+        If there is no room for them, they are not counted, and the result is False.
         """
         if self.tally.kept + cost > MAX_BYTES:
             return False
@@ -254,7 +266,7 @@ class WorkerCalls:
 
     @property
     def unread(self) -> tuple[int, int]:
-        """The bytes of answers that this connection's process has yet to read, and how many of those are the last to their call."""
+        """The bytes of answers that the process has yet to read, and how many of those answers are final."""
         return self._pipe.unsent, self._pipe.unsent_ends
 
     def send(self, number: int, part: InferResponse | TritiumError, *, final: bool) -> int:
@@ -279,7 +291,7 @@ class WorkerCalls:
                 self._send(Part(number, 0, answer, b"".join(pieces), nbytes, final=final))
             else:
                 self._send_segment(Part(number, 0, answer, b"", nbytes, final=final), pieces)
-        except ValueError as error:  # what is said beside the tensors is too much for a frame
+        except ValueError as error:  # the data beside the tensors is too much for a frame
             self._answer(number, Answer(code=ErrorCode.INTERNAL, message=str(error)), final=final)
             return 0
         except OSError as error:
@@ -335,7 +347,10 @@ class WorkerCalls:
             self._letter, self._assembled = letter, bytearray(letter.data)
 
     def _on_branch(self, packet: bytes) -> None:
-        """A process that the worker has forked wants a connection of its own, which it gets by way of the descriptor with the question."""
+        """A process that the worker has forked wants a connection of its own.
+
+        It gets the connection through the descriptor that comes with the question.
+        """
         asked_by = self._pipe.take_descriptor()
         try:
             if len(self.tally.lines) > MAX_BRANCHES:
@@ -470,7 +485,7 @@ class WorkerCalls:
     def _admitted(self, letter: Letter, fields: CallFields) -> Call:
         """Return the call that a letter asks for.
 
-        Raises TritiumError where it is refused, FrameError where it is none.
+        Raises TritiumError where it is refused, FrameError where the letter is malformed.
         """
         if self.tally.calls >= MAX_CALLS:
             raise Unavailable(f"{MAX_CALLS} calls of this worker are under way already")
@@ -520,7 +535,10 @@ class WorkerCalls:
         return model
 
     def _parents(self, origin: tuple[int, int] | None) -> tuple[InFlight | None, Sequence[InferRequest]]:
-        """Return the batch and the requests that a call says it belongs to; they may be over, which is no mistake."""
+        """Return the batch and the requests that a call says it belongs to.
+
+        They may be over; that is no mistake.
+        """
         if origin is None:
             return None, ()
         batch = self._worker.outstanding.get(origin[0]) or self._worker.open.get(origin[0])
@@ -534,7 +552,10 @@ class WorkerCalls:
 
 
 def _nobody_waits(parents: Sequence[InferRequest]) -> bool:
-    """Whether those who had not been answered have all gone; where nobody has, a call may be made for its effect."""
+    """Whether the clients of all unanswered requests have gone.
+
+    Where no client has gone, this is False: a call may be made for its effect alone.
+    """
     return any(each.cancelled for each in parents) and all(
         each.cancelled or each.answered for each in parents
     )

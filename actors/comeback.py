@@ -1,4 +1,4 @@
-"""Which instances start first when all versions have to come back at once, after a crash of the top supervisor.
+"""Which instances start first when all versions come back at once, after a crash of the top supervisor.
 
 Workers that start together share the cores, and are all ready late. If there are more workers than cores, one
 instance of each version starts first, and the others start when those serve. Until then each model has to

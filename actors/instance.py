@@ -102,7 +102,7 @@ class Launched(Protocol):
 
     @property
     def dying(self) -> bool:
-        """Whether it is ending, whatever the reason: it can neither be kept running nor end in another way."""
+        """Whether it is ending, whatever the reason: it can't be kept running, nor end in another way."""
 
     def glance(self) -> Usage | None:
         """Measure as `usage` does, on the event loop; None where that would take too long."""
@@ -752,7 +752,9 @@ class _WarmupPort:
 
 
 def prefetches(spec: ModelSpec) -> bool:
-    """Whether a batch may wait in a worker behind the one that executes (contract, scheduling.md section 3.1).
+    """Whether a batch may wait in a worker behind the one that executes.
+
+    Contract: scheduling.md section 3.1.
 
     Not where queued requests may expire, be refused or be overtaken: such requests stay in the queue
     until an instance is idle.

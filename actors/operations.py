@@ -224,7 +224,7 @@ class LookAt(_FromRepository):
         *,
         changed: bool,
     ) -> None:
-        """With `changed`, something was written since the last look, if only the content that was there before."""
+        """`changed`: something was written since the last look, if only the same content as before."""
         super().__init__(source, ensure)
         self._could_not = could_not
         self.changed = changed

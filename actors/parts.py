@@ -1,4 +1,6 @@
-"""The answer of one request of a decoupled model, part by part, as the server receives it: assembly, and credit.
+"""The answer of one request of a decoupled model, part by part, as the server receives it.
+
+This module assembles the parts, and gives credit for them.
 
 A worker may have `WINDOW_PARTS` parts of a request on their way. It may begin another part while less than
 `WINDOW_BYTES` of tensors are on their way. A part on its way lies in the server's memory until the frontend

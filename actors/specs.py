@@ -53,7 +53,8 @@ class QueuePolicy:
     timeout_action: TimeoutAction = TimeoutAction.REJECT
     default_timeout: float = 0.0  # 0: none
     allow_timeout_override: bool = False
-    max_queue_size: int = 0  # 0: bounded by `QueueBounds`, where a full queue waits instead of refusing
+    # 0: bounded by `QueueBounds`. There a full queue makes callers wait instead of refusing them.
+    max_queue_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,10 @@ class DirectStrategy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldestStrategy:
-    """Requests of up to `max_candidate_sequences` sequences are batched, the oldest first (section 6.5), in seconds."""
+    """Requests of up to `max_candidate_sequences` sequences are batched, the oldest first, in seconds.
+
+    Contract: scheduling.md section 6.5.
+    """
 
     max_candidate_sequences: int = 0
     preferred_batch_sizes: tuple[int, ...] = ()
@@ -142,7 +146,7 @@ class OldestStrategy:
 class SequenceBatching:
     """Triton's ModelSequenceBatching (contract, scheduling.md section 6), in seconds.
 
-    `checkpoint` (`tritium.checkpoint`): a sequence with implicit state goes on where its instance dies.
+    `checkpoint` (`tritium.checkpoint`): a sequence with implicit state goes on if its instance dies.
     """
 
     strategy: DirectStrategy | OldestStrategy = DirectStrategy()
@@ -171,7 +175,7 @@ class EnsembleStep:
 class Ensemble:
     """Triton's ModelEnsembling (contract, scheduling.md section 7).
 
-    `max_inflight_requests` bounds each step; 0: not.
+    `max_inflight_requests` bounds each step; 0: no bound.
     """
 
     steps: tuple[EnsembleStep, ...]
@@ -183,7 +187,10 @@ Scheduling: TypeAlias = Direct | DynamicBatching | SequenceBatching | Ensemble
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """What an instance holds while it executes (contract, scheduling.md section 5): per device, or once in the server."""
+    """A resource that an instance holds while it executes (contract, scheduling.md section 5).
+
+    It exists per device, or once in the server.
+    """
 
     name: str
     count: int
@@ -200,17 +207,17 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSpec:
-    """One worker: `lanes` executions may run in it at once, sharing the loaded model where there are several."""
+    """One worker: `lanes` executions may run in it at once, sharing the loaded model."""
 
     name: str
     kind: Literal["CPU", "GPU", "MODEL"] = "CPU"
     device_id: int = 0
     lanes: int = 1
-    passive: bool = False  # it loads the model and is never given a batch
+    passive: bool = False  # it loads the model but is never given a batch
     rate_limit: RateLimit = RateLimit()
-    host_policy: str = ""  # its name; empty: that of its kind and device
+    host_policy: str = ""  # its name; empty: the policy of its kind and device
     secondary_devices: tuple[tuple[str, int], ...] = ()  # kind and number
-    cores: tuple[int, ...] = ()  # those that its worker runs on, by its host policy; empty: any
+    cores: tuple[int, ...] = ()  # the cores its worker runs on, by its host policy; empty: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +230,7 @@ class WarmupSample:
 
 
 class ModelKey(NamedTuple):
-    """What tells one model from every other.
+    """The name that tells one model from all others.
 
     The namespace is empty unless models are told apart by their repository.
     """
@@ -238,10 +245,10 @@ class ModelKey(NamedTuple):
 class Probe(Enum):
     """What a new version's probe inference must show before requests are sent to it (`tritium.probe`)."""
 
-    COMPARE = (
-        "compare"  # where it replaces one: an answer, without an error if that one answers its probe without
-    )
-    REQUIRED = "required"  # an answer without an error, also where it replaces none
+    # If it replaces a version: an answer, without an error if the replaced version answers its probe without
+    # one.
+    COMPARE = "compare"
+    REQUIRED = "required"  # an answer without an error, even if it replaces no version
     OFF = "off"
 
 
@@ -272,7 +279,7 @@ class Rollback:
     max_error_rate: float = 0.0  # of a version's answers within the window
     max_latency_ratio: float = 0.0  # of its mean latency to that of the version with the largest share
     max_latency: float = 0.0  # its mean latency
-    min_requests: int = 20  # fewer within the window say nothing
+    min_requests: int = 20  # with fewer requests in the window, the rules are not applied
     window: float = 5.0
 
 
@@ -280,12 +287,12 @@ class Rollback:
 class TrafficPlan:
     """How requests that name no version are shared out (`tritium.traffic`).
 
-    Weights are relative, and not all 0.
+    Weights are relative. At least one is not 0.
     """
 
     weights: Mapping[int, float]  # by version
-    sticky_header: str = ""  # lower case; requests with the same value of it meet the same version
-    sticky_parameter: str = ""  # the same, of a request parameter
+    sticky_header: str = ""  # lower case; requests with the same value go to the same version
+    sticky_parameter: str = ""  # the same, for a request parameter
     mirror: Mirror | None = None
     rollback: Rollback | None = None
 
@@ -294,17 +301,17 @@ class TrafficPlan:
 class Fairness:
     """How a model's queue is shared out (`tritium.fairness`).
 
-    At most one of the three ways to tell tenants; none: no tenants.
+    At most one of the three ways to identify tenants is set; none: no tenants.
     """
 
     tenant_header: str = ""  # lower case; its value is the tenant
-    tenant_parameter: str = ""  # the same, of a request parameter
-    tenant_address: bool = False  # the client's address is
+    tenant_parameter: str = ""  # the same, for a request parameter
+    tenant_address: bool = False  # the client's address is the tenant
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant, relative to each other
     default_weight: float = 1.0  # of tenants that are not listed
-    unlisted_together: bool = False  # these are one tenant, instead of one each
-    max_queued: int = 0  # requests of one tenant that may wait; 0: no bound but the queue's
-    refuses: bool = False  # beyond that bound, instead of waiting
+    unlisted_together: bool = False  # unlisted tenants are one tenant, instead of one each
+    max_queued: int = 0  # requests of one tenant that may wait; 0: only the queue's bound
+    refuses: bool = False  # refuse requests beyond that bound, instead of making them wait
     ageing: float = 0.0  # seconds after which a waiting request counts as one of the level above; 0: off
 
     @property
@@ -315,29 +322,29 @@ class Fairness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """What a model promises (`tritium.slo`), and what is done to keep it."""
+    """The latency that a model promises (`tritium.slo`), and the means to keep it."""
 
     # Seconds from acceptance to answer that 99 of 100 requests may take; 0: only their own deadlines count.
     p99: float = 0.0
-    refuse: bool = True  # what can't be answered in time
-    tune: bool = True  # the batching delay and the size of batches, within what is configured
+    refuse: bool = True  # refuse requests that can't be answered in time
+    tune: bool = True  # tune the batching delay and the batch size, within their configured bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
     """What a model's processes run on: its workers, and the one that completes its configuration.
 
-    Two of them are equal, and hash alike, where a process started for one may serve the other.
+    Two of them are equal, and hash alike, if a process started for one may serve the other.
     """
 
     interpreter: str = ""  # its path; empty: the server's own
     environ: tuple[tuple[str, str], ...] = ()  # variables that it adds to a worker's, sorted by name
-    digest: str = ""  # of what the environment was made from; empty where nobody compares
+    digest: str = ""  # of the sources of the environment; empty where it is never compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recycle:
-    """When a worker is replaced by a fresh one (`tritium.recycle`). 0 is no ceiling."""
+    """When a worker is replaced by a fresh one (`tritium.recycle`). 0 means no ceiling."""
 
     memory: int = 0  # bytes
     requests: int = 0
@@ -352,26 +359,29 @@ class Retry(Enum):
 
 
 class Sandbox(Enum):
-    """How far a worker process is shut in (`tritium.sandbox`); docs/worker_life.md says what each takes away."""
+    """How far a worker process is shut in (`tritium.sandbox`).
+
+    docs/worker_life.md says what each level takes away.
+    """
 
     OFF = "off"
-    BASIC = "basic"  # no new privileges, no network, no interfaces of the kernel that models have no use for
-    STRICT = "strict"  # and no capabilities, no leaving of the process group, no files but its own
+    BASIC = "basic"  # no new privileges, no network, no kernel interfaces that models don't need
+    STRICT = "strict"  # also no capabilities, no leaving of the process group, no files but its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """What one worker of a model, with all processes that it starts, may take. 0 is no limit."""
+    """The limits of one worker of a model, with all processes that it starts. 0 means no limit."""
 
     memory: int = 0  # bytes (`tritium.memory_limit_mb`)
-    processes: int = 0  # the worker itself counts (`tritium.max_processes`)
+    processes: int = 0  # including the worker itself (`tritium.max_processes`)
     sandbox: Sandbox = Sandbox.OFF
     read: tuple[str, ...] = ()  # paths that a strict sandbox may read beyond its own
     write: tuple[str, ...] = ()  # and paths that it may write
 
     @property
     def watched(self) -> bool:
-        """Whether somebody must look at what the worker takes."""
+        """Whether the server must watch the worker's use of memory and processes."""
         return bool(self.memory or self.processes)
 
 
@@ -396,9 +406,8 @@ class ModelSpec:
     settings: Mapping[str, str] = field(default_factory=dict)  # merged backend settings from the command line
     warmup: tuple[WarmupSample, ...] = ()
     metric_tags: Mapping[str, str] = field(default_factory=dict)
-    first_response_buckets: tuple[
-        float, ...
-    ] = ()  # the histogram's bounds in milliseconds; empty: the default ones
+    # The histogram's bounds in milliseconds; empty: the default ones.
+    first_response_buckets: tuple[float, ...] = ()
     decoupled: bool = False
     response_cache: bool = False
     isolation: Literal["process", "thread"] = "process"
@@ -406,11 +415,11 @@ class ModelSpec:
     execution_timeout: float = 0.0  # 0: off
     queue_bounds: QueueBounds = field(default_factory=QueueBounds)
     threads: int = 0  # CPU threads a worker may use; 0: cores // instances
-    namespace: str = ""  # the repository it is from, where models are told apart by that
-    content: str = ""  # digest of every file that it is made from; empty where nobody compares
+    namespace: str = ""  # its repository's, if models are told apart by repository
+    content: str = ""  # digest of every file that it is made from; empty where it is never compared
     depends_on: tuple[str, ...] = ()  # models that an ensemble is composed of
     load_timeout: float = 0.0  # seconds one attempt to load may take; 0: off
-    drain_timeout: float = 30.0  # seconds that what a retired version has accepted may take
+    drain_timeout: float = 30.0  # seconds for a retired version to answer its accepted requests
     probe: Probe = Probe.COMPARE
     probe_interval: float = 0.0  # seconds between inferences that readiness makes; 0: off
     essential: bool = True  # whether the server is ready only while this model is
@@ -444,7 +453,10 @@ class ModelSpec:
 
     @cached_property
     def backend_inputs(self) -> tuple[InputSpec, ...]:
-        """What the model itself takes: the declared inputs, then the controls and states that clients never send."""
+        """The inputs of the model itself: the declared inputs, then the controls and states.
+
+        Clients never send controls and states.
+        """
         if not isinstance(self.scheduling, SequenceBatching):
             return self.inputs
         controls = (
@@ -459,7 +471,7 @@ class ModelSpec:
 
     @cached_property
     def backend_outputs(self) -> tuple[OutputSpec, ...]:
-        """What the model itself gives: the declared outputs, then the states that are no outputs as well."""
+        """The outputs of the model itself: the declared outputs, then the states that are not outputs."""
         if not isinstance(self.scheduling, SequenceBatching):
             return self.outputs
         states = (

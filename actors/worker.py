@@ -1,4 +1,4 @@
-"""One live worker as the server sees it: its slots, what it is working on, and what it says.
+"""One live worker as the server sees it: its slots, the batches that it works on, and its messages.
 
 Plain functions that never wait: an instance actor feeds packets in, the scheduler puts batches in. Results go
 to the model's state, which answers the requests.
@@ -33,10 +33,16 @@ if TYPE_CHECKING:
     from actors.calls import WorkerCalls
 
 SPARE_SLOTS: Final = 2
-"""Slots beyond what may execute or be prefetched, so that responses which are being sent don't hold up the next batch."""
+"""Slots beyond those that may execute or be prefetched.
+
+So responses that are being sent don't hold up the next batch.
+"""
 
 OPEN_LIMIT: Final = 1024
-"""Requests of a decoupled model that may be open in one worker: no other batch is dispatched while there are as many."""
+"""Requests of a decoupled model that may be open in one worker.
+
+While so many are open, no other batch is dispatched.
+"""
 
 LOG_LEVELS: Final = frozenset({"info", "warning", "error", "verbose"})
 
@@ -45,13 +51,13 @@ _MOST_TEXTS: Final = 16
 
 
 Slow = Callable[[], Steps[None]]
-"""What is left to do about a packet: begun anew by each call, see `LiveWorker.on_packet`."""
+"""The remaining work on a packet. Each call begins it anew, see `LiveWorker.on_packet`."""
 
 
 class InFlight:
     """A batch that a worker holds.
 
-    One of a decoupled model stays `open` when its execution is over, as long as some of its requests are.
+    A batch of a decoupled model stays `open` after its execution, as long as some of its requests are open.
     """
 
     __slots__ = ("_places", "alone", "began_at", "id", "open", "requests", "slot", "started_at")
@@ -62,37 +68,41 @@ class InFlight:
         self.id = batch_id
         self.requests = requests
         self.slot = slot
-        self.alone = alone  # a suspect: nothing else may be in this worker
-        self.began_at = began_at  # of execution, as far as the server can know: when it became the oldest
+        self.alone = alone  # it holds suspects: no other batch may be in this worker
+        # When its execution began, as far as the server can know: when it became the oldest batch.
+        self.began_at = began_at
         self.open = 0  # requests whose answer comes in parts, and has not ended
         self.started_at = math.inf  # `began_at` as it was before the first part
         self._places: dict[InferRequest, int] | None = None
 
     def place_of(self, request: InferRequest) -> int | None:
-        """Return which of its requests `request` is; None for none of them. Cheap for one after the other."""
+        """Return the place of `request` in the batch; None if it is not in it.
+
+        Cheap for requests in order.
+        """
         if self._places is None:
             self._places = {member: place for place, member in enumerate(self.requests)}
         return self._places.get(request)
 
     @property
     def since(self) -> float:
-        """When it began, whatever has come of it; infinite where it waits behind others."""
+        """When it began, whatever progress it has made; infinite while it waits behind other batches."""
         return min(self.began_at, self.started_at)
 
     def progressed(self, now: float) -> None:
-        """A part has come: from now on the model's silence counts anew."""
+        """A part has come: the time without progress counts from now on."""
         self.started_at = min(self.started_at, self.began_at, now)
         self.began_at = now
 
 
 class WorkerEvents(Protocol):
-    """What a live worker tells its owner; called synchronously while a packet is handled."""
+    """What a live worker tells its owner. The calls are synchronous, while a packet is handled."""
 
     def ready(self) -> None:
         """The model is loaded."""
 
     def unconfined(self, missing: Sequence[str]) -> None:
-        """The worker could not impose some limits on itself, each told with its reason."""
+        """The worker could not impose some limits on itself, each given with its reason."""
 
     def load_failed(self, message: str, traceback: str) -> None:
         """The model can't be loaded; the worker is about to exit."""
@@ -124,12 +134,13 @@ class LiveWorker:
         self.pipe = pipe
         self.outstanding: dict[int, InFlight] = {}
         self.took = 0.0  # seconds that the last batch to finish executed
-        self.open: dict[int, InFlight] = {}  # of a decoupled model: executed, and not answered to the end
+        # Batches of a decoupled model that have executed, and still have requests to answer.
+        self.open: dict[int, InFlight] = {}
         self.given = 0  # requests so far
-        self.serving_since = math.inf  # when it was first to be given clients' requests
-        self.farewell = "stopped"  # why it ends, where that is no death
+        self.serving_since = math.inf  # since when it may be given clients' requests
+        self.farewell = "stopped"  # why it ends, if that is no death
         self._tell_idle: Callable[[], None] | None = None
-        self.calls: WorkerCalls | None = None  # that it makes of other models, where it may
+        self.calls: WorkerCalls | None = None  # its calls of other models, if it may make any
         self._spec = spec
         self._events = events
         self._lanes = instance.lanes
@@ -137,7 +148,7 @@ class LiveWorker:
         self._slot_count = self._capacity + SPARE_SLOTS
         self._cancellable = min(MAX_CANCELLABLE, max(1, spec.max_batch_size))
         self._next_id = 1
-        self._taken_back: dict[int, InFlight] = {}  # batches whose frames the worker has still to pass over
+        self._taken_back: dict[int, InFlight] = {}  # batches whose frames the worker has still to skip
         control = Segment.create(ControlPage.size_for(self._slot_count, self._cancellable), "tritium-control")
         self._control = ControlPage(control, instance.lanes, self._cancellable)
         self.has_check = False  # the model has a readiness check of its own
@@ -147,9 +158,9 @@ class LiveWorker:
         self._decoupled = spec.decoupled
         self._streams: dict[tuple[int, int], PartStream] = {}  # by batch and place in it
         self._stream_of: dict[InferRequest, PartStream] = {}
-        self._crowded = False  # as many requests are open as may be
+        self._crowded = False  # as many requests are open as are allowed
         self._moved_at = -math.inf  # when one of its requests last stopped waiting for a client
-        self._unread = False  # it does not read its credit
+        self._unread = False  # the worker does not read its credit
         self.filler = Filler(self._on_filled)
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
@@ -204,7 +215,7 @@ class LiveWorker:
         return not self.outstanding and not self.open
 
     def when_idle(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called once it holds no batch: now, when it has answered what it has, or when it is gone."""
+        """Call `tell` once the worker holds no batch: now, or when it has answered its batches or is gone."""
         self._tell_idle = tell
         self._tell_if_idle()
 
@@ -220,12 +231,15 @@ class LiveWorker:
 
     @property
     def free_lanes(self) -> int:
-        """How many batches would begin to execute at once; none, or fewer, where another would wait behind others."""
+        """How many batches could begin to execute at once.
+
+        Zero or less means that a further batch would wait behind others.
+        """
         return self._lanes - len(self.outstanding)
 
     @property
     def slots_in_use(self) -> int:
-        """How many slots are leased: by batches, and by responses that view what lies in them."""
+        """How many slots are leased: by batches, and by responses that view data in them."""
         return len(self._slots) - len(self._free)
 
     @property
@@ -236,12 +250,12 @@ class LiveWorker:
             held < self._capacity
             and bool(self._free)
             and not self._crowded
-            and self.filler.batch is None  # a frame must not overtake that of the batch before
+            and self.filler.batch is None  # a frame must not overtake the previous batch's frame
         )
 
     @property
     def busy_since(self) -> float:
-        """When the last of its lanes was given what it executes; infinite while a lane is free."""
+        """When the last of its lanes was given its execution; infinite while a lane is free."""
         lanes = self._lanes
         if len(self.outstanding) < lanes:
             return math.inf
@@ -249,39 +263,39 @@ class LiveWorker:
 
     @property
     def stuck_since(self) -> float:
-        """Since when each of its lanes has been at one execution, without progress; infinite while a lane is free.
+        """Since when each of its lanes has been busy with one execution, without progress.
 
-        It is infinite as well while it may be waiting for a client to read.
+        Infinite while a lane is free, or while the worker may be waiting for a client to read.
         """
         if self._waits_for_clients():
             return math.inf
-        # One that was taken back keeps its lane until the worker has passed over it, which a stopped one
-        # never does.
+        # A batch that was taken back keeps its lane until the worker has skipped it. A stopped worker never
+        # does.
         held = chain(self.outstanding.values(), self._taken_back.values())
         begun = sorted(batch.began_at for batch in held if batch.began_at < math.inf)
         return math.inf if len(begun) < self._lanes else max(self._moved_at, begun[self._lanes - 1])
 
     def not_begun(self) -> list[InFlight]:
-        """Return the batches that its model has not begun, the oldest first, as far as the worker says now."""
+        """Return the batches that the model has not begun, oldest first, as far as the worker says now."""
         begun = self._control.executing()
         return [batch for batch in self.outstanding.values() if batch.id not in begun]
 
     def holding(self, request: InferRequest) -> InFlight | None:
-        """Return the batch with `request` that is not known to be over; None for none."""
+        """Return the batch with `request` that is not known to be over; None if there is none."""
         return next((batch for batch in self.outstanding.values() if request in batch.requests), None)
 
     def take_back(self, batch: InFlight, now: float) -> bool:
-        """Have the worker never begin with `batch`. False where it has, and nothing has changed.
+        """Keep the worker from beginning with `batch`. False if it has begun, and nothing has changed.
 
-        Its requests are the caller's then, as if they had never been dispatched. See `actors.arena`,
-        "Claims".
+        If this succeeds, the requests are the caller's, as if they had never been dispatched. See
+        `actors.arena`, "Claims".
         """
         if not self._control.take_back(batch.slot.index):
             return False
         del self.outstanding[batch.id]
         filling = batch is self.filler.batch
         if filling:
-            self.filler.stop()  # the worker has never heard of it, and has nothing to pass over
+            self.filler.stop()  # the worker was never sent the batch, and has nothing to skip
         else:
             self._taken_back[batch.id] = batch
         self.given -= len(batch.requests)
@@ -369,22 +383,24 @@ class LiveWorker:
             if batch is not self.filler.batch:
                 batch.began_at = min(batch.began_at, now)
         if self._taken_back and len(self.outstanding) < self._lanes:
-            for batch in self._taken_back.values():  # to pass over them is all that it has to do
+            for batch in self._taken_back.values():  # the worker has only to skip them
                 batch.began_at = min(batch.began_at, now)
 
     def overdue(self, began_before: float) -> InFlight | None:
-        """Return a batch that began before then and is not done; one of a decoupled model, whose last part is as old.
+        """Return a batch that began before `began_before` and is not done.
 
-        One that was taken back is overdue like any other: a worker that has nothing else to do, and does not
-        pass over it, reads nothing. While one of a decoupled model's requests waits for its client, the model
-        may be waiting with it, and nothing is overdue.
+        For a batch of a decoupled model, the time of its last part counts instead.
+
+        A batch that was taken back is overdue like any other: a worker that has nothing else to do and does
+        not skip it reads nothing. While one of a decoupled model's requests waits for its client, the model
+        may be waiting with it, and no batch is overdue.
         """
         if self._moved_at > began_before or self._waits_for_clients():
             return None
         return next((batch for batch in self._held() if batch.began_at <= began_before), None)
 
     def oldest_began_at(self) -> float:
-        """When the longest-running batch began, or last showed progress; infinite for none that may be overdue."""
+        """When the longest-running batch began or last showed progress; infinite if none may be overdue."""
         if self._waits_for_clients():
             return math.inf
         return max(self._moved_at, min((batch.began_at for batch in self._held()), default=math.inf))
@@ -396,7 +412,10 @@ class LiveWorker:
         return any(stream.exhausted for stream in self._streams.values())
 
     def stop_prefetching(self) -> None:
-        """What it executes may have to wait for others: no batch is to wait behind that where another instance may be free."""
+        """Let no further batch wait behind an execution here, while another instance may be free.
+
+        The execution may have to wait for other models.
+        """
         self._capacity = self._lanes
 
     def executing_now(self) -> list[InFlight]:
@@ -405,9 +424,9 @@ class LiveWorker:
         return [batch for batch in having_lanes if batch is not self.filler.batch]
 
     def cancel(self, request: InferRequest) -> None:
-        """Flag a running request as unwanted; the model may look, or not.
+        """Flag a running request as unwanted; the model may look at the flag, or not.
 
-        What was called for its sake is cancelled.
+        Calls that were made for it are cancelled.
         """
         if self.calls is not None:
             self.calls.parent_cancelled(request)
@@ -423,16 +442,19 @@ class LiveWorker:
                 return
 
     def _cancel_stream(self, stream: PartStream) -> None:
-        """By frame, and on the page: the worker looks there as it begins with a batch, which the frame may come before."""
+        """Cancel by frame, and on the control page.
+
+        The worker looks at the page as it begins with a batch. The frame may come before that.
+        """
         batch = self.outstanding.get(stream.batch_id)
         if batch is not None:
             self._control.cancel(batch.slot.index, stream.index)
         self.pipe.send_nowait(frames.encode_cancel(stream.batch_id, stream.index))
 
     def probe(self, tell: Callable[[bool], None]) -> None:
-        """Have `tell` called with what the model says of its own readiness: now, or once it has been asked.
+        """Call `tell` with the model's own readiness: now, or once the worker has answered.
 
-        Those who ask while it is being asked share the answer. It is asked beside whatever it executes.
+        Callers that ask in the meantime share the answer. The worker is asked while it executes.
         """
         if not self.has_check:
             tell(True)
@@ -443,12 +465,12 @@ class LiveWorker:
             self.pipe.send_nowait(bytes((frames.PROBE,)))
 
     def forget(self, tell: Callable[[bool], None]) -> None:
-        """Who has asked by `probe` waits no more."""
+        """A caller of `probe` no longer waits."""
         if tell in self._curious:
             self._curious.remove(tell)
 
     def disown(self) -> None:
-        """What it is working on is answered already: nobody wants its results."""
+        """The batches that the worker holds are answered already: drop its results."""
         self._disowned = True
         self._let_go()
 
@@ -466,11 +488,11 @@ class LiveWorker:
         self.pipe.send_nowait(bytes((frames.STOP,)))
 
     def executing(self) -> frozenset[int]:
-        """Return the ids of batches that were in the model's hands, by the control page or because they are open."""
+        """Return the ids of batches that the model had begun: by the control page, or because they are open."""
         return self._control.executing() | self.open.keys()
 
     def close(self) -> None:
-        """The worker is gone: close the connection and let go of the segments, but for those that responses still view."""
+        """The worker is gone: close the connection, and let go of the segments that no response views."""
         self.pipe.close()
         self._answer_the_curious(said=False)
         self._let_go()
@@ -478,7 +500,7 @@ class LiveWorker:
         self._free.clear()
         self._handlers.clear()
         self.calls = None
-        self._control.segment.close_fd()  # which `load` may not have come to
+        self._control.segment.close_fd()  # `load` may not have run
         self._control.close()
 
     def trimming(self) -> Steps[None]:
@@ -490,9 +512,7 @@ class LiveWorker:
     def emptying(self) -> Steps[None]:
         """The worker is dead, and all that it held is settled: return the memory of its slots.
 
-        Yields like `trimming`.
-
-        `close` would do it in one piece.
+        Yields like `trimming`; `close` would do it in one piece.
         """
         for slot in self._slots:
             for _ in slot.emptying():
@@ -502,8 +522,8 @@ class LiveWorker:
     def on_packet(self, packet: bytes) -> Slow | None:
         """Handle one packet. Raises FrameError: the worker is broken or hostile and must be killed.
 
-        Where that takes long, return what is to be done in slices, before any other packet is handled. It may
-        be given up and done anew.
+        If that takes long, return the remaining work. It must be done in slices, before any other packet is
+        handled, and it may be given up and done anew.
         """
         handler = self._handlers.get(packet[0])
         if handler is None:
@@ -525,7 +545,7 @@ class LiveWorker:
                 f"a result for batch {result.batch_id} in slot {result.slot}, which was not asked for"
             )
         scatter = Scatter(result, batch.slot.segments[OUTPUT].view, self._spec)
-        answers = scatter.answers(batch.requests)  # raises before anyone has been answered
+        answers = scatter.answers(batch.requests)  # raises before any request has been answered
         if scatter.unchecked:
             return partial(self._finish_slowly, batch, result, scatter, answers)
         self._finish(batch, result, scatter, answers)
@@ -548,7 +568,8 @@ class LiveWorker:
         try:
             self._events.finished(batch, result, answers, borrowed=scatter.borrowed)
         except BaseException:
-            self.outstanding = {batch.id: batch, **self.outstanding}  # for whom it has not answered
+            # Some requests of the batch have not been answered.
+            self.outstanding = {batch.id: batch, **self.outstanding}
             raise
         finally:
             batch.slot.release()
@@ -556,7 +577,7 @@ class LiveWorker:
                 self._tell_if_idle()
 
     def _close_streams(self, batch: InFlight, answers: Sequence[Cut]) -> None:
-        """An execution is over: what it answered as other models do has no parts to come."""
+        """An execution is over: close the streams of requests that it answered in one piece."""
         closed = [index for index, (_, _, answer) in enumerate(answers) if answer is None or not answer.open]
         for index in closed:
             if (batch.id, index) not in self._streams:
@@ -592,7 +613,7 @@ class LiveWorker:
         return None if stream is None else self._take_part(stream, stream.receive_more(data))
 
     def _stream(self, batch_id: int, index: int) -> PartStream | None:
-        """Return the stream that a frame is for; None where nobody wants it any more."""
+        """Return the stream that a frame is for; None if its answer is no longer needed."""
         if self._unread:
             raise FrameError("a worker sends part after part and never reads its credit")
         stream = self._streams.get((batch_id, index))
@@ -618,7 +639,7 @@ class LiveWorker:
     ) -> Steps[None]:
         for _ in checking():
             yield None
-        if self._streams.get((stream.batch_id, stream.index)) is stream:  # somebody wants it still
+        if self._streams.get((stream.batch_id, stream.index)) is stream:  # the answer is still needed
             self._deliver(stream, part, outputs)
 
     def _deliver(self, stream: PartStream, part: frames.Part, outputs: list[Tensor]) -> None:
@@ -681,7 +702,7 @@ class LiveWorker:
             or batch is self.filler.batch
         ):
             raise FrameError(f"a worker asks for {nbytes} bytes in slot {slot} for batch {batch_id}")
-        if self.pipe.backlog > self._slot_count:  # a worker waits for room, and reads meanwhile
+        if self.pipe.backlog > self._slot_count:  # an honest worker waits for room, and reads meanwhile
             raise FrameError("a worker asks for room again and again and never reads the answer")
         try:
             batch.slot.make_room(OUTPUT, nbytes)
@@ -720,7 +741,10 @@ def _texts(body: dict[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _text(body: dict[str, Any], key: str) -> str:
-    """Return a string of a cold frame, in characters that any log or document can hold. Raises FrameError."""
+    """Return a string of a cold frame, in characters that any log or document can hold.
+
+    Raises FrameError.
+    """
     value = body.get(key, "")
     if not isinstance(value, str):
         raise FrameError(f"a worker's {key!r} is of type {type(value).__name__}")
