@@ -1,4 +1,4 @@
-"""The scheduler actor of a model: it forms a batch when an instance has room, and sees to it that waiting ends on time.
+"""The scheduler actor of a model: it forms a batch when an instance has room, and ends waits on time.
 
 `direct` and `dynamic` scheduling differ only in their policy. The actor holds no request: a restarted one
 finds the queue, the suspects and the instances in the model's state.
@@ -27,7 +27,7 @@ from actors.supervision.context import ChildContext
 from actors.turns import TurnTaker
 from actors.worker import InFlight, LiveWorker
 
-_Choice: TypeAlias = tuple[InstanceState, LiveWorker]  # and its worker, which has room
+_Choice: TypeAlias = tuple[InstanceState, LiveWorker]  # an instance and its worker, which has room
 
 
 async def run(ctx: ChildContext, state: ModelState, *, hold: Hold | None = None) -> None:
@@ -64,7 +64,7 @@ async def _take_turns(scheduler: Scheduler, state: ModelState, alarm: Alarm) -> 
 
 
 class Scheduler(TurnTaker):
-    """One turn at a time: expire what is due, then dispatch as long as an instance has room and a batch is ready."""
+    """One turn at a time: expire due requests, then dispatch while an instance has room and a batch is ready."""
 
     def __init__(self, state: ModelState, hold: Hold | None = None) -> None:
         """`hold`, which dynamic batching heeds, says whether the first batch may begin."""
@@ -79,7 +79,7 @@ class Scheduler(TurnTaker):
         self.answer_door()
         state, queue = self.state, self.state.queue
         self._expire(queue, now)
-        # There are too many for one turn: nobody is dispatched whose time is up.
+        # Too many have expired for one turn: do not dispatch a request whose time is up.
         if queue.next_expiry() <= now:
             state.ring()
             return -math.inf
@@ -97,7 +97,7 @@ class Scheduler(TurnTaker):
             if chosen is None:
                 break
             candidates = queue.head(self._policy.max_rows)
-            if held_back and not candidates[0].synthetic:  # a load waits for its probe
+            if held_back and not candidates[0].synthetic:  # a probe passes, since a load waits for it
                 break
             decision = self._policy.decide(candidates, oldest=queue.oldest_enqueued, now=now)
             if not isinstance(decision, Dispatch):
@@ -137,9 +137,9 @@ class Scheduler(TurnTaker):
                     limiter.began(instance)
 
     def _relieve(self, now: float) -> float:
-        """Take back what waits behind an execution that lasts, where another instance would begin it sooner.
+        """Take back batches that wait behind a long execution, if another instance would begin them sooner.
 
-        Return when to look again, if nobody rings before.
+        Return when to look again, if nothing rings before.
         """
         idle = late = False
         look_at = math.inf
@@ -177,11 +177,11 @@ class Scheduler(TurnTaker):
             self.state.take_back(instance, batch)
 
     def _next_instance(self, now: float) -> _Choice | None:
-        """Return an instance with room for fresh requests: an idle one, else that with the most lanes free.
+        """Return an instance with room for fresh requests: an idle one, else the one with the most free lanes.
 
-        One without a free lane would only hold the batch ready, so it comes last, and not at all where what
-        it executes lasts and there are others (`actors.scheduling.ahead`). Among equals the least recently
-        served is next.
+        An instance without a free lane would only hold the batch ready, so it comes last. If its execution
+        lasts and there are other instances, it is not chosen at all (`actors.scheduling.ahead`). Among
+        equals, the least recently served one is next.
         """
         fallback: _Choice | None = None
         most = -math.inf
@@ -201,7 +201,7 @@ class Scheduler(TurnTaker):
     def _permitted(self, limiter: RateLimiter[InstanceState], now: float) -> _Choice | None:
         """Return an instance with room that may execute now.
 
-        Of those that may not, each is in line then, and we are rung.
+        If none may, each has joined the limiter's line, and the limiter rings the scheduler.
         """
         several = len(self.state.rotation) > 1
         having_room = [
@@ -216,10 +216,10 @@ class Scheduler(TurnTaker):
         return next((choice for choice in having_room if limiter.ask(choice[0])), None)
 
     def withdraw(self, *, held_up: bool = False) -> None:
-        """Leave the rate limiter's line, where others would wait for us in vain.
+        """Leave the rate limiter's line, where other instances would wait for this model's in vain.
 
-        While batches are `held_up` instances with room stay in it, and one that hunts stays as long as it
-        does.
+        While batches are `held_up`, instances with room stay in line. An instance that hunts stays in line as
+        long as it hunts.
         """
         limiter = self.state.limiter
         if limiter is None:
@@ -237,7 +237,7 @@ class Scheduler(TurnTaker):
 
 
 def failure_reason(error: TritiumError) -> FailureReason:
-    """Return how a request is counted that ended in a queue with `error`."""
+    """Return the reason under which a request is counted that ended in a queue with `error`."""
     if error.code is ErrorCode.CANCELLED:
         return FailureReason.CANCELED
     return FailureReason.REJECTED if error.code is ErrorCode.UNAVAILABLE else FailureReason.OTHER

@@ -1,10 +1,10 @@
-"""Large tensors of calls: each message's bytes in a memory file of its own, which nobody can change any more.
+"""Large tensors of calls: each message's bytes are in a memory file of its own, which can no longer be changed.
 
-Whoever has much to say writes it into a memfd, seals that against writing, shrinking and growing, and sends
-the descriptor ahead of the frame that it belongs to. The reader checks the seals, maps it, and closes the
-descriptor. A worker's memfd is as good as the server's then: it can't be truncated under the server's eyes
-(which would be a SIGBUS), its bytes are the same whenever they are looked at, and it is gone with the last
-mapping. There is nothing to give back.
+The sender of a large message writes it into a memfd, and seals that against writing, shrinking and growing.
+It sends the descriptor ahead of the frame that it belongs to. The reader checks the seals, maps the file, and
+closes the descriptor. Then a worker's memfd is as good as the server's. It can't be truncated while the
+server reads it (which would be a SIGBUS), and its bytes are the same at every look. It is gone with the last
+mapping, so no memory has to be given back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from actors.frames import Buffer
 
 WORTH_A_SEGMENT: Final = 128 * 1024
-"""Bytes from which on a descriptor is faster than frames; below that the socket's buffer takes them at once."""
+"""Bytes from which on a descriptor is faster than frames.
+
+The socket's buffer takes a smaller message at once.
+"""
 
 _F_ADD_SEALS: Final = 1033
 _F_GET_SEALS: Final = 1034
@@ -54,11 +57,11 @@ def write_segment(pieces: Iterable[Buffer]) -> int:
 def map_segment(descriptor: int, size: int, *, writable: bool) -> memoryview:
     """Map a descriptor that the other side sent, and close it.
 
-    What is written to the mapping nobody else sees.
+    Writes to the mapping are not visible to the other side.
 
-    Raises FrameError where it is no sealed memfd of `size` bytes. Pages of another size are refused, and such
-    as were never written: they may be missing when they are needed, which is a SIGBUS, and would be the
-    reader's to pay for.
+    Raises FrameError if it is no sealed memfd of `size` bytes. Pages of another size are refused, and so are
+    pages that were never written. Such pages may be missing when they are needed, which is a SIGBUS, and the
+    reader would have to pay for them.
     """
     try:
         about = os.fstat(descriptor)

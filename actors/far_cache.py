@@ -1,8 +1,10 @@
-"""A response cache that another process keeps, on a network that may fail: asked on threads, within a time, and not while it is down.
+"""A response cache that another process keeps, on a network that may fail.
 
-A request waits for a look-up at most `patience` seconds, then it runs. Where look-ups fail one after the
-other nobody asks any more (`actors.scheduling.breaker`), until a trial, which no request waits for, has shown
-that there is somebody again.
+The store is asked on threads, with a time limit, and not while it is down.
+
+A request waits for a look-up at most `patience` seconds, then it runs. After several failed look-ups in a row
+the store is no longer asked (`actors.scheduling.breaker`). It is asked again once a trial, which no request
+waits for, has shown that it answers.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from actors.scheduling.breaker import Breaker
 from actors.scheduling.cache import Entry
 from actors.supervision.context import ChildContext
 
-LOOK_UPS: Final = 1024  # at once
+LOOK_UPS: Final = 1024  # at the same time
 INSERTIONS: Final = 256
 INSERTION_BYTES: Final = 64 * 1024 * 1024
 
 
 class Store(Protocol):
-    """Where entries are.
+    """The place where entries are kept.
 
-    Its methods block, are called on threads, several at once, and raise whatever goes wrong.
+    Its methods block, are called on threads, several at once, and raise any error that occurs.
     """
 
     name: str
@@ -41,21 +43,22 @@ class Store(Protocol):
         """Keep `entry`."""
 
     def try_it(self) -> None:
-        """Find out whether there is somebody."""
+        """Find out whether the store answers."""
 
 
 class MalformedEntry(Exception):
-    """What was found is no entry: a miss, but no sign that the store is down."""
+    """The data that was found is no entry: a miss, but no sign that the store is down."""
 
 
 @dataclass(slots=True)
 class FarCounts:
-    """What came of asking."""
+    """The results of look-ups and insertions."""
 
     hits: int = 0
     misses: int = 0
     errors: int = 0  # look-ups and insertions that failed, or took too long
-    skipped: int = 0  # those that were not tried, since the store was down or too many were under way
+    # Those that were not tried, since the store was down or too many were under way.
+    skipped: int = 0
 
 
 class FarCache:
@@ -65,7 +68,7 @@ class FarCache:
     """
 
     def __init__(self, store: Store, *, threads: int, patience: float, log: Log) -> None:
-        """`threads` calls are made at once; `patience` seconds each may take, a wait for a thread included."""
+        """`threads` calls are made at once; each may take `patience` seconds, with its wait for a thread."""
         self.counts = FarCounts()
         limiter = trio.CapacityLimiter(threads)
         self.looking = Offload(limiter=limiter, jobs=LOOK_UPS, nbytes=0)
@@ -84,7 +87,7 @@ class FarCache:
     def look_up(self, key: bytes, found: Callable[[Entry | None], None]) -> bool:
         """Call `found` with the entry for `key`, or None.
 
-        False, and no call, where the store is not asked.
+        If the store is not asked at present, return False and never call `found`.
         """
         return self._submit(self.looking, partial(self._store.get, key), partial(self._on_got, found))
 
@@ -137,7 +140,7 @@ class FarCache:
             self._broken.ring()
 
     async def watch(self, ctx: ChildContext) -> None:
-        """Try a store that is down, again and again, and have it asked once it answers: an actor's start function."""
+        """Try a store that is down again and again, and use it once it answers. An actor's start function."""
         ctx.started()
         limiter = trio.CapacityLimiter(1)
         told = False
@@ -163,6 +166,7 @@ class FarCache:
                 await trio.to_thread.run_sync(self._store.try_it, limiter=limiter, abandon_on_cancel=True)
         except trio.TooSlowError:
             return TimeoutError(f"no answer within {self._patience:g} s")
-        except Exception as error:  # noqa: BLE001  # whatever a client library raises means that it does not answer
+        except Exception as error:  # noqa: BLE001
+            # Any exception of a client library means that the store does not answer.
             return error
         return None

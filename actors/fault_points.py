@@ -1,15 +1,16 @@
 """Named places in the code where a fault can be made to happen. They cost nothing until one is armed.
 
-A decorator writes down which function a name stands for, and returns that very function. Arming a name puts a
-wrapper in the function's place, which calls an *action* first: it may raise, or, in front of a coroutine
-function, wait. Disarming puts the function back. So a server in which nothing is armed runs the same code as
-one that has never heard of this.
+A decorator records which function a name stands for, and returns that very function. Arming a name puts a
+wrapper in the function's place, which calls an *action* first. The action may raise, or, in front of a
+coroutine function, wait. Disarming puts the function back. So a server in which nothing is armed runs the
+same code as one without fault points.
 
-A wrapper is found by whoever looks the function up after it was armed. That is why points are methods: their
-callers look them up on the instance at each call. A bound method that somebody keeps is not affected.
+The wrapper takes effect for callers that look the function up after it was armed. That is why points are
+methods: their callers look them up on the instance at each call. A bound method that a caller keeps is not
+affected.
 
-Which task an action runs in is told by `trio.lowlevel.current_task()`: a child of the tree has its path for a
-name.
+An action can tell which task it runs in by `trio.lowlevel.current_task()`: a child of the tree has its path
+for a name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from typing import Any, Final, TypeVar, cast
 F = TypeVar("F", bound=Callable[..., Any])
 
 Action = Callable[[], Awaitable[None] | None]
-"""Called before the function. What it raises comes out of the function; what it returns is awaited, in front of a coroutine function."""
+"""Called before the function.
+
+An exception of it comes out of the function. In front of a coroutine function, its return value is awaited.
+"""
 
 NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -67,7 +71,7 @@ NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "calls.packet": "a worker has said something about calls to other models",
     }
 )
-"""Every name there may be, and what is about to happen there."""
+"""All allowed names, and what is about to happen there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,11 @@ class Place:
 
 
 _places: dict[str, Place] = {}
-_functions: dict[str, Callable[..., Any]] = {}  # what was there before a name was armed
+_functions: dict[str, Callable[..., Any]] = {}  # the original function of each armed name
 
 
 def fault_point(name: str) -> Callable[[F], F]:
-    """Let `name`, one of `NAMES`, stand for the decorated method, which stays what it is.
+    """Let `name`, one of `NAMES`, stand for the decorated method, which is not changed.
 
     Raises ValueError, TypeError.
     """
@@ -110,15 +114,15 @@ def fault_point(name: str) -> Callable[[F], F]:
 
 
 def places() -> Mapping[str, Place]:
-    """Return where each name is, of the modules that have been imported."""
+    """Return where each name is, for the modules that have been imported."""
     return MappingProxyType(_places)
 
 
 def arm(name: str, action: Action) -> Callable[[], None]:
-    """Have `action` called in front of the function that `name` stands for; return what disarms it.
+    """Call `action` in front of the function that `name` stands for; return a function that disarms it.
 
-    Disarming may be done by the action itself, and twice: a later arming stands. Raises KeyError for a name
-    whose module has not been imported, or that is none, and ValueError for one that is armed.
+    The action itself may disarm it, and a second call has no effect on a later arming. Raises KeyError for an
+    unknown name or one whose module has not been imported, and ValueError for one that is armed.
     """
     if name not in _places:
         why = "its module has not been imported" if name in NAMES else f"there are {', '.join(sorted(NAMES))}"

@@ -1,6 +1,6 @@
-"""Loading versions beside what serves, and proving them, until they may be swapped in.
+"""Loading versions beside the serving ones, and probing them, until they may be swapped in.
 
-Nothing here touches what serves.
+Nothing here touches the versions that serve.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from actors.specs import ModelKey, ModelSpec, Probe
 from actors.supervision.supervisor import Supervisor
 
 SLOW_SECONDS: Final = 10.0
-"""A load that takes longer lets others begin: it waits for something, and what it waits for is not the processor."""
+"""A load that takes longer lets others begin: it waits for something other than the processor."""
 
 PROBE_SECONDS: Final = 30.0
-"""What a probe inference may take where `tritium.execution_timeout` does not say."""
+"""Seconds that a probe inference may take where `tritium.execution_timeout` is not set."""
 
 OUTDATED: Final = "Unavailable: Newer operation has been applied to the model lifecycle, current load operation is out-dated."
 
 
 class ModelTree(Protocol):
-    """Starts and ends the subtree of a model version; `engine.subtree` knows what one consists of."""
+    """Starts and ends the subtree of a model version; `engine.subtree` knows the parts of a subtree."""
 
     def make_state(self, spec: ModelSpec) -> ModelState:
-        """Return the state of a version about to be loaded, known to nobody yet."""
+        """Return the state of a version that is about to be loaded. No other code knows that state yet."""
 
     async def start(self, state: ModelState) -> None:
-        """Start the subtree; returns when its actors stand. The load ends with `state.load_finished`."""
+        """Start the subtree; returns when its actors run. The load ends with `state.load_finished`."""
 
     async def scale(self, state: ModelState, spec: ModelSpec) -> None:
-        """Start and stop instances of a READY version until they are those of `spec`.
+        """Start and stop instances of a READY version until they match those of `spec`.
 
-        Raises Internal; then nothing changed.
+        Raises Internal; then nothing has changed.
         """
 
     async def end(self, state: ModelState) -> None:
@@ -55,20 +55,20 @@ def _as_found(found: FoundModel) -> FoundModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What every deployment works with."""
+    """The parts of the server that every deployment works with."""
 
     router: Router
     tree: ModelTree
     retirements: Supervisor  # dynamic: a temporary child for each version that drains
-    # Stand in for a model that is loaded on demand.
+    # Returns the stand-ins of a model that is loaded on demand.
     dormant: Callable[[Sequence[ModelSpec]], Mapping[int, ServedModel]]
-    swapped: Callable[[ModelKey, Sequence[ModelSpec]], None]  # told what serves now
-    left: Callable[[ModelKey], None]  # told what is in the repository no more
+    swapped: Callable[[ModelKey, Sequence[ModelSpec]], None]  # is told what serves now
+    left: Callable[[ModelKey], None]  # is told which model is no longer in the repository
     loads: trio.CapacityLimiter
     extra_attempts: int
     log: Log
     compose: Callable[[FoundModel], FoundModel] = _as_found
-    """Completes an ensemble from the models that it is composed of, which are loaded; or says why they don't make it up."""
+    """Completes an ensemble from its composing models, which are loaded, or says why they don't fit together."""
 
 
 class LoadFailed(InvalidArgument):
@@ -86,7 +86,7 @@ class LoadFailed(InvalidArgument):
 class Superseded(LoadFailed):
     """A load whose place an order to unload has taken.
 
-    Where it had not come to the versions yet, there are none.
+    If the load had not come to the versions yet, it names none.
     """
 
     def __init__(self, name: str, versions: Iterable[int]) -> None:
@@ -96,7 +96,7 @@ class Superseded(LoadFailed):
 
 
 class Loading:
-    """The loads of one model. `enter` is told what they are busy with."""
+    """The loads of one model. `enter` is told the phase that they are in."""
 
     def __init__(self, key: ModelKey, around: Surroundings, enter: Callable[..., None]) -> None:
         self._key = key
@@ -109,7 +109,7 @@ class Loading:
         return self._around.router.serving(self._key)
 
     async def bring_up(self, specs: Sequence[ModelSpec], found: FoundModel) -> dict[int, ModelState]:
-        """Load versions beside what serves; all of them, or none. Raises LoadFailed."""
+        """Load versions beside the serving ones; all of them, or none. Raises LoadFailed."""
         loaded: dict[int, ModelState] = {}
         reasons: dict[int, str] = {}
 
@@ -174,7 +174,7 @@ class Loading:
         return reason
 
     async def _wait_loaded(self, state: ModelState, slot: object) -> str:
-        """Wait for the end of the load; return why it failed, or nothing."""
+        """Wait for the end of the load; return why it failed, or an empty string."""
         limit = state.spec.load_timeout
         began = trio.current_time()
         with trio.move_on_after(min(limit or SLOW_SECONDS, SLOW_SECONDS)):
@@ -191,13 +191,13 @@ class Loading:
         try:
             self._around.loads.release_on_behalf_of(slot)
         except RuntimeError:
-            return  # it was given back by a slow load
+            return  # a slow load has given it back already
 
     async def _probe(self, state: ModelState) -> str:
-        """Return why the version must not serve, or nothing.
+        """Return why the version must not serve, or an empty string.
 
-        Where it takes nobody's place there is nothing to compare with, and nobody to protect: it is not run
-        unasked.
+        If the version replaces none, there is no answer to compare with, and no serving version to protect.
+        Then a probe runs only if it is required.
         """
         setting = state.spec.probe
         ready = self._around.router.ready(self._key)
@@ -212,7 +212,7 @@ class Loading:
         return f"Internal: {reason}" if reason else ""
 
     async def abandon(self, states: Iterable[ModelState], reason: str) -> None:
-        """End versions that shall not serve after all."""
+        """End versions that will not serve after all."""
         with trio.CancelScope(shield=True):
             for state in list(states):
                 await self._around.tree.end(state)
@@ -220,17 +220,20 @@ class Loading:
                 self.let_go(state)
 
     def let_go(self, state: ModelState) -> None:
-        """A version has ended, and with it what its files were kept for."""
+        """A version has ended, and no longer needs its files."""
         copy = self._copies.pop(state, None)
         if copy is not None:
             copy.let_go()
 
 
 def too_slow(spec: ModelSpec) -> str:
-    """Return the reason of a load that took longer than it may."""
+    """Return the failure reason of a load that took too long."""
     return f"Unavailable: the model was not loaded within the {spec.load_timeout:g} s of tritium.load_timeout"
 
 
 def not_polled(key: ModelKey, reason: str) -> Internal:
-    """Return the error of a model that can't be read: the contract's text (repository.md section 5), and why."""
+    """Return the error for a model that can't be read.
+
+    It is the contract's text (repository.md section 5), and the reason.
+    """
     return Internal(f"failed to load '{key.name}', failed to poll from model repository: {reason}")

@@ -3,10 +3,10 @@
 Passive.
 
 A mirrored request's reply port is wrapped in an `Exchange`, which keeps what is to be compared and passes the
-answer on unchanged. The copy goes to the mirror version once the client's own request is queued; it shares
-the inputs, whose buffers live as long as somebody refers to them (a connection gives each body memory of its
-own), and it never waits: where there is no room it is skipped. When both answers are here, the exchange waits
-in `Finished` for the actor that compares.
+answer on unchanged. The copy goes to the mirror version once the client's own request is queued. It shares
+the inputs, whose buffers live as long as there is a reference to them (a connection gives each body memory of
+its own). The copy never waits: where there is no room it is skipped. When both answers are here, the exchange
+waits in `Finished` for the actor that compares.
 
 To the mirror version a copy is a request like any other, and its statistics count it. Requests of a sequence
 and the server's own are not mirrored.
@@ -28,14 +28,14 @@ from actors.model import ModelState
 from actors.scheduling.comparison import Difference, Kept, compare, keep, kept_bytes
 from actors.supervision.context import ChildContext
 
-OUTSTANDING: Final = 64  # exchanges of one model that are not yet compared,
-OUTSTANDING_BYTES: Final = 64 * 1024 * 1024  # and their inputs, which they keep in memory
-PATIENCE: Final = 30.0  # seconds a copy may take, since nobody waits for it
+OUTSTANDING: Final = 64  # exchanges of one model that are not compared yet
+OUTSTANDING_BYTES: Final = 64 * 1024 * 1024  # their inputs, which they keep in memory
+PATIENCE: Final = 30.0  # seconds a copy may take; no client waits for it
 REMEMBERED: Final = 8  # differences
 _AT_ONCE: Final = 64 * 1024  # answers from this size are compared off the loop
 _LONGEST_ID: Final = 64
 
-# About the version: the client left, or there was no room.
+# Errors that tell nothing about the version: the client left, or there was no room.
 _TELLS_NOTHING: Final = frozenset((ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED))
 
 _Answer = tuple[Kept, ...] | TritiumError
@@ -43,9 +43,9 @@ _Answer = tuple[Kept, ...] | TritiumError
 
 @dataclass(slots=True)
 class MirrorCounts:
-    """What became of one mirror version's copies.
+    """The results of one mirror version's copies.
 
-    Those sent end in one of the four counts between, unless still on their way.
+    Each copy that was sent ends in one of the four counts in between, unless it is still under way.
     """
 
     sent: int = 0
@@ -61,7 +61,7 @@ class MirrorCounts:
 
 
 class Finished:
-    """Exchanges whose answers are both here. As many as are outstanding at most."""
+    """Exchanges that have both answers. There are never more than may be outstanding."""
 
     def __init__(self) -> None:
         self._exchanges: deque[Exchange] = deque()
@@ -80,7 +80,10 @@ class Finished:
 
 
 class Mirroring:
-    """What one model's mirror has on its way, and what came of the rest. It outlives plans and splits."""
+    """The exchanges of one model that are under way, and the counts of all others.
+
+    Outlives plans and splits.
+    """
 
     def __init__(self, finished: Finished) -> None:
         self.counts: dict[int, MirrorCounts] = {}  # by mirror version
@@ -90,14 +93,14 @@ class Mirroring:
         self._nbytes = 0
 
     def of(self, version: int) -> MirrorCounts:
-        """Return a mirror version's counts, to be added to."""
+        """Return a mirror version's counts, for adding to them."""
         counts = self.counts.get(version)
         if counts is None:
             counts = self.counts[version] = MirrorCounts()
         return counts
 
     def begin(self, request: InferRequest, version: int, tolerance: float) -> Exchange | None:
-        """Wrap the reply port of a request that is about to be queued; None where too many are on their way."""
+        """Wrap the reply port of a request that is about to be queued; None if too many are under way."""
         nbytes = sum(len(tensor.data) for tensor in request.inputs)
         if self.outstanding >= OUTSTANDING or self._nbytes + nbytes > OUTSTANDING_BYTES:
             return None
@@ -142,7 +145,7 @@ class Exchange:
         self._client: _Answer | None = None
         self._copied: _Answer | None = None
         now = trio.current_time()
-        # Made before the primary's validation, which writes into the request what its version makes of it.
+        # Made before the primary's validation, which writes its version's interpretation into the request.
         self._copy = InferRequest(
             model_name=request.model_name,
             id=request.id,
@@ -159,7 +162,7 @@ class Exchange:
 
     @property
     def request(self) -> InferRequest:
-        """What the client has sent."""
+        """The client's request."""
         return self._request
 
     # -- the client's answer
@@ -167,7 +170,7 @@ class Exchange:
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         """Keep what will be compared, and pass the part on. See `actors.messages.requests.ReplyPort`."""
         if not self._over and self._client is None:
-            # Before it is passed on, for a client that has left gives the memory back at once.
+            # Before it is passed on: the port of a client that has left gives the memory back at once.
             self._client = _kept(part) if final and not self._request.cancelled else _NotComparable("")
             self._finish_if_complete()
         self._port.put(part, final=final)
@@ -202,12 +205,12 @@ class Exchange:
     # -- the end
 
     def withdraw(self) -> None:
-        """The client's request could not be queued: leave it as it came."""
+        """The client's request could not be queued: restore it to the state in which it came."""
         self._request.reply = self._port
         self.abandon()
 
     def abandon(self) -> None:
-        """There is no copy, so there will be nothing to compare."""
+        """There is no copy, so there will be no answers to compare."""
         if not self._over:
             self._over = True
             self._client = self._copied = None
@@ -219,7 +222,7 @@ class Exchange:
 
     @fault_point("mirror.settle")
     async def settle(self, limiter: trio.CapacityLimiter) -> None:
-        """Compare the answers, count, and forget them."""
+        """Compare the answers, count the result, and drop them."""
         client, copied = self._client, self._copied
         found: Difference | None = None
         compared = False
@@ -282,14 +285,14 @@ class _CopyPort:
         return self._exchange.request
 
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
-        """Keep what will be compared, and give the memory back."""
+        """Keep the answer that will be compared, and give the memory back."""
         self._exchange.copy_answered(part, final=final)
         if isinstance(part, InferResponse):
             part.release()
 
 
 class _NotComparable(Unavailable):
-    """In place of an answer that can't be kept, or is none."""
+    """Stands for an answer that is missing or can't be kept."""
 
 
 def _kept(part: InferResponse | TritiumError) -> _Answer:
@@ -317,7 +320,7 @@ def _told(answer: _Answer) -> str:
 async def compare_finished(ctx: ChildContext, finished: Finished) -> None:
     """Compare one exchange after another: the actor's start function.
 
-    It holds nothing, so a restarted one goes on.
+    It holds no state, so a restarted one goes on.
     """
     ctx.started()
     limiter = trio.CapacityLimiter(1)

@@ -1,7 +1,7 @@
-"""Blocking work done on threads for callers who can't wait; each of them is called back on the loop, exactly once.
+"""Blocking work done on threads for callers that can't wait; each is called back on the loop, exactly once.
 
-An `Offload` outlives the actor that runs it. Where that dies, whoever waits is called back with an error, and
-until it runs again nothing is taken on.
+An `Offload` outlives the actor that runs it. If the actor dies, every waiting caller is called back with an
+error. Until the actor runs again, no work is taken on.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Done = Callable[["Result | None", "Exception | None"], None]
 
 
 class NotDone(Exception):
-    """The work took longer than was allowed, or whoever did it died."""
+    """The work took longer than was allowed, or the actor that ran it died."""
 
 
 class Offload:
     """Runs work on as many threads at once as `limiter` has tokens.
 
     At most `jobs`, with `nbytes` of inputs, are taken on; more are refused. A thread that hangs keeps its
-    place until it ends, but nobody waits for it beyond the time that was allowed for the work.
+    place until it ends, but its caller waits no longer than the time that was allowed for the work.
     """
 
     def __init__(self, *, limiter: trio.CapacityLimiter, jobs: int, nbytes: int) -> None:
@@ -41,11 +41,9 @@ class Offload:
     def submit(
         self, work: Callable[[], Result], done: Done[Result], *, nbytes: int = 0, within: float = math.inf
     ) -> bool:
-        """Have `work` done within so many seconds, and `done` called on the loop.
+        """Do `work` within `within` seconds, and call `done` on the loop.
 
-        False, and no call, where that can't be.
-
-        An exception of `work` goes to `done`; one that `done` raises ends the actor.
+        Returns False, and never calls `done`, if the work can't be taken on.
         """
         if self._nursery is None or self._jobs >= self._most_jobs:
             return False
@@ -63,7 +61,7 @@ class Offload:
             with trio.move_on_at(due):
                 result = await trio.to_thread.run_sync(work, limiter=self._limiter, abandon_on_cancel=True)
                 error = None
-        except Exception as failure:  # noqa: BLE001  # it is its owner's, who is called back with it
+        except Exception as failure:  # noqa: BLE001  # its owner is called back with it
             error = failure
         finally:
             self._jobs -= 1

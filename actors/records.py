@@ -1,7 +1,7 @@
-"""What is known of one request beyond its answer: who executed it, in which batch, after how many attempts, for whom.
+"""Facts about one request beside its answer: its instance, its batch, its attempts, and its parent request.
 
-Records exist only where requests are logged. A request is born without one (the slot stays unset, which costs
-nothing), and `actors.recorded_model` gives it one; whoever reads it asks `record_of`.
+Records exist only where requests are logged. A request is created without one (the slot stays unset, which
+costs nothing), and `actors.recorded_model` gives it one. Readers get it with `record_of`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from actors.worker import InFlight
 
 NAMED_AT_MOST: Final = 64
-"""Requests that one line of the log names, so that the death of a worker with a thousand of them stays readable."""
+"""Requests that one log line names.
+
+So a line about the death of a worker with a thousand requests stays readable.
+"""
 
 RequestEnd: TypeAlias = Callable[[InferRequest, InferResponse | TritiumError, str], None]
-"""Is told how a request ended, and the peer that had sent it; empty where that was the server itself."""
+"""Is told how a request ended, and which peer sent it (empty if the server itself did)."""
 
 
 class RequestRecord:
@@ -45,7 +48,7 @@ class RequestRecord:
     )
 
     def __init__(self, serial: int, relation: str = "", parent: InferRequest | None = None) -> None:
-        """`relation` says what the request is to its `parent`: a `step`, a `call` or a `copy`; empty for a client's."""
+        """`relation` is the request's role for its `parent`: `step`, `call` or `copy`; empty for a client's."""
         known = None if parent is None else record_of(parent)
         self.serial = serial  # unique in the life of a server
         self.relation = relation
@@ -53,7 +56,7 @@ class RequestRecord:
         self.parent_id = "" if parent is None else parent.id
         self.instance = ""
         self.pid = 0
-        self.batch = 0  # of the last execution: its number in the life of the worker
+        self.batch = 0  # number of the batch of the last execution, in the life of the worker
         self.batch_requests = 0
         self.batch_rows = 0
         self.first_dispatch: float | None = None
@@ -80,11 +83,11 @@ class RequestRecord:
 class Recorder:
     """Numbers requests, and says where their records go; one for a server.
 
-    `stages` has each stage logged as it comes.
+    With `stages`, each stage is logged as it comes.
     """
 
     def __init__(self, log: Log, *, on_internal: RequestEnd, stages: bool) -> None:
-        """`on_internal` is told of the requests that the server makes of itself, for which no frontend speaks."""
+        """`on_internal` is told of requests that the server makes of itself, which no frontend reports."""
         self.log = log
         self.on_internal = on_internal
         self.stages = stages
@@ -106,7 +109,7 @@ def record_of(request: InferRequest) -> RequestRecord | None:
 
 
 def named(requests: Iterable[InferRequest]) -> Sequence[str]:
-    """Return how the log calls `requests`: by the client's id, else by the server's number, else `<id_unknown>`."""
+    """Return the log's names of `requests`: the client's id, else the server's number, else `<id_unknown>`."""
     real = (request for request in requests if not request.padding)
     return [_name(request) for request in itertools.islice(real, NAMED_AT_MOST)]
 

@@ -1,4 +1,7 @@
-"""What every scheduler has in common: it takes turns, and so may a caller whose request is alone in the model."""
+"""The common part of all schedulers: taking turns.
+
+A caller whose request is alone in the model may take one.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,26 @@ from actors.model import ModelState
 
 
 class TurnTaker(ABC):
-    """Does everything there is to do, one turn after the other.
+    """Does all the work that there is, one turn after the other.
 
-    It holds no request: a new one finds all in the state.
+    It holds no request: a new one finds all requests in the state.
     """
 
     def __init__(self, state: ModelState) -> None:
         self.state = state
-        self._bug: Exception | None = None  # of a turn that somebody else took for it
+        self._bug: Exception | None = None  # of a turn that a caller took for it
 
     @abstractmethod
     def turn(self, now: float) -> float:
-        """Do everything that can be done at `now`, and return when there is more to do if nobody rings before.
+        """Do all that can be done at `now`, and return when there is more to do if nothing rings before.
 
         Begins with `answer_door`.
         """
 
     def answer_door(self) -> None:
-        """What happened until here this turn sees; what happens later rings again.
+        """This turn sees what happened until here; a later change rings again.
 
-        Raises the bug of somebody else's turn.
+        Raises the bug of a turn that a caller took.
         """
         self.state.answer_door()
         bug, self._bug = self._bug, None
@@ -38,10 +41,14 @@ class TurnTaker(ABC):
             raise bug
 
     def turn_at_once(self) -> None:
-        """Take a turn for a caller who is not the scheduler; what is left for later, or goes wrong, is the scheduler's own."""
+        """Take a turn for a caller that is not the scheduler.
+
+        Any work that is left, and any bug, goes to the scheduler's own next turn.
+        """
         try:
             wake_at = self.turn(trio.current_time())
-        except Exception as bug:  # noqa: BLE001  # it is the supervised child's: it fails of that in its next turn
+        except Exception as bug:  # noqa: BLE001
+            # The bug belongs to the supervised child, which fails with it in its next turn.
             self._bug, wake_at = bug, -math.inf
         if wake_at < math.inf:
             self.state.ring()
