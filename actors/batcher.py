@@ -64,7 +64,7 @@ async def _take_turns(scheduler: Scheduler, state: ModelState, alarm: Alarm) -> 
 
 
 class Scheduler(TurnTaker):
-    """One turn at a time: expire due requests, then dispatch while an instance has room and a batch is ready."""
+    """One turn at a time: expire due requests, then dispatch while an instance has room for a ready batch."""
 
     def __init__(self, state: ModelState, hold: Hold | None = None) -> None:
         """`hold`, which dynamic batching heeds, says whether the first batch may begin."""
@@ -177,7 +177,7 @@ class Scheduler(TurnTaker):
             self.state.take_back(instance, batch)
 
     def _next_instance(self, now: float) -> _Choice | None:
-        """Return an instance with room for fresh requests: an idle one, else the one with the most free lanes.
+        """Return an instance with room for fresh requests: an idle one, else that with the most free lanes.
 
         An instance without a free lane would only hold the batch ready, so it comes last. If its execution
         lasts and there are other instances, it is not chosen at all (`actors.scheduling.ahead`). Among

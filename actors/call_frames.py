@@ -1,18 +1,19 @@
-"""What a worker begins: calls of models, questions to the server and what it tells it, on a connection of their own.
+"""The messages that a worker begins: calls of models, questions and messages to the server, on their own connection.
 
-A letter is `Letter.packets`: one frame of its own kind, then `MORE` frames until its bytes are complete.
-Nothing else that begins comes in between, so that the reader holds one incomplete letter at most. The answers
-are `PART` frames with the call's number as the batch, `CREDIT` and `CANCEL` frames go the other way as they
-do for a decoupled model's parts, the roles being swapped: the server sends the parts, and the worker says
-what it has taken.
+A letter is `Letter.packets`: one frame of its own kind, then `MORE` frames until its bytes are complete. No
+other letter comes in between, so that the reader holds at most one incomplete letter. The answers are `PART`
+frames with the call's number as the batch. `CREDIT` and `CANCEL` frames go the other way, as they do for a
+decoupled model's parts. The roles are swapped: the server sends the parts, and the worker says what it has
+taken.
 
-    Call    number, inputs (offsets within the letter's bytes), JSON of everything else that `CallRequest` says
-    Ask     number, JSON with the subject and the sizes of the attachments; the bytes are a JSON body, then those
-    Tell    the same without a number, for it has no answer
+    Call    number, inputs (offsets within the letter's bytes), JSON of all other fields of `CallRequest`
+    Ask     number, JSON with the subject and the sizes of the attachments; the bytes are a JSON body, then
+            the attachments
+    Tell    the same without a number, since it has no answer
 
-Where there are many bytes, a `SEGMENT` frame with a descriptor comes first (`actors.call_segments`): then
-they are in that, and the letter or part is complete with its first frame. A worker says `TAKEN` for each one
-that it has received.
+If there are many bytes, a `SEGMENT` frame with a descriptor comes first (`actors.call_segments`). Then the
+bytes are in that segment, and the letter or part is complete with its first frame. A worker sends `TAKEN` for
+each segment that it has received.
 
 The answer to an `Ask` is one part: an error, or a single output whose bytes are a JSON object.
 """
@@ -50,18 +51,22 @@ LARGEST_LETTER: Final = 2**31
 """Bytes of one letter; no frontend could bring more in one message."""
 
 LARGEST_BODY: Final = 2**20
-"""Bytes of the JSON in a question, or in what is told: parsing more would hold up everybody else."""
+"""Bytes of the JSON in a question or message. Parsing more would hold up the server's other tasks."""
 
 GIVE_UP: Final = 0
 STOP_SENDING: Final = 1
-"""What the index of a `CANCEL` frame says: nobody reads the answer any more, or the callee is to come to an end, and is heard out."""
+"""Values of a `CANCEL` frame's index.
+
+`GIVE_UP`: the answer is no longer read. `STOP_SENDING`: the callee is to end, and its answer is read until
+then.
+"""
 
 _HEAD: Final = struct.Struct("<BBHIQQ")  # kind, zero, inputs, length of the JSON, number, nbytes
 _MORE: Final = struct.Struct("<BBHIQ")  # kind, three zeros, number: as `frames.decode_more` reads it
 
 
 class Letter:
-    """Something that a worker begins.
+    """A message that a worker begins.
 
     `data` is its `nbytes` bytes, or as many of them as the first frame held.
     """
@@ -132,7 +137,7 @@ class Letter:
 
 
 def laid_out(tensors: Iterable[Tensor]) -> tuple[list[Placed], list[Buffer], int]:
-    """Return where each tensor lies in the bytes of all, those in pieces, and how many they are."""
+    """Return the place of each tensor in the joined bytes, those bytes in pieces, and their number."""
     placed = []
     pieces: list[Buffer] = []
     at = 0

@@ -1,4 +1,4 @@
-"""Large tensors of calls: each message's bytes are in a memory file of its own, which can no longer be changed.
+"""Large tensors of calls: each message's bytes are in a memory file of its own, which is sealed.
 
 The sender of a large message writes it into a memfd, and seals that against writing, shrinking and growing.
 It sends the descriptor ahead of the frame that it belongs to. The reader checks the seals, maps the file, and

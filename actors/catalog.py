@@ -1,10 +1,13 @@
-"""The catalog: which models should run, in each control mode, and who asked (contract, repository.md sections 3, 5, 6).
+"""The catalog: which models should run, in each control mode, and on whose request.
 
-Every model has a *lane*, an actor of its own that carries out what is asked of that model, one thing after
-the other. So a load that is slow, fails or never ends holds up its own model and no other, and each caller
-gets the outcome of what it asked. An order to unload does not wait for a load: it takes its place.
+Contract: repository.md sections 3, 5, 6.
 
-Passive state, such as what waits in a lane, outlives the crash of the catalog's actor and of a lane.
+Every model has a *lane*, an actor of its own that carries out the operations on that model, one after the
+other. So a load that is slow, fails or never ends holds up its own model and no other, and each caller gets
+the outcome of its own operation. An order to unload does not wait for a load: it takes its place.
+
+Passive state, such as the operations that wait in a lane, outlives a crash of the catalog's actor or of a
+lane.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ class ControlMode(Enum):
 
 
 class Catalog:
-    """What should run; see the module.
+    """The models that should run; see the module.
 
     `finished` is set when every model to be loaded at start serves or has failed.
     """
@@ -77,29 +80,30 @@ class Catalog:
         mode: ControlMode = ControlMode.NONE,
         startup: Sequence[str] = ("*",),
     ) -> None:
-        """`lanes` is the dynamic supervisor of the lanes; `startup` names the models to load first, `*` for all."""
+        """`lanes` is the lanes' dynamic supervisor; `startup` names the models to load first, `*` for all."""
         self._around = around
         self._source = source
         self._supervisor = lanes
         self._mode = mode
         self._startup = startup
         self._lanes: dict[ModelKey, Lane] = {}
-        self._news = Bell()  # a lane is to be started, or over
+        self._news = Bell()  # a lane is to be started, or is over
         self._starts: dict[ModelKey, Operation] = {}
         self.finished = trio.Event()
-        # Told what must be looked at again.
+        # Is told which model must be looked at again.
         self.could_not_look: Callable[[ModelKey], object] = lambda _: None
-        # Whose loads that of a model waits for because the model itself, being loaded, has asked for them.
+        # Returns the models whose loads a model's own load waits for: the model has asked for them while it
+        # loads.
         self.awaited_by: Callable[[str], AbstractSet[str]] = lambda _: frozenset()
-        self._looked = False  # into the repositories, at the start
+        self._looked = False  # the repositories have been read at the start
         self.start_failed = False  # something that should have been loaded at start was not
-        self._unlisted: Sequence[str] = ()  # repositories that the start went without, and why
-        self._catching_up: list[Lane] = []  # what was found in them since is loaded by these
+        self._unlisted: Sequence[str] = ()  # repositories that were missing at the start, and why
+        self._catching_up: list[Lane] = []  # these load the models found in them since
 
     # -- the actor -------------------------------------------------------------------------------------------
 
     def spec(self, name: str = "catalog") -> ChildSpec:
-        """Return the actor as a child: tried again for as long as it takes, without its siblings noticing."""
+        """Return the actor as a child: it is restarted for ever, without effect on its siblings."""
         return ChildSpec(name, self.run, intensity=INTENSITY, on_exhausted=OnExhausted.RETRY_AT_CAP)
 
     async def run(self, ctx: ChildContext) -> None:
@@ -122,9 +126,9 @@ class Catalog:
         while True:
             heard = self._news.rings
             for key, lane in list(self._lanes.items()):
-                with trio.CancelScope(shield=True):  # it takes no time, and is done whole
+                with trio.CancelScope(shield=True):  # takes no time, and must not be interrupted
                     if lane.over:
-                        del self._lanes[key]  # who asks for the model from now on gets another one
+                        del self._lanes[key]  # a later operation on the model gets a new lane
                         await self._end_lane(lane)
                     elif not lane.standing:
                         lane.standing = True
@@ -174,7 +178,7 @@ class Catalog:
         await self._do(key, Load(self._source, self._ensure_parts, override))
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Unload a model: it gets no more requests from now on. Unknown ones are unloaded already."""
+        """Unload a model: it gets no more requests from now on. An unknown model counts as unloaded."""
         self._require_explicit()
         keys = [key for key in self._lanes if key.name == name]
         if len(keys) > 1:
@@ -197,9 +201,9 @@ class Catalog:
         return operation.evicted
 
     def look_at(self, key: ModelKey, *, changed: bool) -> None:
-        """Have the model read again, and reloaded if its content has changed, or if it could not be loaded before `changed`.
+        """Have the model read again, and reloaded if its content has changed.
 
-        Never waits.
+        With `changed`, it is also reloaded if it could not be loaded before. Never waits.
         """
         self._add(key, LookAt(self._source, self._ensure_parts, self.could_not_look, changed=changed))
 
@@ -209,14 +213,17 @@ class Catalog:
             self._add(key, Gone())
 
     def listed(self) -> None:
-        """Every repository has been looked into since the start; what there is in them has been told by `look_at`."""
+        """Every repository has been read since the start; `look_at` was called for all models in them."""
         if self._unlisted:
             self._unlisted = ()
             self._catching_up = [lane for lane in self._lanes.values() if lane.has_work]
 
     @property
     def missing(self) -> str:
-        """Which repository the start went without, and why, until its models are loaded; empty where there is none."""
+        """Which repository was missing at the start, and why, until its models are loaded.
+
+        Empty if none was missing.
+        """
         if self._unlisted:
             return "; ".join(self._unlisted)
         self._catching_up = [lane for lane in self._catching_up if lane.has_work]
@@ -228,11 +235,11 @@ class Catalog:
 
     @property
     def busy(self) -> list[ModelKey]:
-        """The models with which something is being done."""
+        """The models with an operation under way."""
         return [key for key, lane in self._lanes.items() if lane.deployment.progress is not None]
 
     def progress(self, key: ModelKey) -> Mapping[str, object] | None:
-        """Return what is being done with a model: its phase, since how many seconds, at which attempt."""
+        """Return a model's operation under way: its phase, since how many seconds, at which attempt."""
         lane = self._lanes.get(key)
         busy = None if lane is None else lane.deployment.progress
         if busy is None:
@@ -247,7 +254,7 @@ class Catalog:
         return {"phase": phase, "seconds": seconds, "attempt": busy.attempt, **busy.details}
 
     def on_the_way(self, name: str, namespace: str) -> OnTheWay | None:
-        """Tell of a model that is being loaded, or waits to be; None of any other.
+        """Describe a model that is being loaded, or waits to be; None for any other.
 
         See `Router.on_the_way`.
         """
@@ -283,9 +290,9 @@ class Catalog:
         return listing
 
     async def _find(self, name: str, *, made_up: bool, namespace: str = "") -> ModelKey:
-        """Return the key of a model in the repositories, that of this namespace before others.
+        """Return the key of a model in the repositories, preferably in this namespace.
 
-        One that is `made_up` of a request's files need not be there.
+        A model that is `made_up` of a request's files need not be there.
         """
         listing = await self._list()
         keys = {*listing.keys, *self._lanes} if listing.failures else listing.keys
@@ -329,11 +336,12 @@ class Catalog:
         await operation.outcome()
 
     async def _ensure_parts(self, key: ModelKey, found: FoundModel) -> FoundModel:
-        """Load what a model is composed of, unless it is loaded, and return it as its parts make it up."""
+        """Load a model's composing models unless they are loaded, and return it as they make it up."""
         names = sorted({name for spec in found.specs for name in spec.depends_on})
         if not names:
             return found
-        self._lane(key).deployment.want(found)  # before anybody is waited for: circles are seen by this
+        # Before waiting for any load: circles are detected by this.
+        self._lane(key).deployment.want(found)
         parts: list[ModelKey] = []
 
         async def ensure(name: str) -> None:
@@ -344,7 +352,7 @@ class Catalog:
                     again = self._mode is ControlMode.EXPLICIT
                     await self._do(part, Need(self._source, self._ensure_parts, again=again))
             except TritiumError:
-                return  # what is missing, and why, is told where the model is composed
+                return  # the composition of the model tells what is missing, and why
 
         async with trio.open_nursery() as nursery:
             for name in names:
@@ -354,10 +362,10 @@ class Catalog:
         return _circular(found, circle) if circle else self._around.compose(found)
 
     def _way(self, start: ModelKey, end: ModelKey) -> tuple[ModelKey, ...]:
-        """Return a path from `start` to `end` along what models are composed of; () where there is none."""
+        """Return a path from `start` to `end` through composing models; () if there is none."""
         paths: list[tuple[ModelKey, ...]] = [(start,)]
         seen = {start}
-        for path in paths:  # which grows meanwhile
+        for path in paths:  # `paths` grows meanwhile
             if path[-1] == end:
                 return path
             lane = self._lanes.get(path[-1])
@@ -369,12 +377,15 @@ class Catalog:
         return ()
 
     def _awaits(self, part: ModelKey, key: ModelKey) -> bool:
-        """Whether `part` has itself asked for a load that waits for that of `key`, which must not wait for it then."""
+        """Whether `part` has itself asked for a load that waits for `key`'s load.
+
+        Then `key` must not wait for it.
+        """
         names = self.awaited_by(part.name)
         return any(each.name in names and self._way(each, key) for each in self._lanes)
 
     def needs(self, name: str, part: str) -> bool:
-        """Whether `name` is composed of `part`, by way of others or not, as far as is known."""
+        """Whether `name` is composed of `part`, directly or through other models, as far as is known."""
         starts = [key for key in self._lanes if key.name == name != part]
         return any(self._way(start, end) for start in starts for end in self._lanes if end.name == part)
 
@@ -382,21 +393,21 @@ class Catalog:
         return [key for key, lane in self._lanes.items() if name in lane.deployment.parts]
 
     def _recheck_later(self, key: ModelKey) -> None:
-        """Other versions of a model serve than before: have the ensembles that it is a part of look again."""
+        """Other versions of a model serve than before: have its ensembles check themselves again."""
         for ensemble in self._ensembles_of(key.name):
             self._add(ensemble, Recompose())
 
     async def _recheck_ensembles_of(self, name: str, seen: set[ModelKey]) -> None:
-        """Have them look again now, and theirs."""
+        """Have the ensembles of a model check themselves again now, and their ensembles too."""
         for key in self._ensembles_of(name):
             if key not in seen:
                 seen.add(key)
-                with suppress(TritiumError):  # it is logged
+                with suppress(TritiumError):  # the error is logged
                     await self._do(key, Recompose())
                 await self._recheck_ensembles_of(key.name, seen)
 
     async def _unload_parts(self, names: frozenset[str]) -> None:
-        """Unload what nobody asked for by name, and no loaded model is composed of."""
+        """Unload models that no client asked for by name, and that no loaded model is composed of."""
         needed = frozenset[str]().union(*(lane.deployment.depends_on for lane in self._lanes.values()))
         for key, lane in list(self._lanes.items()):
             if key.name in names - needed and not lane.deployment.explicit:
@@ -406,7 +417,7 @@ class Catalog:
 
 
 def _told(progress: Mapping[str, object] | None) -> str:
-    """Return what is being done with a model, in words."""
+    """Return the operation under way on a model, in words."""
     if progress is None:
         return "it waits to be loaded"
     known = {"phase", "seconds", "attempt"}

@@ -1,23 +1,24 @@
-"""What a server and its worker say to each other: typed frames over SOCK_SEQPACKET, no pickle.
+"""The protocol between a server and its worker: typed frames over SOCK_SEQPACKET, no pickle.
 
-A frame is one packet: a kind byte and a body, never empty, at most `MAX_FRAME` bytes. What would be larger is
+A frame is one packet: a kind byte and a body, never empty, at most `MAX_FRAME` bytes. A larger frame is
 written into the slot's segment and announced by a `Spilled` frame. Cold bodies are JSON, hot ones (`Execute`,
 `Result`) are packed:
 
-    Execute   slot, batch id, [input: declared index, dims, offset, nbytes, per-request parts if ragged], rows per request,
-              and, where any request differs from the default, JSON metadata per request
-    Result    slot, batch id, three durations, then either stacked outputs (one run of bytes per output, cut by rows or by
-              given sizes) or one answer per request
-    Skipped   slot, batch id: the worker has passed over a batch that the server took back (`actors.arena`)
-    Part      batch id, request, flags, how many bytes of tensors there are, then one answer whose offsets are within those
-              bytes, then the first of them; the rest come in `More` frames. Of decoupled models only
+    Execute   slot, batch id, [input: declared index, dims, offset, nbytes, per-request parts if ragged],
+              rows per request, and, where any request differs from the default, JSON metadata per request
+    Result    slot, batch id, three durations, then either stacked outputs (one run of bytes per output, cut
+              by rows or by given sizes) or one answer per request
+    Skipped   slot, batch id: the worker has skipped a batch that the server took back (`actors.arena`)
+    Part      batch id, request, flags, the number of tensor bytes, then one answer whose offsets are within
+              those bytes, then the first of the bytes; the rest come in `More` frames. Only from decoupled
+              models
 
-What a decoupled model sends has no slot: its parts may be any number, of any request, and come long after the
-batch's slot was given to another. So their tensors travel in the frames themselves. For each request a worker
-may have so much on its way as `WINDOW_PARTS` and `WINDOW_BYTES` say; `Credit` frames say what somebody has
-taken.
+The parts of a decoupled model have no slot: there may be any number of them, for any request, and they may
+come long after the batch's slot was given to another batch. So their tensors travel in the frames themselves.
+For each request a worker may have as much on its way as `WINDOW_PARTS` and `WINDOW_BYTES` say; `Credit`
+frames say how much has been taken.
 
-Decoding trusts nothing: every count and length is checked against the packet, and anything off raises
+Decoding trusts no input: every count and length is checked against the packet, and any mismatch raises
 `FrameError`, which the server answers by killing the worker (`protocol_error`). Offsets are checked against
 segments where those are known.
 """
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 
 MAX_FRAME: Final = 64 * 1024
 MAX_DIMS: Final = 64
-MAX_SPILLED: Final = 16 * 1024 * 1024  # of a result: names, shapes, parameters and error texts, never tensors
+# Bytes of a result's names, shapes, parameters and error texts. It never holds tensors.
+MAX_SPILLED: Final = 16 * 1024 * 1024
 
 LOAD: Final = 1
 SEGMENT: Final = 2
@@ -58,7 +60,7 @@ PROBED: Final = 22
 PART: Final = 23
 MORE: Final = 24
 SKIPPED: Final = 25
-CALL: Final = 64  # from here on those of `actors.call_frames`, which travel on a connection of their own
+CALL: Final = 64  # from here on, kinds of `actors.call_frames`, which travel on their own connection
 ASK: Final = 65
 TELL: Final = 66
 TAKEN: Final = 67
@@ -66,10 +68,13 @@ BRANCH: Final = 68
 SPILLED: Final = 32
 
 WINDOW_PARTS: Final = 32
-"""Responses of one request that may be on their way from a worker to whoever reads them."""
+"""Responses of one request that may be on their way from a worker to their reader."""
 
 WINDOW_BYTES: Final = 128 * 1024
-"""Bytes of tensors of such responses: one more may be sent while there are fewer, however large it is itself."""
+"""Bytes of tensors of such responses.
+
+While there are fewer, one more response may be sent, however large it is.
+"""
 
 _EXECUTE = struct.Struct("<BBHHHIQ")  # kind, zero, slot, requests, inputs, metadata length, batch id
 _INPUT = struct.Struct("<HBBQQ")  # declared index, dims, flags, offset, nbytes
@@ -91,8 +96,8 @@ _STACKED: Final = 0
 _EACH: Final = 1
 _RAGGED: Final = 1
 _SIZES: Final = 0x80
-_OPEN: Final = 0xFF  # the status of an answer that parts give
-_RESCHEDULED: Final = 0xFE  # of one that there is not yet, for the request is to run again
+_OPEN: Final = 0xFF  # the status of an answer that comes in parts
+_RESCHEDULED: Final = 0xFE  # the status where there is no answer yet: the request is to run again
 _FINAL: Final = 1
 _EMPTY: Final = 2
 
@@ -105,10 +110,9 @@ class FrameError(Exception):
 
 
 class Placed:
-    """A tensor in a segment: where it lies and how it looks.
+    """A tensor in a segment: its place, its type and its shape.
 
-    `sizes`, if any, are the bytes of each request's part, in order; without it the bytes divide evenly by
-    rows.
+    `sizes`, if given, are the bytes of each request's part, in order; else the bytes divide evenly by rows.
     """
 
     __slots__ = ("datatype", "name", "nbytes", "offset", "shape", "sizes")
@@ -136,8 +140,8 @@ class Placed:
 class GatheredInput:
     """One input of a whole batch in the input segment.
 
-    `shape` is that of all rows together, or None where requests differ; then `parts` has each one's (shape,
-    nbytes).
+    `shape` is that of all rows together, or None where requests differ. Then `parts` has each request's
+    (shape, nbytes).
     """
 
     __slots__ = ("index", "nbytes", "offset", "parts", "shape")
@@ -160,7 +164,7 @@ class GatheredInput:
 class Execute:
     """Run this batch.
 
-    `metadata` is None or a list with one mapping per request of what differs from the default.
+    `metadata` is None, or a list with one mapping per request of its differences from the default.
     """
 
     __slots__ = ("batch_id", "inputs", "metadata", "rows", "slot")
@@ -232,8 +236,9 @@ class Execute:
 class Answer:
     """One request's answer: outputs and parameters, or an error.
 
-    An `open` one stands in a result for a request of a decoupled model whose answer comes in parts, before or
-    after; a `rescheduled` one for a request that is to run once more, without an answer yet.
+    In a result, an `open` answer stands for a request of a decoupled model whose answer comes in parts,
+    before or after the result. A `rescheduled` one stands for a request that is to run once more, and has no
+    answer yet.
     """
 
     __slots__ = ("code", "message", "open", "outputs", "parameters", "rescheduled")
@@ -343,7 +348,7 @@ def _encode_answer(answer: Answer) -> bytes:
 
 
 def encode_placed(output: Placed) -> bytes:
-    """Return what frames say of a tensor."""
+    """Return a tensor's description in frames."""
     name = output.name.encode()
     dims = len(output.shape)
     flag = 0 if output.sizes is None else _SIZES
@@ -416,9 +421,11 @@ def _decode_answer(frame: Buffer, at: int, *, decoupled: bool = False) -> tuple[
 
 
 class Part:
-    """One part of a decoupled model's answer to request `index` of a batch; `answer` is None where only the end is told.
+    """One part of a decoupled model's answer to request `index` of a batch.
 
-    `data` is `nbytes` of tensors, or as much of their beginning as the frame held: the offsets of the
+    `answer` is None where only the end is told.
+
+    `data` is `nbytes` of tensors, or as much of their beginning as the frame held. The offsets of the
     answer's outputs are within them.
     """
 
@@ -479,7 +486,7 @@ class Part:
 
 
 def decode_more(frame: Buffer) -> tuple[int, int, Buffer]:
-    """Return batch id, request and the bytes that go on where the last frame of this part ended.
+    """Return batch id, request, and the bytes that follow those of this part's last frame.
 
     Raises FrameError.
     """
@@ -522,7 +529,7 @@ def _is_array_shape(shape: Sequence[int]) -> bool:
 
 
 def check_parameters(parameters: Mapping[str, Parameter]) -> None:
-    """Raise ValueError where response parameters hold what no frontend can write: only scalars travel."""
+    """Raise ValueError if response parameters have values that no frontend can write: only scalars travel."""
     for key, value in parameters.items():
         key.encode()
         if isinstance(value, str):

@@ -68,7 +68,7 @@ class Surroundings:
     extra_attempts: int
     log: Log
     compose: Callable[[FoundModel], FoundModel] = _as_found
-    """Completes an ensemble from its composing models, which are loaded, or says why they don't fit together."""
+    """Completes an ensemble from its composing models, which are loaded, or says why they don't fit."""
 
 
 class LoadFailed(InvalidArgument):

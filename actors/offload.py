@@ -44,6 +44,8 @@ class Offload:
         """Do `work` within `within` seconds, and call `done` on the loop.
 
         Returns False, and never calls `done`, if the work can't be taken on.
+
+        An exception of `work` goes to `done`; an exception that `done` raises ends the actor.
         """
         if self._nursery is None or self._jobs >= self._most_jobs:
             return False

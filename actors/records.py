@@ -48,7 +48,7 @@ class RequestRecord:
     )
 
     def __init__(self, serial: int, relation: str = "", parent: InferRequest | None = None) -> None:
-        """`relation` is the request's role for its `parent`: `step`, `call` or `copy`; empty for a client's."""
+        """`relation` is the request's role for its `parent`: `step`, `call` or `copy`; empty for a client."""
         known = None if parent is None else record_of(parent)
         self.serial = serial  # unique in the life of a server
         self.relation = relation
@@ -109,7 +109,10 @@ def record_of(request: InferRequest) -> RequestRecord | None:
 
 
 def named(requests: Iterable[InferRequest]) -> Sequence[str]:
-    """Return the log's names of `requests`: the client's id, else the server's number, else `<id_unknown>`."""
+    """Return the log's names of `requests`.
+
+    A name is the client's id, else the server's number, else `<id_unknown>`.
+    """
     real = (request for request in requests if not request.padding)
     return [_name(request) for request in itertools.islice(real, NAMED_AT_MOST)]
 

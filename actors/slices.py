@@ -1,17 +1,17 @@
-"""Long work on the loop, in slices: the loop belongs to everybody, so nobody holds it for longer than a moment.
+"""Long work on the loop, in slices: no work holds the loop for longer than a moment, since all tasks share it.
 
 Work is a generator that yields wherever it may be interrupted, some tenths of a millisecond apart, and
-returns its result. All such work of a process shares one turn: however many clients give the server long work
-at once, the loop does one slice between two looks at its other tasks. Who waits for a slice waits in line, so
-all get on equally.
+returns its result. All such work of a process shares one turn. So however many clients give the server long
+work at once, the loop does one slice between two looks at its other tasks. Tasks that want a slice wait in
+line, so all make equal progress.
 
 Long work makes way for short work. After each short batch that was dispatched, it rests for a millisecond. A
 turn of the loop would not be enough: the worker that has been given the batch, and the client that waits for
-its answer, may need the core that the slices take. Where there are only long requests, nothing rests, nor
-does what takes a few slices in all: such as a mebibyte to copy, which is no longer than the rest.
+its answer, may need the core that the slices take. Where all requests are long, no work rests. Work of a few
+slices in all does not rest either, such as a copy of one mebibyte, which takes no longer than the rest would.
 
-A thread would not do instead where the work holds the GIL: a loop that wants the GIL back gets it after 5 ms
-at best. What lets go of the GIL (zlib, numpy's sorting) may be yielded as a function: it runs in a thread.
+A thread would be no substitute where the work holds the GIL: a loop that wants the GIL back gets it after 5
+ms at best. A function that releases the GIL (zlib, numpy's sorting) may be yielded: it runs in a thread.
 """
 
 from __future__ import annotations
@@ -24,10 +24,16 @@ import trio
 
 T = TypeVar("T")
 Steps = Generator[Callable[[], Any] | None, Any, T]
-"""Work that stops by `yield`, or by `yield function` to have that called in a thread and be sent what it returned."""
+"""Work that stops by `yield`, or by `yield function`.
+
+The function is called in a thread, and its result is sent to the generator.
+"""
 
 REST_SECONDS: Final = 0.001
-"""How long all long work of the process rests for a short batch: the least that the kernel's timer for sockets can do."""
+"""How long all long work of the process rests for a short batch.
+
+It is the shortest time that the kernel's timer for sockets can do.
+"""
 
 # How long work goes on before it rests for the first time.
 UNRESTED_SECONDS: Final = 0.002
@@ -41,16 +47,16 @@ _THREADS: Final = 2
 
 
 class Passing:
-    """What passes by while there is long work."""
+    """Counts the short work that comes while there is long work."""
 
     __slots__ = ("batches",)
 
     def __init__(self) -> None:
-        self.batches = 0  # short ones that were dispatched; whoever dispatches one counts it
+        self.batches = 0  # short batches; the code that dispatches one counts it
 
 
 passing: Final = Passing()
-"""Of this process: counting must cost nothing, so no run is looked up for it."""
+"""The process's own. Counting must cost nothing, so it needs no look-up of the current run."""
 
 
 class _Turn:
@@ -58,7 +64,7 @@ class _Turn:
 
     def __init__(self) -> None:
         self.lock = trio.Lock()
-        self.made_way = passing.batches  # as many have passed as of the last rest
+        self.made_way = passing.batches  # the count at the last rest
 
 
 _turn: trio.lowlevel.RunVar[_Turn] = trio.lowlevel.RunVar("slices_turn")
@@ -100,9 +106,9 @@ async def in_slices(steps: Steps[T]) -> T:
 
 
 def in_threads(steps: Generator[None, None, T]) -> Steps[T]:
-    """Do the same work with each step in a thread: for steps that let go of the GIL.
+    """Do the same work with each step in a thread: for steps that release the GIL.
 
-    Others make way between two of them.
+    Other work makes way between two steps.
     """
 
     def step() -> tuple[T] | None:

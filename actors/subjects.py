@@ -1,6 +1,7 @@
-"""What workers may ask and tell the server, by subject: a table that the composition root fills.
+"""The questions and messages of workers to the server, by subject: a table that the composition root fills.
 
-It knows no subject itself: who answers or hears one registers for it, and is told when a worker is gone.
+The table knows no subject itself. The code that answers or hears a subject registers for it, and is told when
+a worker is gone.
 """
 
 from __future__ import annotations
@@ -16,21 +17,27 @@ from actors.specs import ModelSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Caller:
-    """One life of one worker, as handlers of what it asks and tells know it. Equality is identity."""
+    """One life of one worker, as the handlers of its questions know it. Equality is identity."""
 
     spec: ModelSpec
     instance: str
 
 
 Ask = Callable[[Mapping[str, object], Mapping[str, bytes], Caller], Awaitable[Mapping[str, object]]]
-"""Answers a question: body, attachments, who asks. Raises TritiumError, which is told to the worker, and FrameError."""
+"""Answers a question: body, attachments, caller.
+
+Raises TritiumError, which is told to the worker, and FrameError.
+"""
 
 Tell = Callable[[Mapping[str, object], Caller], None]
-"""Takes what a worker tells: body, who tells it. Raises FrameError for what no well-behaved worker says."""
+"""Takes a message of a worker: body, caller.
+
+Raises FrameError for a message that no well-behaved worker sends.
+"""
 
 
 class Subjects:
-    """What workers may ask and tell, by subject: a table that the composition root fills."""
+    """The questions and messages of workers, by subject: a table that the composition root fills."""
 
     def __init__(self) -> None:
         self._asks: dict[str, Ask] = {}
@@ -42,17 +49,17 @@ class Subjects:
         self._asks[subject] = handler
 
     def hear(self, subject: str, handler: Tell) -> None:
-        """Have `handler` told what workers tell on `subject`."""
+        """Have `handler` called with the messages of workers on `subject`."""
         self._tells[subject] = handler
 
     def on_end(self, handler: Callable[[Caller], None]) -> None:
-        """Have `handler` told when a worker is gone, whatever it had asked or told."""
+        """Have `handler` called when a worker is gone, whether or not it had asked or told."""
         self._ends.append(handler)
 
     async def ask(self, attached: Attached, caller: Caller) -> Mapping[str, object]:
         """Return the answer to a question.
 
-        Raises what handlers do, and NotFound for a subject that nobody answers.
+        Raises the errors of handlers, and NotFound for a subject without a handler.
         """
         handler = self._asks.get(attached.subject)
         if handler is None:
@@ -60,7 +67,7 @@ class Subjects:
         return await handler(attached.body, attached.attachments, caller)
 
     def tell(self, attached: Attached, caller: Caller) -> None:
-        """Pass on what a worker tells. Raises FrameError for a subject that nobody hears."""
+        """Pass on a worker's message. Raises FrameError for a subject without a handler."""
         handler = self._tells.get(attached.subject)
         if handler is None:
             raise FrameError(f"a worker tells of '{attached.subject}'")

@@ -488,7 +488,7 @@ class LiveWorker:
         self.pipe.send_nowait(bytes((frames.STOP,)))
 
     def executing(self) -> frozenset[int]:
-        """Return the ids of batches that the model had begun: as the control page says, or as they are open."""
+        """Return the ids of batches that the model had begun: by the control page, or as still open."""
         return self._control.executing() | self.open.keys()
 
     def close(self) -> None:
