@@ -1,4 +1,4 @@
-"""The messages that a worker begins: calls of models, questions and messages to the server, on their own connection.
+"""The messages that a worker begins on a connection of their own: calls of models, questions, and news.
 
 A letter is `Letter.packets`: one frame of its own kind, then `MORE` frames until its bytes are complete. No
 other letter comes in between, so that the reader holds at most one incomplete letter. The answers are `PART`

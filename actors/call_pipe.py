@@ -1,7 +1,7 @@
-"""The server's end of the connection on which a worker calls: packets come as from any worker, answers go out whole.
+"""The server's end of a worker's connection for calls: packets come as from any worker, answers go out whole.
 
-An answer is any number of frames, which are made when the worker has read what went before: only its bytes
-are kept until then. Nothing waits here but in `flush`.
+An answer is any number of frames, which are made when the worker has read the frames before. Only the
+answer's bytes are kept until then. No method waits but `flush`.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from actors.pipe import Pipe
 _ONE_DESCRIPTOR = socket.CMSG_LEN(array("i").itemsize)
 
 Packet = tuple[bytes, tuple[int, ...]]
-"""A frame, and the descriptors that go with it: the pipe's, to close."""
+"""A frame, and the descriptors that go with it. The pipe closes them."""
 
 
 class CallPipe(Pipe):
-    """One worker's connection for calls. One task receives, one runs `flush`, anyone sends."""
+    """One worker's connection for calls. One task receives, one runs `flush`, and any task may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
         self._answers: deque[tuple[Iterator[Packet], int, bool]] = deque()
-        self._next: Packet | None = None  # of the first answer: it did not fit
+        self._next: Packet | None = None  # the first answer's packet that did not fit
         self._descriptor = -1
         self._stuck = Bell()
         self.unsent = 0  # bytes of answers that the worker has yet to read
-        self.unsent_ends = 0  # how many of those are the last ones to their call
+        self.unsent_ends = 0  # how many of those answers are final
 
     def send_answer(self, packets: Iterator[Packet], nbytes: int, *, final: bool) -> None:
-        """Send an answer of `nbytes` now, or as soon as the worker has read enough; answers keep their order."""
+        """Send an answer of `nbytes` now, or when the worker has read enough; answers keep their order."""
         if self.closed:
             _close_those_of(packets)
             return
@@ -48,7 +48,7 @@ class CallPipe(Pipe):
             self._stuck.ring()
 
     def _send_what_fits(self) -> bool:
-        """Send until the socket takes no more; whether everything has gone."""
+        """Send until the socket takes no more. True if everything has been sent."""
         while self._answers:
             packets, nbytes, final = self._answers[0]
             try:
@@ -88,9 +88,11 @@ class CallPipe(Pipe):
         self.unsent = self.unsent_ends = 0
 
     def receive_nowait(self) -> bytes | None:
-        """Return the next packet as `Pipe.receive_nowait` does; `take_descriptor` has the one that came with it.
+        """Return the next packet as `Pipe.receive_nowait` does.
 
-        Raises FrameError for a truncated packet, for two descriptors, and for one that nobody has taken.
+        `take_descriptor` returns the descriptor that came with it.
+
+        Raises FrameError for a truncated packet, for two descriptors, and for one that was not taken.
         """
         self._refuse_descriptor()
         try:
@@ -108,7 +110,7 @@ class CallPipe(Pipe):
         return packet
 
     def take_descriptor(self) -> int:
-        """Return the descriptor of the last packet, which is the caller's to close.
+        """Return the descriptor of the last packet, which the caller must close.
 
         Raises FrameError without one.
         """

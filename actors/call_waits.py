@@ -1,9 +1,9 @@
-"""Who waits for whom among the calls that models make: the graph that `actors.scheduling.wait_for` decides about.
+"""Which call waits for which, among the calls that models make: the graph for `actors.scheduling.wait_for`.
 
-It is read off the live state when a call is made that could close a circle, which is rare: every instance of
-its callee must execute something that waits for calls itself. Whatever is not known to wait counts as going
-on: an instance that restarts, a version behind a traffic split, the steps that a request to an ensemble has
-not come to.
+The graph is read off the live state when a call is made that could close a circle. That is rare: every
+instance of the callee must execute a batch that waits for calls itself. A node that is not known to wait
+counts as going on: an instance that restarts, a version behind a traffic split, the steps that a request to
+an ensemble has not come to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actors.worker import InFlight
 
 @dataclass(frozen=True, slots=True)
 class _Queued:
-    """Something that waits for any instance of a model."""
+    """A node of the graph that waits for any instance of a model."""
 
     model: ModelState
 
@@ -49,7 +49,7 @@ class CallWaits:
     """Refuses calls that would wait for themselves. Implements `actors.calls.Deadlocks`."""
 
     def __init__(self, resolve: Callable[[EnsembleStep], ServedModel]) -> None:
-        """`resolve` returns who answers for a step of an ensemble. It may raise TritiumError."""
+        """`resolve` returns the model that runs a step of an ensemble. It may raise TritiumError."""
         self._resolve = resolve
 
     def check(self, call: Call) -> None:
@@ -64,7 +64,10 @@ class CallWaits:
         return self._models(call.model, call.request.requested_outputs)
 
     def _models(self, model: ServedModel, outputs: Sequence[str]) -> Iterator[ModelState]:
-        """Return the versions that a request for `outputs`, or all, needs: `model` itself, or those of an ensemble's steps to them."""
+        """Return the versions that a request for `outputs` needs (all outputs if that is empty).
+
+        That is `model` itself, or the versions of an ensemble's steps to those outputs.
+        """
         if not isinstance(model, ModelState):
             return
         if not isinstance(model.spec.scheduling, Ensemble):
@@ -76,7 +79,7 @@ class CallWaits:
             try:
                 composing = self._resolve(step)
             except TritiumError:
-                continue  # the call will fail of it
+                continue  # the call will fail with it
             yield from self._models(composing, tuple(step.output_map))
 
     def _waits_of(self, node: Hashable, new: Call) -> Waits | None:
@@ -95,7 +98,7 @@ class CallWaits:
 
 
 def _may_be_stuck(model: ModelState, new: Call) -> bool:
-    """Whether all instances execute something that waits for calls: the cheap question before the dear one."""
+    """Whether all instances execute batches that wait for calls: a cheap test before the costly one."""
     return all(_is_blocked(instance, new) for instance in model.rotation)
 
 
@@ -123,7 +126,11 @@ def _waits_of_batch(held: _Held, new: Call) -> Waits | None:
 
 
 def _waits_of_request(model: ServedModel, request: InferRequest) -> Waits | None:
-    """What a request waits for: the batch that executes it, any instance where it is queued, the steps that an ensemble is at."""
+    """Return what a request waits for.
+
+    That is the batch that executes it, any instance if it is queued, or the steps of an ensemble that are
+    under way.
+    """
     if not isinstance(model, ModelState) or request.answered:
         return None
     if model.composite is not None:
@@ -135,7 +142,7 @@ def _waits_of_request(model: ServedModel, request: InferRequest) -> Waits | None
             if request in batch.requests:
                 begun = batch in instance.worker.executing_now()
                 return _any((_Held(batch, instance) if begun else instance,))
-    # What has not come to the queue waits for room in it or, with a cache, perhaps for an equal request.
+    # A request outside the queue waits for room in it or, with a cache, perhaps for an equal request.
     queued = request in model.queue or (model.cache is None and request not in model.in_flight)
     return _any((_Queued(model),)) if queued else None
 

@@ -431,7 +431,10 @@ def _told(progress: Mapping[str, object] | None) -> str:
 
 
 def _circular(found: FoundModel, circle: Sequence[ModelKey]) -> FoundModel:
-    """Return an ensemble that contains itself as one that can't be loaded (contract, repository.md section 7)."""
+    """Return an ensemble that contains itself as one that can't be loaded.
+
+    Contract: repository.md section 7.
+    """
     name, first = circle[0].name, circle[1].name
     text = f"circular dependency between ensembles: {name} -> ... -> {first} -> {name}"
     path = " -> ".join(key.name for key in reversed(circle))

@@ -1,7 +1,7 @@
-"""What becomes of the requests that a dead worker held, carried out on its model's state.
+"""What becomes of the requests that a dead worker held: decisions are carried out on its model's state.
 
-`actors.scheduling.retries` has decided by then. Sequences are different: those go on of which nothing has
-run, and where the server keeps their state all of them; elsewhere they have ended.
+`actors.scheduling.retries` has decided by then. Sequences are different. A sequence goes on if no request of
+it has run, or if the server keeps its state; any other sequence has ended.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from actors.model import InstanceState, ModelState
 
 
-_ACCUSED: Final = 4096  # fingerprints: a batch that killed its worker has one for each request
+_ACCUSED: Final = 4096  # fingerprints; a batch that killed its worker has one for each request
 
 
 class Deaths:
     """Settles the deaths of one model version's workers."""
 
     def __init__(self, state: ModelState, remembered: float) -> None:
-        """`remembered` is for how many seconds a request is known that hung, or under which a worker died."""
+        """`remembered`: for how many seconds a request is known that hung, or that ran as a worker died."""
         self._state = state
-        self._hung = Quarantine(remembered)  # what hung once, and may have been unlucky
-        self.accused = Quarantine(remembered, capacity=_ACCUSED)  # what executed as a worker died
+        self._hung = Quarantine(remembered)  # requests that hung once, perhaps by bad luck
+        self.accused = Quarantine(remembered, capacity=_ACCUSED)  # requests that ran as a worker died
 
     def known(self, marks: Mapping[InferRequest, Fingerprint]) -> Mapping[InferRequest, Fingerprint]:
         """Return those of `marks` under which a worker has died before."""
@@ -40,13 +40,16 @@ class Deaths:
         return {request: mark for request, mark in marks.items() if self.accused.holds(mark, now)}
 
     def recognise(self, request: InferRequest, now: float) -> None:
-        """Have `request` run in a batch of its own if it is accused, so that nobody else suffers, and it is known for certain."""
+        """If `request` is accused, have it run in a batch of its own.
+
+        So it harms no other request, and if the worker dies again, the culprit is known for certain.
+        """
         request.accused = self.accused.find(request, now)
         if request.accused is not None:
             request.batch_key = object()
 
     def acquit(self, request: InferRequest) -> None:
-        """`request`, which was accused, has its answer, and its worker lives."""
+        """The accused `request` has its answer, and its worker lives."""
         if isinstance(request.accused, Fingerprint):
             self.accused.discard(request.accused)
             request.accused = None
@@ -54,9 +57,9 @@ class Deaths:
     def settle(
         self, instance: InstanceState, aftermath: Aftermath, marks: Mapping[InferRequest, Fingerprint]
     ) -> None:
-        """Carry out what was decided after the death of `instance`'s worker.
+        """Carry out the decision after the death of `instance`'s worker.
 
-        `marks` are fingerprints that were made by then.
+        `marks` are the fingerprints that were made by then.
         """
         state, sequences = self._state, self._state.sequences
         now = trio.current_time()
@@ -81,7 +84,7 @@ class Deaths:
         else:
             self._run_again(instance, aftermath)
         if aftermath.suspects and sequences is None:
-            instance.exhausted = False  # it is the request that is looked for, and the instance goes on
+            instance.exhausted = False  # the hunted request is to blame, so the instance goes on
         elif instance.exhausted:
             state.instance_exhausted(instance)  # its trial ended as its lives before
         state.ring()
@@ -90,16 +93,16 @@ class Deaths:
         sequences = self._state.sequences
         if sequences is None or sequences.keeps_state or not isinstance(error, Unavailable):
             return error
-        return _sequence_lost(
-            request, instance, f"died of {instance.last_reason}"
-        )  # there is no trying again
+        # The requests of an ended sequence can't be tried again.
+        return _sequence_lost(request, instance, f"died of {instance.last_reason}")
 
     def _run_again(self, instance: InstanceState, aftermath: Aftermath) -> None:
         state, statistics = self._state, self._state.statistics
         if len(aftermath.suspects) > 1:
             statistics.bisected += 1
         heir = instance
-        if instance not in state.instances:  # it was dismissed, and will not come back to hunt for them
+        # A dismissed instance will not come back to hunt for the suspects.
+        if instance not in state.instances:
             heir = next((each for each in state.rotation if each.worker is not None), state.rotation[0])
         instance.suspects.outcome_died(())
         heir.suspects.push_split(aftermath.suspects)
@@ -110,7 +113,10 @@ class Deaths:
     def _settle_sequences(
         self, sequences: SequenceQueue, instance: InstanceState, aftermath: Aftermath, now: float
     ) -> None:
-        """Sequences go on that may: of those that have begun what ran is run again where that is allowed."""
+        """Let sequences go on that may.
+
+        Of sequences that have begun, requests that ran are run again only where that is allowed.
+        """
         why = f"died of {instance.last_reason}"
         again = [*aftermath.requeue, *chain.from_iterable(aftermath.suspects)]
         suspects = set(again[len(aftermath.requeue) :])
@@ -120,7 +126,7 @@ class Deaths:
         for request in again:
             moves = sequences.may_move(request, ran=request.attempts > 0)
             (moving if moves else lost).append(request)
-        for request in reversed(moving):  # each goes to the head
+        for request in reversed(moving):  # each goes to the head of its queue
             sequences.put_back(request, alone=request in suspects, now=now)
         self._state.statistics.retried += sum(1 for request in moving if request.attempts)
         for request in lost:
@@ -129,16 +135,19 @@ class Deaths:
     def end_sequences(
         self, instance: InstanceState, why: str, *, unrun: Collection[InferRequest] = ()
     ) -> None:
-        """Answer what waits of the sequences that an instance had, unless they can go on elsewhere.
+        """Answer the waiting requests of an instance's sequences, unless they can go on elsewhere.
 
-        `unrun` was handed to it, and it did not begin that.
+        `unrun` are requests that were handed to the instance, and that it did not begin.
         """
         if self._state.sequences is not None:
             for request in self._state.sequences.leave(instance.key, trio.current_time(), unrun=unrun):
                 self._state.fail(request, _sequence_lost(request, instance, why), FailureReason.BACKEND)
 
     def _remember_hang(self, request: InferRequest, now: float, mark: Fingerprint | None) -> None:
-        """A request is not run again after a hang, so its second one is that of a request with the same inputs."""
+        """Remember a request that hung.
+
+        A request is not run again after a hang, so a second hang comes from a request with the same inputs.
+        """
         if self._hung.match(request, now):
             self._quarantine(request, now, mark)
         else:

@@ -1,10 +1,10 @@
-"""Long inputs on their way into a worker's slot: the one copy of them, a piece at a time between the loop's other tasks.
+"""Long inputs on their way into a worker's slot: their only copy is made piece by piece, between other tasks.
 
-A batch of up to `FILLED_AT_ONCE` bytes is copied and sent in the turn that dispatches it. Copying a longer
-one, most of all into pages that are new, would hold the loop for about a millisecond per MiB. So it is
-*filled*: it counts as dispatched, and holds its slot, while the worker has not heard of it. The `Execute`
-frame follows the last piece. One batch of a worker is filled at a time, and nothing else is dispatched to
-that worker meanwhile, so frames keep the order in which batches were dispatched.
+A batch of up to `FILLED_AT_ONCE` bytes is copied and sent in the turn that dispatches it. The copy of a
+longer one would hold the loop for about a millisecond per MiB, most of all into new pages. So it is *filled*:
+it counts as dispatched, and holds its slot, before the worker has heard of it. The `Execute` frame follows
+the last piece. One batch of a worker is filled at a time, and no other batch is dispatched to that worker
+meanwhile. So frames keep the order in which batches were dispatched.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FILLED_AT_ONCE: Final = 4 * 1024 * 1024
 
 
 class Filler:
-    """Fills slots of one worker. Whoever owns the worker runs `run` beside it."""
+    """Fills slots of one worker. The worker's owner runs `run` beside it."""
 
     def __init__(self, filled: Callable[[InFlight, bytes], None]) -> None:
         """`filled` is given a batch and its frame, once all inputs of the batch are in place."""
-        self.batch: InFlight | None = None  # that is being filled
+        self.batch: InFlight | None = None  # the batch that is being filled
         self._filled = filled
         self._steps: Steps[None] | None = None
         self._frame = b""
@@ -41,14 +41,14 @@ class Filler:
         self._wanted.ring()
 
     def stop(self) -> None:
-        """Copy nothing more: the batch was taken back, or its worker is gone.
+        """Copy no more: the batch was taken back, or its worker is gone.
 
         Its slot may be used again at once.
         """
         self.batch = self._steps = None
 
     async def run(self) -> None:
-        """Run for ever. Where it is cancelled, the batch stays as it is, never sent."""
+        """Run for ever. If this is cancelled, the batch stays as it is, and is never sent."""
         heard = 0
         while True:
             heard = await self._wanted.wait(heard)

@@ -1,8 +1,8 @@
-"""A probe: one inference of the server's own, through a model's real queue and instance, and what its outcome says.
+"""A probe: one inference of the server's own, through a model's real queue and instance, and its outcome.
 
-Two ask for them: the catalog, before requests are sent to a new version, and readiness, on demand and now and
-then. Whether the *answer* is right nobody here can know. What a probe shows is that a request gets through
-and comes back.
+Probes are made for the catalog, before requests are sent to a new version, and for readiness, on demand and
+now and then. Whether the *answer* is right can't be known here. A probe shows that a request gets through and
+comes back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHOWN: Final = 500  # characters of an error that is quoted
 _NO_ANSWER: Final = frozenset(
     {ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.CANCELLED, ErrorCode.POISONED}
 )
-"""What a client is told where its request did not get through: refused, timed out, lost with its worker, quarantined.
+"""The errors of a request that did not get through: refused, timed out, lost with its worker, quarantined.
 
 A model that gives one of these codes itself says that it can't serve, which comes to the same.
 """
@@ -35,10 +35,10 @@ A model that gives one of these codes itself says that it can't serve, which com
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOutcome:
-    """What came of a probe. An error of the model's own is an answer too."""
+    """The result of a probe. An error of the model's own is an answer too."""
 
     answered: bool
-    error: str = ""  # the model's; or, where it did not answer, why
+    error: str = ""  # the model's error; or, if it did not answer, why
     seconds: float = 0.0
 
 
@@ -55,7 +55,7 @@ def probe_request(spec: ModelSpec, *, reply: ReplyPort, now: float) -> InferRequ
         try:
             validate(candidate)
         except InvalidArgument:
-            continue  # it warms up all the same: warmup does not pass the validation
+            continue  # it is used for warmup all the same: warmup does not pass the validation
         request = candidate
         break
     request.synthetic = True
@@ -90,7 +90,7 @@ def _zeros(spec: ModelSpec) -> tuple[Tensor, ...]:
 
 
 class _Port:
-    """The probe's reply port. Nobody reads the outputs, so whatever comes is let go of, at any time."""
+    """The probe's reply port. The outputs are not read, so every part is released at once."""
 
     __slots__ = ("error", "finished")
 
@@ -109,10 +109,10 @@ class _Port:
 
 
 async def probe(model: ServedModel, *, within: float) -> ProbeOutcome:
-    """Have `model` answer one inference, which may take `within` seconds, the wait for room in its queue included.
+    """Have `model` answer one inference within `within` seconds, with the wait for room in its queue.
 
-    A decoupled model has answered with its final part. What has no answer by then is cancelled. Never raises
-    a TritiumError.
+    A decoupled model has answered with its final part. A request without an answer by then is cancelled.
+    Never raises a TritiumError.
     """
     port = _Port()
     began = trio.current_time()
@@ -155,10 +155,10 @@ def newly_fails(before: ProbeOutcome | None, now: ProbeOutcome) -> bool:
 
 
 def passes(probe_setting: Probe, old: ProbeOutcome | None, new: ProbeOutcome) -> str:
-    """Return why a version must not take over, by the outcomes of its probe and of its predecessor's; "" if it may.
+    """Return why a version must not take over, by its probe's outcome and its predecessor's; "" if it may.
 
-    Zeros are no sensible input to every model, so an error alone says little: with `compare` it only counts
-    where the version that is to be replaced (`old`, None where there is none) answers its own probe without
+    Zeros are no sensible input to every model, so an error alone says little. With `compare` an error counts
+    only if the version that is to be replaced (`old`, None if there is none) answers its own probe without
     one.
     """
     if probe_setting is Probe.OFF:
@@ -173,9 +173,9 @@ def passes(probe_setting: Probe, old: ProbeOutcome | None, new: ProbeOutcome) ->
 
 
 def probe_trouble(setting: Probe, baseline: ProbeOutcome | None, outcome: ProbeOutcome) -> str:
-    """Return what a probe's outcome says against a version that serves; "" for nothing.
+    """Return the trouble that a probe's outcome shows in a version that serves; "" for none.
 
-    An error answer is an answer; it counts where the model answered without one before (`baseline`), or where
+    An error answer is an answer. It counts only if the model answered without one before (`baseline`), or if
     `tritium.probe` is `required`.
     """
     if not outcome.answered:
@@ -186,7 +186,7 @@ def probe_trouble(setting: Probe, baseline: ProbeOutcome | None, outcome: ProbeO
 
 
 def better(baseline: ProbeOutcome | None, outcome: ProbeOutcome) -> ProbeOutcome | None:
-    """Return the best answer that a version has given: one without an error before one with."""
+    """Return the best answer that a version has given: an answer without an error, else one with an error."""
     if not outcome.answered or (baseline is not None and not baseline.error):
         return baseline
     return outcome

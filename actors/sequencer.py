@@ -1,8 +1,8 @@
 """The scheduler actor of a sequence model: it carries out what `actors.scheduling.sequences` decides.
 
-Sequences, slots and timers lie in the model's state, so that a restarted actor finds them. As for other
-models, a request that is alone there is dispatched by its caller, and a doorbell wakes the actor for
-everything else.
+Sequences, slots and timers are in the model's state, so that a restarted actor finds them. As with other
+models, a request that is alone in the model is dispatched by its caller. A doorbell wakes the actor for all
+other work.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ async def _take_turns(sequencer: Sequencer, state: ModelState) -> NoReturn:
 class Clock:
     """Rings at the earliest time it was asked for.
 
-    One sleeper for all turns: there is always a sequence that may be idle.
+    There is one sleeper for all turns, since there is always a sequence that may be idle.
     """
 
     def __init__(self, ring: Callable[[], object], alarm: Alarm) -> None:
@@ -72,7 +72,7 @@ class Clock:
         self._sooner = Bell()
 
     def at_latest(self, due: float, now: float) -> None:
-        """Ring at `due`, or before that."""
+        """Ring at `due` or earlier."""
         if due >= self._due:
             return
         self._due = due
@@ -92,7 +92,7 @@ class Clock:
 
 
 class Sequencer(TurnTaker):
-    """One turn at a time: end what is due, then dispatch to each group of slots that has something ready."""
+    """One turn at a time: end what is due, then dispatch to each group of slots with a batch ready."""
 
     def __init__(self, state: ModelState, clock: Clock, log: Log, hold: Hold | None = None) -> None:
         """`hold` says whether the first batch may begin. Raises TypeError for a model without sequences."""
@@ -115,7 +115,8 @@ class Sequencer(TurnTaker):
             for request, error in queue.expire(now):
                 state.fail(request, error, failure_reason(error))
             wake_at = queue.next_expiry()
-            if wake_at <= now:  # there are too many for one turn: nobody is dispatched whose time is up
+            # Too many have expired for one turn: do not dispatch a request whose time is up.
+            if wake_at <= now:
                 state.ring()
                 return -math.inf
         for instance in state.rotation if self._hold.open or self._opens() else ():
@@ -135,7 +136,7 @@ class Sequencer(TurnTaker):
         return any(request.synthetic for request in queue.head(0))  # a load waits for its probe
 
     def _serve(self, instance: InstanceState, worker: LiveWorker, now: float) -> float:
-        """Give an instance what is ready for it; return until when there is nothing more for it."""
+        """Give an instance the batches that are ready for it; return when to look again."""
         wake_at, limiter = math.inf, self.state.limiter
         held_up = False
         for group in self._permitted(self._queue.groups(instance.key), worker):
@@ -158,7 +159,7 @@ class Sequencer(TurnTaker):
     def _permitted(self, groups: Sequence[SlotGroup], worker: LiveWorker) -> Sequence[SlotGroup]:
         """Return the groups that may run now.
 
-        One whose next request is a suspect runs when no other lane of its worker does.
+        A group whose next request is a suspect runs only when no other lane of its worker does.
         """
         if len(groups) < 2:
             return groups
@@ -176,7 +177,7 @@ class Sequencer(TurnTaker):
         return any(isinstance(self._queue.decide(group, now), Dispatch) for group in groups)
 
     def _warn(self) -> None:
-        """Tell of sequences that were begun anew without having ended: at most once a turn."""
+        """Log sequences that were begun anew before they had ended: at most once a turn."""
         self._log(
             Event.SEQUENCE_STARTED,
             level="warning",

@@ -1,4 +1,4 @@
-"""Long work on the loop, in slices: no work holds the loop for longer than a moment, since all tasks share it.
+"""Long work on the loop, in slices: no work holds the loop for longer than a moment, as all tasks share it.
 
 Work is a generator that yields wherever it may be interrupted, some tenths of a millisecond apart, and
 returns its result. All such work of a process shares one turn. So however many clients give the server long
@@ -125,7 +125,10 @@ def in_threads(steps: Generator[None, None, T]) -> Steps[T]:
 
 
 def at_once(steps: Steps[T]) -> T:
-    """Return what `steps` returns, in one piece: for work that is known to be short, and where no loop runs."""
+    """Return what `steps` returns, in one piece.
+
+    For work that is known to be short, and where no loop runs.
+    """
     answer: Any = None
     while True:
         try:

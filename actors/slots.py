@@ -41,7 +41,7 @@ class Slot:
 
     @property
     def leased(self) -> bool:
-        """Whether anybody uses it."""
+        """Whether it is in use."""
         return self._leases > 0
 
     def release(self) -> None:
@@ -51,9 +51,9 @@ class Slot:
             self._on_free(self)
 
     def make_room(self, side: int, nbytes: int) -> None:
-        """See to it that a segment holds `nbytes`, by a new generation if the present one is too small.
+        """Make a segment hold `nbytes`, by a new generation if the present one is too small.
 
-        Only for the holder of the single lease: nobody else may view what is replaced.
+        Only for the holder of the single lease: the replaced segment must have no other views.
         """
         if self.segments[side].size < nbytes:
             segment = Segment.create(segment_size(nbytes))
@@ -76,7 +76,7 @@ class Slot:
                         return
 
     def emptying(self) -> Iterator[None]:
-        """Give the memory of a slot whose worker is dead back, but for outputs that may be viewed.
+        """Give back the memory of a slot whose worker is dead, except for outputs that may be viewed.
 
         Yields like `trimming`.
         """

@@ -1,9 +1,9 @@
-"""What a model counts while it serves: Triton's statistics, and what Tritium's containment adds to them.
+"""The counters of a model while it serves: Triton's statistics, and those of Tritium's containment.
 
 A `ModelStatistics` belongs to a model's state. The hot path calls `succeeded` once a request and
-`batch_executed` once a batch, and both are a few integer adds; whoever reads (the statistics endpoint, a
-metrics scrape) does the arithmetic. Latency summaries and the first-response histogram cost more, are off by
-default, and are absent where they are off.
+`batch_executed` once a batch, and both are a few integer adds. The readers (the statistics endpoint, a
+metrics scrape) do the arithmetic. Latency summaries and the first-response histogram cost more. They are off
+by default, and absent where they are off.
 
 Durations are integer nanoseconds; points in time are milliseconds since the epoch, given by the caller.
 
@@ -33,7 +33,7 @@ class FailureReason(Enum):
 
 
 class Histogram:
-    """Counts observations by upper bound; the last count is that of everything above the highest bound."""
+    """Counts observations by upper bound; the last count is of all values above the highest bound."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -170,7 +170,7 @@ class ModelStatistics:
     ) -> None:
         """Count one request that was executed and answered. `total_ns` is end to end.
 
-        `streamed` says that the answer came in parts, the first of which was told by `first_part`.
+        `streamed` says that the answer came in parts. The first of them was counted by `first_part`.
         """
         self.success_count += 1
         self.inference_count += rows
@@ -191,7 +191,7 @@ class ModelStatistics:
 
     @property
     def lane_rate(self) -> float:
-        """How many requests a second one lane answers while it executes, so far; 0 where none was executed."""
+        """How many requests a second one lane answers while it executes; 0 if none has been executed."""
         seconds = sum(sum(entry[1:]) for entry in self.per_batch_size.values()) / 1e9
         return self.success_count / seconds if seconds > 0 else 0.0
 
@@ -223,7 +223,10 @@ class ModelStatistics:
         self.fail_ns += ns
 
     def cache_hit(self, queue_ns: int, lookup_ns: int, total_ns: int, at_ms: int = 0) -> None:
-        """Count one request answered from the response cache at `at_ms`: a success, but no inference and no execution."""
+        """Count one request answered from the response cache at `at_ms`.
+
+        It is a success, but no inference and no execution.
+        """
         self.last_hit_ms = at_ms
         self.success_count += 1
         self.success_ns += total_ns
@@ -238,7 +241,7 @@ class ModelStatistics:
             self.summaries.cache_hit.observe(lookup_ns // 1000)
 
     def cache_miss(self, ns: int) -> None:
-        """Count one look-up in vain, `ns` being look-up and insertion together."""
+        """Count one look-up that found no entry; `ns` is the time of look-up and insertion together."""
         self.cache_miss_count += 1
         self.cache_miss_ns += ns
         self.success_ns += ns

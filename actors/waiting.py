@@ -1,4 +1,4 @@
-"""Callers that wait for room in a model's queue: who is next, and when each looks again."""
+"""Callers that wait for room in a model's queue: which is next, and when each looks again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from actors.scheduling.queueing import RequestQueue
 from actors.scheduling.sequences import SequenceQueue
 
 REFUSED_AT_ONCE: Final = 128
-"""Callers that are woken at a time where all are refused; each that has gone wakes the next. Waking one costs some 30 µs."""
+"""Callers that are woken at a time where all are refused.
+
+Each that has left wakes the next. Waking one costs some 30 µs.
+"""
 
 
 class _Place:
@@ -34,9 +37,9 @@ class _Place:
 
 
 class WaitingLine:
-    """Those who wait for room in `queue`, first come first served; tenants that share a queue take turns.
+    """The callers that wait for room in `queue`, first come first served; tenants of a queue take turns.
 
-    `on_left` is called whenever one has come in or gone away.
+    `on_left` is called whenever a caller has come in or gone away.
     """
 
     def __init__(self, queue: RequestQueue, model: str, on_left: Callable[[], None]) -> None:
@@ -52,7 +55,7 @@ class WaitingLine:
         return len(self._places)
 
     def may_pass(self, request: InferRequest) -> bool:
-        """Whether a newcomer need not stand behind those who wait."""
+        """Whether a newcomer need not stand behind the waiting callers."""
         if not self._places:
             return True
         if self._turns is not None:
@@ -60,13 +63,13 @@ class WaitingLine:
         return self._sequences is not None and self._sequences.may_pass(request)
 
     def ahead(self) -> int:
-        """How many requests go before a newcomer's, as far as that is known: tenants go in turns."""
+        """How many requests go before a newcomer's, as far as that is known: tenants take turns."""
         return len(self._places) if self._turns is None else 0
 
     async def wait(self, request: InferRequest) -> None:
         """Wait until the queue has room for `request`.
 
-        Raises DeadlineExceeded, and what it was refused with.
+        Raises DeadlineExceeded, and the error that it was refused with.
         """
         place = self._enter(request)
         try:
@@ -102,11 +105,13 @@ class WaitingLine:
             self._sequences.waits_for_room(request, waits=False)
         if self._refused:
             self._refused.popleft().called.set()
-        self.call_next()  # it runs after us: whether we came in or went away, there may be room for the next
+        # The next caller runs after this one. Whether this one came in or went away, there may be room for
+        # the next.
+        self.call_next()
         self._on_left()
 
     def call_next(self) -> None:
-        """Have the caller whose turn it is look again whether there is room; having left, it calls the next."""
+        """Have the next caller look again for room. When it leaves the line, it calls the one after it."""
         if not self._places:
             return
         if self._turns is None:
@@ -125,9 +130,9 @@ class WaitingLine:
         return place is not None
 
     def refuse_all(self, error: TritiumError) -> None:
-        """End every wait with `error`: nobody who waits now comes in any more.
+        """End every wait with `error`: no request that waits now comes in any more.
 
-        They are woken some at a time.
+        The callers are woken some at a time.
         """
         for place in self._places.values():
             place.refuse(error)

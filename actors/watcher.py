@@ -1,8 +1,8 @@
-"""The watcher: in poll mode, looks at the repositories every few seconds and tells the catalog what has come to rest.
+"""The watcher: in poll mode, it looks at the repositories every few seconds and tells the catalog of changes.
 
-What is decided is in `actors.scheduling.settling`; this actor keeps the time, carries decisions out, and
-shows what it waits for. What it has seen outlives its crashes, so that a new life neither looks at everything
-again nor forgets what it was about to say.
+It tells only changes that have come to rest. `actors.scheduling.settling` makes the decisions. This actor
+keeps the time, carries decisions out, and shows what it waits for. Its observations outlive its crashes. So a
+new life does not look at everything again, and does not forget the changes that it was about to tell.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from actors.supervision.context import ChildContext
 from actors.supervision.spec import Backoff, ChildSpec, Intensity, OnExhausted
 
 WATCHER_INTENSITY: Final = Intensity(5, 60.0)
-MOST_SHOWN: Final = 50  # models that are waited for, in the tree
+MOST_SHOWN: Final = 50  # models that the tree names as waited for
 
 
 class Watched(Protocol):
-    """The catalog, as the watcher knows it. Neither waits."""
+    """The catalog, as the watcher knows it. Neither method waits."""
 
     def look_at(self, key: ModelKey, *, changed: bool) -> None:
-        """Read the model again, compare its content, and act; it may be new, or be in more or fewer repositories.
+        """Read the model again, compare its content, and act.
 
-        Without `changed` nobody knows whether anything about it is new.
+        The model may be new, or be in more or fewer repositories. Without `changed`, it is not known whether
+        anything about it is new.
         """
 
     def gone(self, key: ModelKey) -> None:
@@ -52,10 +53,10 @@ class Watched(Protocol):
 class Watcher:
     """Passive around the actor `run`; see the module.
 
-    `observe` returns one look at the sources. It may take as long as it likes, on threads that it leaves
-    behind when it is cancelled: the next look begins `interval` seconds after one has ended. What it raises
-    ends a life of the actor, which begins anew later and later (`spec`). `wall_clock` returns seconds since
-    1970, for those who read the tree.
+    `observe` returns one look at the sources. It may take any time, on threads that it leaves behind when it
+    is cancelled: the next look begins `interval` seconds after one has ended. An exception of `observe` ends
+    a life of the actor, and each new life begins later than the one before (`spec`). `wall_clock` returns
+    seconds since 1970, for readers of the tree.
     """
 
     def __init__(
@@ -77,11 +78,11 @@ class Watcher:
         self._wall_clock = wall_clock
         self._settling = Settling(namespacing=namespacing)
         self._decided: deque[Decision] = deque()
-        # Called after a poll that has found every repository, once what it has found is told.
+        # Called after a poll that has found every repository, once the catalog has been told of its results.
         self.found_all: Callable[[], object] = lambda: None
 
     def spec(self, name: str = "watcher") -> ChildSpec:
-        """Return the actor as a child: tried again for as long as it takes, without its siblings noticing."""
+        """Return the actor as a child: it is restarted for ever, without effect on its siblings."""
         return ChildSpec(
             name,
             self.run,
@@ -91,7 +92,10 @@ class Watcher:
         )
 
     def look_again(self, key: ModelKey) -> None:
-        """The catalog could not look at a model, for no fault of the model's: tell it again at the next poll."""
+        """Tell the catalog of a model again at the next poll.
+
+        The catalog could not look at it, for no fault of the model's.
+        """
         self._settling.look_again(key)
 
     async def run(self, ctx: ChildContext) -> None:
@@ -127,12 +131,12 @@ class Watcher:
 
     @fault_point("watcher.tell")
     def _carry_out(self) -> None:
-        """Tell the catalog. What a crash in between leaves over is told in the next life."""
+        """Tell the catalog. Changes that a crash leaves untold are told in the next life."""
         while self._decided:
             decision = self._decided.popleft()
             match decision:
                 case LookAt(key, change):
-                    changed = change is not Change.FIRST_SEEN  # at the start, all models would be news
+                    changed = change is not Change.FIRST_SEEN  # at the start, every model is seen first
                     if changed:
                         self._log(Event.REPOSITORY_CHANGED, model=str(key), change=change.value)
                     self._catalog.look_at(key, changed=changed)
@@ -182,6 +186,6 @@ class Watcher:
         return shown if len(waiting) <= MOST_SHOWN else [*shown, f"and {len(waiting) - MOST_SHOWN} more"]
 
     def _told(self, at: float) -> str:
-        """Return a reading of the loop's clock as people write times."""
+        """Return a reading of the loop's clock as a date and time."""
         seconds = self._wall_clock() - (trio.current_time() - at)
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
