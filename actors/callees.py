@@ -1,6 +1,6 @@
-"""Who answers for the names that models call: whoever answers clients and, while the server drains, who still can.
+"""The models for the names that models call: those that serve and, while the server drains, retiring ones.
 
-A request that was accepted before the server began to drain is answered; so the calls are that its model
+A request that was accepted before the server began to drain is answered. So are the calls that its model
 makes meanwhile.
 """
 
@@ -17,10 +17,10 @@ class Callees:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self.draining = False  # nothing new is accepted from clients
+        self.draining = False  # no new requests are accepted from clients
 
     def resolve(self, name: str, version: str = "", *, namespace: str = "") -> ServedModel:
-        """Return who answers for a model. Raises what `Router.resolve` does."""
+        """Return the model to call. Raises the errors of `Router.resolve`."""
         try:
             return self._router.resolve(name, version, namespace=namespace)
         except TritiumError:

@@ -1,4 +1,4 @@
-"""Many requests into one slot, one result back to many requests: the copies and cuts between tensors and segments."""
+"""Copies and cuts between tensors and segments: many requests into one slot, one result back to all."""
 
 from __future__ import annotations
 
@@ -21,23 +21,32 @@ if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
 
 COPY_LIMIT: Final = 256 * 1024
-"""A result of up to so many bytes is copied out at once, in one piece, and its slot is free at once; see `Scatter`."""
+"""A result of up to so many bytes is copied out in one piece, and its slot is free at once; see `Scatter`."""
 
 _PIECE: Final = 128 * 1024
-"""Bytes of a long input that are copied in one step: some tenth of a millisecond, where the pages are new."""
+"""Bytes of a long input that are copied in one step: some tenth of a millisecond, if the pages are new."""
 
 _STRINGS_AT_ONCE: Final = 2 * 1024 * 1024
-"""So many bytes of packed outputs are copied and checked in one piece, in some 2 ms; more of a result in slices."""
+"""Bytes of packed outputs that are copied and checked in one piece, in some 2 ms.
+
+The rest of a longer result is done in slices.
+"""
 
 _ELEMENT_EFFORT: Final = 100
-"""Checking one packed element takes as long as copying so many bytes."""
+"""Bytes that are copied in the time of checking one packed element."""
 
 _CUT_COPYING: Final = 16 * 1024
-"""A private copy of up to so many bytes is cut by copying its parts, which costs less than a view of each does."""
+"""A private copy of up to so many bytes is cut by copying its parts.
+
+That costs less than a view of each.
+"""
 
 
 class Gather:
-    """A plan to put a batch's inputs one after the other: known sizes first, the copying once a segment is large enough."""
+    """A plan to put a batch's inputs one after the other.
+
+    Sizes are known first; the inputs are copied once a segment is large enough.
+    """
 
     __slots__ = ("_parts", "inputs", "nbytes")
 
@@ -48,7 +57,7 @@ class Gather:
         at = 0
         sent = len(spec.inputs)
         for index, declared in enumerate(spec.backend_inputs):
-            if index < sent or not requests[0].extra:  # what warms up brings controls and states as inputs
+            if index < sent or not requests[0].extra:  # a warmup brings controls and states as inputs
                 tensors = _of_input(requests, declared, index)
             else:
                 tensors = [request.extra[index - sent] for request in requests]
@@ -133,7 +142,7 @@ def reshaped(
 def client_shape(shape: Sequence[int], declared: OutputSpec, *, batches: bool) -> Sequence[int]:
     """Return the shape under which clients see an output of `shape`, as its `reshape` says.
 
-    An output of another rank or size than configured keeps its shape, which shows what it is.
+    An output whose rank or size differs from its configuration keeps its shape, so that the difference shows.
     """
     target = declared.reshape
     if target is None or len(shape) - batches != len(target):
@@ -143,7 +152,10 @@ def client_shape(shape: Sequence[int], declared: OutputSpec, *, batches: bool) -
 
 
 def default_metadata(request: InferRequest, spec: ModelSpec) -> dict[str, object]:
-    """Return what a worker must be told of `request` beyond its tensors: only what differs from the default."""
+    """Return the metadata of `request` for the worker: only differences from the default.
+
+    Its tensors are not part of it.
+    """
     told: dict[str, object] = {}
     if request.id:
         told["id"] = request.id
@@ -165,16 +177,16 @@ def default_metadata(request: InferRequest, spec: ModelSpec) -> dict[str, object
 
 
 Cut = tuple[InferRequest, list[Tensor], Answer | None]
-"""What one request gets of a result: its outputs and, where it was answered by itself, that answer."""
+"""A request's share of a result: its outputs and, if the worker answered it by itself, that answer."""
 
 
 class Scatter:
-    """A result, cut into what each request gets.
+    """A result, cut into the shares of its requests.
 
     Results of up to `COPY_LIMIT` bytes are copied once; then `borrowed` is false and the slot is free.
     Otherwise outputs view the slot's segment, which must stay leased until each response is released. Long
-    packed outputs are left `unchecked` by `answers`, and are no good to anyone before all of `checking` has
-    been done.
+    packed outputs are left `unchecked` by `answers`, and must not be used before all of `checking` has been
+    done.
     """
 
     __slots__ = ("_base", "_data", "_effort", "_result", "_spec", "borrowed", "unchecked")
@@ -185,7 +197,7 @@ class Scatter:
         """Check every offset and length of `result` against the segment. Raises FrameError."""
         self._result = result
         self._spec = spec
-        self._effort = 0  # that checking packed outputs takes, in bytes to copy
+        self._effort = 0  # the cost of checking packed outputs, in bytes to copy
         self.unchecked: list[Tensor] = []
         placed = list(_all_outputs(result))
         low = min((output.offset for output in placed), default=0)
@@ -200,9 +212,9 @@ class Scatter:
             self._data = private if len(private) <= _CUT_COPYING else memoryview(private)
 
     def answers(self, requests: Sequence[InferRequest]) -> list[Cut]:
-        """Return each request with its output tensors and, where the worker answered one by one, its `Answer`.
+        """Return each request with its output tensors and, if the worker answered one by one, its `Answer`.
 
-        Raises FrameError before anything is handed out, if the result does not fit the requests.
+        Raises FrameError before any share is handed out, if the result does not fit the requests.
         """
         if self._result.stacked is not None:
             return self._stacked_answers(requests, self._result.stacked)
@@ -220,7 +232,7 @@ class Scatter:
         spans = [
             (request.rows, end)
             for request, end in zip(requests, ends, strict=True)
-            if not request.padding  # nobody will look at it
+            if not request.padding  # padding is never read
         ]
         columns = [self._column(each, requests, spans, ends[-1]) for each in stacked]
         outputs = zip(*columns, strict=True) if columns else repeat(())
@@ -238,7 +250,10 @@ class Scatter:
     def _column(
         self, placed: Placed, requests: Sequence[InferRequest], spans: Sequence[tuple[int, int]], total: int
     ) -> list[Tensor]:
-        """Return each request's part of one output of `total` rows; `spans` are how many rows each has, and where they end."""
+        """Return each request's part of one output of `total` rows.
+
+        `spans` are the number of rows of each request, and where they end.
+        """
         tail = placed.shape[1:]
         name, datatype = placed.name, placed.datatype
         if datatype is DataType.BYTES and placed.sizes is not None:
@@ -278,11 +293,11 @@ class Scatter:
         return tensor
 
     def checking(self) -> Iterator[None]:
-        """Copy and check what is `unchecked`, whose tensors then have data of their own.
+        """Copy and check the `unchecked` outputs, whose tensors then have data of their own.
 
         Yields between pieces of work.
 
-        It may be given up and done anew. Raises FrameError for a malformed output.
+        The work may be given up and done anew. Raises FrameError for a malformed output.
         """
         for tensor in self.unchecked:
             data = memoryview(tensor.data)
@@ -304,9 +319,9 @@ class Scatter:
 def outputs_of(
     part: Part, request: InferRequest, spec: ModelSpec
 ) -> tuple[list[Tensor], Callable[[], Iterator[None]] | None]:
-    """Return the tensors of a decoupled model's part, which view its data, and how to check them where that takes long.
+    """Return the tensors of a decoupled model's part, and how to check them if that takes long.
 
-    Raises FrameError where they don't fit it.
+    The tensors view the part's data. Raises FrameError where they don't fit it.
     """
     if part.answer is None or not part.answer.outputs:
         return [], None
@@ -323,7 +338,10 @@ def _all_outputs(result: Result) -> Iterable[Placed]:
 
 
 def _checked_bytes(data: Buffer, name: str, shape: Sequence[int]) -> bytes:
-    """Return a private copy of packed elements, known to be well-formed: a worker may scribble on the original."""
+    """Return a private copy of packed elements, known to be well-formed.
+
+    A worker may overwrite the original.
+    """
     private = bytes(data)
     count = element_count(shape)
     found = walk_at_once(private, count)

@@ -1,4 +1,4 @@
-"""The lane of a model: what waits to be done with it, and the actor that does it."""
+"""The lane of a model: the operations that wait for it, and the actor that carries them out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTENSITY: Final = Intensity(5, 60.0)
 
 
 class Lane:
-    """What waits to be done with one model, and the actor that does it."""
+    """The operations that wait for one model, and the actor that carries them out."""
 
     def __init__(
         self,
@@ -34,7 +34,10 @@ class Lane:
         on_over: Callable[[], object],
         on_changed: Callable[[ModelKey], object] = lambda _: None,
     ) -> None:
-        """`on_over` is called when the lane may be done without, see `over`; `on_changed` when other versions serve."""
+        """`on_over` is called when the lane is no longer needed, see `over`.
+
+        `on_changed` is called when other versions serve.
+        """
         self.deployment = Deployment(
             key, around, on_retired=self._look_up, on_changed=lambda: on_changed(key)
         )
@@ -43,7 +46,7 @@ class Lane:
         self.standing = False  # its actor was started
         self._waiting: deque[Operation] = deque()
         self._current: Operation | None = None
-        self._began = 0.0  # when that did
+        self._began = 0.0  # when the current operation began
         self._scope: trio.CancelScope | None = None
         self._arrived = Bell()
 
@@ -53,7 +56,7 @@ class Lane:
             self._supersede()
         if isinstance(operation, LookAt):
             for waiting in self._waiting:
-                if isinstance(waiting, LookAt):  # which sees what this one would
+                if isinstance(waiting, LookAt):  # it will see what this one would
                     waiting.changed |= operation.changed
                     operation.finish()
                     return
@@ -62,12 +65,15 @@ class Lane:
 
     @property
     def has_work(self) -> bool:
-        """Whether something is being done, or is still to be done."""
+        """Whether an operation is under way or waits."""
         return self._current is not None or bool(self._waiting)
 
     @property
     def loading_since(self) -> float | None:
-        """Since when the model is being loaded; infinite where it waits to be, None where it is not."""
+        """Since when the model is being loaded.
+
+        Infinite if it waits to be loaded, None if it is not to be.
+        """
         current = self._current
         if current is not None and (current.loads or self.deployment.progress is not None):
             return self._began
@@ -75,14 +81,14 @@ class Lane:
 
     @property
     def over(self) -> bool:
-        """Whether its model has left, and nothing is to be done with it."""
+        """Whether its model has left, and no operation is left for it."""
         return self.deployment.at_rest and not self.has_work
 
     def _look_up(self) -> None:
         self._arrived.ring()
 
     def _supersede(self) -> None:
-        """Nobody will want what is being loaded, or waits to be."""
+        """An unload order makes the loads that are under way or wait superfluous: end them."""
         for operation in [each for each in self._waiting if each.gives_way]:
             self._waiting.remove(operation)
             operation.give_way(self.deployment)
@@ -91,13 +97,13 @@ class Lane:
             self._scope.cancel()
 
     def spec(self) -> ChildSpec:
-        """Return the actor as a child: tried again for as long as it takes, without its siblings noticing."""
+        """Return the actor as a child: it is restarted for ever, without effect on its siblings."""
         return ChildSpec(self.name, self.run, intensity=INTENSITY, on_exhausted=OnExhausted.RETRY_AT_CAP)
 
     async def run(self, ctx: ChildContext) -> None:
-        """Do one thing after the other.
+        """Carry out one operation after the other.
 
-        What comes to no end is answered, or is the next life's first; see `Operation.lives`.
+        An unfinished one is answered, or is the first of the next life; see `Operation.lives`.
         """
         ctx.started()
         self.deployment.tell = ctx.publish
@@ -110,7 +116,7 @@ class Lane:
                 ctx.publish(busy_with=type(self._current).__name__.lower())
                 try:
                     await self._carry_out(self._current)
-                finally:  # which was cancelled, or crashed
+                finally:  # also if it was cancelled, or crashed
                     self._leave_off(self._current)
                     self._current = self._scope = self.deployment.progress = None
             ctx.publish(busy_with=None, phase=None, attempt=None)
@@ -119,7 +125,7 @@ class Lane:
             await self._arrived.next_ring()
 
     def _leave_off(self, operation: Operation) -> None:
-        """This life ends with an operation, or has done it."""
+        """This life ends during an operation, or has done it."""
         if operation.done.is_set():
             return
         operation.lives -= 1

@@ -1,7 +1,7 @@
 """A model version that keeps a record of each request, and logs the stages that it goes through.
 
-It is a class of its own, chosen when a version is made, because a server that does not log requests must not
-even have to ask whether it should: `actors.model.ModelState` knows nothing of records.
+It is a class of its own, chosen when a version is made. So a server that does not log requests need not even
+check whether it should: `actors.model.ModelState` knows nothing of records.
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ class RecordedState(ModelState):
             if said and self.spec.decoupled:
                 record.responded(trio.current_time())
             if final and record.relation:
-                # Before it is passed on, for whoever made it may end by it, and is then to be told of after
-                # it.
+                # Called before the part is passed on: the request's maker may end once it has the part.
                 self._recorder.on_internal(request, part, "")
         super().respond(request, part, final=final)
 

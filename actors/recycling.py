@@ -1,7 +1,7 @@
-"""Who has worn-out workers of a model version replaced, one at a time: an actor beside the version's instances.
+"""Replaces worn-out workers of a model version, one at a time: an actor beside the version's instances.
 
-`actors.scheduling.recycling` decides; whoever can start and stop instances replaces. The request path knows
-nothing of it.
+`actors.scheduling.recycling` decides; the code that can start and stop instances replaces. Requests are not
+affected by this actor.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from actors.supervision.context import ChildContext
 from actors.worker import LiveWorker
 
 Measure = Callable[[int], Awaitable[int]]
-"""Returns the bytes of memory that a process takes, with all that it has started; 0 where it has gone."""
+"""Returns the bytes of memory of a process and all processes that it started; 0 if it has gone."""
 
 
 class Instances(Protocol):
     """Starts and ends instances of versions; `engine.subtree` does."""
 
     async def replace(self, state: ModelState, each: InstanceState) -> InstanceState:
-        """Start an instance like this one, and once it serves give this one no more batches; return the new one.
+        """Start an instance like this one; once that serves, give this one no more batches. Return the new one.
 
-        Raises TritiumError where the new one can't load the model; then everything is as before, as it is
-        where the caller is cancelled.
+        Raises TritiumError if the new one can't load the model. Then everything is as before, and so it is if
+        the caller is cancelled.
         """
 
     async def retire(self, state: ModelState, each: InstanceState) -> None:
-        """Wait until an instance that was replaced has answered what it has, then end it."""
+        """Wait until a replaced instance has answered all its requests, then end it."""
 
 
 class Recycler:
@@ -53,7 +53,7 @@ class Recycler:
         self._replaced: InstanceState | None = None  # still to be ended, if need be in the next life
 
     async def run(self, ctx: ChildContext) -> None:
-        """Replace what reaches a ceiling, until cancelled."""
+        """Replace workers that reach a ceiling, until cancelled."""
         ctx.started()
         while True:
             await self._retire()
@@ -64,7 +64,7 @@ class Recycler:
 
     @fault_point("recycler.look")
     async def _look(self) -> None:
-        """Replace the oldest that has reached a ceiling."""
+        """Replace the oldest worker that has reached a ceiling."""
         if self._state.status is not Status.READY:
             return
         for worker, each in sorted(self._serving(), key=lambda pair: pair[0].serving_since):
@@ -106,7 +106,7 @@ class Recycler:
         self._log(Event.WORKER_RECYCLED, **keys, replacement=fresh.pid, seconds=trio.current_time() - began)
 
     async def _retire(self) -> None:
-        """End what was replaced, so that there is never more than one worker too many."""
+        """End the replaced instance, so that there is never more than one worker too many."""
         if self._replaced is not None:
             await self._instances.retire(self._state, self._replaced)
             self._replaced = None

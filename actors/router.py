@@ -1,4 +1,4 @@
-"""From a name to the model version that serves: what frontends hold, and what the catalog edits.
+"""From a name to the model version that serves: frontends hold the router, and the catalog edits it.
 
 Passive. Texts are those of contract http.md section 3. A model is known by its *key*: its name, or where
 models of several repositories may share one, its name and its namespace.
@@ -18,17 +18,17 @@ from actors.verdicts import DUPLICATE_REASON as DUPLICATE_REASON
 from actors.verdicts import UNLOADED as UNLOADED
 
 RELOAD_FAILED = "reload failed: "
-"""What the index tells beside READY begins with this where what serves is older than what was to take its place."""
+"""The reason beside READY begins with this where the serving version is older than its failed replacement."""
 
 _VERSION_LIMIT = 2**63
-# `int` reads more than this: other scripts' digits, blanks, underscores. 4,000 digits are fewer than it
-# refuses to read.
+# `int` accepts more than this: other scripts' digits, blanks, underscores. The limit of 4,000 digits is below
+# `int`'s.
 _NUMBER = re.compile(r"[+-]?[0-9]{1,4000}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnTheWay:
-    """A load that is going on: what it is at, in words, and in how many seconds it may be over."""
+    """A load that is going on: its phase in words, and in how many seconds it may be over."""
 
     told: str
     retry_after: float
@@ -36,7 +36,7 @@ class OnTheWay:
 
 @dataclass(frozen=True, slots=True)
 class LoadCounts:
-    """How often a model could not be loaded, and whether a version that serves is older than what was to take its place."""
+    """How often a model could not be loaded, and which serving versions could not be replaced."""
 
     name: str
     namespace: str
@@ -50,25 +50,26 @@ def _nobody(name: str, namespace: str) -> OnTheWay | None:
 
 
 Fronting = Callable[[Mapping[int, ModelState]], ServedModel | None]
-"""Chooses who answers requests that name no version, from the READY ones; None: the highest version."""
+"""Chooses the model for requests that name no version, from the READY ones; None: the highest version."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """One model. A version is in one of the three maps at least; who `serving` has, the index shows."""
+    """One model. A version is in at least one of the three maps; the index shows those in `serving`."""
 
-    # Requests go to those of them that are READY.
+    # The versions in it that are READY get the requests.
     serving: dict[int, ModelState] = field(default_factory=dict)
     loading: list[ModelState] = field(default_factory=list)  # not serving yet, though some may be READY
-    retiring: list[ModelState] = field(default_factory=list)  # they served
+    retiring: list[ModelState] = field(default_factory=list)  # they have served
     past: dict[int, IndexEntry] = field(default_factory=dict)  # failed to load, or was unloaded
-    broken: str = ""  # why it can't even be configured, where no version tells
-    # Why the last reload beside what serves came to nothing, by version; 0 stands for all of them.
+    broken: str = ""  # why it can't be configured at all, if no version tells
+    # Why the last reload beside the serving versions failed, by version; 0 stands for all of them.
     setbacks: Mapping[int, str] = field(default_factory=dict)
-    failures: int = 0  # of loads, since it is known
-    left: bool = False  # it is in the repository no more: what retires is told of until it has ended
+    failures: int = 0  # failed loads, since it is known
+    # It is no longer in the repository. Its retiring versions are listed until they have ended.
+    left: bool = False
     fronting: Fronting | None = None
-    dormant: Mapping[int, ServedModel] = field(default_factory=dict)  # answer while nothing is loaded
+    dormant: Mapping[int, ServedModel] = field(default_factory=dict)  # they answer while it is not loaded
 
     @property
     def ready(self) -> dict[int, ModelState]:
@@ -86,7 +87,7 @@ class _Known:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing left to tell of it."""
+        """Whether there is no information left about it."""
         return not (self.serving or self.background or self.past or self.broken or self.dormant)
 
 
@@ -95,21 +96,21 @@ class Router:
 
     def __init__(self, *, namespacing: bool = False) -> None:
         self.namespacing = namespacing  # models of several repositories may share a name
-        # Tells of the load of a model of this name, of that namespace where one is given.
+        # Returns the load of a model of this name, of that namespace if one is given.
         self.on_the_way: Callable[[str, str], OnTheWay | None] = _nobody
         self._models: dict[ModelKey, _Known] = {}
         self._named: dict[str, list[ModelKey]] = {}  # keys by the name that requests use
-        self._fronts: dict[str, ServedModel] = {}  # by that name: who answers requests that name no version
+        self._fronts: dict[str, ServedModel] = {}  # by that name: the model for requests without a version
         self._observers: list[Callable[[ModelKey], None]] = []
 
     # -- for the catalog -------------------------------------------------------------------------------------
 
     def on_change(self, observer: Callable[[ModelKey], None]) -> None:
-        """Have `observer` called whenever something about a model is new. It must not raise."""
+        """Have `observer` called whenever a model changes. It must not raise."""
         self._observers.append(observer)
 
     def load_begun(self, key: ModelKey, state: ModelState) -> None:
-        """A version is loading, beside the one that serves if there is one."""
+        """A version is loading, beside the serving one if there is one."""
         known = self._known(key)
         known.broken, known.left = "", False
         known.past.pop(state.spec.version, None)
@@ -117,7 +118,7 @@ class Router:
         self._refresh(key)
 
     def load_ended(self, key: ModelKey, state: ModelState, reason: str) -> None:
-        """That load came to nothing. `reason` is told where no other version of that number serves."""
+        """That load failed. `reason` is shown if no other version of that number serves."""
         known = self._known(key)
         known.loading = [each for each in known.loading if each is not state]
         if state.spec.version not in known.serving:
@@ -127,7 +128,7 @@ class Router:
     def serve(self, key: ModelKey, states: Mapping[int, ModelState]) -> list[ModelState]:
         """Send requests to `states` from now on, and to no other version.
 
-        Returns those that are replaced, to be retired.
+        Returns the replaced ones, to be retired.
         """
         known = self._known(key)
         replaced = [state for state in known.serving.values() if state not in states.values()]
@@ -135,7 +136,7 @@ class Router:
         known.retiring += replaced
         known.serving = dict(sorted(states.items()))
         known.broken, known.setbacks = "", {}
-        if states:  # what failed before is made up for; what is wanted no more was unloaded
+        if states:  # earlier failures are made up for; versions that are no longer wanted were unloaded
             known.past = {
                 number: each
                 for number, each in known.past.items()
@@ -145,9 +146,9 @@ class Router:
         return replaced
 
     def load_failed(self, key: ModelKey, reasons: Mapping[int, str]) -> None:
-        """A load came to nothing, for these reasons by version, 0 standing for all.
+        """A load failed, for these reasons by version, 0 standing for all.
 
-        What serves goes on, and they are told beside it.
+        The serving versions go on, and the reasons are shown beside them.
         """
         known = self._known(key)
         known.failures += 1
@@ -155,7 +156,7 @@ class Router:
         self._refresh(key)
 
     def setback(self, key: ModelKey, version: int) -> str:
-        """Return why the last reload of a version that serves came to nothing; empty where it did not."""
+        """Return why the last reload of a serving version failed; empty if it did not."""
         known = self._models.get(key)
         if known is None or not known.setbacks or version not in known.serving:
             return ""
@@ -164,14 +165,14 @@ class Router:
         return reasons.get(version) or reasons.get(0) or others
 
     def loads(self) -> Iterator[LoadCounts]:
-        """Yield what is counted of the loads of each model, for metrics."""
+        """Yield the counts of the loads of each model, for metrics."""
         for key in sorted(self._models):
             known = self._models[key]
             failed = {number: bool(known.setbacks) for number in sorted(known.serving)}
             yield LoadCounts(key.name, key.namespace, failures=known.failures, reload_failed=failed)
 
     def retired(self, key: ModelKey, state: ModelState) -> None:
-        """A replaced version has answered all it had, and its subtree has ended."""
+        """A replaced version has answered all its requests, and its subtree has ended."""
         known = self._known(key)
         known.loading = [each for each in known.loading if each is not state]
         known.retiring = [each for each in known.retiring if each is not state]
@@ -182,9 +183,9 @@ class Router:
     def mark_broken(
         self, key: ModelKey, versions: Sequence[int], reason: str, *, faults: Mapping[int, str] | None = None
     ) -> None:
-        """A model can't be configured. Versions that serve go on; the others are known by `reason`.
+        """A model can't be configured. Versions that serve go on; the others are listed with `reason`.
 
-        With `faults`, by version, those without a fault only fell with the others.
+        With `faults`, by version, versions without a fault of their own failed only because of the others.
         """
         known = self._known(key)
         known.broken = "" if versions or known.serving else reason
@@ -196,7 +197,7 @@ class Router:
         self._refresh(key)
 
     def unloaded(self, key: ModelKey) -> None:
-        """The model was unloaded on purpose, whatever became of it before."""
+        """The model was unloaded on purpose, whatever its state was before."""
         known = self._known(key)
         known.broken = ""
         for number in known.past:
@@ -204,18 +205,18 @@ class Router:
         self._refresh(key)
 
     def forget(self, key: ModelKey) -> None:
-        """The model has left the repository: what has ended is told of no more."""
+        """The model has left the repository: versions that have ended are no longer listed."""
         known = self._known(key)
         known.past.clear()
         known.broken, known.left = "", True
         self._refresh(key)
 
     def changed(self, state: ModelState) -> None:
-        """A version's status is new: see which one answers for the model now."""
+        """A version's status is new: choose anew which one answers for the model."""
         self._refresh(state.spec.key)
 
     def set_fronting(self, key: ModelKey, fronting: Fronting | None) -> None:
-        """Have `fronting` choose who answers requests that name no version of the model."""
+        """Have `fronting` choose the model for requests that name no version."""
         self._known(key).fronting = fronting
         self._refresh(key)
 
@@ -287,16 +288,16 @@ class Router:
     # -- actors.interfaces.Models ----------------------------------------------------------------------------
 
     def resolve(self, name: str, version: str = "", *, namespace: str = "") -> ServedModel:
-        """Return the version that shall answer. See `actors.interfaces.Models`.
+        """Return the version that is to answer. See `actors.interfaces.Models`.
 
-        With a `namespace` the model is that of this repository, whether or not others have one of the same
+        With a `namespace`, the model is that of this repository, whether or not others have one of the same
         name.
         """
         if not version:
             front = self._namespaced_front(name, namespace) if namespace else self._fronts.get(name)
             if front is not None:
                 return front
-        number = parse_version(version) if version else 0  # looked at before the model is
+        number = parse_version(version) if version else 0  # checked before the model is
         key = ModelKey(name, namespace)
         if not (namespace and key in self._models):
             key = self._only_key(name, number)
@@ -319,7 +320,10 @@ class Router:
         raise self._loading(key, number) or _not_ready(name, number)
 
     def _loading(self, key: ModelKey, number: int) -> Unavailable | None:
-        """Return the error of a model, or of its version `number`, that is being loaded: what it waits for, and how long."""
+        """Return the error of a model or version that is being loaded: what it waits for, and how long.
+
+        `number` is the version; 0 stands for the model.
+        """
         way = self.on_the_way(key.name, key.namespace)
         if way is None:
             return None
@@ -332,7 +336,10 @@ class Router:
         return None if known is None else self._front(known)
 
     def past(self, key: ModelKey) -> Mapping[int, str]:
-        """Return why versions that do not serve failed to load, or that they were unloaded; 0 stands for all of them."""
+        """Return why versions that do not serve failed to load, or that they were unloaded.
+
+        0 stands for all of them.
+        """
         known = self._models.get(key)
         if known is None:
             return {}
@@ -340,7 +347,7 @@ class Router:
         return {0: known.broken, **reasons} if known.broken else reasons
 
     def dormant(self, key: ModelKey) -> Mapping[int, ServedModel]:
-        """Return who answers while the model is not loaded, for one that is loaded on demand."""
+        """Return the stand-ins of a model that is loaded on demand, which answer while it is not loaded."""
         known = self._models.get(key)
         return {} if known is None else known.dormant
 
@@ -355,7 +362,10 @@ class Router:
         return keys[0]
 
     def versions(self, name: str) -> Sequence[int]:
-        """Return the READY versions of `name`, ascending; of a model that is not loaded, those it would have."""
+        """Return the READY versions of `name`, ascending.
+
+        For a model that is not loaded, these are the versions that it would have.
+        """
         known = self._models.get(self._only_key(name))
         if known is None:
             return []
@@ -381,7 +391,7 @@ class Router:
     # -- for actors.interfaces.Repository --------------------------------------------------------------------
 
     def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
-        """Return every version with its state. Loads in progress are told by `background`."""
+        """Return every version with its state. Loads in progress are given by `background`."""
         entries = [entry for key in sorted(self._models) for entry in self._entries(key)]
         if ready_only:  # duplicates are listed all the same (contract, repository.md section 4)
             return [
@@ -399,7 +409,7 @@ class Router:
         for state in (*known.background, *known.serving.values()):
             status = state.status
             if status is Status.READY and state in known.loading:
-                status = Status.LOADING  # it answers nobody before the load of all versions has ended well
+                status = Status.LOADING  # it gets no requests before the load of all versions has ended well
             setback = self.setback(key, state.spec.version) if status is Status.READY else ""
             shown[state.spec.version] = _entry(
                 key,

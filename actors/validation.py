@@ -1,12 +1,12 @@
 """Does a request fit its model? The checks of contract http.md section 9, in its order and with its texts.
 
-A `Validator` is made once per model version and called for every request, so everything that depends on the
-configuration alone is worked out when it is made, and a good request pays for comparisons only. The texts are
-built where something is wrong.
+A `Validator` is made once per model version and called for every request. So everything that depends on the
+configuration alone is worked out when it is made, and a good request costs comparisons only. An error's text
+is built only when there is an error.
 
-One recorded quirk of Triton's is not kept: there a leading dimension of 0 means "not yet known", so that
-inputs of 0 and of 3 rows pass as a request of 3. Such a request would show a model somebody else's rows; it
-is refused with the text for unequal batch sizes.
+One recorded quirk of Triton's is not kept. There a leading dimension of 0 means "not yet known", so that
+inputs of 0 and of 3 rows pass as a request of 3. Such a request would show a model the rows of other
+requests. It is refused with the text for unequal batch sizes.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 _INT64_MAX: Final = 2**63 - 1
 _length_at = Struct("<I").unpack_from
-# From here on numpy's start-up cost is less than the walk it may save.
+# From so many elements on, numpy's start-up cost is less than the walk that it may save.
 _WORTH_A_UNIFORM_LOOK: Final = 16
-# Bytes of a packed tensor that are walked in one piece: 4,096 empty elements, which is less than half a
+# Bytes of a packed tensor that are walked in one piece: 4,096 empty elements, in less than half a
 # millisecond.
 _WALKED_AT_ONCE: Final = 16 * 1024
 
 
 class _Input:
-    """What one declared input's checks need, worked out beforehand."""
+    """The values for one declared input's checks, worked out beforehand."""
 
     __slots__ = ("bit", "datatype", "dims", "exact", "key_at", "name", "row_elements", "row_nbytes")
 
@@ -50,17 +50,17 @@ class _Input:
         self.dims = spec.dims
         self.bit = 1 << index
         self.key_at = key_at  # place of its shape in the batch key; -1: shapes may differ within a batch
-        self.exact = None if -1 in spec.dims else spec.dims  # the only shape it takes, where there is one
+        self.exact = None if -1 in spec.dims else spec.dims  # the only allowed shape, if there is only one
         self.row_elements = 0 if -1 in spec.dims else element_count(spec.dims)
         self.row_nbytes = self.row_elements * spec.datatype.size
 
 
 class Validator:
-    """Check requests against one model version and fill in what follows from their inputs.
+    """Check requests against one model version, and fill in fields that follow from their inputs.
 
     Sets `rows`, `nbytes` and `batch_key`, and `requested_outputs` to all declared outputs where the client
-    named none. A batch key is None where nothing about the inputs can keep two requests apart; requests with
-    equal keys may share a batch (contract, scheduling.md section 3.2).
+    named none. A batch key is None where the inputs can never keep two requests apart. Requests with equal
+    keys may share a batch (contract, scheduling.md section 3.2).
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class Validator:
         plain = all(
             plan.exact is not None and plan.datatype is not DataType.BYTES for plan in self._inputs.values()
         )
-        # Where nothing about a good request is left open, one look at each input is enough.
+        # Where every property of a good request is fixed, one look at each input is enough.
         self._usual = tuple(self._inputs.values()) if self._batches and plain and not self._optional else None
 
     def __call__(self, request: InferRequest) -> None:
@@ -113,21 +113,21 @@ class Validator:
             request.requested_outputs = self._output_names
 
     def must_walk(self, request: InferRequest) -> bool:
-        """Whether `request` has packed inputs too long to be walked in one piece.
+        """Whether `request` has packed inputs that are too long to be walked in one piece.
 
-        `walk_strings` comes first then.
+        In that case `walk_strings` must be called first.
         """
         return self._has_strings and request.strings is None and any(map(_is_long, request.inputs))
 
     def walk_strings(self, request: InferRequest) -> Generator[None, None, None]:
-        """Walk the long packed inputs of `request`, and note in it what was found.
+        """Walk the long packed inputs of `request`, and note the result in it.
 
         Yields between slices of work.
         """
         found: list[Strings | None] = []
         for tensor in request.inputs:
             if _is_long(tensor):
-                # Of more elements than the shape says it is enough to know that there are more.
+                # If there are more elements than the shape says, it is enough to know that there are more.
                 most = element_count(tensor.shape[:MAX_DIMS])
                 found.append((yield from walk(tensor.data, max(most, 0))))
             else:
@@ -135,7 +135,10 @@ class Validator:
         request.strings = found
 
     def _is_usual(self, request: InferRequest, usual: Sequence[_Input]) -> bool:
-        """Complete a good request that has all declared inputs, in their order; False for whatever needs a closer look."""
+        """Complete a good request that has all declared inputs, in their order.
+
+        False for a request that needs a closer look.
+        """
         inputs = request.inputs
         if len(inputs) != len(usual):
             return False
@@ -160,7 +163,7 @@ class Validator:
         return True
 
     def _check_everything(self, request: InferRequest) -> None:
-        """Check whatever there may be, in the contract's order."""
+        """Check all properties of a request, in the contract's order."""
         inputs = request.inputs
         count = len(inputs)
         if count > 1 and len({tensor.name for tensor in inputs}) < count:
@@ -198,7 +201,7 @@ class Validator:
         request.batch_key = self._key(inputs, declared) if self._keyed_shapes or self._optional else None
 
     def _check_outputs(self, request: InferRequest) -> None:
-        """Requested outputs are distinct, and all of them declared."""
+        """Check that requested outputs are distinct, and that all of them are declared."""
         wanted = set(request.requested_outputs)
         if len(wanted) < len(request.requested_outputs):
             name = _first_repeated(request.requested_outputs)
@@ -263,10 +266,10 @@ class Validator:
         body = shape[1:] if self._batches else shape
         if len(body) != len(plan.dims):
             raise self._wrong_shape(request, name, shape, plan)
-        # The product leaves zeros out, for a framework multiplies the other dimensions too.
+        # The product leaves zeros out, because a framework multiplies the other dimensions too.
         bound = (shape[0] or 1) if self._batches else 1
         for want, got in zip(plan.dims, body, strict=True):
-            # A -1 from the client passes here as it does in Triton, to be told below that it can't be left
+            # A -1 from the client passes here, as it does in Triton. Below it is refused: it can't be left
             # open.
             if want not in (got, -1) and got != -1:
                 raise self._wrong_shape(request, name, shape, plan)
@@ -322,9 +325,8 @@ class Validator:
     ) -> None:
         """Check a packed BYTES tensor: `count` elements, the last ending where the data does.
 
-        `found` is what a walk of it has found; None where it was not walked, which is done here, for it is
-        short. About 0.1 µs an element where their lengths differ, next to nothing where they are all the
-        same.
+        `found` is the result of a walk; if it is None, the tensor is short and is walked here. That takes
+        about 0.1 µs an element where their lengths differ, and next to no time where they are all equal.
         """
         data = tensor.data
         if found is None:
@@ -358,7 +360,7 @@ class Validator:
         )
 
     def _key(self, inputs: Sequence[Tensor], declared: Sequence[_Input]) -> object:
-        """Return the batch key: shapes of variable inputs, and which inputs are there where some are optional."""
+        """Return the batch key: the shapes of variable inputs, and which of the optional inputs are given."""
         shapes: list[tuple[int, ...] | None] = [None] * self._keyed_shapes
         present = 0
         for tensor, plan in zip(inputs, declared, strict=True):
@@ -372,7 +374,7 @@ class Validator:
 def validate(request: InferRequest, spec: ModelSpec) -> None:
     """Check one request against `spec`, as `Validator(spec)` does.
 
-    Where there are many, keep the Validator.
+    For many requests, keep the Validator.
     """
     Validator(spec)(request)
 
@@ -382,7 +384,10 @@ def _is_long(tensor: Tensor) -> bool:
 
 
 def _walk(data: Buffer, count: int) -> int:
-    """Return where the last of `count` packed elements says that it ends, or -1 where one begins beyond the end."""
+    """Return where the last of `count` packed elements ends, by its own length.
+
+    Returns -1 if an element begins beyond the end.
+    """
     at = 0
     try:
         for _ in range(count):
@@ -394,7 +399,7 @@ def _walk(data: Buffer, count: int) -> int:
 
 
 def _uniform(tensor: Tensor, count: int) -> bool:
-    """Whether a packed BYTES tensor is `count` elements of one and the same length."""
+    """Whether a packed BYTES tensor is `count` elements of the same length."""
     stride, rest = divmod(len(tensor.data), count)
     if rest or stride < 4:
         return False
@@ -404,7 +409,7 @@ def _uniform(tensor: Tensor, count: int) -> bool:
 
 
 def _first_repeated(names: Iterable[str]) -> str:
-    """Return the first of `names` that has been there before; there is one."""
+    """Return the first of `names` that occurs a second time; there is one."""
     seen: set[str] = set()
     # `set.add` returns None, so this reads: seen before, or remember it and go on.
     return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]

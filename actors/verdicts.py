@@ -1,9 +1,9 @@
 """Is the server ready, and if not, which part of it is at fault, and since when. Pure.
 
-Contract, repository.md section 8. A model that two repositories have is in neither's lifecycle: it is told of
-and does not count. Two departures, both so that a change to one model never takes a server that serves out of
-its load balancer: what is on its way (loading, unloading) does not count, and neither does what is not
-essential.
+Contract, repository.md section 8. A model that two repositories have is in neither's lifecycle: it is
+reported, and does not count. There are two departures from the contract. Versions that are loading or
+unloading do not count, and neither do models that are not essential. Both serve one purpose: a change to one
+model never takes a serving server out of its load balancer.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ UNLOADED: Final = "unloaded"
 DUPLICATE_REASON: Final = "model appears in two or more repositories"
 
 Named = tuple[ModelKey, int]
-"""A model version's name."""
+"""The name of a model version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What is known of one model version. Version 0 stands for a model that has none to show."""
+    """What is known of one model version. Version 0 stands for a model that has no version to show."""
 
     key: ModelKey
     version: int
     status: str  # as the index has it; empty: never asked to load
     reason: str = ""
     essential: bool = True
-    trouble: str = ""  # what its own check or a probe says against it, while it is READY
-    awaited: str = ""  # what has not been heard of it yet, while it is READY
+    trouble: str = ""  # found by its own check or a probe, while it is READY
+    awaited: str = ""  # the check or probe that is still to be heard, while it is READY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One model version that has a say: whether all is well with it, or why not, and since when."""
+    """One model version that counts: whether it is well, or why not, and since when."""
 
     key: ModelKey
     version: int
-    reason: str  # empty: all is well
+    reason: str  # why it is not well; else empty
     since: float  # on trio's clock
     essential: bool = True
-    logged: bool = False  # its reason was, where it became unavailable
-    awaited: bool = False  # nothing speaks against it but that it has not been heard yet
+    logged: bool = False  # its reason was logged when it became unavailable
+    awaited: bool = False  # its only fault is that a check or a probe is still to be heard
 
     @property
     def ok(self) -> bool:
-        """Whether all is well with it."""
+        """Whether it is well."""
         return not self.reason
 
     @property
     def named(self) -> Named:
-        """What tells it from the others."""
+        """The name that tells it from the others."""
         return self.key, self.version
 
     def __str__(self) -> str:
@@ -64,18 +64,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether the server is ready. `opened` stays true from the first time it was."""
+    """Whether the server is ready. `opened` is true from the first time that it was ready."""
 
     ready: bool = False
-    finished: bool = False  # what was to be loaded at start has been, or has failed
+    finished: bool = False  # every model to be loaded at start has been loaded, or has failed
     opened: bool = False
-    since: float = 0.0  # when `ready` was last new
-    missing: str = ""  # which repository the start went without, and why
+    since: float = 0.0  # when `ready` last changed
+    missing: str = ""  # which repository was missing at the start, and why
     parts: tuple[Part, ...] = ()
 
     @property
     def failed(self) -> tuple[Part, ...]:
-        """The essential parts that something is wrong with."""
+        """The essential parts that are not well."""
         return tuple(part for part in self.parts if part.essential and not part.ok)
 
 
@@ -90,8 +90,8 @@ def judge(
 ) -> Verdict:
     """Return the verdict that follows `before`.
 
-    Lenient: ready once `finished`, unless a repository is `missing` since the start. Strict: and as long as
-    nothing is wrong with any essential part.
+    Lenient: ready once `finished`, unless a repository is `missing` since the start. Strict: in addition,
+    every essential part must be well.
     """
     known = {part.named: part for part in before.parts}
     judged = (
@@ -113,11 +113,11 @@ def judge(
 
 
 def _part(standing: Standing, before: Part | None, *, opened: bool, now: float) -> Part | None:
-    """Return the part that a version is; None where it has no say.
+    """Return the part for a version; None if it does not count.
 
-    It has none while it is on its way (loading, unloading), unless that began with a failure: then that
-    stands until it serves or is gone. It has none either once it was unloaded, or where nobody ever asked for
-    it.
+    A version does not count while it is loading or unloading. If that began after a failure, the failure
+    stands until the version serves or is gone. A version does not count either once it was unloaded, or if it
+    was never asked for.
     """
     match standing.status:
         case "READY":

@@ -136,7 +136,7 @@ class Watcher:
             decision = self._decided.popleft()
             match decision:
                 case LookAt(key, change):
-                    changed = change is not Change.FIRST_SEEN  # at the start, every model is seen first
+                    changed = change is not Change.FIRST_SEEN  # else all models would be news at the start
                     if changed:
                         self._log(Event.REPOSITORY_CHANGED, model=str(key), change=change.value)
                     self._catalog.look_at(key, changed=changed)
