@@ -27,7 +27,7 @@ _ITIMERSPEC: Final = ctypes.c_long * 4  # interval, then first expiry, each in s
 class Alarm:
     """Calls `ring` a little after the time it was last set to.
 
-    `run` is a task of its owner, who closes it.
+    `run` is a task of its owner, which closes it.
     """
 
     def __init__(self, ring: Callable[[], object]) -> None:
@@ -38,7 +38,7 @@ class Alarm:
             raise OSError(ctypes.get_errno(), "no timer to be had")
 
     def set(self, delay: float) -> None:
-        """Ring in `delay` seconds, and not at the time set before."""
+        """Ring in `delay` seconds. The time set before no longer counts."""
         timer = _ITIMERSPEC(0, 0, *divmod(max(1, int(delay * 1e9)), 1_000_000_000))
         _LIBC.timerfd_settime(self._fd, 0, timer, None)
 

@@ -8,9 +8,9 @@ import trio
 class Bell:
     """Counts its rings.
 
-    A task says how many it has heard, so a ring that came while it was busy ends its next wait.
+    A task says how many rings it has heard. So a ring that came while it was busy ends its next wait.
 
-    Where a condition is looked at and waited for without an `await` between them, `next_ring` is enough:
+    Where a condition is checked and waited for without an `await` in between, `next_ring` is enough:
 
         while not ready():
             await bell.next_ring()
@@ -29,7 +29,7 @@ class Bell:
             self._listeners.unpark_all()
 
     async def wait(self, heard: int = 0) -> int:
-        """Wait until it has rung more than `heard` times; return how often it has."""
+        """Wait until it has rung more than `heard` times; return the number of rings so far."""
         if self.rings > heard:
             await trio.lowlevel.checkpoint()
         else:

@@ -1,9 +1,9 @@
-"""How a process that a worker has forked comes by a connection of its own.
+"""How a process that a worker has forked gets a connection of its own.
 
-It inherits that of its worker and can't use it, but for one frame, `BRANCH`, which may come between any two
-of the worker's. With that goes the descriptor of a connection over which it is answered, once: by the
-descriptor of the new one, or by why there is none. The server makes the new connection itself: what another
-process made, it could still set to block.
+It inherits its worker's connection and can't use it, except for one frame, `BRANCH`, which may come between
+any two frames of the worker. That frame carries the descriptor of another connection, over which the server
+answers once. The answer is the descriptor of the new connection, or the reason why there is none. The server
+makes the new connection itself: one that another process made could still be set to block.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from actors.call_pipe import CallPipe
 
 
 def open_branch(asked_by: int) -> CallPipe | None:
-    """Make a connection and send its other end to who has asked.
+    """Make a connection and send its other end to the process that asked.
 
-    None where that can't be: it is told so, or has gone.
+    Returns None if that fails: the process is told so, or has gone.
     """
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -34,12 +34,12 @@ def open_branch(asked_by: int) -> CallPipe | None:
 
 
 def refuse_branch(asked_by: int, why: str) -> None:
-    """Tell who has asked why it gets no connection."""
+    """Tell the process that asked why it gets no connection."""
     _answer(asked_by, why.encode(), None)
 
 
 def _answer(asked_by: int, text: bytes, descriptor: int | None) -> bool:
-    """Send an answer over a descriptor that may be anything, without waiting; whether it has gone."""
+    """Send an answer over a descriptor of any kind, without waiting. True if it was sent."""
     rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", (descriptor,)))]
     with contextlib.suppress(OSError):
         sock = socket.socket(fileno=asked_by)

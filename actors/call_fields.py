@@ -1,4 +1,4 @@
-"""What a letter of a worker says beyond its bytes, checked field by field: a worker is hostile."""
+"""The fields of a worker's letter beyond its bytes. Each is checked, since a worker may be hostile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SUBJECT_LIMIT: Final = 256  # characters
 
 
 WHOLE_BATCH: Final = -1
-"""In `CallFields.parent`, in place of a request's: the call is made on behalf of all requests of the batch."""
+"""In `CallFields.parent`, in place of a request's place: the call is made on behalf of all requests of the batch."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class CallFields:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A question, or something told."""
+    """A question or a message."""
 
     subject: str
     body: Mapping[str, Any]
@@ -50,7 +50,7 @@ class Attached:
 
 
 def read_call(letter: Letter) -> CallFields:
-    """Return what a call says. Raises FrameError."""
+    """Return the fields of a call. Raises FrameError."""
     fields = letter.fields
     trace = _text(fields, "trace")
     parameters = _parameters(fields)
@@ -76,7 +76,7 @@ def read_call(letter: Letter) -> CallFields:
 
 
 def read_attached(letter: Letter) -> Attached:
-    """Return a question, or what is told. Raises FrameError."""
+    """Return a question or a message. Raises FrameError."""
     subject = _text(letter.fields, "subject")
     sizes = letter.fields.get("attachments")
     if len(subject) > _SUBJECT_LIMIT or not isinstance(sizes, list):

@@ -1,7 +1,7 @@
 """One model on its way from what serves to what should: load beside, probe, swap, drain (DESIGN section 8).
 
-A `Deployment` is passive: the model's lane (see `actors.catalog`) calls one of its methods at a time. Until
-the swap nothing that serves has been touched, so a load that fails, or is given up, costs nobody anything.
+A `Deployment` is passive: the model's lane (see `actors.catalog`) calls one of its methods at a time. Before
+the swap the serving versions are not touched. So a load that fails, or is given up, affects no client.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INTENSITY: Final = Intensity(5, 60.0)  # of a retirement
 
 @dataclass(slots=True)
 class Progress:
-    """What a model's lane is busy with."""
+    """The phase that a model's lane is in."""
 
     phase: str
     since: float
@@ -51,27 +51,28 @@ class Deployment:
         on_retired: Callable[[], object] = lambda: None,
         on_changed: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_retired` is called whenever a version has ended, `on_changed` whenever other versions serve than before."""
+        """`on_retired` is called when a version has ended, `on_changed` when other versions serve than before."""
         self.key = key
         self.progress: Progress | None = None
         self.tell: Callable[..., object] = lambda **_: None  # the lane's place in the tree
-        self.content = ""  # of what was applied last, if it was applied well
-        self.refused = ""  # the same if it was not
-        self.explicit = False  # it was asked for by its own name, not as a part of another
+        self.content = ""  # digest of the files that were applied last, if that succeeded
+        self.refused = ""  # the same, if it failed
+        self.explicit = False  # it was asked for by its own name, not as a part of another model
         self.override: Override | None = None  # a load request's configuration that is in force
-        self.overrode = ""  # and the digest of the files that it is in force over
-        self.left = False  # it is in the repository no more
-        self.setback = ""  # why the last reload beside what serves came to nothing
-        self.load_seconds = 0.0  # that the last load took
+        self.overrode = ""  # digest of the files that the override is in force over
+        self.left = False  # it is no longer in the repository
+        self.setback = ""  # why the last reload beside the serving versions failed
+        self.load_seconds = 0.0  # how long the last load took
         self._around = around
         self._on_retired = on_retired
         self._on_changed = on_changed
-        self.tried = False  # what was found was applied, well or badly, and has not been unloaded since
+        # A found model was applied, with or without success, and has not been unloaded since.
+        self.tried = False
         self._wanted: FoundModel | None = None  # an ensemble as it was last read, before it was composed
-        self._composed: FoundModel | None = None  # the same of what serves
+        self._composed: FoundModel | None = None  # the same, of the serving ensemble
         self._found: FoundModel | None = None
         self._loading = Loading(key, around, self.enter)
-        self._retiring: dict[ModelState, float] = {}  # and until when it may answer what it has
+        self._retiring: dict[ModelState, float] = {}  # each with the deadline for its last answers
 
     @property
     def serving(self) -> Mapping[int, ModelState]:
@@ -93,12 +94,12 @@ class Deployment:
 
     @property
     def at_rest(self) -> bool:
-        """Whether the model has left, and nothing of it is still to end."""
+        """Whether the model has left, and all its versions have ended."""
         return self.left and not self._retiring
 
     @property
     def depends_on(self) -> frozenset[str]:
-        """The models that what serves is composed of."""
+        """The models that the serving version is composed of."""
         return frozenset(name for state in self.serving.values() for name in state.spec.depends_on)
 
     @property
@@ -114,14 +115,14 @@ class Deployment:
         self._wanted = replace(found, copy=None)
 
     def enter(self, phase: str, *, attempt: int = 1, details: Mapping[str, object] | None = None) -> None:
-        """Note what the lane is busy with. `details` may go on changing."""
+        """Note the phase of the lane. `details` may go on changing."""
         self.progress = Progress(phase, trio.current_time(), attempt, details or {})
         self.tell(phase=phase, attempt=attempt)
 
     def set_back(self, reasons: Mapping[int, str]) -> None:
-        """A load came to nothing, by version, 0 for all.
+        """A load failed, with reasons by version, 0 for all.
 
-        Where something serves that is told until a load succeeds.
+        If a version serves, the failure is shown beside it until a load succeeds.
         """
         self._around.router.load_failed(self.key, reasons)
         told = (self._around.router.setback(self.key, number) for number in self.serving)
@@ -145,12 +146,12 @@ class Deployment:
         forced: bool = False,
         awake: bool = True,
     ) -> None:
-        """Have what was found serve.
+        """Make the model that was found serve.
 
-        Raises InvalidArgument or Internal where it can't; what served before then still does.
+        Raises InvalidArgument or Internal if it can't; then the earlier versions still serve.
 
-        `override` is what was read in place of files. Without `awake` a model that is loaded on demand is
-        only made known.
+        `override` was read in place of files. Without `awake`, a model that is loaded on demand is only made
+        known.
         """
         self.content = self.refused = ""
         try:
@@ -160,7 +161,7 @@ class Deployment:
             reasons = error.reasons if isinstance(error, LoadFailed) else {0: found.reason or error.render()}
             self.set_back(reasons or {0: error.render()})
             if override is None and found.readable:
-                self._keep(None, "")  # the files are others, and end it
+                self._keep(None, "")  # the files have changed, which ends the override
             raise
         self.content = found.content
         self.setback = ""
@@ -168,9 +169,9 @@ class Deployment:
         self._keep(override, found.content)
 
     def _keep(self, override: Override | None, content: str) -> None:
-        """Note what later loads without one of their own keep to.
+        """Note the override for later loads that have none of their own.
 
-        Files of a request count once, its configuration lasts.
+        A request's files count for one load; its configuration lasts.
         """
         lasts = override is not None and not override.files
         self.override, self.overrode = (override, content) if lasts else (None, "")
@@ -191,7 +192,7 @@ class Deployment:
             self._make_dormant()
             self._on_changed()
             return
-        # One that is loaded and can't serve has to be loaded anew.
+        # A version that is loaded but can't serve has to be loaded anew.
         ready = self._around.router.ready(self.key)
         change = plan_change(
             {number: state.spec for number, state in ready.items()}, found.specs, forced=forced
@@ -212,7 +213,7 @@ class Deployment:
             self._around.router.set_dormant(self.key, None)
 
     def _refuse(self, found: FoundModel) -> None:
-        """Tell why there is nothing to load."""
+        """Log why there is no version to load."""
         router = self._around.router
         self._around.log(
             Event.MODEL_LOAD_FAILED if self.serving else Event.MODEL_UNAVAILABLE,
@@ -243,7 +244,7 @@ class Deployment:
             before.copy.let_go()
 
     def _disown(self) -> None:
-        """Nothing of it serves, or is to be woken."""
+        """No version of it serves any more, or can be woken."""
         if self._found is not None and self._found.copy is not None:
             self._found.copy.let_go()
         self._found = None
@@ -251,7 +252,7 @@ class Deployment:
     async def _scale(self, spec: ModelSpec) -> ModelState:
         state = self.serving[spec.version]
         before = len(state.instances)
-        # Its files are the same, and where it was loaded from they stay as long as it does.
+        # Its files are the same, and the directories that it was loaded from stay as long as it does.
         kept = replace(
             spec,
             model_directory=state.spec.model_directory,
@@ -285,7 +286,7 @@ class Deployment:
         return state
 
     def _swap(self, states: Mapping[int, ModelState], started: Mapping[int, ModelState]) -> None:
-        """Send requests to `states` from now on; everything up to here could be undone."""
+        """Send requests to `states` from now on. Everything before this could be undone."""
         around = self._around
         replaced = around.router.serve(self.key, states)
         around.swapped(self.key, [states[number].spec for number in sorted(states)])
@@ -310,15 +311,16 @@ class Deployment:
             self._on_changed()
 
     async def recompose(self) -> None:
-        """Look again whether an ensemble's models make it up: one of them is another, or gone.
+        """Check again whether an ensemble's models fit together, after one of them has changed or gone.
 
-        What does not fit together any more is unloaded until it does; what did not is loaded once it does.
+        An ensemble that no longer fits is unloaded until it does. One that did not fit is loaded once it
+        does.
         """
         if self._wanted is None:
             return
         found = self._around.compose(self._wanted)
         if not found.specs and self._composed is not None and self._composed is not self._wanted:
-            found = self._around.compose(self._composed)  # the last reload failed, and what serves is older
+            found = self._around.compose(self._composed)  # the last reload failed; an older version serves
         present = {number: state.spec for number, state in self.serving.items()}
         if found.specs and {spec.version: spec for spec in found.specs} != present:
             await self.apply(found, override=self.override, awake=False)
@@ -331,9 +333,9 @@ class Deployment:
     # -- away from it ----------------------------------------------------------------------------------------
 
     def retire_all(self, *, patiently: bool = False) -> list[ModelState]:
-        """Send no more requests to the model; what it has is answered. Returns the versions that retire.
+        """Send no more requests to the model; accepted ones are answered. Returns the versions that retire.
 
-        They have until their deadlines, or as long as it takes.
+        They have until their deadlines; if `patiently`, as long as they need.
         """
         replaced = self._around.router.serve(self.key, {})
         self._around.swapped(self.key, [])
@@ -344,7 +346,7 @@ class Deployment:
         return replaced
 
     def unload(self) -> None:
-        """Have nothing of the model serve, nor wait for requests."""
+        """Unload the model: no version of it serves any more, or waits for requests."""
         self._wanted = self._composed = None
         self.tried = False
         self._around.router.set_dormant(self.key, None)
@@ -359,7 +361,7 @@ class Deployment:
         self.explicit = False
 
     def leave(self) -> None:
-        """The model is in the repository no more."""
+        """The model is no longer in the repository."""
         self.left = True
         self.unload()
         self._around.router.forget(self.key)
@@ -373,7 +375,7 @@ class Deployment:
             self._start_retirement(state)
 
     def resume_retirements(self) -> None:
-        """Go on with those that ended with their supervisor."""
+        """Go on with the retirements that ended with their supervisor."""
         present = {child.name for child in self._around.retirements.which_children()}
         for state in self._retiring:
             if state.subtree not in present:
@@ -395,7 +397,7 @@ class Deployment:
     async def _retirement(self, state: ModelState, ctx: ChildContext) -> None:
         """Drain one version until its deadline, and end it.
 
-        The next life of one that crashed takes it from the beginning.
+        If a life crashes, the next one begins anew.
         """
         ctx.started()
         ctx.publish(model=state.spec.name, version=state.spec.version, in_flight=len(state.in_flight))
@@ -432,8 +434,8 @@ class Deployment:
     async def evict(self) -> bool:
         """Unload a model that is loaded on demand; returns once its workers have ended.
 
-        False where it was not loaded, or is not to be evicted any more. Its clients have done nothing to
-        deserve a deadline: the memory comes when they have their answers.
+        Returns False if it was not loaded, or is no longer to be evicted. Its clients get no deadline, since
+        the eviction is not their doing: the memory is freed when they have their answers.
         """
         if self._found is None or self._found.specs[0].residency is not Residency.ON_DEMAND:
             return False

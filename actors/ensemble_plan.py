@@ -1,4 +1,7 @@
-"""What is the same for all requests to an ensemble that want the same outputs: worked out once, and looked up from then on."""
+"""The common part of all requests to an ensemble that want the same outputs.
+
+It is worked out once and kept.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from actors.specs import InputSpec, ModelSpec, OutputSpec
 
 
 class Fit:
-    """How tensors are called and shaped where they go to a model of a step, whatever they were called and shaped before."""
+    """The names and shapes that tensors get on their way to the model of a step."""
 
     __slots__ = ("_batches", "_dims", "_full")
 
@@ -27,13 +30,16 @@ class Fit:
         """Return `tensor` under the name, and with the shape, that it has here. The data is the same."""
         shape = tensor.shape
         full = self._full.get(name)
-        if full is not None and len(shape) != full:  # what is not declared its model refuses
+        if full is not None and len(shape) != full:  # the model refuses a tensor that it does not declare
             shape = fitted(shape, self._dims[name], batches=self._batches)
         return Tensor(name, tensor.datatype, shape, tensor.data)
 
 
 class Answers(Fit):
-    """How an ensemble's outputs are shaped for its clients: a `reshape` of its own is their shape inside the ensemble."""
+    """The shapes of an ensemble's outputs for its clients.
+
+    An output's own `reshape` is its shape inside the ensemble.
+    """
 
     __slots__ = ("_reshapes",)
 
@@ -54,7 +60,7 @@ class Answers(Fit):
 
 
 class Entry:
-    """How an ensemble's inputs are shaped inside it: as their own `reshape` says, where they have one."""
+    """The shapes of an ensemble's inputs inside it: as their own `reshape` says, if they have one."""
 
     __slots__ = ("_batches", "_reshapes")
 
@@ -75,7 +81,7 @@ class Entry:
 
 
 class StepPlan:
-    """Who runs a step of a course, and what that model is told."""
+    """The model that runs a step of a course, and what it is asked for."""
 
     __slots__ = ("by_reference", "fit", "model", "outputs", "spec", "state", "version")
 
@@ -83,9 +89,9 @@ class StepPlan:
         spec = model.spec
         self.model = model
         self.spec = spec
-        self.version = version  # that the configuration asks for; -1: the policy's choice
+        self.version = version  # as configured; -1: the policy's choice
         self.state = model if isinstance(model, ModelState) else None
-        # Who passes requests on, or looks at them elsewhere, may keep references to their inputs.
+        # Models that pass requests on, or look at them elsewhere, may keep references to their inputs.
         self.by_reference = (
             self.state is not None and self.state.composite is None and self.state.cache is None
         )
@@ -94,12 +100,12 @@ class StepPlan:
         self.outputs = spec.output_names if set(wanted) == set(spec.output_names) else wanted
 
     def stands(self, model: ServedModel) -> bool:
-        """Whether it holds, where the step is `model`'s."""
+        """Whether the plan still holds if the step is `model`'s."""
         return model is self.model and model.spec is self.spec
 
 
 class Plan:
-    """The course to some outputs of an ensemble, and who runs its steps."""
+    """The course to some outputs of an ensemble, and the models that run its steps."""
 
     __slots__ = ("answers", "course", "entry", "pinned", "steps")
 
@@ -121,12 +127,12 @@ class Plan:
         self.answers = Answers(spec.outputs, batches=spec.batches)
 
     def stands(self, models: Mapping[int, ServedModel]) -> bool:
-        """Whether it holds, where `models` run its steps."""
+        """Whether the plan still holds if `models` run its steps."""
         return all(self.steps[number].stands(model) for number, model in models.items())
 
 
 def step_model(spec: ModelSpec) -> StepModel:
-    """Return what the data flow must know of the model version `spec`."""
+    """Return the facts that the data flow needs about the model version `spec`."""
     return StepModel(
         inputs=tuple(declared.name for declared in spec.inputs),
         optional=frozenset(declared.name for declared in spec.inputs if declared.optional),

@@ -1,6 +1,6 @@
-"""What frontends may ask of the server. `engine` implements these; `protocols` calls them and knows no more.
+"""The interface between frontends and the server. `engine` implements it; `protocols` calls it and knows no more.
 
-All methods raise `TritiumError` subclasses with the contract's texts, and nothing else that a client should
+All methods raise `TritiumError` subclasses with the contract's texts, and no other error that a client should
 see.
 """
 
@@ -24,17 +24,20 @@ class ServedModel(Protocol):
 
     @property
     def marks(self) -> ClientMarks | None:
-        """What a frontend notes of a request's client before it submits the request; None: nothing."""
+        """The facts that a frontend notes of a request's client before it submits the request; None: none."""
 
     async def submit(self, request: InferRequest) -> None:
         """Validate and queue `request`; wait while the queue is full, unless its policy refuses.
 
-        Raises InvalidArgument where the request contradicts the model, Unavailable where it can't be queued.
-        After this returns the answer comes through `request.reply`, exactly once.
+        Raises InvalidArgument if the request contradicts the model, Unavailable if it can't be queued. After
+        this returns, the answer comes through `request.reply`, exactly once.
         """
 
     def submit_nowait(self, request: InferRequest) -> None:
-        """The same for a caller that can't wait: raises `trio.WouldBlock`, nothing having happened, where `submit` would."""
+        """The same for a caller that can't wait.
+
+        Where `submit` would wait, this raises `trio.WouldBlock`, and nothing has happened.
+        """
 
     def cancel(self, request: InferRequest) -> None:
         """The client left: take `request` from the queue, or flag it cancelled where it runs.
@@ -56,7 +59,9 @@ class Models(Protocol):
         """Return the READY versions of `name`, ascending."""
 
     def statistics(self, name: str = "", version: str = "") -> Sequence[Mapping[str, object]]:
-        """Return `model_stats` elements (contract, observability.md section 2), of one model or of all READY ones.
+        """Return `model_stats` elements of one model, or of all READY ones.
+
+        Contract, observability.md section 2.
 
         Raises InvalidArgument `requested model '<M>' is not available` and its version form.
         """
@@ -71,15 +76,18 @@ class IndexEntry:
     state: str = ""
     reason: str = ""
     namespace: str = ""
-    essential: bool = True  # whether readiness asks after it; not told to clients
-    progress: Mapping[str, object] | None = None  # of a load: phase, seconds, attempt, and what else is known
+    essential: bool = True  # whether readiness depends on it; not told to clients
+    progress: Mapping[str, object] | None = None  # of a load: phase, seconds, attempt, and other facts
 
 
 class Repository(Protocol):
     """The repository as an operator sees it."""
 
     async def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
-        """Return every known model version with its state, by name and version; one that was never loaded by name alone."""
+        """Return every known model version with its state, by name and version.
+
+        A model that was never loaded is listed by name alone.
+        """
 
     async def load(self, name: str, parameters: Mapping[str, object]) -> None:
         """Load or reload a model; returns when it serves. Unavailable outside explicit mode."""
@@ -90,7 +98,7 @@ class Repository(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerIdentity:
-    """What the server metadata endpoint says."""
+    """The content of the server metadata endpoint."""
 
     name: str
     version: str
@@ -98,10 +106,10 @@ class ServerIdentity:
 
 
 class Health(Protocol):
-    """Probes. While the server drains, `exiting` is true and both probes are refused by the frontend.
+    """Probes. While the server drains, `exiting` is true and the frontend refuses both probes.
 
-    Where that begins with a delay, `withdrawn` is true from its start: the server is not ready, and serves
-    everything.
+    If draining begins with a delay, `withdrawn` is true from its start: the server is not ready, but serves
+    all requests.
     """
 
     @property
@@ -110,16 +118,19 @@ class Health(Protocol):
 
     @property
     def withdrawn(self) -> bool:
-        """Whether shutdown is about to begin, and clients are to go elsewhere."""
+        """Whether shutdown is about to begin, so that clients should go elsewhere."""
 
     async def wait_turned(self, ready: bool) -> None:
-        """Wait until `ready()` says something else than `ready`, or `exiting` is true."""
+        """Wait until `ready()` differs from `ready`, or `exiting` is true."""
 
     def live(self) -> bool:
         """Whether the server initialised."""
 
     async def ready(self) -> bool:
-        """Whether it serves, by the strict or lenient rule of contract repository.md section 8: a cached verdict."""
+        """Whether it serves: a cached verdict, by the strict or lenient rule.
+
+        Contract, repository.md section 8.
+        """
 
     async def deep(self) -> DeepReport:
         """Make an inference through the queue of every essential model, within a bounded time, and report."""
@@ -130,7 +141,10 @@ class Health(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepReport:
-    """What came of exercising the request path: `document` is the JSON body, with a verdict for each part."""
+    """The result of exercising the request path.
+
+    `document` is the JSON body, with a verdict for each part.
+    """
 
     ready: bool
     document: Mapping[str, object]
@@ -140,7 +154,7 @@ class Traffic(Protocol):
     """How requests that name no version are shared out over a model's versions, at run time."""
 
     def describe(self, name: str) -> Mapping[str, object]:
-        """Return the plan in force, its origin, and what each version and the mirror did, as JSON values.
+        """Return the plan in force, its origin, and the results of each version and the mirror, as JSON.
 
         Raises NotFound for an unknown model.
         """
@@ -148,10 +162,10 @@ class Traffic(Protocol):
     def change(self, name: str, document: Mapping[str, object]) -> Mapping[str, object]:
         """Put a new plan in force until the model is next loaded, and describe it.
 
-        An empty one ends the split.
+        An empty plan ends the split.
 
-        Raises NotFound for an unknown model, InvalidArgument for a plan that makes no sense, naming the key,
-        Unavailable where the control mode lets no client change what is served.
+        Raises NotFound for an unknown model. Raises InvalidArgument, naming the key, for a plan that makes no
+        sense. Raises Unavailable if the control mode lets no client change what is served.
         """
 
 
@@ -164,7 +178,7 @@ class Introspection(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Everything a frontend is given."""
+    """The parts of the server that a frontend is given."""
 
     identity: ServerIdentity
     models: Models

@@ -1,4 +1,7 @@
-"""What a worker prints: always read, so that it never blocks the model; passed on in lines, at a bounded rate."""
+"""The output that a worker prints.
+
+It is always read, so that it never blocks the model, and passed on in lines at a bounded rate.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ _CHUNK: Final = 64 * 1024
 
 
 class Report(Protocol):
-    """Where lines go."""
+    """Receives the lines."""
 
     def __call__(self, lines: list[str], dropped: int) -> None:
         """`lines` in order; `dropped` more were left out since the last call."""
 
 
 class LineBudget:
-    """A token bucket in lines. Pure: told the time."""
+    """A token bucket in lines. Pure: it is told the time."""
 
     def __init__(self, now: float) -> None:
         self._tokens = float(BURST)
@@ -41,7 +44,7 @@ class LineBudget:
         return lines[:allowed], dropped
 
     def remainder(self) -> int:
-        """Return how many dropped lines have not been told of."""
+        """Return how many dropped lines have not been reported."""
         dropped, self._dropped = self._dropped, 0
         return dropped
 
@@ -67,7 +70,7 @@ class LineSplitter:
 class OutputReader:
     """Reads one worker's output pipe.
 
-    `run` is a task of its owner; `drain` takes what is left after the end.
+    `run` is a task of its owner; `drain` takes the rest after the end.
     """
 
     def __init__(self, descriptor: int | None, report: Report) -> None:
@@ -86,7 +89,7 @@ class OutputReader:
             await trio.lowlevel.wait_readable(self._descriptor)
 
     def _read(self) -> bool:
-        """Read what is there. False at the end of the stream."""
+        """Read the available bytes. False at the end of the stream."""
         if self._descriptor is None:
             return False
         try:
@@ -105,7 +108,7 @@ class OutputReader:
                 self._report(passed, dropped)
 
     def drain(self) -> None:
-        """Take what the worker printed last: a pipe holds that much and no more."""
+        """Read the last output of the worker, which is at most what a pipe holds."""
         for _ in range(16):
             if not self._read():
                 break

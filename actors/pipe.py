@@ -19,7 +19,7 @@ _BACKLOG_LIMIT: Final = 4096  # packets; slots bound what can be outstanding far
 
 
 class Pipe:
-    """The server's end of one worker's connection. One task receives; anyone sends, without waiting."""
+    """The server's end of one worker's connection. One task receives; any task may send, without waiting."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -32,9 +32,9 @@ class Pipe:
         """Send a packet now, or as soon as the worker has read enough; packets keep their order.
 
         Errors are left to the receiving side, which sees the same broken connection: a dying worker's packets
-        are lost. Where it is only this packet that the system refused, the connection is broken off, or the
-        worker would wait for it. The descriptors must stay open until the packet has left; `flush` takes
-        copies where it had to wait.
+        are lost. If the system refused only this packet, the connection is broken off, or the worker would
+        wait for the packet. The descriptors must stay open until the packet has left; `flush` takes copies
+        where it had to wait.
         """
         if self.closed:
             return
@@ -93,21 +93,22 @@ class Pipe:
             _close_all(self._backlog.popleft()[1])
 
     async def wait_readable(self) -> None:
-        """Wait until `receive_nowait` has something to say."""
+        """Wait until `receive_nowait` has a packet, or the end of the connection, to return."""
         await trio.lowlevel.wait_readable(self._sock)
 
     def receive_nowait(self) -> bytes | None:
         """Return the next packet, `b""` at the end of the connection, or None where there is none yet.
 
-        Results that lie behind a reset are still returned first. Raises FrameError for a truncated packet or
-        for descriptors, which a worker has no business sending.
+        Results that lie behind a reset are still returned first. Raises FrameError for a truncated packet,
+        and for descriptors, which a worker must not send here.
         """
         try:
             packet, ancillary, flags, _ = self._sock.recvmsg(MAX_FRAME)
         except BlockingIOError:
             return None
         except ConnectionResetError:
-            # Said once, when the worker died with packets unread; its own still lie behind.
+            # The error comes once, when the worker died with unread packets. The worker's own packets lie
+            # behind it.
             return self.receive_nowait()
         except OSError:
             return b""

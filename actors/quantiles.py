@@ -4,11 +4,12 @@
 "Effective Computation of Biased Quantiles over Data Streams" (ICDE 2005). It keeps a sorted list of samples
 `[value, g, delta]`: `g` is how much the lowest possible rank rises from the sample before, `delta` how far
 the rank may lie above its lowest. Two neighbours may become one while `g + g' + delta'` stays under the
-invariant `f(rank)`, which is tight near the quantiles that were asked for and loose elsewhere. The paper
-tests f where a sample begins; here it is the least over the ranks that the sample covers, so that the promise
-holds for few values too.
+invariant `f(rank)`, which is tight near the requested quantiles and loose elsewhere. The paper tests f where
+a sample begins. Here it is the least over the ranks that the sample covers, so that the promise holds for few
+values too.
 
-`SlidingQuantiles` forgets: it feeds a ring of sketches of staggered age, and answers from the oldest.
+`SlidingQuantiles` forgets old values: it feeds a ring of sketches of staggered age, and answers from the
+oldest.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class TargetedQuantiles:
 
     @property
     def size(self) -> int:
-        """Samples kept for them."""
+        """The number of samples kept for them."""
         return len(self._samples)
 
     def merge(self, ascending: Iterable[float]) -> None:
@@ -85,10 +86,10 @@ class TargetedQuantiles:
         return previous[0]
 
     def _slack(self, low: float, high: float) -> float:
-        """Return the least of f(rank) for ranks from `low` to `high`: how much uncertainty one sample there may hold.
+        """Return the least of f(rank) for ranks from `low` to `high`: the uncertainty that one sample may hold.
 
-        Each target's f falls towards its own rank and rises behind it, so that a sample which spans a target
-        may hold twice its error, and the middle of that sample is close enough.
+        Each target's f falls towards its own rank and rises behind it. So a sample that spans a target may
+        hold twice its error, and the middle of that sample is close enough.
         """
         n = self._count
         least = math.inf
@@ -125,7 +126,7 @@ class TargetedQuantiles:
 class SlidingQuantiles:
     """Quantiles over about the last `window_ms`, with the count and sum of everything ever observed.
 
-    Time is what `turn` was last told, so observing needs no clock.
+    The time is what `turn` was last told, so `observe` needs no clock.
     """
 
     def __init__(self, targets: Mapping[float, float], *, window_ms: int = WINDOW_MS) -> None:
@@ -146,9 +147,9 @@ class SlidingQuantiles:
             self._flush()
 
     def turn(self, now_ms: int) -> None:
-        """Say what time it is, forgetting what has become too old.
+        """Set the time, and forget values that have become too old.
 
-        A clock set back starts the present step again.
+        If the clock is set back, the present step begins again.
         """
         if self._turned_ms is None or now_ms < self._turned_ms:
             self._turned_ms = now_ms

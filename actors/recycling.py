@@ -28,7 +28,9 @@ class Instances(Protocol):
     """Starts and ends instances of versions; `engine.subtree` does."""
 
     async def replace(self, state: ModelState, each: InstanceState) -> InstanceState:
-        """Start an instance like this one; once that serves, give this one no more batches. Return the new one.
+        """Start an instance like this one; once that serves, give this one no more batches.
+
+        Returns the new one.
 
         Raises TritiumError if the new one can't load the model. Then everything is as before, and so it is if
         the caller is cancelled.

@@ -1,9 +1,9 @@
-"""The model that shares requests out over a model's versions: who answers those that name none, where there is a plan.
+"""The model that shares requests out over a model's versions: it answers those without a version, under a plan.
 
 Passive, and on the path of every such request, so it costs a random number and a search in a few bounds. It
-holds no request: which version has one is written on the request itself. A frontend may hold a split across
-changes of the model, or of the plan, because it waits for a request's body; a version that has meanwhile been
-retired refuses, and the request goes to another.
+holds no request: the request itself says which version has it. A frontend may hold a split while the model or
+the plan changes, because it waits for a request's body. If a version has been retired meanwhile, it refuses
+the request, and the request goes to another version.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from actors.specs import Mirror, ModelSpec, TrafficPlan
 class VersionSplit:
     """Chooses a version for each request. Implements `actors.interfaces.ServedModel`.
 
-    Made for one plan; `adapt` tells it what serves now, at first before it is used. `counts` and `mirroring`
-    are lent, and outlive it.
+    Made for one plan. `adapt` tells it what serves now, and must be called before its first use. `counts` and
+    `mirroring` are lent, and outlive it.
     """
 
     __slots__ = (
@@ -55,7 +55,7 @@ class VersionSplit:
         counts: dict[int, int],
         mirroring: Mirroring,
     ) -> None:
-        """`serving` tells what requests may be sent to at any time, `random` draws from [0, 1), `counts` is by version."""
+        """`serving` returns the versions that take requests now, `random` draws from [0, 1), `counts` is by version."""
         self._plan = plan
         self.marks = marks_for(plan, None)
         self.counts = counts
@@ -75,7 +75,7 @@ class VersionSplit:
         """Share requests out over `ready`, which is not empty, by `weights`.
 
         A version that declares other inputs than the one with the largest share is left out: a client can't
-        know which of them it will meet.
+        know which of them will answer it.
         """
         shares = Shares(weights, ready)
         lead = ready[shares.lead].spec
@@ -102,7 +102,7 @@ class VersionSplit:
         return self._ready[self.shares.lead].spec
 
     async def submit(self, request: InferRequest) -> None:
-        """Queue `request` at the version that is its. See `actors.interfaces.ServedModel`."""
+        """Queue `request` at its version. See `actors.interfaces.ServedModel`."""
         if self._mirror is not None and self._is_mirrored(request, self._mirror):
             with self._mirrored(request, self._mirror):
                 await self._submit(request)
@@ -133,7 +133,7 @@ class VersionSplit:
             await state.submit(request)
         except Unavailable as refusal:
             if state.status is Status.READY:
-                raise  # it has no room, and others have a load of their own
+                raise  # it has no room, and the other versions have loads of their own
             version = await self._submit_elsewhere(request, state, refusal)
         self.counts[version] = self.counts.get(version, 0) + 1
 
@@ -145,7 +145,7 @@ class VersionSplit:
         except Unavailable:
             if state.status is Status.READY:
                 raise
-            raise trio.WouldBlock from None  # it has been retired: whoever may wait looks for another
+            raise trio.WouldBlock from None  # it has been retired; `submit` finds another version
         self.counts[version] = self.counts.get(version, 0) + 1
 
     async def _submit_elsewhere(
@@ -153,7 +153,7 @@ class VersionSplit:
     ) -> int:
         """Queue `request` at a version that serves now, since the chosen one has been retired.
 
-        Return which.
+        Returns that version.
         """
         tried = {refused}
         expected = refused.spec
@@ -186,7 +186,10 @@ class VersionSplit:
         return shares.choose(self._random())
 
     def _key(self, request: InferRequest) -> str:
-        """Return what keeps a request's client, or its sequence, with one version; empty where nothing does."""
+        """Return the key that keeps a request's client, or its sequence, with one version.
+
+        Empty if there is no such key.
+        """
         if request.affinity:
             return request.affinity
         if self._parameter and request.parameters:

@@ -1,12 +1,12 @@
-"""Traffic between versions: which plan is in force for each model, what came of it, and the guard that rolls back.
+"""Traffic between versions: the plan in force for each model, its results, and the guard that rolls back.
 
-`TrafficControl` is passive and holds everything. Two actors look at it: the guard, four times a second where
-a plan has a rollback rule, and the one that compares mirrored answers. Either may die without a plan, a count
-or a window being lost.
+`TrafficControl` is passive and holds all state. Two actors work on it. The guard looks at it four times a
+second where a plan has a rollback rule; the other actor compares mirrored answers. Either may die without the
+loss of a plan, a count or a window.
 
 A plan comes from a model's configuration, when the catalog says that it was (re)loaded, or from an operator.
-The operator's stays in force until a load brings a configuration that says something new about traffic; so
-does a rollback.
+The operator's plan stays in force until a load brings a configuration with a new traffic plan, and so does a
+rollback.
 """
 
 from __future__ import annotations
@@ -49,11 +49,14 @@ UNCHANGEABLE: Final = (
     " start the server with --model-control-mode=explicit, or write the plan into the model's configuration"
 )
 LOOK_EVERY: Final = 0.25
-"""Seconds between the guard's looks: little beside any window that says something, and a look costs microseconds."""
+"""Seconds between the guard's looks.
+
+That is short beside any useful window, and a look costs microseconds.
+"""
 
 
 class Origin(Enum):
-    """Where the plan in force is from."""
+    """The source of the plan in force."""
 
     NONE = "none"
     CONFIGURATION = "configuration"
@@ -99,13 +102,12 @@ class _Model:
     plan: TrafficPlan | None = None
     origin: Origin = Origin.NONE
     split: VersionSplit | None = None
-    requests: dict[int, int] = field(default_factory=dict)  # by version, those of the split
+    requests: dict[int, int] = field(default_factory=dict)  # requests of the split, by version
     rollbacks: Counter[int] = field(default_factory=Counter)  # by version
     rolled_back: dict[int, _RolledBack] = field(default_factory=dict)  # under this plan
-    windows: WeakKeyDictionary[ModelState, Window] = field(
-        default_factory=WeakKeyDictionary
-    )  # of guarded versions
-    # What had been counted when the plan came into force:
+    # The windows of guarded versions.
+    windows: WeakKeyDictionary[ModelState, Window] = field(default_factory=WeakKeyDictionary)
+    # The counts at the time when the plan came into force:
     requests_before: Mapping[int, int] = field(default_factory=dict)
     mirrored_before: Mapping[int, MirrorCounts] = field(default_factory=dict)
     answered_before: WeakKeyDictionary[ModelState, Counters] = field(default_factory=WeakKeyDictionary)
@@ -116,12 +118,12 @@ class _Model:
 
     @property
     def weights(self) -> Mapping[int, float]:
-        """The plan's, without those of versions that were rolled back."""
+        """The plan's weights, with 0 for versions that were rolled back."""
         planned = {} if self.plan is None else self.plan.weights
         return {version: 0.0 if version in self.rolled_back else planned[version] for version in planned}
 
     def front(self, ready: Mapping[int, ModelState]) -> VersionSplit | None:
-        """Return who answers requests that name no version: a `router.Fronting`."""
+        """Return the model for requests that name no version: a `router.Fronting`."""
         if self.split is not None and ready:
             self.split.adapt(self.weights, ready)
             return self.split
@@ -140,9 +142,9 @@ class TrafficControl:
         wall_clock: Callable[[], int],
         changeable: bool,
     ) -> None:
-        """`random` draws from [0, 1); `wall_clock` gives milliseconds since the epoch, for what operators read.
+        """`random` draws from [0, 1); `wall_clock` gives milliseconds since the epoch, for operators to read.
 
-        `changeable` tells whether clients may change plans, as the control mode has it.
+        `changeable` says whether clients may change plans, which depends on the control mode.
         """
         self._router = router
         self._changeable = changeable
@@ -158,7 +160,7 @@ class TrafficControl:
     def adopt(self, key: ModelKey, plan: TrafficPlan | None) -> None:
         """A model was loaded or reloaded, with this plan in its configuration. Never raises.
 
-        A plan that is not new leaves what an operator, or a rollback, made of the last one.
+        If the plan is not new, the changes of an operator or a rollback stay in force.
         """
         model = self._models.get(key)
         if model is None:
@@ -222,7 +224,7 @@ class TrafficControl:
     # -- actors.interfaces.Traffic ---------------------------------------------------------------------------
 
     def change(self, name: str, document: Mapping[str, Any]) -> Mapping[str, object]:
-        """Put a new plan in force in place of the whole of the last one. See `actors.interfaces.Traffic`."""
+        """Put a new plan in force, which replaces the last one entirely. See `actors.interfaces.Traffic`."""
         if not self._changeable:
             raise Unavailable(UNCHANGEABLE)
         key = self._key(name)
@@ -234,7 +236,7 @@ class TrafficControl:
         return self.describe(name)
 
     def describe(self, name: str) -> Mapping[str, object]:
-        """Return the plan in force, and what came of it since then. See `actors.interfaces.Traffic`."""
+        """Return the plan in force, and its results so far. See `actors.interfaces.Traffic`."""
         key = self._key(name)
         model = self._models.get(key)
         ready = self._router.ready(key)
@@ -266,7 +268,7 @@ class TrafficControl:
         return keys[0]
 
     def _check_alike(self, key: ModelKey, plan: TrafficPlan) -> None:
-        """Raise InvalidArgument where loaded versions of the plan could not answer the same requests."""
+        """Raise InvalidArgument if loaded versions of the plan could not answer the same requests."""
         members = {version for version, weight in plan.weights.items() if weight > 0}
         serving = self._router.serving(key)
         answering = members.intersection(serving)
@@ -350,7 +352,7 @@ class TrafficControl:
     # -- metrics ---------------------------------------------------------------------------------------------
 
     def samples(self) -> Iterator[TrafficSample]:
-        """Return every model that has, or had, a plan. Read at once and not kept."""
+        """Return every model that has, or had, a plan. The result must be read at once, and not kept."""
         for key, model in sorted(self._models.items()):
             shares: Mapping[int, float] = {}
             if model.split is not None and self._router.ready(key):
@@ -382,7 +384,7 @@ class TrafficControl:
 
     @fault_point("traffic.guard")
     def look(self, now: float) -> None:
-        """Look at every guarded version once, and roll back what is bad."""
+        """Look at every guarded version once, and roll back the bad ones."""
         for key, model in self._models.items():
             ready = self._router.ready(key)
             if model.rule is not None and model.split is not None and ready:
@@ -434,7 +436,7 @@ class TrafficControl:
 
 
 def _counted(state: ModelState) -> Counters:
-    """Return what a version has counted. Of its failures, those that it made itself."""
+    """Return a version's counters. Only those failures count that the version made itself."""
     statistics = state.statistics
     return Counters(
         successes=statistics.success_count,
