@@ -14,7 +14,7 @@ _SUBJECT_LIMIT: Final = 256  # characters
 
 
 WHOLE_BATCH: Final = -1
-"""In `CallFields.parent`, in place of a request's place: the call is made on behalf of all requests of the batch."""
+"""In `CallFields.parent`, in place of a request's: the call is made for all requests of the batch."""
 
 
 @dataclass(slots=True, kw_only=True)

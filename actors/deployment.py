@@ -51,7 +51,10 @@ class Deployment:
         on_retired: Callable[[], object] = lambda: None,
         on_changed: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_retired` is called when a version has ended, `on_changed` when other versions serve than before."""
+        """`on_retired` is called when a version has ended.
+
+        `on_changed` is called when other versions serve than before.
+        """
         self.key = key
         self.progress: Progress | None = None
         self.tell: Callable[..., object] = lambda **_: None  # the lane's place in the tree

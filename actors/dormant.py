@@ -32,7 +32,7 @@ AFTER_FAILURE: Final = Backoff(initial=1.0, factor=2.0, cap=60.0, jitter=0.0, fi
 _ATTEMPTS: Final = 6  # at finding the model loaded and submitting; two for each load
 
 Resolve = Callable[[str, str], ServedModel]
-"""From a name and a version to who answers now: `actors.interfaces.Models.resolve`."""
+"""From a name and a version to the model that answers now: `actors.interfaces.Models.resolve`."""
 
 
 class _Sleeper:

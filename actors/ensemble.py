@@ -52,7 +52,7 @@ A step that executed may wait again, because its worker has died.
 _COURSES_KEPT: Final = 64  # combinations of requested outputs whose course is remembered
 
 Resolve = Callable[[EnsembleStep], ServedModel]
-"""From a step to who answers for its model now; raises TritiumError where nobody does."""
+"""From a step to the model that it runs on now; raises TritiumError where there is none."""
 
 
 class Ensembler(TurnTaker):

@@ -1,4 +1,4 @@
-"""The interface between frontends and the server. `engine` implements it; `protocols` calls it and knows no more.
+"""The interface between frontends and the server. `engine` implements it, and `protocols` calls it.
 
 All methods raise `TritiumError` subclasses with the contract's texts, and no other error that a client should
 see.
@@ -136,7 +136,10 @@ class Health(Protocol):
         """Make an inference through the queue of every essential model, within a bounded time, and report."""
 
     async def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether this model version serves and its instances say so themselves; raises like `Models.resolve`."""
+        """Whether this model version serves and its instances say so themselves.
+
+        Raises like `Models.resolve`.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

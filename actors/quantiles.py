@@ -71,7 +71,10 @@ class TargetedQuantiles:
         self._compress()
 
     def query(self, quantile: float) -> float:
-        """Return a value whose rank is `quantile` of the count, within the target's error; NaN without values."""
+        """Return a value whose rank is `quantile` of the count, within the target's error.
+
+        NaN without values.
+        """
         if not self._samples:
             return math.nan
         wanted = quantile * self._count
@@ -86,7 +89,7 @@ class TargetedQuantiles:
         return previous[0]
 
     def _slack(self, low: float, high: float) -> float:
-        """Return the least of f(rank) for ranks from `low` to `high`: the uncertainty that one sample may hold.
+        """Return the least of f(rank) for ranks from `low` to `high`: the uncertainty of one sample there.
 
         Each target's f falls towards its own rank and rises behind it. So a sample that spans a target may
         hold twice its error, and the middle of that sample is close enough.

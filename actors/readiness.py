@@ -38,18 +38,18 @@ from actors.supervision.context import ChildContext
 from actors.verdicts import Named, Standing, Verdict, judge
 
 LOOK_EVERY: Final = 1.0
-"""Seconds between two looks at everything, where nobody said that anything is new."""
+"""Seconds between two looks at everything, if no change is announced."""
 
 PERIODIC_WITHIN: Final = 10.0
-"""Seconds a periodic probe may take at most, where the model's own limit does not say."""
+"""Seconds a periodic probe may take at most, if the model's own limit is not set."""
 
 DEEP_WITHIN: Final = 2.0
 DEEP_AT_ONCE: Final = 8
 DEEP_BUDGET: Final = 10.0
-"""Seconds after which a round of deep probes begins no other."""
+"""Seconds after which a round of deep probes begins no other probe."""
 
 DEEP_SHARED_FOR: Final = 0.25
-"""Seconds for which the report of one round answers everybody."""
+"""Seconds for which the report of one round answers all callers."""
 
 _SHARE: Final = 10  # after a verdict that took some time, the loop gets ten times as long before the next
 _CLOCK_SET: Final = 1.0  # if the wall clock is off by so many seconds, it has been set anew

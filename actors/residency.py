@@ -33,10 +33,13 @@ from actors.supervision.context import ChildContext
 from actors.supervision.errors import SupervisionError
 
 MEASURE_SECONDS: Final = 5.0
-"""Between two measurements; more where one takes long, so that nine tenths of the time nobody measures."""
+"""Seconds between two measurements.
+
+The pause is longer where one takes long, so that nine tenths of the time are free of measurement.
+"""
 
 NOT_EVICTED_SECONDS: Final = 1.0
-"""How long a model is left alone that could not be evicted."""
+"""How long a model that could not be evicted is left alone."""
 
 
 class Loads(Protocol):

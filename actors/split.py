@@ -1,4 +1,4 @@
-"""The model that shares requests out over a model's versions: it answers those without a version, under a plan.
+"""The model that shares requests out over a model's versions: it answers requests that name no version.
 
 Passive, and on the path of every such request, so it costs a random number and a search in a few bounds. It
 holds no request: the request itself says which version has it. A frontend may hold a split while the model or
@@ -55,7 +55,10 @@ class VersionSplit:
         counts: dict[int, int],
         mirroring: Mirroring,
     ) -> None:
-        """`serving` returns the versions that take requests now, `random` draws from [0, 1), `counts` is by version."""
+        """`serving` returns the versions that take requests now.
+
+        `random` draws from [0, 1); `counts` is by version.
+        """
         self._plan = plan
         self.marks = marks_for(plan, None)
         self.counts = counts
