@@ -54,7 +54,8 @@ OUTPUT: Final = 1
 PAGE: Final = mmap.PAGESIZE
 MAX_LANES: Final = 64
 MAX_SLOTS: Final = 3 * MAX_LANES
-MAX_CANCELLABLE: Final = 4096  # requests per slot that have a cancel flag; later ones run to their end
+# Requests per slot that have a cancel flag; later ones run to their end.
+MAX_CANCELLABLE: Final = 4096
 
 # Python's mappings keep a descriptor of their own unless they are told not to.
 _UNTRACKED: Final = {"trackfd": False} if sys.version_info >= (3, 13) else {}

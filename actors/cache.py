@@ -249,7 +249,8 @@ class ModelCache:
         """Have `request` wait for the far store."""
         far = self._cache.far
         if far is None or self._flights.at(ticket.key) is not None:
-            return False  # its flight has too many followers, so it runs by itself
+            # Its flight has too many followers, so it runs by itself.
+            return False
         if not self._may_come_back(request):
             return False
         if not far.look_up(ticket.key, partial(self._on_found, ticket.key, request)):

@@ -59,14 +59,17 @@ class Call:
         self.number = number
         self.size = size  # bytes of its inputs
         self.model = model
-        self.batch = batch  # the batch whose execution made it, if that is still under way
-        self.parents = parents  # the requests of that batch on whose behalf it is made: one, or all of them
+        # The batch whose execution made it, if that is still under way.
+        self.batch = batch
+        # The requests of that batch on whose behalf it is made: one, or all of them.
+        self.parents = parents
         self.blocking = blocking and batch is not None  # the execution can't end before this call does
         self.request: InferRequest  # set until the end
         self.stopped = False  # the caller has asked for an end
         self.ended = False  # the caller has had the last response
         self.owner = owner
-        self._parts = 0  # parts that were sent and that the caller has not taken
+        # Parts that were sent and that the caller has not taken.
+        self._parts = 0
         self._nbytes = 0
         # Parts that wait for credit; each with whether it is final, and its cost in bytes.
         self._waiting: deque[tuple[InferResponse | TritiumError, bool, int]] = deque()

@@ -291,7 +291,8 @@ class WorkerCalls:
                 self._send(Part(number, 0, answer, b"".join(pieces), nbytes, final=final))
             else:
                 self._send_segment(Part(number, 0, answer, b"", nbytes, final=final), pieces)
-        except ValueError as error:  # the data beside the tensors is too much for a frame
+        except ValueError as error:
+            # The data beside the tensors is too much for a frame.
             self._answer(number, Answer(code=ErrorCode.INTERNAL, message=str(error)), final=final)
             return 0
         except OSError as error:

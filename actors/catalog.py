@@ -352,7 +352,8 @@ class Catalog:
                     again = self._mode is ControlMode.EXPLICIT
                     await self._do(part, Need(self._source, self._ensure_parts, again=again))
             except TritiumError:
-                return  # the composition of the model tells what is missing, and why
+                # The composition of the model tells what is missing, and why.
+                return
 
         async with trio.open_nursery() as nursery:
             for name in names:

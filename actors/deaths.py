@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from actors.model import InstanceState, ModelState
 
 
-_ACCUSED: Final = 4096  # fingerprints; a batch that killed its worker has one for each request
+# Fingerprints; a batch that killed its worker has one for each request.
+_ACCUSED: Final = 4096
 
 
 class Deaths:
@@ -84,7 +85,8 @@ class Deaths:
         else:
             self._run_again(instance, aftermath)
         if aftermath.suspects and sequences is None:
-            instance.exhausted = False  # the hunted request is to blame, so the instance goes on
+            # The hunted request is to blame, so the instance goes on.
+            instance.exhausted = False
         elif instance.exhausted:
             state.instance_exhausted(instance)  # its trial ended as its lives before
         state.ring()

@@ -58,11 +58,14 @@ class Deployment:
         self.key = key
         self.progress: Progress | None = None
         self.tell: Callable[..., object] = lambda **_: None  # the lane's place in the tree
-        self.content = ""  # digest of the files that were applied last, if that succeeded
+        # Digest of the files that were applied last, if that succeeded.
+        self.content = ""
         self.refused = ""  # the same, if it failed
-        self.explicit = False  # it was asked for by its own name, not as a part of another model
+        # It was asked for by its own name, not as a part of another model.
+        self.explicit = False
         self.override: Override | None = None  # a load request's configuration that is in force
-        self.overrode = ""  # digest of the files that the override is in force over
+        # Digest of the files that the override is in force over.
+        self.overrode = ""
         self.left = False  # it is no longer in the repository
         self.setback = ""  # why the last reload beside the serving versions failed
         self.load_seconds = 0.0  # how long the last load took
@@ -71,7 +74,8 @@ class Deployment:
         self._on_changed = on_changed
         # A found model was applied, with or without success, and has not been unloaded since.
         self.tried = False
-        self._wanted: FoundModel | None = None  # an ensemble as it was last read, before it was composed
+        # An ensemble as it was last read, before it was composed.
+        self._wanted: FoundModel | None = None
         self._composed: FoundModel | None = None  # the same, of the serving ensemble
         self._found: FoundModel | None = None
         self._loading = Loading(key, around, self.enter)

@@ -29,7 +29,8 @@ from actors.validation import Validator
 AFTER_FAILURE: Final = Backoff(initial=1.0, factor=2.0, cap=60.0, jitter=0.0, first_immediate=False)
 """How long a model that could not be loaded is left alone, by failures in a row."""
 
-_ATTEMPTS: Final = 6  # at finding the model loaded and submitting; two for each load
+# Attempts to find the model loaded and submit the request; two for each load.
+_ATTEMPTS: Final = 6
 
 Resolve = Callable[[str, str], ServedModel]
 """From a name and a version to the model that answers now: `actors.interfaces.Models.resolve`."""
@@ -60,10 +61,13 @@ class WaitingRoom:
         It must neither block nor raise.
         """
         self.key = key
-        self.waiting = 0  # requests in here: they wait for the load, or for the model to take them
-        self.wanted_since: float | None = None  # when the first of the requests that wait for a load came
+        # Requests in here: they wait for the load, or for the model to take them.
+        self.waiting = 0
+        # When the first of the requests that wait for a load came.
+        self.wanted_since: float | None = None
         self.wakes = 0
-        self.wake_seconds = 0.0  # of all wakes, from the first request to the end of the load
+        # Seconds of all wakes, each from the first request to the end of the load.
+        self.wake_seconds = 0.0
         self._ring = ring
         self._nbytes = 0
         self._asleep: dict[InferRequest, _Sleeper] = {}
@@ -190,7 +194,8 @@ class Dormant:
         """
         if self._validate.must_walk(request):
             await in_slices(self._validate.walk_strings(request))
-        self._validate(request)  # a request that the model can't take must not load it
+        # A request that the model can't take must not load it.
+        self._validate(request)
         self._room.enter(request, self.spec.queue_bounds)
         try:
             await self._pass_on_once_loaded(request)

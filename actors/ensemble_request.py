@@ -39,8 +39,10 @@ from actors.statistics import FailureReason
 _NO_TIME: Final = (0, 0, 0, 0)
 _SEQUENCE_KEYS: Final = ("sequence_id", "sequence_start", "sequence_end")
 _MAX_INT64: Final = 2**63 - 1
-_TO_UNSIGNED: Final = 2**64  # correlation ids are unsigned, integer parameters of a response are not
-_LOANS_KEPT: Final = 32  # loans that have ended are removed when there are more than this
+# Correlation ids are unsigned, integer parameters of a response are not.
+_TO_UNSIGNED: Final = 2**64
+# Loans that have ended are removed when there are more than this.
+_LOANS_KEPT: Final = 32
 
 UNREAD_PARTS: Final = WINDOW_PARTS
 """Unread parts of one answer at which the decoupled models that it comes from wait for the client to read."""
@@ -150,7 +152,8 @@ class Step:
         self.plan = plan
         self.loans: tuple[Loan, ...] = ()
         self.passed = False  # it has passed its gate
-        self.submitting = False  # a task waits for room for it in its model's queue
+        # A task waits for room for it in its model's queue.
+        self.submitting = False
         self.ended = False
         # Its place in a sequence, where that differs from the request's.
         self.sequence: Sequence_ | None = None

@@ -39,7 +39,8 @@ class FoundModel:
 
     key: ModelKey
     specs: Sequence[ModelSpec] = ()
-    versions: Sequence[int] = ()  # chosen by the version policy, also where there are no specs
+    # Chosen by the version policy, also where there are no specs.
+    versions: Sequence[int] = ()
     reason: str = ""
     # By version; set only where some versions have no fault of their own.
     reasons: Mapping[int, str] = field(default_factory=dict)
@@ -47,10 +48,13 @@ class FoundModel:
     # Why an ensemble's models don't fit together, in the words that clients are told.
     unfit: str = ""
     duplicate: bool = False  # another repository has a model of the same name
-    content: str = ""  # digest of everything it consists of; empty where it is never compared
-    errors: Sequence[str] = ()  # everything that is wrong, each with its place; `reason` is the first
+    # Digest of everything it consists of; empty where it is never compared.
+    content: str = ""
+    # Everything that is wrong, each with its place; `reason` is the first.
+    errors: Sequence[str] = ()
     warnings: Sequence[str] = ()
-    copy: LocalCopy | None = None  # held once, by the code that read the model; `settle` ends that
+    # Held once, by the code that read the model; `settle` ends that.
+    copy: LocalCopy | None = None
 
     @property
     def faults(self) -> Mapping[int, str]:

@@ -60,7 +60,8 @@ PROBED: Final = 22
 PART: Final = 23
 MORE: Final = 24
 SKIPPED: Final = 25
-CALL: Final = 64  # from here on, kinds of `actors.call_frames`, which travel on their own connection
+# From here on, kinds of `actors.call_frames`, which travel on their own connection.
+CALL: Final = 64
 ASK: Final = 65
 TELL: Final = 66
 TAKEN: Final = 67
@@ -90,14 +91,16 @@ _PART = struct.Struct("<BBHIQQ")  # kind, flags, zero, request, batch id, nbytes
 _ADDRESS = struct.Struct("<BBHIQ")  # of MORE and CANCEL: kind, two zeros, request, batch id
 _CREDIT = struct.Struct("<BBHIQIQ")  # kind, two zeros, request, batch id, parts, nbytes
 
-_LARGEST_ARRAY: Final = 2**60  # elements; times the size of one, they still fit numpy's 63 bits
+# Elements. Times the size of one, they still fit numpy's 63 bits.
+_LARGEST_ARRAY: Final = 2**60
 
 _STACKED: Final = 0
 _EACH: Final = 1
 _RAGGED: Final = 1
 _SIZES: Final = 0x80
 _OPEN: Final = 0xFF  # the status of an answer that comes in parts
-_RESCHEDULED: Final = 0xFE  # the status where there is no answer yet: the request is to run again
+# The status where there is no answer yet: the request is to run again.
+_RESCHEDULED: Final = 0xFE
 _FINAL: Final = 1
 _EMPTY: Final = 2
 

@@ -202,7 +202,8 @@ class InstanceActor:
         """Launch, load, warm up, serve, bury."""
         self._ctx.publish(kind=self._instance.spec.kind, lanes=self._instance.spec.lanes)
         self._enter("starting")
-        self._ctx.started()  # this actor runs; the model's readiness is told by the model's state
+        # This actor runs; the model's readiness is told by the model's state.
+        self._ctx.started()
         await self._comeback.wait_turn(self._instance, self._ctx.stopping)
         await self._turns.take(self._instance, self._ctx.stopping)
         if self._ctx.stopping.is_set():
@@ -216,7 +217,8 @@ class InstanceActor:
         self.let_others_start()
         if self._instance.settled.is_set() and not self._instance.started_once:
             self._ctx.publish(phase="failed to load")
-            await self._ctx.stopping.wait()  # it is given up; the catalog decides whether to try again
+            # It is given up; the catalog decides whether to try again.
+            await self._ctx.stopping.wait()
         if not self._ctx.stopping.is_set():
             raise WorkerDied(self._name, self._verdict or self._reason or ProtocolError("ended"))
 
@@ -334,7 +336,8 @@ class InstanceActor:
                         await self._finish_packet(slow)
                         # `slow` holds the whole result, and the next packet may be long in coming.
                         slow = None
-                    if worker.idle:  # most likely it has no more packets, so don't try to receive
+                    # Most likely it has no more packets, so don't try to receive.
+                    if worker.idle:
                         await pipe.wait_readable()
                         in_a_row = 0
                 else:
@@ -529,7 +532,8 @@ class InstanceActor:
             instance.exhausted = False
         if instance.worker is not None:
             instance.worker.advance(trio.current_time(), ended=batch)
-            self.slot_freed()  # there is room, even if the batch's own slot is lent to a response
+            # There is room, even if the batch's own slot is lent to a response.
+            self.slot_freed()
         else:
             self._idle.ring()
 
@@ -593,7 +597,8 @@ class InstanceActor:
         if not (lost and self._state.spec.decoupled):
             await self._drain_results(worker)
         if not self._joined.is_set():
-            worker.disown()  # these are warmup batches: no client waits for them, and none is run again
+            # These are warmup batches: no client waits for them, and none is run again.
+            worker.disown()
         output.drain()
         reason = self._verdict or self._reason or ProtocolError("ended")
         if self._load_error is None and not instance.started_once and not self._ctx.stopping.is_set():
@@ -602,7 +607,8 @@ class InstanceActor:
             )
         marks = await self._fingerprints(worker, reason)
         held, halves = self._settle(worker, reason, marks)
-        self._culprit = None  # else its slot, with two descriptors, stays until this actor is collected
+        # Otherwise its slot, with two descriptors, would stay until this actor is garbage-collected.
+        self._culprit = None
         if not launched.abandoned:  # an abandoned thread might still read the slots
             await in_slices(worker.emptying())
         worker.close()
@@ -700,7 +706,8 @@ class InstanceActor:
             for request in batch.requests
         ]
         for request in waiting:
-            request.attempts -= 1  # it was counted when sent, but the model never saw it
+            # It was counted when sent, but the model never saw it.
+            request.attempts -= 1
         hunting = bool(instance.suspects.running)
         worker.disown()
         instance.last_reason = str(reason)

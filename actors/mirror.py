@@ -52,8 +52,10 @@ class MirrorCounts:
     same: int = 0
     different: int = 0
     errors: int = 0  # the mirror failed where the client got an answer
-    uncompared: int = 0  # the client left, or was refused for want of room or time
-    skipped: int = 0  # never sent: no mirror was ready, or it had no room
+    # The client left, or was refused for want of room or time.
+    uncompared: int = 0
+    # Never sent: no mirror was ready, or it had no room.
+    skipped: int = 0
 
     def __sub__(self, earlier: MirrorCounts) -> MirrorCounts:
         before = asdict(earlier)

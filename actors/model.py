@@ -453,7 +453,8 @@ class ModelState:
         if request not in self.in_flight or self._cancel_waiting(request):
             return
         if self.cache is not None and self.cache.is_wanted(request):
-            return  # it goes on for the requests that wait for its answer
+            # It goes on for the requests that wait for its answer.
+            return
         if self.composite is not None:
             self.composite.cancel(request)
         for instance in self.instances:
@@ -481,7 +482,8 @@ class ModelState:
         ):
             self.fail(request, Cancelled(""), FailureReason.CANCELED)
             if self.limiter is not None:
-                self.ring()  # an instance may be standing in line for this request alone
+                # An instance may be standing in line for this request alone.
+                self.ring()
             return True
         return False
 

@@ -285,7 +285,8 @@ class Wake(Operation):
 class Evict(Operation):
     """The operation of the residency actor, which needs the memory."""
 
-    gives_way = True  # it may wait long for the last answers, after it has unloaded the model
+    # It may wait long for the last answers, after it has unloaded the model.
+    gives_way = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -55,7 +55,8 @@ def probe_request(spec: ModelSpec, *, reply: ReplyPort, now: float) -> InferRequ
         try:
             validate(candidate)
         except InvalidArgument:
-            continue  # it is used for warmup all the same: warmup does not pass the validation
+            # It is used for warmup all the same: warmup does not pass the validation.
+            continue
         request = candidate
         break
     request.synthetic = True

@@ -19,9 +19,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-_BUFFER: Final = 500  # values sorted and merged at once: observing is a list append, merging is amortised
+# Values that are sorted and merged at once: an observation is a list append, the merge is amortised.
+_BUFFER: Final = 500
 WINDOW_MS: Final = 600_000
-_AGES: Final = 5  # sketches in the ring; the window's true length lies between 4/5 of it and all of it
+# Sketches in the ring; the window's true length lies between 4/5 of it and all of it.
+_AGES: Final = 5
 
 
 class TargetedQuantiles:
@@ -112,7 +114,8 @@ class TargetedQuantiles:
         if len(samples) < 3:
             return
         kept = [samples[-1]]
-        rank = self._count - samples[-1][1]  # the lowest rank of the sample before the one last kept
+        # The lowest rank of the sample before the one last kept.
+        rank = self._count - samples[-1][1]
         for sample in reversed(samples[1:-1]):
             rank -= sample[1]
             last = kept[-1]

@@ -51,8 +51,10 @@ DEEP_BUDGET: Final = 10.0
 DEEP_SHARED_FOR: Final = 0.25
 """Seconds for which the report of one round answers all callers."""
 
-_SHARE: Final = 10  # after a verdict that took some time, the loop gets ten times as long before the next
-_CLOCK_SET: Final = 1.0  # if the wall clock is off by so many seconds, it has been set anew
+# After a verdict that took milliseconds, the loop gets ten times as long before the next.
+_SHARE: Final = 10
+# If the wall clock is off by so many seconds, it has been set anew.
+_CLOCK_SET: Final = 1.0
 _LISTED: Final = 10  # failed parts that one log line names
 _SHOWN: Final = 1000  # characters of a reason
 
@@ -101,7 +103,8 @@ class _Watch:
     def __init__(self, state: ModelState, news: Callable[[], None], now: float) -> None:
         self.state = state
         self.check = _OwnCheck(state, news)
-        self.due = now  # when its next probe is due, if it is probed at all
+        # When its next probe is due, if it is probed at all.
+        self.due = now
         self.since = now  # when `trouble` came, or went
         self.trouble = ""  # what the last probe says against it
         self.note = ""  # why that does not count
@@ -204,7 +207,8 @@ class Readiness:
         self._verdict = Verdict(since=trio.current_time())
         self._stale = True
         self._woken = Bell()
-        self._watching = 0  # number of tasks that wait for the server's readiness to turn
+        # Number of tasks that wait for the server's readiness to turn.
+        self._watching = 0
         self._asking = False  # the instances are being asked for those tasks
         self._watches: dict[ModelState, _Watch] = {}
         self._counts: dict[Named, ProbeCounts] = {}
@@ -321,7 +325,8 @@ class Readiness:
         """Look at everything, and judge."""
         now = trio.current_time()
         self._keep_watch(now)
-        self._stale = False  # after that: a version seen for the first time may have answered already
+        # Only now: a version seen for the first time may have answered already.
+        self._stale = False
         before = self._verdict
         standings = list(self._standings())
         self._forget_counts({(each.key, each.version) for each in standings})
@@ -394,7 +399,8 @@ class Readiness:
         if not verdict.finished or (same and before.finished and verdict.ready is before.ready):
             return
         if not (verdict.ready or failed or verdict.missing or verdict.opened):
-            return  # it is about to be ready: a check or a probe is still to be heard
+            # It is about to be ready: a check or a probe is still to be heard.
+            return
         self._log(
             Event.READINESS_CHANGED,
             level="info" if verdict.ready and not failed else "warning",

@@ -56,7 +56,8 @@ class RequestRecord:
         self.parent_id = "" if parent is None else parent.id
         self.instance = ""
         self.pid = 0
-        self.batch = 0  # number of the batch of the last execution, in the life of the worker
+        # Number of the batch of the last execution, in the life of the worker.
+        self.batch = 0
         self.batch_requests = 0
         self.batch_rows = 0
         self.first_dispatch: float | None = None

@@ -52,7 +52,8 @@ class Recycler:
         self._measure = measure
         self._log = log
         self._rest = Rest()
-        self._replaced: InstanceState | None = None  # still to be ended, if need be in the next life
+        # A replaced instance still to be ended, if need be in the actor's next life.
+        self._replaced: InstanceState | None = None
 
     async def run(self, ctx: ChildContext) -> None:
         """Replace workers that reach a ceiling, until cancelled."""

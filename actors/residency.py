@@ -124,7 +124,8 @@ class _Model:
         self.fresh = False  # it has not been measured since it was loaded
         self.reserved = 0  # bytes that its load is expected to take
         self.sizing = self.loading = self.leaving = False  # what the actor has under way
-        self.not_before = 0.0  # when to try again to evict it, after an eviction that failed
+        # When to try again to evict it, after an eviction that failed.
+        self.not_before = 0.0
         self.loads = self.evictions = 0
 
     def respecify(self, specs: Sequence[ModelSpec]) -> None:

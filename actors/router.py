@@ -62,7 +62,8 @@ class _Known:
     loading: list[ModelState] = field(default_factory=list)  # not serving yet, though some may be READY
     retiring: list[ModelState] = field(default_factory=list)  # they have served
     past: dict[int, IndexEntry] = field(default_factory=dict)  # failed to load, or was unloaded
-    broken: str = ""  # why it can't be configured at all, if no version tells
+    # Why it can't be configured at all, if no version tells.
+    broken: str = ""
     # Why the last reload beside the serving versions failed, by version; 0 stands for all of them.
     setbacks: Mapping[int, str] = field(default_factory=dict)
     failures: int = 0  # failed loads, since it is known
@@ -136,7 +137,8 @@ class Router:
         known.retiring += replaced
         known.serving = dict(sorted(states.items()))
         known.broken, known.setbacks = "", {}
-        if states:  # earlier failures are made up for; versions that are no longer wanted were unloaded
+        # Earlier failures are made up for, and versions that are no longer wanted count as unloaded.
+        if states:
             known.past = {
                 number: each
                 for number, each in known.past.items()
@@ -409,7 +411,8 @@ class Router:
         for state in (*known.background, *known.serving.values()):
             status = state.status
             if status is Status.READY and state in known.loading:
-                status = Status.LOADING  # it gets no requests before the load of all versions has ended well
+                # It gets no requests before the load of all versions has ended well.
+                status = Status.LOADING
             setback = self.setback(key, state.spec.version) if status is Status.READY else ""
             shown[state.spec.version] = _entry(
                 key,

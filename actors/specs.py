@@ -217,7 +217,8 @@ class InstanceSpec:
     rate_limit: RateLimit = RateLimit()
     host_policy: str = ""  # its name; empty: the policy of its kind and device
     secondary_devices: tuple[tuple[str, int], ...] = ()  # kind and number
-    cores: tuple[int, ...] = ()  # the cores its worker runs on, by its host policy; empty: any
+    # The cores its worker runs on, by its host policy; empty: any.
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +249,8 @@ class Probe(Enum):
     # If it replaces a version: an answer, without an error if the replaced version answers its probe without
     # one.
     COMPARE = "compare"
-    REQUIRED = "required"  # an answer without an error, even if it replaces no version
+    # An answer without an error, even if it replaces no version.
+    REQUIRED = "required"
     OFF = "off"
 
 
@@ -277,9 +279,11 @@ class Rollback:
     """
 
     max_error_rate: float = 0.0  # of a version's answers within the window
-    max_latency_ratio: float = 0.0  # of its mean latency to that of the version with the largest share
+    # Highest ratio of its mean latency to that of the version with the largest share.
+    max_latency_ratio: float = 0.0
     max_latency: float = 0.0  # its mean latency
-    min_requests: int = 20  # with fewer requests in the window, the rules are not applied
+    # With fewer requests in the window, the rules are not applied.
+    min_requests: int = 20
     window: float = 5.0
 
 
@@ -291,7 +295,8 @@ class TrafficPlan:
     """
 
     weights: Mapping[int, float]  # by version
-    sticky_header: str = ""  # lower case; requests with the same value go to the same version
+    # Lower case; requests with the same value go to the same version.
+    sticky_header: str = ""
     sticky_parameter: str = ""  # the same, for a request parameter
     mirror: Mirror | None = None
     rollback: Rollback | None = None
@@ -310,9 +315,11 @@ class Fairness:
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant, relative to each other
     default_weight: float = 1.0  # of tenants that are not listed
     unlisted_together: bool = False  # unlisted tenants are one tenant, instead of one each
-    max_queued: int = 0  # requests of one tenant that may wait; 0: only the queue's bound
+    # Requests of one tenant that may wait; 0: only the queue's bound.
+    max_queued: int = 0
     refuses: bool = False  # refuse requests beyond that bound, instead of making them wait
-    ageing: float = 0.0  # seconds after which a waiting request counts as one of the level above; 0: off
+    # Seconds after which a waiting request counts as one of the level above; 0: off.
+    ageing: float = 0.0
 
     @property
     def by_tenant(self) -> bool:
@@ -327,7 +334,8 @@ class Slo:
     # Seconds from acceptance to answer that 99 of 100 requests may take; 0: only their own deadlines count.
     p99: float = 0.0
     refuse: bool = True  # refuse requests that can't be answered in time
-    tune: bool = True  # tune the batching delay and the batch size, within their configured bounds
+    # Tune the batching delay and the batch size, within their configured bounds.
+    tune: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +347,8 @@ class Runtime:
 
     interpreter: str = ""  # its path; empty: the server's own
     environ: tuple[tuple[str, str], ...] = ()  # variables that it adds to a worker's, sorted by name
-    digest: str = ""  # of the sources of the environment; empty where it is never compared
+    # Digest of the sources of the environment; empty where it is never compared.
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,8 +374,10 @@ class Sandbox(Enum):
     """
 
     OFF = "off"
-    BASIC = "basic"  # no new privileges, no network, no kernel interfaces that models don't need
-    STRICT = "strict"  # also no capabilities, no leaving of the process group, no files but its own
+    # No new privileges, no network, no kernel interfaces that models don't need.
+    BASIC = "basic"
+    # Also no capabilities, no leaving of the process group, no files but its own.
+    STRICT = "strict"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,7 +427,8 @@ class ModelSpec:
     queue_bounds: QueueBounds = field(default_factory=QueueBounds)
     threads: int = 0  # CPU threads a worker may use; 0: cores // instances
     namespace: str = ""  # its repository's, if models are told apart by repository
-    content: str = ""  # digest of every file that it is made from; empty where it is never compared
+    # Digest of every file that it is made from; empty where it is never compared.
+    content: str = ""
     depends_on: tuple[str, ...] = ()  # models that an ensemble is composed of
     load_timeout: float = 0.0  # seconds one attempt to load may take; 0: off
     drain_timeout: float = 30.0  # seconds for a retired version to answer its accepted requests

@@ -136,7 +136,8 @@ class VersionSplit:
             await state.submit(request)
         except Unavailable as refusal:
             if state.status is Status.READY:
-                raise  # it has no room, and the other versions have loads of their own
+                # It has no room, and the other versions have loads of their own.
+                raise
             version = await self._submit_elsewhere(request, state, refusal)
         self.counts[version] = self.counts.get(version, 0) + 1
 

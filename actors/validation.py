@@ -49,7 +49,8 @@ class _Input:
         self.datatype = spec.datatype
         self.dims = spec.dims
         self.bit = 1 << index
-        self.key_at = key_at  # place of its shape in the batch key; -1: shapes may differ within a batch
+        # Place of its shape in the batch key; -1: shapes may differ within a batch.
+        self.key_at = key_at
         self.exact = None if -1 in spec.dims else spec.dims  # the only allowed shape, if there is only one
         self.row_elements = 0 if -1 in spec.dims else element_count(spec.dims)
         self.row_nbytes = self.row_elements * spec.datatype.size

@@ -32,8 +32,10 @@ class Standing:
     status: str  # as the index has it; empty: never asked to load
     reason: str = ""
     essential: bool = True
-    trouble: str = ""  # found by its own check or a probe, while it is READY
-    awaited: str = ""  # the check or probe that is still to be heard, while it is READY
+    # Found by its own check or a probe, while it is READY.
+    trouble: str = ""
+    # The check or probe that is still to be heard, while it is READY.
+    awaited: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,8 @@ class Part:
     since: float  # on trio's clock
     essential: bool = True
     logged: bool = False  # its reason was logged when it became unavailable
-    awaited: bool = False  # its only fault is that a check or a probe is still to be heard
+    # Its only fault is that a check or a probe is still to be heard.
+    awaited: bool = False
 
     @property
     def ok(self) -> bool:
@@ -67,7 +70,8 @@ class Verdict:
     """Whether the server is ready. `opened` is true from the first time that it was ready."""
 
     ready: bool = False
-    finished: bool = False  # every model to be loaded at start has been loaded, or has failed
+    # Every model to be loaded at start has been loaded, or has failed.
+    finished: bool = False
     opened: bool = False
     since: float = 0.0  # when `ready` last changed
     missing: str = ""  # which repository was missing at the start, and why

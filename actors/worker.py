@@ -68,7 +68,8 @@ class InFlight:
         self.id = batch_id
         self.requests = requests
         self.slot = slot
-        self.alone = alone  # it holds suspects: no other batch may be in this worker
+        # It holds suspects: no other batch may be in this worker.
+        self.alone = alone
         # When its execution began, as far as the server can know: when it became the oldest batch.
         self.began_at = began_at
         self.open = 0  # requests whose answer comes in parts, and has not ended
@@ -159,7 +160,8 @@ class LiveWorker:
         self._streams: dict[tuple[int, int], PartStream] = {}  # by batch and place in it
         self._stream_of: dict[InferRequest, PartStream] = {}
         self._crowded = False  # as many requests are open as are allowed
-        self._moved_at = -math.inf  # when one of its requests last stopped waiting for a client
+        # When one of its requests last stopped waiting for a client.
+        self._moved_at = -math.inf
         self._unread = False  # the worker does not read its credit
         self.filler = Filler(self._on_filled)
         self._slots: list[Slot] = []
@@ -295,7 +297,8 @@ class LiveWorker:
         del self.outstanding[batch.id]
         filling = batch is self.filler.batch
         if filling:
-            self.filler.stop()  # the worker was never sent the batch, and has nothing to skip
+            # The worker was never sent the batch, and has nothing to skip.
+            self.filler.stop()
         else:
             self._taken_back[batch.id] = batch
         self.given -= len(batch.requests)
@@ -650,7 +653,8 @@ class LiveWorker:
         self._events.part(batch, arrived)
 
     def _grant(self, stream: PartStream, parts: int, nbytes: int, waited: bool) -> None:
-        if self.pipe.backlog > 2 * OPEN_LIMIT:  # no request can have more than two frames of credit unread
+        # No request can have more than two frames of credit unread.
+        if self.pipe.backlog > 2 * OPEN_LIMIT:
             self._unread = True
             return
         if waited:
