@@ -371,8 +371,8 @@ class InstanceActor:
     @fault_point("instance.exit")
     async def _watch_exit(self, launched: Launched, life: trio.CancelScope) -> None:
         self._reason = await launched.wait()
-        # On a busy machine the worker may have been about to exit when our signal came. Then that is why it
-        # ended.
+        # On a busy machine the worker may have been about to exit, and have ended by that: our signal came too
+        # late then.
         if self._hung_up and (launched.abandoned or self._reason == Signal(signal.SIGKILL)):
             self._verdict = self._verdict or ProtocolError("closed its connection and stayed alive")
         self._exited.set()
@@ -512,7 +512,7 @@ class InstanceActor:
         if self._load_error is not None:
             return
         self._load_error = without_importing(message)
-        # The code that asked for the first load logs why it failed.
+        # The code that asked for the first load tells why it failed.
         self._verdict = StartFailed(self._load_error if self._instance.started_once else "")
         if traceback:
             said = without_importing(traceback)
@@ -607,7 +607,7 @@ class InstanceActor:
             )
         marks = await self._fingerprints(worker, reason)
         held, halves = self._settle(worker, reason, marks)
-        # Otherwise its slot, with two descriptors, would stay until this actor is garbage-collected.
+        # Otherwise its slot, with two descriptors, would stay mapped until this actor is garbage-collected.
         self._culprit = None
         if not launched.abandoned:  # an abandoned thread might still read the slots
             await in_slices(worker.emptying())

@@ -264,7 +264,8 @@ class ModelState:
             for batch in reversed(instance.worker.not_begun()):
                 self.take_back(instance, batch)
         self.instances.remove(instance)
-        if instance in self.rotation:  # a passive or stuck instance is not
+        # A passive instance is never in it, nor is one that was given up as stuck.
+        if instance in self.rotation:
             self.rotation.remove(instance)
         if self.limiter is not None:
             self.limiter.withdraw(instance)
@@ -627,7 +628,7 @@ class ModelState:
         Some of its answers may still be to come.
         """
         if self.limiter is not None:
-            # An instance that can't answer the bell must not stay in line: it would hold others up.
+            # It stays in line only if its scheduler can answer the bell: otherwise it would hold others up.
             stays = self.take_turn is not None and instance.worker is not None and instance in self.rotation
             self.limiter.ended(instance, again=stays and self.wants(instance))
 
@@ -664,7 +665,7 @@ class ModelState:
                 if answer.rescheduled:
                     self._reschedule(request)
                     continue
-                if answer.open:  # more parts of it follow
+                if answer.open:  # its answer comes in parts
                     continue
                 if answer.code is not None:
                     self.fail(request, TritiumError.of(answer.code, answer.message), FailureReason.BACKEND)
@@ -837,7 +838,7 @@ class ModelState:
             self.composite.give_up()
 
     def stuck_for(self, now: float) -> float:
-        """Return for how many seconds every serving instance has been busy with the same execution.
+        """Return for how many seconds every serving instance has been busy with one execution.
 
         Returns 0 while one instance is not, or while executions have a time limit.
         """

@@ -189,7 +189,7 @@ class Readiness:
     ) -> None:
         """`finished` is set when the loads at start have ended; `wall_clock` gives ms since the epoch.
 
-        A version counts as stuck when each of its instances has been busy with the same execution for
+        A version counts as stuck when each of its instances has been busy with one execution for
         `hang_bound` seconds; 0: never. `missing` tells which repository was missing at the start, if any, and
         why.
         """

@@ -137,7 +137,7 @@ class Router:
         known.retiring += replaced
         known.serving = dict(sorted(states.items()))
         known.broken, known.setbacks = "", {}
-        # Earlier failures are made up for, and versions that are no longer wanted count as unloaded.
+        # Earlier failures are made up for. A version that is no longer wanted stays listed as unloaded.
         if states:
             known.past = {
                 number: each

@@ -281,7 +281,7 @@ class Rollback:
     max_error_rate: float = 0.0  # of a version's answers within the window
     # Highest ratio of its mean latency to that of the version with the largest share.
     max_latency_ratio: float = 0.0
-    max_latency: float = 0.0  # its mean latency
+    max_latency: float = 0.0  # highest mean latency
     # With fewer requests in the window, the rules are not applied.
     min_requests: int = 20
     window: float = 5.0
