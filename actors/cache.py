@@ -369,7 +369,7 @@ class ModelCache:
         state.respond(request, response)
 
     def settle(self, request: InferRequest, part: InferResponse | TritiumError) -> None:
-        """`request` is about to be given its final part: keep it, and answer the requests that wait for it.
+        """`request` is about to be given its final part: keep it, and see to the requests that wait for it.
 
         Called before any other code sees `part`, since its receiver may give its memory back.
         """

@@ -192,8 +192,8 @@ class Ensembler(TurnTaker):
     def _model(self, number: int) -> ServedModel:
         """Return the model that runs a step.
 
-        That is the model that is resolved now. While that model retires with this ensemble, it is the version
-        that ran the step last.
+        That is the model that is resolved now. If none is, because it retires with this ensemble, it is the
+        version that ran the step last.
         """
         try:
             model = self._resolve(self._wiring.steps[number])

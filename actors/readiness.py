@@ -325,7 +325,7 @@ class Readiness:
         """Look at everything, and judge."""
         now = trio.current_time()
         self._keep_watch(now)
-        # Only now: a version seen for the first time may have answered already.
+        # After `_keep_watch`: a version seen for the first time may have answered already.
         self._stale = False
         before = self._verdict
         standings = list(self._standings())
