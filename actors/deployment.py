@@ -220,7 +220,7 @@ class Deployment:
             self._around.router.set_dormant(self.key, None)
 
     def _refuse(self, found: FoundModel) -> None:
-        """Log why there is no version to load."""
+        """Tell why there is no version to load: in the log, and by an error."""
         router = self._around.router
         self._around.log(
             Event.MODEL_LOAD_FAILED if self.serving else Event.MODEL_UNAVAILABLE,

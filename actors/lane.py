@@ -88,7 +88,7 @@ class Lane:
         self._arrived.ring()
 
     def _supersede(self) -> None:
-        """An unload order makes the loads that are under way or wait superfluous: end them."""
+        """An order to unload takes the place of the operations that give way to it: end those."""
         for operation in [each for each in self._waiting if each.gives_way]:
             self._waiting.remove(operation)
             operation.give_way(self.deployment)

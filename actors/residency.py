@@ -94,7 +94,7 @@ class ResidencySample:
 
 
 class _Model:
-    """What is remembered of a model that is loaded on demand."""
+    """What is remembered of a model that is loaded on demand, beside what can be observed."""
 
     __slots__ = (
         "evictions",
