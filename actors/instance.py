@@ -371,8 +371,8 @@ class InstanceActor:
     @fault_point("instance.exit")
     async def _watch_exit(self, launched: Launched, life: trio.CancelScope) -> None:
         self._reason = await launched.wait()
-        # On a busy machine the worker may have been about to exit, and have ended by that. Then our signal came
-        # too late.
+        # On a busy machine the worker may have been about to exit, and have ended by that. Then our signal
+        # came too late.
         if self._hung_up and (launched.abandoned or self._reason == Signal(signal.SIGKILL)):
             self._verdict = self._verdict or ProtocolError("closed its connection and stayed alive")
         self._exited.set()
