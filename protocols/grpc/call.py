@@ -1,7 +1,7 @@
-"""One RPC as methods see it: `Call` for methods that are answered without a task, `ServerStream` for coroutines.
+"""One RPC as methods see it: `Call` for methods answered without a task, `ServerStream` for coroutines.
 
-A `Call` is the reply port of its inference, so nothing else is made for one. What methods ask of the connection goes
-through the `Wire` it was opened on, and is refused or dropped there once the call is `closed`.
+A `Call` is the reply port of its inference, so nothing else is made for one. What methods ask of the
+connection goes through the `Wire` it was opened on. Once the call is `closed`, the wire refuses or drops it.
 """
 
 from __future__ import annotations
@@ -41,21 +41,24 @@ FIRST_ANSWER: Final = 64 * 1024
 
 # Bytes of a message that is parsed on the loop, where that takes a millisecond.
 _PARSED_AT_ONCE: Final = 16 * 1024
-# Bytes of a request that brings neither tensors nor parameters: names, and little else. Over HTTP it is as much.
+# Bytes of a request that brings neither tensors nor parameters: names, and little else. HTTP allows as much.
 _LONGEST_QUESTION: Final = 64 * 1024
 
 SHUTTING_DOWN: Final = "GRPC server is shutting down and has stopped accepting new requests."
 
 
 class Leaving(Unavailable):
-    """The server shuts down: a streaming call gets no more requests, and ends once it has answered those it got."""
+    """The server shuts down: a streaming call gets no more requests.
+
+    It ends once it has answered those it got.
+    """
 
 
 class UnaryMethod(Protocol):
     """A unary method that is answered without a task. All of it is synchronous and runs on the loop.
 
-    For a call that reached `begin`, `finished` is called exactly once. An exception that is no TritiumError is a bug: it
-    is reported, and costs the call, whose client is told INTERNAL.
+    For a call that reached `begin`, `finished` is called exactly once. An exception that is no TritiumError
+    is a bug: it is reported, and costs the call. The client is told INTERNAL.
     """
 
     def begin(self, call: Call, message: Buffer) -> None:
@@ -65,7 +68,7 @@ class UnaryMethod(Protocol):
         """
 
     def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], int, bool]:
-        """Return the answer's buffers without a prefix, their size, and whether they view the response's lease.
+        """Return the answer's buffers without a prefix, their size, and whether they view the lease.
 
         Raises TritiumError where the response can't be told.
         """
@@ -111,7 +114,10 @@ class Wire(Protocol):
 
 
 class Call:
-    """One RPC. `deadline` is absolute on trio's clock, inf for none; `context` is for the method's own use."""
+    """One RPC.
+
+    `deadline` is absolute on trio's clock, inf for none; `context` is for the method's own use.
+    """
 
     __slots__ = (
         "_first",
@@ -157,7 +163,7 @@ class Call:
         self.gone = False  # the stream is no more
         self.scopes: set[trio.CancelScope] | None = None  # of its tasks
         self.server_stream: ServerStream[Any, Any] | None = None
-        self.timed = False  # whether somebody watches its deadline
+        self.timed = False  # whether its deadline is watched
         self._first: InferResponse | TritiumError | None = None
         self._parts = 0
 
@@ -189,7 +195,10 @@ class Call:
             release(first)
 
     def start(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Run `run` as a task of the connection, cancelled with the call; a TritiumError it raises is the answer."""
+        """Run `run` as a task that is cancelled with the call.
+
+        A TritiumError that it raises is the answer.
+        """
         self.wire.run(self, run)
 
 
@@ -209,8 +218,9 @@ class Deadline:
 class ServerStream(Generic[Request, Reply]):
     """One RPC as a coroutine method sees it, with the face of `grpclib.server.Stream` and some more.
 
-    The method runs as a task that is cancelled when the client leaves or the deadline passes. What it does not take the
-    client can't go on sending, and `send_message` waits while `STREAM_LIMIT` bytes of answers wait for the client.
+    The method runs as a task that is cancelled when the client leaves or the deadline passes. While the
+    method takes no requests, the client can't go on sending. `send_message` waits while `STREAM_LIMIT` bytes
+    of answers wait for the client.
     """
 
     def __init__(
@@ -261,7 +271,10 @@ class ServerStream(Generic[Request, Reply]):
         self._arrivals.unpark_all()
 
     def hold_back(self) -> bool:
-        """Whether a long request must not come yet: it could not begin before answers leave. For the connection."""
+        """Whether a long request must not come yet, as it could not begin before answers leave.
+
+        For the connection.
+        """
         self._held_back = self.pending >= STREAM_LIMIT
         return self._held_back
 
@@ -330,9 +343,10 @@ class ServerStream(Generic[Request, Reply]):
         return message
 
     async def wait_admissible(self) -> None:
-        """Wait until the next request may be begun: its answer, as large as the largest lately, would find room.
+        """Wait until the next request may be begun: an answer as large as the largest lately would find room.
 
-        Counts `in_flight`, which the method keeps: add one for a request begun, and call `answered` at its end.
+        Counts `in_flight`, which the method keeps: add one for a request begun, and call `answered` at its
+        end.
         """
         while self._busy and self.pending + (self.in_flight + 1) * self._sizes.expected > STREAM_LIMIT:
             await self._departures.park()
@@ -354,7 +368,10 @@ class ServerStream(Generic[Request, Reply]):
         self.call.wire.send_head(self.call, metadata)
 
     async def send_message(self, message: Reply) -> None:
-        """Send one answer; wait while too much waits for the client. Raises TritiumError where it is too large."""
+        """Send one answer; wait while too much waits for the client.
+
+        Raises TritiumError where it is too large.
+        """
         serialized = cast("Any", message).SerializeToString()
         self.send_raw_nowait((serialized,), len(serialized))
         await self.wait_sendable()
@@ -364,8 +381,8 @@ class ServerStream(Generic[Request, Reply]):
     ) -> None:
         """Send one answer of `size` bytes. `lease` is released as soon as `buffers` are no longer read.
 
-        After the call is over everything is dropped, its lease released. Raises TritiumError, with the lease released,
-        where the answer is too large.
+        After the call is over everything is dropped, its lease released. Raises TritiumError, with the lease
+        released, where the answer is too large.
         """
         self._sent += 1
         expected = self._sizes.expected
@@ -381,7 +398,10 @@ class ServerStream(Generic[Request, Reply]):
 
     @property
     def sendable(self) -> bool:
-        """Whether less than `STREAM_LIMIT` bytes of this call's answers wait; what is sent to a closed call is dropped."""
+        """Whether less than `STREAM_LIMIT` bytes of this call's answers wait, or the call is closed.
+
+        What is sent to a closed call is dropped.
+        """
         return self.pending < STREAM_LIMIT or self.call.closed
 
     def departed(self) -> None:
@@ -401,7 +421,10 @@ class ServerStream(Generic[Request, Reply]):
         status_details: object = None,
         metadata: Metadata | None = None,
     ) -> None:
-        """End the call with `status`. Raises ValueError for `status_details`, which this server does not send."""
+        """End the call with `status`.
+
+        Raises ValueError for `status_details`, which this server does not send.
+        """
         if status_details is not None:
             raise ValueError("status details are not sent; put what the client needs into `status_message`")
         self.call.wire.send_status(self.call, status.value, status_message or "", metadata)
@@ -414,6 +437,6 @@ class ServerStream(Generic[Request, Reply]):
 
 
 def release(part: InferResponse | TritiumError) -> None:
-    """Give back the memory of an answer that nobody wants."""
+    """Give back the memory of an answer that is not wanted."""
     if isinstance(part, InferResponse):
         part.release()

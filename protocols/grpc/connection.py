@@ -1,12 +1,12 @@
-"""One gRPC connection: what HTTP/2 reports becomes calls, calls become methods' business, and all of it ends together.
+"""One gRPC connection: it makes calls of what HTTP/2 reports, gives them to methods, and ends all together.
 
-Its own task reads. A second one, in `protocols.grpc.answers`, writes. A unary method of the fast kind needs no more than
-those; coroutine methods, and what is slow about a unary one, run as tasks beside them.
+Its own task reads. A second one, in `protocols.grpc.answers`, writes. A unary method of the fast kind needs
+no more than those. Coroutine methods, and the slow parts of a unary one, run as tasks beside them.
 
-What a client may make the server hold is bounded in three ways (`protocols.grpc.admission`): by the windows, which open
-again only when a call is over or a method took its message; by grants, which let large messages in one after the other;
-and by answers, of which no more are begun than might find room. What is not begun waits in `_parked`, its bytes
-counting against the windows.
+What a client may make the server hold is bounded in three ways (`protocols.grpc.admission`). Windows open
+again only when a call is over or a method took its message. Grants let large messages in one after the other.
+And no more answers are begun than might find room. A request that is not begun waits in `_parked`, and its
+bytes count against the windows.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
 
 _PREFACE: Final = 24 + 9  # bytes that every client sends first: the preface and the head of its SETTINGS
-# Bytes read before other connections get a turn: some sixty small requests, or as many milliseconds of the loop as a flood of the
-# smallest frames should cost its neighbours. A large message is taken in larger pieces.
+# Bytes read before other connections get a turn. That is some sixty small requests, or as many milliseconds
+# of the loop as a flood of the smallest frames should cost its neighbours. A large message is taken in larger
+# pieces.
 _TURN: Final = 16 * 1024
 # Seconds in which what a client still sends is swallowed, so that it can read our last words.
 _LINGER: Final = 2.0
 _LINGER_SIZE: Final = 4 * 1024 * 1024
-_MOST_UNREAD: Final = (
-    16 * 1024 * 1024
-)  # bytes of refusals and the like that wait for a client that reads nothing
+# Bytes of refusals and the like that wait for a client that reads nothing.
+_MOST_UNREAD: Final = 16 * 1024 * 1024
 _GIVING_WAY: Final = 0.25  # seconds that a client has to close a connection that ends for another
 _GOODBYE: Final = 1.0  # seconds that a client has to answer the ping behind the first GOAWAY
 
@@ -71,10 +71,10 @@ _ENDING: Final = "Server exiting"
 class Environment:
     """What all connections of a listener share.
 
-    `scratch` is what is read into: nothing in it outlives a read. `deadlines` has the `expire` of a call's connection
-    called. `on_crash` is told the path and the exception of a method's bug, `on_violation` the
-    address of a client that is sent away, with which code and what text; `on_unsecured` that of one whose TLS handshake
-    failed, and why.
+    Reads go into `scratch`, and nothing in it outlives a read. `deadlines` has the `expire` of a call's
+    connection called. `on_crash` is told the path and the exception of a method's bug. `on_violation` is told
+    the address of a client that is sent away, with which code and what text. `on_unsecured` is told the
+    address of a client whose TLS handshake failed, and why.
     """
 
     options: GrpcOptions
@@ -126,9 +126,8 @@ class GrpcConnection:
         self._limit = options.max_receive_message
         self._unproven = _PREFACE  # bytes until the client has shown that it speaks HTTP/2
         self._refusing = False  # the server shuts down
-        self._hurried: dict[
-            Call, tuple[int, float]
-        ] = {}  # then: how many bytes of a call have come, and since when
+        # While the server shuts down: how many bytes of a call have come, and since when.
+        self._hurried: dict[Call, tuple[int, float]] = {}
         self._goodbye_by = math.inf  # when the second GOAWAY is due
         self._leaving = False  # the last GOAWAY is out: ends with the last call
         self.served = False  # it brought a call
@@ -149,7 +148,10 @@ class GrpcConnection:
 
     @property
     def idle_since(self) -> float:
-        """Since when no call has been open, as of the last sweep; inf while there is one. `withdraw` ends it gracefully."""
+        """Since when no call has been open, as of the last sweep; inf while there is one.
+
+        `withdraw` ends such a connection gracefully.
+        """
         return self._keepalive.idle_since(calls=len(self._h2.streams))
 
     @property
@@ -161,7 +163,10 @@ class GrpcConnection:
 
     @fault_point("grpc.connection")
     async def serve(self) -> None:
-        """Serve until the client leaves or is sent away. A bug of this connection's is raised, one of a method is not."""
+        """Serve until the client leaves or is sent away.
+
+        A bug of this connection is raised; a bug of a method is not.
+        """
         try:
             await self._shake_hands()
             self._h2.begin()
@@ -275,7 +280,10 @@ class GrpcConnection:
     # Told by the listener
 
     def give_way(self) -> None:
-        """Come to an end, so that another has room. A call that is on its way was not begun, which its client knows by GOAWAY."""
+        """Come to an end, so that another connection has room.
+
+        A call that is on its way is not begun. Its client learns that from the GOAWAY.
+        """
         self._yielding = True
         if self._nursery is None:  # its client has still to show that it speaks HTTP/2
             self._transport.shut(abort=True)
@@ -287,7 +295,8 @@ class GrpcConnection:
     def withdraw(self) -> None:
         """Take no new streams once the client knows, and finish those that are open, however long they take.
 
-        One that has yet to begin is left alone: it came when clients had been told, and only its address led here.
+        A connection that has yet to begin is left alone: it came when clients had been told, and only its
+        address led here.
         """
         if self._nursery is not None:
             self._retire(b"")
@@ -357,7 +366,10 @@ class GrpcConnection:
                 pass
 
     def _hurry(self, now: float) -> None:
-        """The server is to end: refuse unary calls whose request is not whole, once nothing has come of it for `LAST_CALL` seconds."""
+        """Refuse unary calls whose request is not whole and has not grown for `LAST_CALL` seconds.
+
+        Called while the server is to end.
+        """
         for call in list(self._calls):
             if call.closed or call.server_stream is not None or not call.stream.remote_open:
                 continue

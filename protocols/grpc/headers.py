@@ -1,9 +1,10 @@
-"""Header blocks: HPACK (RFC 7541) by the `hpack` library, and what a request may say in them (RFC 9113, 8.2 and 8.3).
+"""Header blocks: HPACK (RFC 7541) by the `hpack` library, and what RFC 9113, 8.2 and 8.3, lets a request say.
 
-A client that repeats a call repeats its header block byte for byte once its headers are in the dynamic table, and
-decoding such a block in Python costs more than all else that a unary call asks of HTTP/2. So what a block meant is kept.
-That is sound only while the table is the one that it was decoded with: `_WatchedTable` counts whatever might change it,
-a block during which the count rose is not kept, and forgets all that was.
+A client that repeats a call repeats its header block byte for byte, once its headers are in the dynamic
+table. Decoding such a block in Python costs more than all else that a unary call asks of HTTP/2. So the
+meaning of a block is kept. That is sound only while the table is the one that the block was decoded with.
+`_WatchedTable` counts whatever might change the table. A block during which the count rose is not kept, and
+all meanings kept before it are forgotten.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ _DIGITS: Final = re.compile(rb"[0-9]{1,19}")
 class _WatchedTable(HeaderTable):
     """A dynamic table that counts what may have changed it.
 
-    Counting calls rather than comparing contents also sees an insertion that evicted an equal entry, and a size that
-    went down and up again within a block.
+    It counts calls and does not compare contents. So it also sees an insertion that evicted an equal entry,
+    and a size that went down and up again within a block.
     """
 
     def __init__(self) -> None:
@@ -75,11 +76,12 @@ class _WatchedTable(HeaderTable):
 class HeaderDecoder(Generic[T]):
     """Decodes the header blocks of one connection, in the order they came in.
 
-    `read_head` is told the header list of a request that is well-formed and says what it means; the result is kept in
-    `heads` under the block, with its `content-length`. Whoever needs speed asks `heads` first: a hit needs no decoding, and changes no state.
-    Lists over `max_header_list` (bytes, as section 6.5.2 counts them) cost their stream ENHANCE_YOUR_CALM, which is the
-    code that gRPC clients show as RESOURCE_EXHAUSTED. Lists over twice that are not decoded to their end, so the table
-    is lost and with it the connection.
+    `read_head` is told the header list of a request that is well-formed and says what it means. The result is
+    kept in `heads` under the block, with its `content-length`. A caller that needs speed asks `heads` first:
+    a hit needs no decoding, and changes no state. Lists over `max_header_list` (bytes, as section 6.5.2
+    counts them) cost their stream ENHANCE_YOUR_CALM, which is the code that gRPC clients show as
+    RESOURCE_EXHAUSTED. Lists over twice that are not decoded to their end. So the table is lost, and with it
+    the connection.
     """
 
     def __init__(self, read_head: Callable[[Fields], T], *, max_header_list: int, cached_heads: int) -> None:
@@ -113,7 +115,8 @@ class HeaderDecoder(Generic[T]):
     def trailers(self, block: bytes) -> None:
         """Decode the block that ends a request, for what it does to the table.
 
-        Raises StreamViolation if the trailers are malformed, ConnectionViolation if the block can't be decoded.
+        Raises StreamViolation if the trailers are malformed, ConnectionViolation if the block can't be
+        decoded.
         """
         fields = self._decode(block)
         self._check_size(fields)
@@ -121,7 +124,10 @@ class HeaderDecoder(Generic[T]):
             _check_field(name, value)  # which refuses pseudo-headers: section 8.1
 
     def skip(self, block: bytes) -> None:
-        """Decode a block that means nothing any more, for what it does to the table. Raises ConnectionViolation."""
+        """Decode a block that means nothing any more, for what it does to the table.
+
+        Raises ConnectionViolation.
+        """
         self._decode(block)
 
     def _decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
@@ -146,10 +152,10 @@ class HeaderDecoder(Generic[T]):
         return fields
 
     def _indexed(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], int]:
-        """The fields that a block begins with, as far as each is one byte that names an entry; and where they end.
+        """The fields that a block begins with, as far as each is one byte that names an entry; and their end.
 
-        Most of a block is that, also where a call differs from the last one by its timeout or its trace, and `hpack` takes
-        several times as long for it.
+        Most of a block consists of such bytes, also where a call differs from the last one by its timeout or
+        its trace. `hpack` takes several times as long for them.
         """
         fields: list[tuple[bytes, bytes]] = []
         entry = self._table.get_by_index
@@ -188,10 +194,11 @@ class HeaderDecoder(Generic[T]):
 
 
 def checked_request(fields: Fields) -> tuple[Fields, int]:
-    """The fields of a request and its `content-length` (-1: none), once the rules of RFC 9113, sections 8.2 and 8.3, hold.
+    """A request's fields, checked by RFC 9113, sections 8.2 and 8.3, and its `content-length` (-1: none).
 
-    A regular field's value keeps no surrounding whitespace: section 8.2.1 would refuse it, but gRPC's protocol lets
-    metadata have it and be stripped, and its clients send it as the user gave it. Raises StreamViolation (PROTOCOL_ERROR).
+    A regular field's value is returned without surrounding whitespace. Section 8.2.1 would refuse such a
+    value, but gRPC's protocol lets metadata have whitespace and be stripped, and its clients send the value
+    as the user gave it. Raises StreamViolation (PROTOCOL_ERROR).
     """
     pseudo: dict[bytes, bytes] = {}
     host: bytes | None = None
@@ -284,8 +291,8 @@ def _check_size_updates(block: bytes) -> None:
 def encode_headers(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     """A block that leaves the peer's table alone, so it can be made once and sent on every connection.
 
-    Fields that HPACK's static table holds are one byte; all others are literals without indexing, not Huffman-coded.
-    Names must be in lower case.
+    Fields that HPACK's static table holds are one byte. All others are literals without indexing, not
+    Huffman-coded. Names must be in lower case.
     """
     return b"".join([_encode_field(name, value) for name, value in fields])
 

@@ -1,8 +1,8 @@
 """ModelInferRequest bytes into `InferRequest`s, and `InferResponse`s into ModelInferResponse bytes.
 
-No protobuf object is built for what clients send most: a message that differs from an earlier one in its id and its raw
-tensors only. Such a message is recognised by the rest of its bytes, whose meaning is kept. Raw tensors stay views on the
-message; nothing is copied.
+For what clients send most, no protobuf object is built: a message that differs from an earlier one only in
+its id and its raw tensors. Such a message is recognised by the rest of its bytes, whose meaning is kept. Raw
+tensors stay views of the message; nothing is copied.
 
 Contract: grpc.md section 7; texts and codes are exact, and errors come in the order in which Triton looks.
 """
@@ -64,9 +64,9 @@ _FLAGS: Final = {"sequence_start": FLAG_SEQUENCE_START, "sequence_end": FLAG_SEQ
 class AnswerPlan:
     """How a client wants its answer.
 
-    `classes` maps each output that it named to how many best classes it wants of it (0: the output as it is); None where
-    it named none and wants them all. `empty_final` asks for a last streamed answer without outputs where a model gives
-    none with its last one.
+    `classes` maps each output that the client named to how many best classes it wants of it (0: the output as
+    it is). It is None where the client named none and wants all outputs. `empty_final` asks for a last
+    streamed answer without outputs, where a model gives no outputs with its last answer.
     """
 
     classes: Mapping[str, int] | None = None
@@ -96,10 +96,10 @@ class Meaning:
 
 
 class _Unread(NamedTuple):
-    """A request that was parsed and not yet checked. Its model's fields are the first `front` bytes of `rest`.
+    """A request that was parsed and not yet checked.
 
-    `lifted` are typed contents that were too long to be parsed, by the places of their inputs. `size` is that of all that
-    is to be read.
+    The fields that name its model are the first `front` bytes of `rest`. `lifted` are typed contents that
+    were too long to be parsed, by the places of their inputs. `size` is that of all that is to be read.
     """
 
     document: ModelInferRequest
@@ -110,7 +110,7 @@ class _Unread(NamedTuple):
 
 
 class Target:
-    """A request of which is known whose it is: the rest is read by `InferDecoder.decode`, given that model."""
+    """A request whose model is known. `InferDecoder.decode` reads the rest, given that model."""
 
     __slots__ = ("id", "meaning", "model_name", "model_version", "raw", "unread")
 
@@ -131,7 +131,10 @@ class Target:
 
     @property
     def unread_size(self) -> int:
-        """Bytes that `decode` has to work through. Typed contents can make that a second's work (`InferDecoder.learning`)."""
+        """Bytes that `decode` has to work through.
+
+        With typed contents that can be a second's work (`InferDecoder.learning`).
+        """
         return 0 if self.unread is None else self.unread.size
 
 
@@ -140,11 +143,15 @@ Steps = Generator[None, None, Target]
 
 
 class InferDecoder:
-    """Decode ModelInferRequests in two steps, remembering what messages mean but for their ids and raw tensors."""
+    """Decodes ModelInferRequests in two steps.
+
+    It remembers what messages mean apart from their ids and raw tensors.
+    """
 
     def __init__(self) -> None:
         self._meanings: Memo[bytes, Meaning] = Memo(_KEPT, MEANINGS_BYTES)
-        # By the bytes of a model's name and version: the bytes that last followed (behind the id), and the meaning.
+        # By the bytes of a model's name and version: the bytes that last followed (behind the id), and the
+        # meaning.
         self._latest: dict[bytes, tuple[bytes, Meaning]] = {}
 
     def peek(self, message: Buffer) -> Target:
@@ -153,7 +160,7 @@ class InferDecoder:
         return target if isinstance(target, Target) else finish(target)
 
     def begin_peek(self, message: Buffer) -> Target | Steps:
-        """Do as `peek` does; where that takes long, return the steps that are left to be done. Both raise as it does."""
+        """Do as `peek` does; where that takes long, return the steps that are left. Both raise as it does."""
         front = 0
         if type(message) is bytes:
             try:
@@ -174,7 +181,8 @@ class InferDecoder:
                         request_id = message[start:at].decode()
                     end = at + len(repeated)
                     if not message.startswith(repeated, at):
-                        # Of another length it would not be known; of the same, it may be what others said before.
+                        # Bytes of another length would not be known. Of the same length, they may be what
+                        # other messages said before.
                         known = self._meanings.get(message[:front] + message[at:end])
                         if known is None:
                             return _begun(self._peeking(message, front))
@@ -250,7 +258,9 @@ class InferDecoder:
     def learning(
         self, target: Target, spec: ModelSpec, forwarded: Forwarded
     ) -> Generator[None, None, Meaning]:
-        """Find out what `target` means, and have it keep that, so that `decode` is short. Raises as `decode` does.
+        """Find out what `target` means, and keep that in it, so that `decode` is short.
+
+        Raises as `decode` does.
 
         Stops now and then, some tenths of a millisecond apart.
         """
@@ -278,12 +288,15 @@ def _begun(steps: Steps) -> Target | Steps:
 
 
 def _work(pieces: Sequence[Piece]) -> int:
-    """Return how long contents take to be packed, in bytes of others: strings long, and floats no time at all."""
+    """Return how long contents take to be packed, in bytes of others.
+
+    Strings take long, and floats no time at all.
+    """
     return sum(_WORK.get(piece.field, 1) * len(piece.content) for piece in pieces)
 
 
 def _raw_only(message: bytes, at: int, most: int) -> list[memoryview] | None:
-    """Return the first `most` raw tensors, where `message` consists of such from `at` on; None where there is anything else."""
+    """Return the first `most` raw tensors of a `message` with nothing else from `at` on; otherwise None."""
     view = memoryview(message)
     end = len(message)
     raw: list[memoryview] = []
@@ -341,7 +354,7 @@ def _reading(
 
 
 def _check_counts(document: ModelInferRequest, spec: ModelSpec) -> None:
-    """Raise InvalidArgument where there is more of anything than a request may have (`protocols.kserve.caps`)."""
+    """Raise InvalidArgument where a request has more of anything than it may (`protocols.kserve.caps`)."""
     check_parameters(len(document.parameters))
     check_count(len(document.inputs), len(spec.inputs), "input", spec.name)
     check_count(len(document.outputs), len(spec.outputs), "output", spec.name)
@@ -365,7 +378,7 @@ def _refuse_datatype(name: str, request_id: str, spec: ModelSpec) -> DataType:
 
 
 def _read_parameters(parameters: Mapping[str, Any], meaning: Meaning) -> bool:
-    """Set what `parameters` mean, and return whether a last empty answer is wanted. They are looked at in their keys' order."""
+    """Set what `parameters` mean, in their keys' order; return whether a last empty answer is wanted."""
     custom: dict[str, Parameter] = {}
     empty_final = False
     for key in sorted(parameters):
@@ -465,7 +478,10 @@ def _packing(
 
 
 def _names_region(tensor: Any) -> bool:
-    """Return whether `tensor` lies in shared memory, its parameters about that checked (contract, shared_memory.md section 5)."""
+    """Return whether `tensor` lies in shared memory, once its parameters about that are checked.
+
+    Contract: shared_memory.md section 5.
+    """
     parameters = tensor.parameters
     if not parameters:
         return False

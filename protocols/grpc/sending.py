@@ -2,14 +2,16 @@
 
 What has to be written waits in three places, and `take` hands it out in their order:
 
-- `_control`: frames about the connection. They overtake answers, save the acknowledgement of settings (`_hurry`).
-- `_ready`: whole frames of answers whose flow control is settled, and *markers*: a stream takes its place in the line for
-  the windows where it stands in here, so what it sent before stays before what it sends next.
-- `_turns`: streams with DATA left and a window of their own. Each gives one frame a turn while the connection's window
-  lasts. A stream whose own window is shut leaves the line until the peer opens it.
+- `_control`: frames about the connection. They overtake answers, except for the acknowledgement of settings
+  (`_hurry`).
+- `_ready`: whole frames of answers whose flow control is settled, and *markers*. Where a stream stands in
+  here, it takes its place in the line for the windows. So what it sent before stays before what it sends
+  next.
+- `_turns`: streams with DATA left and a window of their own. Each gives one frame a turn while the
+  connection's window lasts. A stream whose own window is shut leaves the line until the peer opens it.
 
-Small answers are joined into one object: copying a few kilobytes is cheaper than handing four buffers to the kernel. Larger
-ones stay views of whatever memory they were given in, sliced but never copied unless `own` is called.
+Small answers are joined into one object: copying a few kilobytes is cheaper than handing four buffers to the
+kernel. Larger ones stay views of the memory they were given in: they are sliced, and copied only by `own`.
 """
 
 from __future__ import annotations
@@ -39,16 +41,17 @@ if TYPE_CHECKING:
 
 # Bytes of an answer that is copied together: few, and they fit a frame whatever the settings of the peer.
 _JOINED: Final = SMALLEST_FRAME_LIMIT
-_MOST_READY: Final = (
-    1024 * 1024
-)  # bytes that are ready, beyond which messages wait in their streams, and count there
+# Bytes that are ready, beyond which messages wait in their streams, and count there.
+_MOST_READY: Final = 1024 * 1024
 _TURN: Final = 64 * 1024  # bytes of DATA that a stream sends before it is another's turn
-# Bytes of a DATA frame that excuse updates of the window: less comes of windows opened by crumbs (CVE-2019-9511).
+# Bytes of a DATA frame that excuse window updates. A peer that opens its windows by crumbs gets smaller
+# frames, and those excuse nothing (CVE-2019-9511).
 _WORTH_A_REPLY: Final = 1024
 _FRAME: Final = 64  # bytes that a frame about the connection takes here
 _STRAYS: Final = 64  # markers of streams that are gone, which are left to lie before they are cleared away
-# RFC 7541, section 6.3, and RFC 9113, section 4.3.1: an encoder has to say so when a setting of its peer shrinks the table.
-# Ours never uses it, and says that once, in the first block: then no setting is ever news, and blocks may be made beforehand.
+# RFC 7541, section 6.3, and RFC 9113, section 4.3.1: an encoder has to say so when a setting of its peer
+# shrinks the table. Ours never uses the table, and says that once, in the first block. After that no setting
+# is ever news, and blocks may be made beforehand.
 _NO_TABLE: Final = b"\x20"
 _ENDS: Final = END_HEADERS | END_STREAM
 
@@ -138,10 +141,11 @@ class SendingSide:
     def send_answer(
         self, stream: Stream, head: bytes, message: Sequence[Buffer], size: int, trailers: bytes
     ) -> None:
-        """Answer a unary call: HEADERS with `head`, DATA with the buffers of `message` (`size` bytes), trailers.
+        """Answer a unary call: HEADERS with `head`, DATA with the buffers of `message`, trailers.
 
-        Dropped if the stream is gone. A small answer is copied at once; otherwise the buffers must stay as they are until
-        `stream.pending` is 0 or `own` has been called.
+        `size` is the number of bytes in `message`. The answer is dropped if the stream is gone. A small
+        answer is copied at once; otherwise the buffers must stay as they are until `stream.pending` is 0 or
+        `own` has been called.
         """
         if (
             0 < size <= self._outward
@@ -175,7 +179,10 @@ class SendingSide:
             self.send_trailers(stream, trailers)
 
     def send_head(self, stream: Stream, block: bytes, *, end: bool = False) -> None:
-        """Send the HEADERS that begin an answer, and with `end` are all of it. Dropped if the stream is gone."""
+        """Send the HEADERS that begin an answer; with `end`, they are all of it.
+
+        Dropped if the stream is gone.
+        """
         if end:
             self.send_trailers(stream, block)
         elif stream.open:
@@ -184,7 +191,8 @@ class SendingSide:
     def send_message(self, stream: Stream, buffers: Sequence[Buffer], size: int) -> None:
         """Send `size` bytes of DATA, as the windows allow. Dropped if the stream is gone.
 
-        Buffers beyond a few kilobytes must stay as they are until `stream.pending` is 0 or `own` has been called.
+        Buffers beyond a few kilobytes must stay as they are until `stream.pending` is 0 or `own` has been
+        called.
         """
         if not stream.open or size == 0:
             return
@@ -214,7 +222,8 @@ class SendingSide:
     def send_trailers(self, stream: Stream, block: bytes) -> None:
         """End the stream with HEADERS, after what is pending. Dropped if the stream is gone.
 
-        If the peer has not ended its side it is told to send no more: RST_STREAM with NO_ERROR (RFC 9113, section 8.1).
+        If the peer has not ended its side, it is told to send no more: RST_STREAM with NO_ERROR (RFC 9113,
+        section 8.1).
         """
         if not stream.open:
             return
@@ -238,7 +247,8 @@ class SendingSide:
     def drop(self) -> None:
         """The peer is gone: forget all streams, and what waits to be written.
 
-        A connection refers to itself in many ways and may wait long for the collector; the memory in here must not.
+        A connection refers to itself in many ways, and may wait long for the garbage collector. The memory
+        that is held here must not wait with it.
         """
         for stream in list(self.streams.values()):
             self._forget(stream)
@@ -247,7 +257,7 @@ class SendingSide:
         self._ready_size = self._hurried = self._markers = self._strays = 0
 
     def own(self, stream: Stream) -> None:
-        """Copy what is pending: whoever lent the buffers wants them back."""
+        """Copy what is pending, because the lender of the buffers wants them back."""
         queue = stream.queue
         if queue is not None:
             buffers = queue.buffers
@@ -273,7 +283,7 @@ class SendingSide:
         queue.lent = len(later)
 
     def take(self, limit: int) -> list[Buffer]:
-        """Hand out what is to be written now, in order: all control frames, then about `limit` bytes of answers.
+        """Hand out what to write now, in order: all control frames, then about `limit` bytes of answers.
 
         Buffers of a large answer are slices of those it was given in, and count as handed out in `pending`.
         """
@@ -294,8 +304,8 @@ class SendingSide:
     def _hurry(self) -> None:
         """Put what is ready among the control frames, in order.
 
-        It keeps to the settings that the peer had, so it goes before the acknowledgement of new ones: the peer may
-        hold everything behind that to them (RFC 9113, section 6.5.3).
+        These frames keep to the settings that the peer had, so they go before the acknowledgement of new
+        ones. The peer may hold everything behind that to the new settings (RFC 9113, section 6.5.3).
         """
         self._control += [item for item in self._ready if not isinstance(item, Stream)]
         self._hurried += self._ready_size
@@ -326,7 +336,10 @@ class SendingSide:
             self._turns.append(stream)
 
     def _take_turns(self, taken: list[Buffer], room: int) -> None:
-        """Hand out DATA, a frame a turn: one at the least, or small answers without end would let no large one through."""
+        """Hand out DATA, a frame a turn, and at least one frame.
+
+        Otherwise an endless row of small answers would let no large one through.
+        """
         turns = self._turns
         while turns and self._outward > 0:
             stream = turns.popleft()
@@ -340,7 +353,10 @@ class SendingSide:
                 return
 
     def _take_frame(self, stream: Stream, queue: _Queue, taken: list[Buffer]) -> int:
-        """Hand out the next frame of a stream in line, and its end if that was the last. Returns its size in bytes."""
+        """Hand out the next frame of a stream in line, and the stream's end if that was the last frame.
+
+        Returns the frame's size in bytes.
+        """
         size = min(stream.pending, stream.window, self._outward, self.max_frame_size, _TURN)
         stream.window -= size
         stream.pending -= size
@@ -408,7 +424,10 @@ class SendingSide:
         self._strays = 0
 
     def _apply_setting(self, identifier: int, value: int) -> None:
-        """Take over a setting of the peer. Those not named here don't concern a server that pushes and indexes nothing."""
+        """Take over a setting of the peer.
+
+        The settings not named here don't concern a server that neither pushes nor indexes.
+        """
         if identifier == frames.ENABLE_PUSH:
             if value > 1:
                 raise ConnectionViolation(
@@ -434,7 +453,10 @@ class SendingSide:
         return self._outward <= LARGEST_WINDOW
 
     def _credit_stream(self, stream: Stream, increment: int) -> bool:
-        """The peer opened a stream's window, or with a negative increment shut it. False: it is open too far."""
+        """Take a change of a stream's window: the peer opened it, or shut it with a negative increment.
+
+        Returns False where the window is open too far.
+        """
         stream.window += increment
         queue = stream.queue
         if queue is not None and queue.parked and stream.window > 0:

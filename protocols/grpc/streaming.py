@@ -1,14 +1,14 @@
 """ModelStreamInfer: any number of requests, to any models, on one call.
 
-Two tasks serve a call, however many requests are in flight: one reads and submits them, one takes what models have put
-into their reply ports, brings it into order and sends it. A request whose model is not decoupled is answered in its
-turn; an answer that comes too early is copied, so that it holds no memory that an earlier one may be in need of.
-Answers of decoupled models are sent as they come, but only while the client takes them: until then they are held, unreleased,
-so that the model gets no credit for more.
+Two tasks serve a call, however many requests are in flight. One reads and submits them. The other takes what
+models have put into their reply ports, brings it into order and sends it. A request whose model is not
+decoupled is answered in its turn; an answer that comes too early is copied, so that it holds no memory that
+an earlier one may need. Answers of decoupled models are sent as they come, but only while the client takes
+them. Until then they are held, unreleased, so that the model gets no credit for more.
 
-Nothing is read while the answers in flight might not find room (`ServerStream.wait_admissible`), nor while a full queue
-keeps a request waiting. Requests to decoupled models need no room, for their answers wait in the model; `FLOWING_LIMIT` of
-them may be open.
+Nothing is read while the answers in flight might not find room (`ServerStream.wait_admissible`), nor while a
+full queue keeps a request waiting. Requests to decoupled models need no room, because their answers wait in
+the model. `FLOWING_LIMIT` of them may be open.
 
 Contract: grpc.md section 9.
 """
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 Part = InferResponse | TritiumError
 
 FLOWING_LIMIT: Final = 128
-"""Requests to decoupled models that one stream may have open: a client that stalls costs a window for each of them."""
+"""Requests to decoupled models that one stream may have open.
+
+A client that stalls costs a window for each of them.
+"""
 
 STRICT_KEY: Final = "triton_grpc_error"
 
@@ -70,7 +73,7 @@ class Exchange:
         self.plan = ALL_OUTPUTS
         self.decoupled = False  # one whose model is not known is not
         self.accepted = False  # by its model: what goes wrong then is told with the model's name
-        self.settled = False  # the final part has come, or nobody waits for it
+        self.settled = False  # the final part has come, or is not waited for
         self.answer: Part | None = None  # what waits for its turn
         self.complete = False  # that is all there will be
         self._stream = stream
@@ -103,7 +106,7 @@ class Exchange:
             self.answer = Internal(f"expected a single response, got {self._surplus + 1}")
 
     def close(self) -> None:
-        """Nobody waits for the answer: have the model forget the request, and let go of what came."""
+        """The answer is not wanted any more: have the model forget the request, and let go of what came."""
         forget = not self.settled
         self.settled = True
         if self.answer is not None:
@@ -112,7 +115,10 @@ class Exchange:
             self.model.cancel(self.request)
 
     def forget(self) -> None:
-        """Let go of the request, which holds this port: together they would wait for the garbage collector."""
+        """Let go of the request, which holds this port.
+
+        Together they would wait for the garbage collector.
+        """
         self.request = None
 
 
@@ -133,9 +139,8 @@ class StreamedInference:
         self._open: dict[Exchange, None] = {}  # not answered to the end, in the order of the requests
         self._line: deque[Exchange] = deque()  # those that are answered in their turn
         self._arrivals: deque[tuple[Exchange, Part, bool]] = deque()
-        self._held: deque[tuple[Exchange, Part, bool]] = (
-            deque()
-        )  # decoupled models', until the client takes more
+        # Parts of decoupled models, until the client takes more.
+        self._held: deque[tuple[Exchange, Part, bool]] = deque()
         self._flowing = 0  # requests to decoupled models
         self._bell = trio.lowlevel.ParkingLot()
         self._ebb = trio.lowlevel.ParkingLot()
@@ -144,11 +149,11 @@ class StreamedInference:
         self._parting: TritiumError | None = None  # ends it, once everything is answered
 
     async def run(self) -> None:
-        """Serve the call until the client has ended its side, or the server shuts down, and everything is answered.
+        """Serve the call until the client has ended its side or the server shuts down, and all is answered.
 
-        Raises the TritiumError that ends it: one that was found in the stream itself or, where the client asked
-        for that with `triton_grpc_error`, the first one of a request. However this ends, requests in flight are cancelled
-        and what they have still to say is let go of.
+        Raises the TritiumError that ends the call. That is an error that was found in the stream itself or,
+        where the client asked for that with `triton_grpc_error`, the first error of a request. However the
+        call ends, requests in flight are cancelled, and what they have still to say is let go of.
         """
         self._stream.on_departure = self._bell.unpark_all
         try:
@@ -246,7 +251,8 @@ class StreamedInference:
     def _send_arrivals(self) -> None:
         while self._arrivals and self._failure is None:
             exchange, part, final = self._arrivals.popleft()
-            if self._strict and isinstance(part, TritiumError):  # that ends the call, whoever's turn it is
+            # With `triton_grpc_error`, an error ends the call, even if another request's turn has come.
+            if self._strict and isinstance(part, TritiumError):
                 self._failure = part
                 if final:
                     self._finish(exchange, part)

@@ -1,16 +1,17 @@
 """The server side of one HTTP/2 connection, without I/O, clock or loop (RFC 9113, as far as gRPC needs it).
 
-`Http2Connection` is fed what the socket read, tells its `Handler` what that means, and collects what is to be written.
-What it sends is in `sending`; settings, windows, pings and goodbyes are in `controls`; this is how requests come in.
+`Http2Connection` is fed what the socket read, tells its `Handler` what that means, and collects what is to be
+written. What it sends is in `sending`; settings, windows, pings and goodbyes are in `controls`. This module
+is how requests come in.
 
-Reading is one loop over the buffer, with two fast branches: HEADERS that open the next stream with a block that the
-connection has seen before, and DATA whole in the buffer. Everything else goes through a table of methods by frame
-type. A frame is not an object. The branches take no short cut around a rule: what they do not recognise falls through to
-the method that knows them all.
+Reading is one loop over the buffer, with two fast branches. One takes HEADERS that open the next stream with
+a block that the connection has seen before. The other takes DATA that is whole in the buffer. Everything else
+goes through a table of methods by frame type. A frame is not an object. The branches take no short cut around
+a rule: a frame that they do not recognise falls through to the method that knows all rules.
 
-Of a frame that the buffer holds in part only, DATA and frames of unknown types are consumed as they arrive (`_left` says
-how much is to come); others are short, and are kept in `_kept` until they are whole (`_missing` says how much is needed
-before another look).
+Where the buffer holds only part of a frame, the frame's type decides. DATA and frames of unknown types are
+consumed as they arrive (`_left` says how much is to come). Others are short, and are kept in `_kept` until
+they are whole (`_missing` says how much is needed before another look).
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Http2Connection(ControlSide, Generic[T]):
         # What came of a frame that has to be whole, and how many bytes are needed before another look at it.
         self._kept = bytearray()
         self._missing = 0
-        # A frame that is consumed as it comes: how much is to come, how much of that is padding, and whose it is.
+        # A frame that is consumed as it comes: how much is to come, how much of that is padding, and its
+        # stream.
         self._left = 0
         self._padding = 0
         self._into: Stream | None = None
@@ -95,10 +97,12 @@ class Http2Connection(ControlSide, Generic[T]):
         }
 
     def receive(self, data: memoryview, now: float) -> None:
-        """Take what the socket read, in any chunks. `data` is bytes, and may be overwritten once this returns.
+        """Take what the socket read, in any chunks.
 
-        Raises ConnectionViolation once, with the GOAWAY already in the output: write that, then close. What comes after is
-        not looked at.
+        `data` is bytes, and may be overwritten once this returns.
+
+        Raises ConnectionViolation once, with the GOAWAY already in the output: write that, then close.
+        Whatever comes after that is not looked at.
         """
         if self._over:
             return
@@ -123,7 +127,7 @@ class Http2Connection(ControlSide, Generic[T]):
         """Bytes of a DATA frame that count as `received` by the stream already, and have not come yet."""
         return self._left if self._into is stream else 0
 
-    # -- the loop ----------------------------------------------------------------------------------------------------
+    # -- the loop --------------------------------------------------------------------------------------------
 
     def _parse(self, data: memoryview, position: int) -> int:
         """Go through the frames from `position` on. Returns where those end that could be dealt with."""
@@ -184,7 +188,7 @@ class Http2Connection(ControlSide, Generic[T]):
         return position
 
     def _rare(self, data: memoryview, position: int) -> int:
-        """Deal with any frame at `position`. Returns where it ends, or `position` if more of it is needed first."""
+        """Deal with any frame at `position`; return its end, or `position` if more of it is needed first."""
         word: int
         word, flags, stream_id = _unpack(data, position)
         kind, length = word & 0xFF, word >> 8
@@ -210,7 +214,10 @@ class Http2Connection(ControlSide, Generic[T]):
         return stop
 
     def _resume(self, data: memoryview) -> int:
-        """Finish what was begun before `data`: the preface, or a frame. Returns where the next frame begins."""
+        """Finish what was begun before `data`: the preface, or a frame.
+
+        Returns where the next frame begins.
+        """
         position = 0
         if self._awaits_preface:
             position = self._take_preface(data)
@@ -260,7 +267,7 @@ class Http2Connection(ControlSide, Generic[T]):
                 self._into = None
         return position + size
 
-    # -- rules about any frame ---------------------------------------------------------------------------------------
+    # -- rules about any frame -------------------------------------------------------------------------------
 
     def _check_due(self, kind: int, flags: int, stream_id: int) -> None:
         if self._due == frames.SETTINGS:
@@ -285,7 +292,10 @@ class Http2Connection(ControlSide, Generic[T]):
             )
 
     def _check_skipped(self, kind: int, length: int, stream_id: int) -> None:
-        """Rules for a frame whose payload says nothing to us: PRIORITY (section 5.3.2), or of an unknown type (5.5)."""
+        """Apply the rules for a frame whose payload says nothing to us.
+
+        That is PRIORITY (section 5.3.2) or a frame of an unknown type (5.5).
+        """
         self._charge_chatter()
         if kind == frames.PUSH_PROMISE:
             raise protocol_error("a client can't push")  # section 8.4
@@ -299,7 +309,7 @@ class Http2Connection(ControlSide, Generic[T]):
                 raise ConnectionViolation(ErrorCode.FRAME_SIZE_ERROR, "a PRIORITY frame has 5 bytes")
             self._fail(stream, ErrorCode.FRAME_SIZE_ERROR)
 
-    # -- DATA --------------------------------------------------------------------------------------------------------
+    # -- DATA ------------------------------------------------------------------------------------------------
 
     def _on_data(self, data: memoryview, start: int, length: int, flags: int, stream_id: int) -> int:
         if stream_id == 0:
@@ -329,7 +339,10 @@ class Http2Connection(ControlSide, Generic[T]):
         return self._pass_on(data, start)
 
     def _receiver(self, stream_id: int, length: int, body: int, *, ends: bool) -> Stream | None:
-        """Whom a DATA frame is for, after accounting for it. None: nobody, and the peer has its credit back."""
+        """Account for a DATA frame and return its stream; None where no stream takes it.
+
+        In that case the peer gets its credit back.
+        """
         stream = self.streams.get(stream_id)
         if stream is None:
             self._check_not_idle(stream_id, "DATA")
@@ -357,7 +370,7 @@ class Http2Connection(ControlSide, Generic[T]):
         stream.remote_open = False
         self._handler.ended(stream)
 
-    # -- HEADERS -----------------------------------------------------------------------------------------------------
+    # -- HEADERS ---------------------------------------------------------------------------------------------
 
     def _on_headers(self, payload: memoryview, flags: int, stream_id: int) -> None:
         if not stream_id & 1:
@@ -377,7 +390,10 @@ class Http2Connection(ControlSide, Generic[T]):
             self._on_block(self._block.stream_id, block, ends=self._block.ends)
 
     def _on_block(self, stream_id: int, block: bytes, *, ends: bool) -> None:
-        """A header block is complete. Whatever it is for, it must be decoded: the next one depends on the table."""
+        """Take a complete header block.
+
+        It must be decoded whatever it is for, because the next block depends on the table.
+        """
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._on_trailers(stream, block, ends=ends)

@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection. Its task reads, awaits the application and writes; nothing else runs for it.
 
-A connection is always in one of the `Phase`s, and each phase but `ANSWERING` has a deadline that the listener's sweep
-enforces by shutting the socket down, so that the task wakes up and sees `expired`. Requests that a client sent ahead
-are answered in order, and the socket is not read while any is left.
+A connection is always in one of the `Phase`s. Each phase but `ANSWERING` has a deadline, which the listener's
+sweep enforces: it shuts the socket down, so that the task wakes up and sees `expired`. Requests that a client
+sent ahead are answered in order, and the socket is not read while any of them is left.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class Phase(Enum):
 class Guest:
     """How a connection is treated that was let in although all others are busy.
 
-    While it is still `crowded`, only what `is_welcome` by its path is answered, and that is the last. `turned_away` is told of others.
+    While the server is still `crowded`, a request is answered only if its path `is_welcome`. That answer is
+    the connection's last. Requests for other paths are refused, and `turned_away` is told of each.
     """
 
     crowded: Callable[[], bool]
@@ -226,10 +227,14 @@ class Connection:
         return self.deadline - usual + PATIENCE
 
     def give_way(self) -> None:
-        """Come to an end, so that another has room: at once, but for a request that is here already, or comes on within `PATIENCE`."""
+        """Come to an end, so that another connection has room.
+
+        An idle connection ends at once. A request that is here already is answered first, and so is one whose
+        rest comes on within `PATIENCE`.
+        """
         self._yielding = True
         if self.phase is Phase.IDLE:
-            trio.lowlevel.notify_closing(self._socket)  # whoever waits for a request looks once more
+            trio.lowlevel.notify_closing(self._socket)  # the task that waits for a request looks once more
         else:
             self.expire()
 
@@ -248,12 +253,15 @@ class Connection:
         """
         self._draining = True
         if self.phase is Phase.IDLE:
-            trio.lowlevel.notify_closing(self._socket)  # whoever waits for a request looks once more
+            trio.lowlevel.notify_closing(self._socket)  # the task that waits for a request looks once more
         elif self.phase is Phase.READING:
             self._hurry()
 
     def give_up(self) -> None:
-        """The process is about to end: refuse the request that is here. One whose answer has begun is left as it is."""
+        """Refuse the request that is here, because the process is about to end.
+
+        A request whose answer has begun is left as it is.
+        """
         if self.phase is Phase.READING:
             self.expire()
         elif self.phase is Phase.ANSWERING and not (
@@ -268,7 +276,11 @@ class Connection:
                 return
 
     def _hurry(self) -> None:
-        """The server is to end: wait `LAST_CALL` seconds for a head, and as long for the next of a body that keeps the pace."""
+        """Shorten the deadline of a partly received request, because the server is to end.
+
+        A head has `LAST_CALL` seconds to be complete. A body that keeps the pace has as long for its next
+        bytes.
+        """
         now = trio.current_time()
         self.deadline = min(self.deadline, now + LAST_CALL)
         if self._parser.in_body:
@@ -418,7 +430,7 @@ class Connection:
             raise
         finally:
             self.on_disconnect = None
-            request.body = b""  # nobody may have asked for it
+            request.body = b""  # the application may not have asked for it
             if self._gone is not None:
                 self._gone.set()
                 self._gone = None
@@ -535,8 +547,8 @@ class Connection:
     async def _write(self, buffers: list[Buffer], release: Callable[[], None] | None = None) -> None:
         """Send `buffers` and call `release` as soon as they are no longer read.
 
-        What the socket does not take within a turn of the loop is copied, so that a slow reader costs memory of this
-        connection's and not of a model's. Once the client is gone, the rest is dropped.
+        What the socket does not take within one turn of the loop is copied. A slow reader then costs memory
+        of this connection and not of a model. Once the client is gone, the rest is dropped.
         """
         rest: list[Buffer] = []
         try:
@@ -587,7 +599,7 @@ class Connection:
             self.deadline = math.inf
 
     def _lost(self, failure: OSError) -> None:
-        """The client is gone: what is still being made of an answer is for nobody."""
+        """The client is gone: the rest of an answer that is still being made is dropped."""
         if failure.errno not in LOST:
             raise failure
         self._keep_alive = False
@@ -601,7 +613,7 @@ class Connection:
         await self._respond(answer.status, answer.headers, [answer.body], None)
 
     async def _refuse(self, answer: Refused) -> None:
-        """Send a last answer, and let it reach a client that is still sending (`protocols.http.admission`)."""
+        """Send a last answer, also to a client that is still sending (`protocols.http.admission`)."""
         self._keep_alive = False
         self._request = Request()
         await self._respond(answer.status, answer.headers, [answer.body], None)
