@@ -20,8 +20,11 @@ EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.E
 
 _EXHAUSTED_PAUSE: Final = 0.1  # seconds until the next try
 _AT_ONCE: Final = 16
-"""Connections that are let in during one turn of the loop. A loop that is short of processor time has few turns a second, and were it one
-in each, newcomers would wait for seconds while requests on connections that stand are answered at once."""
+"""Connections that are let in during one turn of the loop.
+
+A loop that is short of processor time has few turns a second. With one connection a turn, newcomers would
+wait for seconds while requests on existing connections are answered at once.
+"""
 
 _QUIET: Final = 60.0  # seconds after one word of exhaustion in which there is no other
 
@@ -44,8 +47,8 @@ class OnceAMinute:
 async def accept(sock: socket.socket, on_exhausted: OnExhausted) -> socket.socket:
     """Return the next connection of `sock`, a listening socket that does not block.
 
-    `on_exhausted` is told each time that descriptors or memory are used up; wrap it in `OnceAMinute`. Raises OSError where the
-    listening socket itself is at fault.
+    `on_exhausted` is told each time that descriptors or memory are used up; wrap it in `OnceAMinute`. Raises
+    OSError where the listening socket itself is at fault.
     """
     while True:
         try:
@@ -61,10 +64,10 @@ async def accept(sock: socket.socket, on_exhausted: OnExhausted) -> socket.socke
 
 
 class Door:
-    """Lets connections in for as long as there is room for them, and when it is shut, whoever stands before it.
+    """Lets connections in while there is room for them and, when it is shut, those that wait already.
 
-    A client whose connection the kernel has made may have sent its request. Were the listening socket closed on it, that would be
-    reset without a word.
+    A client whose connection the kernel has made may have sent its request. If the listening socket were
+    closed on it, that connection would be reset without a word.
     """
 
     def __init__(self, most: int) -> None:
@@ -78,7 +81,9 @@ class Door:
     async def stand_at(
         self, sock: socket.socket, admit: Callable[[socket.socket], None], on_exhausted: OnExhausted
     ) -> None:
-        """Hand each connection to `admit`, until shut. It owns the socket from then on, and sees to it that `left` is called.
+        """Hand each connection to `admit`, until shut.
+
+        `admit` owns the socket from then on, and sees to it that `left` is called.
 
         Raises what `admit` raises, and OSError where the listening socket, which must not block, is at fault.
         """
@@ -103,16 +108,19 @@ class Door:
         self._room.release()
 
     def shut(self) -> None:
-        """Let in those who are before it, as far as there is room, and nobody else any more."""
+        """Let in the clients that wait already, as far as there is room, and no others any more."""
         self._shut.set()
         self._scope.cancel()
         try:
             self._let_in(math.inf)
-        except Exception:  # noqa: BLE001  # it is lost, as it would have been without this, and the others drain
+        except Exception:  # noqa: BLE001
+            # That connection is lost, as it would have been without this, and the others drain.
             return
 
     def _let_in(self, most: float) -> None:
-        """Let in so many of those who are before it already, as far as there is room. Raises what `admit` raises.
+        """Let in so many of the clients that wait already, as far as there is room.
+
+        Raises what `admit` raises.
 
         What else accept(2) may fail for is left to the next that waits there.
         """

@@ -1,8 +1,8 @@
-"""What listeners of both protocols are: accepted connections, looked after from outside, and drained to the last one.
+"""The base of both protocols' listeners: accepts connections, looks after them, drains them to the last one.
 
-The listening socket belongs to whoever calls `serve`, and so does the lifetime of connections: each is given to `spawn`
-to run under a supervisor of the caller's choice. A listener outlives a crash of `serve`: called again, it goes on with
-the connections it had.
+The listening socket belongs to the caller of `serve`. The lifetime of connections is the caller's too: each
+is given to `spawn`, to run under a supervisor of the caller's choice. A listener outlives a crash of `serve`:
+called again, it goes on with the connections it had.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protocols.accepting import Door, OnceAMinute, OnExhausted
 from protocols.room import AddressLimit, GoingLine, Occupant, first_to_go, reserve
 
 LAST_CALL: Final = 5.0
-"""Seconds, while the server ends, for which what a client is sending may pause before its request is whole."""
+"""Seconds, while the server ends, for which a client may pause before its request is whole."""
 
 Spawn = Callable[[str, Callable[[], Awaitable[None]]], None]
 
@@ -33,13 +33,19 @@ class AcceptedConnection(Occupant, Protocol):
         """Run until the connection is over."""
 
     def withdraw(self) -> None:
-        """Have the client make its next connection elsewhere. What it sends on this one is answered. Never waits."""
+        """Have the client make its next connection elsewhere.
+
+        What the client sends on this connection is answered. Never waits.
+        """
 
     def drain(self) -> None:
         """Finish what is open, begin nothing new, and come to an end. Never waits."""
 
     def give_way(self) -> None:
-        """Come to an end soon, so that another has room. Asked only of one that `yields_at` a time that has passed. Never waits."""
+        """Come to an end soon, so that another connection has room.
+
+        Asked only of a connection that `yields_at` a time that has passed. Never waits.
+        """
 
     def give_up(self) -> None:
         """Refuse what is not answered: the process is about to end. Never waits."""
@@ -50,7 +56,7 @@ class AcceptedConnection(Occupant, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionCounts:
-    """A listener's connections: those that are open and may be, and since its start those that were ended or turned away."""
+    """A listener's connections: those open, the most allowed, and those ended or refused since its start."""
 
     open: int
     most: int
@@ -94,8 +100,8 @@ class Listener(ABC, Generic[C]):
     ) -> None:
         """Accept from `sock`, a listening socket, until drained; return when the last connection has ended.
 
-        `spawn(name, run)` starts a connection as a child of the caller's and returns at once. `on_exhausted` is told, once
-        a minute at most, that descriptors or memory are used up.
+        `spawn(name, run)` starts a connection as a child of the caller's and returns at once. `on_exhausted`
+        is told, once a minute at most, that descriptors or memory are used up.
         """
         if not self._drain.is_set():  # else it is closed already, and this is another life
             sock.setblocking(False)
@@ -115,7 +121,8 @@ class Listener(ABC, Generic[C]):
     def drain(self) -> None:
         """Stop accepting, and have each connection finish what is open and close.
 
-        Clients that the kernel has connected already are let in first, as far as there is room: they may have sent requests.
+        Clients that the kernel has connected already are let in first, as far as there is room, because they
+        may have sent requests.
         """
         self._drain.set()
         self._door.shut()
@@ -153,7 +160,10 @@ class Listener(ABC, Generic[C]):
         return len(self._connections) - len(self._leaving) > self._most
 
     def _relieved(self, on_exhausted: OnExhausted | None) -> OnExhausted:
-        """Return what is told that descriptors or memory are used up: a connection that is idle gives some back."""
+        """Return the function that is told when descriptors or memory are used up.
+
+        It has an idle connection give some back.
+        """
         tell = OnceAMinute(on_exhausted)
 
         def exhausted(failure: OSError) -> None:
@@ -163,7 +173,10 @@ class Listener(ABC, Generic[C]):
         return exhausted
 
     def _relieve(self, now: float) -> None:
-        """Have connections give way that have become idle or slow while there were too many. For the sweep."""
+        """Have connections give way that have become idle or slow while there were too many.
+
+        For the sweep.
+        """
         while self.crowded and self._make_room(now):
             pass
 
@@ -189,7 +202,10 @@ class Listener(ABC, Generic[C]):
             return None
 
     def _has_place(self, origin: str | None, now: float) -> bool:
-        """Whether a client may have one more connection; one that it has and does not use makes room for it."""
+        """Whether a client may have one more connection.
+
+        One that it has and does not use makes room for it.
+        """
         if origin is None or self._per_address is None:
             return True
         others = [each for each in self._of_origin.get(origin, ()) if each not in self._leaving]
@@ -254,7 +270,10 @@ class Listener(ABC, Generic[C]):
         """Make a connection of a socket. Where this raises, the socket is the caller's still."""
 
     def _turn_away(self, accepted: socket.socket) -> None:  # most protocols have no words for it
-        """Tell a client that its address has too many connections, if that can be said at once. Its socket is closed next."""
+        """Tell a client that its address has too many connections, if that can be said at once.
+
+        The caller closes the socket next.
+        """
 
     def _squeeze_in(self, connection: C) -> None:
         """Note that `connection` was let in although there is no room: all others are busy."""

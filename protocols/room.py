@@ -1,7 +1,10 @@
-"""Which connection goes when there is room for no more, and how many one address may have. Decisions, told the time.
+"""Which connection ends when there is no room for more, and how many one address may have.
 
-Connections are ended only for others that stand before the door, and never one that has something under way and keeps the pace.
-Those that never sent a request go before those that did, and of either the one that has been quiet for longest.
+The functions here decide, and are told the time.
+
+A connection is ended only to make room for another that waits to be accepted. It is never ended while it has
+something under way and keeps the pace. Connections that never sent a request go before those that did, and
+within each group the one that has been quiet for longest goes first.
 """
 
 from __future__ import annotations
@@ -15,9 +18,14 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 PATIENCE: Final = 2.0
-"""Seconds that a head, a body or a reader gets where others wait for room; a body and a reader one more for each KiB that moved."""
+"""Seconds that a head, a body or a reader gets while other connections wait for room.
 
-_LINE: Final = 256  # of those that may go are noted at once: looking at all connections takes a millisecond for a thousand
+A body and a reader get one second more for each KiB that moved.
+"""
+
+# Connections that may go are noted so many at once: looking at all connections takes a millisecond for a
+# thousand.
+_LINE: Final = 256
 _FEW: Final = 16
 _LOOK_AGAIN: Final = 0.1  # seconds after a look that found none
 _NETWORK_BITS: Final = 64  # of an IPv6 address: the rest is its owner's to choose (RFC 4291, section 2.5.4)
@@ -34,14 +42,17 @@ class Occupant(Protocol):
 
     @property
     def yields_at(self) -> float:
-        """From when on it may be ended for another: since when it has been idle, or behind the pace; inf while it is busy."""
+        """The time from which on it may be ended for another connection.
+
+        That is since when it has been idle, or behind the pace; inf while it is busy.
+        """
 
 
 C = TypeVar("C", bound=Occupant)
 
 
 def reserve(most: int) -> int:
-    """Return how many connections are let in beyond `most`, for health checks and for clients that send at once."""
+    """Return how many more than `most` connections are let in, for health checks and prompt clients."""
     return min(most, max(8, most // 64))
 
 
@@ -58,7 +69,10 @@ class GoingLine(Generic[C]):
         self._look_at = -math.inf
 
     def next(self, occupants: Collection[C], now: float) -> C | None:
-        """Return who of `occupants` is to go for somebody else; None where all are busy. Tell it to before asking again."""
+        """Return the occupant that is to go for another connection; None where all are busy.
+
+        Tell the occupant to go before asking again.
+        """
         while True:
             while self._line:
                 occupant, yields_at = self._line.popleft()
@@ -88,16 +102,17 @@ def _quiet_since(noted: tuple[C, float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AddressLimit:
-    """How many connections an address may have at once. An IPv6 client has 64 bits of addresses, which count as one.
+    """How many connections an address may have at once.
 
-    Whoever is in one of the `trusted` networks may have any number: a balancer that brings everybody's.
+    An IPv6 client has 64 bits of addresses, which count as one. An address in one of the `trusted` networks
+    may have any number of connections: it is a balancer's, which brings the connections of all clients.
     """
 
     most: int
     trusted: Sequence[Network] = ()
 
     def origin(self, host: str) -> str | None:
-        """Return what the connections of the client at `host` have in common; None where they are not counted."""
+        """Return what connections of the client at `host` have in common; None where they are not counted."""
         try:
             address = ipaddress.ip_address(host.partition("%")[0])
         except ValueError:

@@ -1,9 +1,9 @@
-"""The requests of a gRPC connection on their way in: messages in pieces, the windows they need, and their unfolding.
+"""A gRPC connection's requests on their way in: messages in pieces, the windows they need, their unfolding.
 
-A message that fits a stream's first window needs nothing of this. A longer one is let in whole once there is a grant for
-it; a compressed one is unfolded once what it may come to has found room as well; and what a streaming call's method
-does not take stays here, its window shut. So a client makes the server hold no more than a few times
-`GrpcOptions.connection_bytes`, whatever it sends.
+A message that fits a stream's first window needs nothing of this. A longer one is let in whole once there is
+a grant for it; a compressed one is unfolded once what it may come to has found room as well; and what a
+streaming call's method does not take stays here, its window shut. So a client makes the server hold no more
+than a few times `GrpcOptions.connection_bytes`, whatever it sends.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 _PADDING: Final = 512  # bytes of window beyond a message: for frames that its client pads
 _CREDIT: Final = 32 * 1024  # bytes of a streaming call that are given back together
 _UNFOLDED_HERE: Final = 1024  # longer compressed messages are unfolded in a thread: a megabyte may be in them
-_UNFOLDED_A_TURN: Final = (
-    1024 * 1024
-)  # ... and so are all of them, once this much was unfolded since the last read
+# Once this much was unfolded since the last read, all of them are.
+_UNFOLDED_A_TURN: Final = 1024 * 1024
 
 
 class Owner(Protocol):
@@ -188,7 +187,8 @@ class Arrivals:
         self._owner.admit(call)
 
     async def _unfold_slowly(self, call: Call, message: Buffer) -> None:
-        if _is_over(call):  # before this began: nobody would release the ticket
+        # The call ended before this began, so no other code would release the ticket.
+        if _is_over(call):
             return
         call.ticket = ticket = trio.Event()
         content = await self._unfold_in_thread(call, message, ticket)
@@ -207,7 +207,7 @@ class Arrivals:
             self._release_ticket(ticket)
 
     async def _unfold_in_thread(self, call: Call, message: Buffer, ticket: trio.Event) -> Buffer:
-        """Unfold once what it may come to has found room. Whoever has the ticket releases it."""
+        """Unfold the message once its possible size has found room. The holder of the ticket releases it."""
         if not self._unfolding.ask(ticket, most_of(len(message), self._limit)):
             await ticket.wait()
         return await in_slices(in_threads(messages.unfolding(message, call.head.coding, self._limit)))

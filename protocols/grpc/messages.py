@@ -1,7 +1,8 @@
-"""Length-prefixed messages: a flag byte, four bytes of length, and the message (gRPC over HTTP/2, "Requests").
+"""Length-prefixed messages: a flag byte, four bytes of length, the message (gRPC over HTTP/2, "Requests").
 
-`MessageReader` cuts what the client sends into messages. A length is only a claim: memory grows with what has come.
-A compressed message is handed out as it came; `unfolding` comes in slices, and its caller decides where they run.
+`MessageReader` cuts what the client sends into messages. A length is only a claim: memory grows with what has
+come. A compressed message is handed out as it came; `unfolding` comes in slices, and its caller decides where
+they run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Message(NamedTuple):
 
 
 def whole(data: memoryview, limit: int) -> bytes | None:
-    """Return the uncompressed message that `data` is exactly; None for anything else, which takes a MessageReader.
+    """Return the uncompressed message that `data` is exactly; otherwise None: then a MessageReader is needed.
 
     Most unary requests come in one piece. The result is a copy.
     """
@@ -55,8 +56,8 @@ def whole(data: memoryview, limit: int) -> bytes | None:
 class MessageReader:
     """Cuts what one call's client sends into messages of at most `limit` bytes each.
 
-    `encoded` says whether the call declared a `grpc-encoding` other than identity. Once `feed` has raised, the call is
-    over: where the next message would begin nobody knows.
+    `encoded` says whether the call declared a `grpc-encoding` other than identity. Once `feed` has raised,
+    the call is over, because it is unknown where the next message would begin.
     """
 
     __slots__ = ("_body", "_compressed", "_encoded", "_limit", "_prefix", "declared")
@@ -72,7 +73,10 @@ class MessageReader:
 
     @property
     def under_way(self) -> bool:
-        """Whether some of a message has come, and not all: a client that ends its side now has cut it short."""
+        """Whether some of a message has come, and not all.
+
+        If the client ends its side now, it has cut the message short.
+        """
         return self.declared is not None or bool(self._prefix)
 
     @property
@@ -83,8 +87,8 @@ class MessageReader:
     def feed(self, data: memoryview) -> Sequence[Message]:
         """Take what came next and return the messages that are whole now, copied from `data`.
 
-        Raises GRPCError RESOURCE_EXHAUSTED for a message over the limit, as soon as its length is known, and Internal for
-        a prefix that means nothing.
+        Raises GRPCError RESOURCE_EXHAUSTED for a message over the limit, as soon as its length is known, and
+        Internal for a prefix that means nothing.
         """
         if self.declared is None and not self._prefix:
             body = whole(data, self._limit)
@@ -139,10 +143,11 @@ class MessageReader:
 
 
 def unfolding(message: Buffer, coding: bytes, limit: int) -> Generator[None, None, Buffer]:
-    """Unfold a compressed message, in the call's `grpc-encoding` (`gzip` or `deflate`), in slices; return its content.
+    """Unfold a compressed message in slices; return its content.
 
-    Raises Internal where it is broken, and GRPCError RESOURCE_EXHAUSTED where it unfolds to more than `limit` bytes, or
-    to suspiciously many (`protocols.kserve.compression`), of which not many more are made.
+    `coding` is the call's `grpc-encoding` (`gzip` or `deflate`). Raises Internal where the message is broken,
+    and GRPCError RESOURCE_EXHAUSTED where it unfolds to more than `limit` bytes, or to suspiciously many
+    (`protocols.kserve.compression`). Not many more than that are made.
     """
     try:
         content, behind = yield from compression.unfolding(message, limit, coding)
@@ -178,5 +183,8 @@ def compressing(buffers: Iterable[Buffer], coding: bytes, level: int) -> Generat
 
 
 def compress(buffers: Iterable[Buffer], coding: bytes, level: int) -> bytes:
-    """Return `buffers`, one after the other, in `gzip` or `deflate` (the zlib format); `level` is zlib's, 1 to 9."""
+    """Return `buffers`, one after the other, in `gzip` or `deflate` (the zlib format).
+
+    `level` is zlib's, 1 to 9.
+    """
     return compression.compress(buffers, coding, level)

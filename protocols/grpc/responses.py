@@ -1,8 +1,8 @@
 """`InferResponse`s into ModelInferResponse and ModelStreamInferResponse bytes, written by hand.
 
-Between the answers of one model little changes but the id and the tensors' bytes, so what stands before and between
-those is kept. The bytes are those that protobuf writes when told to be deterministic: maps are in the order of their
-keys. Contract: grpc.md sections 8 and 9.
+Between the answers of one model, little changes but the id and the tensors' bytes. So what stands before and
+between those is kept. The bytes are those that protobuf writes when told to be deterministic: maps are in the
+order of their keys. Contract: grpc.md sections 8 and 9.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ _double = struct.Struct("<d").pack
 
 
 class _Head(NamedTuple):
-    """What stands in an answer in front of the id, between the parameters and the first tensor, and before each tensor.
+    """What an answer has before the id, between the parameters and the first tensor, and before each tensor.
 
-    `raw` has, for each tensor, the size it should have and the tag and length that stand before it if it has that size.
+    `raw` has, for each tensor, the size it should have and the tag and length that stand before it if it has
+    that size.
     """
 
     model: bytes
@@ -68,9 +69,9 @@ def encode(
 ) -> Encoded:
     """Return the ModelInferResponse that carries `response`, its outputs in the form that `plan` asks for.
 
-    `final` becomes the parameter `triton_final_response`. Up to 64 KiB of tensors are copied into one buffer; more are
-    borrowed. Raises InvalidArgument where an output can't be classified as asked or the message is over `max_message`
-    bytes, Internal where the response contradicts itself, and Unsupported.
+    `final` becomes the parameter `triton_final_response`. Up to 64 KiB of tensors are copied into one buffer;
+    more are borrowed. Raises InvalidArgument where an output can't be classified as asked or the message is
+    over `max_message` bytes, Internal where the response contradicts itself, and Unsupported.
     """
     buffers, size, borrowed = _parts(response, plan, spec, final)
     if size > max_message:
@@ -100,8 +101,8 @@ def encode_stream_error(
 ) -> bytes:
     """Return the ModelStreamInferResponse that tells what went wrong with one request of a stream.
 
-    Before its execution only the id is known; after it has begun, the model, the version as it was asked for, and
-    whether this is the request's last answer.
+    Before the request's execution only the id is known. After it has begun, so are the model, the version as
+    it was asked for, and whether this is the request's last answer.
     """
     inner = (
         _string(_MODEL_NAME, model_name) + _string(_MODEL_VERSION, model_version) + _string(_ID, request_id)
@@ -145,7 +146,7 @@ def _chosen(outputs: Sequence[Tensor], classes: Mapping[str, int], spec: ModelSp
     return [
         classified(tensor, classes[tensor.name], spec) if classes[tensor.name] else tensor
         for tensor in outputs
-        if tensor.name in classes  # others were made by the backend, and asked for by nobody
+        if tensor.name in classes  # the backend made others too, which the client did not ask for
     ]
 
 
@@ -170,7 +171,10 @@ def _raw_head(nbytes: int) -> bytes:
 
 
 def _string(tag: int, value: str) -> bytes:
-    """Return a string field, nothing for an empty one, as protobuf has it. Bytes that were not UTF-8 become `?`."""
+    """Return a string field, nothing for an empty one, as protobuf has it.
+
+    Bytes that were not UTF-8 become `?`.
+    """
     return delimited(tag, value.encode("utf-8", "replace")) if value else b""
 
 

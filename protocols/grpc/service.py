@@ -68,7 +68,10 @@ class InferenceService(UnofferedExtensions):
         await stream.send_message(pb.ServerReadyResponse(ready=await self._server.health.ready()))
 
     async def ModelReady(self, stream: ServerStream[pb.ModelReadyRequest, pb.ModelReadyResponse]) -> None:
-        """Say whether a model version serves and its instances agree: one that is not known does not (contract, section 6)."""
+        """Say whether a model version serves and its instances agree.
+
+        A version that is not known does not serve (contract, section 6).
+        """
         request = await _request(stream)
         self._require_running()
         _check_version(request.version)
@@ -115,7 +118,10 @@ class InferenceService(UnofferedExtensions):
     async def ModelStatistics(
         self, stream: ServerStream[pb.ModelStatisticsRequest, pb.ModelStatisticsResponse]
     ) -> None:
-        """Tell the statistics of a model, or of all that are READY. Raises InvalidArgument for an unknown one."""
+        """Tell the statistics of a model, or of all that are READY.
+
+        Raises InvalidArgument for an unknown one.
+        """
         request = await _request(stream)
         self._require_running()
         _check_version(request.version)
@@ -150,9 +156,9 @@ class InferenceService(UnofferedExtensions):
         request = await _request(stream)
         _refuse_repository_name(request.repository_name)
         parameters: Mapping[str, object] = {}
-        if (
-            request.parameters
-        ):  # perhaps files of hundreds of megabytes: taking them out of the message copies them
+        # The parameters are perhaps files of hundreds of megabytes: taking them out of the message copies
+        # them.
+        if request.parameters:
             threads = stream.call.wire.threads
             parameters = await trio.to_thread.run_sync(load_parameters, request.parameters, limiter=threads)
         await self._server.repository.load(_model_name(request), parameters)
@@ -171,18 +177,21 @@ class InferenceService(UnofferedExtensions):
     # Inference
 
     async def ModelInfer(self, stream: ServerStream[pb.ModelInferRequest, pb.ModelInferResponse]) -> None:
-        """Raise RuntimeError: ModelInfer is one of `unary_methods`, which whoever serves this must look at first."""
+        """Raise RuntimeError: ModelInfer is one of `unary_methods`, which the server must look at first."""
         raise RuntimeError(f"{stream.call.head.path} is answered by `unary_methods`, without a task")
 
     async def ModelStreamInfer(
         self, stream: ServerStream[pb.ModelInferRequest, pb.ModelStreamInferResponse]
     ) -> None:
-        """Answer any number of requests to any models until the client ends its side (contract, section 9)."""
+        """Answer requests, any number and to any models, until the client ends its side.
+
+        Contract, section 9.
+        """
         await StreamedInference(stream, self._intake, self._on_finished).run()
 
 
 async def _request(stream: ServerStream[Request, Any]) -> Request:
-    """Return the one request of a unary call; Unsupported where there is none, as gRPC's status table has it."""
+    """Return the one request of a unary call; raise Unsupported where there is none (gRPC's status table)."""
     request = await stream.recv_message()
     if request is None:
         raise Unsupported("the call ended before its request message")
@@ -227,7 +236,10 @@ def load_parameters(given: Mapping[str, pb.ModelRepositoryParameter]) -> dict[st
 
 
 def unload_dependents(given: Mapping[str, pb.ModelRepositoryParameter]) -> bool:
-    """Return whether an unload takes a model's parts along. Raises InvalidArgument where that is no bool_param."""
+    """Return whether an unload takes a model's parts along.
+
+    Raises InvalidArgument where that is no bool_param.
+    """
     if "unload_dependents" not in given:
         return False
     parameter = given["unload_dependents"]

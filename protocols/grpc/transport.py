@@ -1,8 +1,9 @@
 """Bytes to and from one client: plain over TCP or a Unix socket, or TLS.
 
-All of it is synchronous and takes what the socket gives at once; a connection waits only where that was nothing. TLS is
-spoken by the interpreter's own non-blocking sockets rather than by a stream: a writer that waits for a slow client must
-be able to stop waiting in the middle of a record, look after new answers, and go on.
+All of it is synchronous and takes what the socket gives at once. A connection waits only where that was
+nothing. TLS is spoken by the interpreter's own non-blocking sockets rather than by a stream: a writer that
+waits for a slow client must be able to stop waiting in the middle of a record, look after new answers, and go
+on.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class Transport(Protocol):
         """Do what must be done before the first byte."""
 
     def receive_into(self, buffer: memoryview) -> int:
-        """Fill `buffer` from its start; return how many bytes came, 0 at the end. Raises BlockingIOError for none."""
+        """Fill `buffer` from its start; return how many bytes came, 0 at the end.
+
+        Raises BlockingIOError for none.
+        """
 
     def exhausted(self, count: int, size: int) -> bool:
         """Whether, after `count` bytes came into `size`, nothing more is to be had without a wait."""
@@ -59,7 +63,10 @@ class Transport(Protocol):
         """Tell the client that nothing more will come, behind what was sent."""
 
     def shut(self, *, abort: bool = False) -> None:
-        """End both directions now, so that whoever waits wakes up; with `abort`, drop what the kernel still holds."""
+        """End both directions now, so that waiting tasks wake up.
+
+        With `abort`, drop what the kernel still holds.
+        """
 
     def close(self) -> None:
         """Let go of the descriptor."""
@@ -128,7 +135,10 @@ class PlainTransport:
 
 
 class TlsTransport:
-    """TLS, server side, over an accepted socket. A client that speaks HTTP/2 must say so in ALPN (RFC 9113, 3.3)."""
+    """TLS, server side, over an accepted socket.
+
+    A client that speaks HTTP/2 must say so in ALPN (RFC 9113, 3.3).
+    """
 
     __slots__ = ("_context", "_finished", "_raw", "_tls", "peer")
 
@@ -180,7 +190,10 @@ class TlsTransport:
             raise _lost(failure) from failure
 
     def _swallow(self, buffer: memoryview) -> int:
-        """Drop what is not to be decrypted any more: OpenSSL takes it for an error, once it has said goodbye."""
+        """Drop what is not to be decrypted any more.
+
+        OpenSSL takes such bytes for an error, once it has said goodbye.
+        """
         try:
             count = socket.socket.recv_into(self._raw, buffer)
         except BlockingIOError:
@@ -198,7 +211,8 @@ class TlsTransport:
     def send(self, buffers: Sequence[Buffer]) -> list[Buffer]:
         """Encrypt and send what the kernel takes at once, and return the rest.
 
-        OpenSSL takes a piece whole or wants to see it again; pieces are cut from the front, so the rest begins with it.
+        OpenSSL takes a piece whole or wants to see it again. Pieces are cut from the front, so the rest
+        begins with that piece.
         """
         rest = list(buffers)
         while rest:
@@ -240,7 +254,9 @@ class TlsTransport:
 
 
 def server_context(certificate: str, key: str, *, client_roots: str | None = None) -> ssl.SSLContext:
-    """Return a context for `TlsTransport` from PEM files; with `client_roots`, clients must show a certificate.
+    """Return a context for `TlsTransport` from PEM files.
+
+    With `client_roots`, clients must show a certificate.
 
     Raises OSError or ssl.SSLError where a file can't be read or the key does not belong to the certificate.
     """
@@ -292,7 +308,8 @@ def reset_on_close(sock: socket.socket) -> None:
 def shutdown(sock: socket.socket, how: int) -> None:
     """Shut down one direction or both, unless the client was quicker.
 
-    Of the socket itself: `ssl.SSLSocket.shutdown` would forget the TLS state that a reader or a handshake is using.
+    The socket itself is shut down: `ssl.SSLSocket.shutdown` would forget the TLS state that a reader or a
+    handshake is using.
     """
     try:
         socket.socket.shutdown(sock, how)

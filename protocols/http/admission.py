@@ -1,11 +1,12 @@
 """What is decided on the head of a request, before anything of a long body is kept.
 
-A server asks `Admit` once more of a body is to come than is here with its head. So requests whose body is short, or has come
-with the head, pay nothing for it; the application finds the same by itself.
+A server asks `Admit` once more of a body is to come than is here with its head. So requests whose body is
+short, or has come with the head, pay nothing for it; the application finds the same by itself.
 
-What becomes of a body that is refused is decided here too. Clients read the answer only once they have sent everything (curl
-is the exception), and a connection that is closed on bytes that were not read is reset, which can take the answer with it. So the answer goes out at once, and what still
-comes is read and dropped: a short rest to its end, so that the connection lives on, a long one within `MOST_DISCARDED` and as long as it keeps coming.
+What becomes of a refused body is decided here too. Clients other than curl read the answer only once they
+have sent everything. A connection that is closed with bytes unread is reset, which can take the answer with
+it. So the answer goes out at once, and what still comes is read and dropped. A short rest is read to its end,
+so that the connection lives on. A long one is read within `MOST_DISCARDED` and as long as it keeps coming.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from protocols.http.fields import JSON, Header
 from protocols.kserve import metadata
 
 SMALL_BODY: Final = 64 * 1024
-"""Bytes that a body may have where it brings no tensors and no files. A server may have read so much before it asks."""
+"""Bytes that a body may have where it brings no tensors and no files.
+
+A server may have read so much before it asks.
+"""
 
 MOST_SKIPPED: Final = 1024 * 1024
 """Of a refused body, bytes that may still come if the connection is to live on."""
@@ -35,7 +39,7 @@ DISCARD_TIME: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The answer to a request whose body nobody wants."""
+    """The answer to a request whose body is refused."""
 
     status: int
     headers: Sequence[Header]
@@ -44,7 +48,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The body may come, up to `most` bytes. `too_long` makes the answer to a longer one; it is told how long, as far as known."""
+    """The body may come, up to `most` bytes.
+
+    `too_long` makes the answer to a longer body. It is told how long that is, as far as known.
+    """
 
     most: int
     too_long: Callable[[int], Refused]
@@ -53,7 +60,10 @@ class Admitted:
 Verdict = Refused | Admitted
 
 Admit = Callable[[str, bytes, Sequence[Header], int], Verdict]
-"""Told method, path, header fields (names in lower case) and length (-1: chunked) of a request. Never raises."""
+"""Told method, path, header fields (names in lower case) and length (-1: chunked) of a request.
+
+Never raises.
+"""
 
 
 def refused(status: int, message: str, headers: Sequence[Header] = (JSON,)) -> Refused:
@@ -83,8 +93,9 @@ def admit_short(_method: str, _path: bytes, _headers: Sequence[Header], length: 
 
 
 def may_skip(rest: int, *, awaits_continue: bool) -> bool:
-    """Whether the connection lives on behind a refused body of which `rest` bytes are to come; -1 where that is not known.
+    """Whether the connection lives on behind a refused body of which `rest` bytes are to come.
 
-    A client that waits to be told to go on may send the body, or leave it out (RFC 9110, section 10.1.1), so nobody knows what comes next.
+    `rest` is -1 where that is not known. A client that waits to be told to go on may send the body, or leave
+    it out (RFC 9110, section 10.1.1), so it is unknown what comes next.
     """
     return 0 <= rest <= MOST_SKIPPED and not awaits_continue

@@ -1,12 +1,14 @@
 """The v2 API as an ASGI application on trio.
 
-One coroutine carries a request from its body to its answer: no task, nursery, cancel scope or lock is made for it
-(DESIGN section 1). Two ASGI extensions let a server of ours save the rest:
+One coroutine carries a request from its body to its answer: no task, nursery, cancel scope or lock is made
+for it (DESIGN section 1). Two ASGI extensions let a server of ours save the rest:
 
-- `tritium.response`: `send` takes one message of that type with `status`, `headers`, `body` (a list of buffers) and
-  `release` (called once the buffers are no longer read, or None), so that the answer is one write without a copy.
-- `tritium.disconnect`: an object with an attribute `disconnected`, and `on_disconnect` to be set to a function that is
-  called when the client leaves. Without it a watcher waits in `receive()` while an inference runs.
+- `tritium.response`: `send` takes one message of that type with `status`, `headers`, `body` (a list of
+  buffers) and `release` (called once the buffers are no longer read, or None), so that the answer is one
+  write without a copy.
+- `tritium.disconnect`: an object with an attribute `disconnected`, and `on_disconnect` to be set to a
+  function that is called when the client leaves. Without it a watcher waits in `receive()` while an inference
+  runs.
 
 A server that keeps header names as they came may give them in `scope["tritium.raw_headers"]`.
 """
@@ -105,9 +107,9 @@ _NOT_OFFERED: Final = {
 class V2Options:
     """How the v2 API behaves.
 
-    `restricted` maps a category to the header that opens it; `header_forward_pattern` picks request headers, by a match
-    anywhere in their names, that become parameters of an inference. `on_finished` is told every inference, what came
-    of it and the peer that it was for, before its memory is given back.
+    `restricted` maps a category to the header that opens it. `header_forward_pattern` picks request headers,
+    by a match anywhere in their names, that become parameters of an inference. `on_finished` is told every
+    inference, its outcome and the client's address, before its memory is given back.
     """
 
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE
@@ -240,7 +242,7 @@ class V2App:
             return
         answer = await self._answer(scope, receive, send)
         if answer is None:
-            return  # it was answered piece by piece, or nobody is left to answer
+            return  # it was answered piece by piece, or the client has left
         await send(
             {
                 "type": "tritium.response",
@@ -409,7 +411,10 @@ class V2App:
         return _Answer(200, _JSON)
 
     async def _traffic(self, route: Route, scope: Scope, receive: Receive) -> _Answer | None:
-        """Describe a model's traffic plan, or put another in force. `{}` ends the split; nothing at all is a mistake."""
+        """Describe a model's traffic plan, or put another in force.
+
+        `{}` ends the split; nothing at all is a mistake.
+        """
         traffic = self._server.traffic
         if scope["method"] == "GET":
             return _json(dump(traffic.describe(route.model)))
@@ -435,7 +440,10 @@ class V2App:
     async def _optional_document(
         self, receive: Receive, *, long_strings: bool = False
     ) -> dict[str, Any] | None:
-        """Return the members of the JSON object in the body, none for an empty body; None where the client left."""
+        """Return the members of the JSON object in the body, none for an empty body.
+
+        None: the client left.
+        """
         body = await self._body(receive)
         if body is None:
             return None
@@ -514,7 +522,8 @@ class V2App:
             else:
                 outcome = await watched(receive, partial(_exchange, model, request, port))
         except TritiumError as error:
-            # Its traceback holds this frame, which holds it: floods of refusals would wait for the garbage collector.
+            # Its traceback holds this frame, which holds it: floods of refusals would wait for the garbage
+            # collector.
             outcome = error.with_traceback(None)
         if self._options.on_finished is not None:
             self._options.on_finished(request, outcome or Cancelled("the client left"), peer_of(scope))
@@ -594,7 +603,7 @@ def _binary_headers(json_size: int) -> list[Header]:
 
 
 def _asks_deep(query: bytes) -> bool:
-    """Whether a readiness probe asks for inferences. Other fields of the query are nobody's business."""
+    """Whether a readiness probe asks for inferences. Other fields of the query are ignored."""
     for pair in query.split(b"&") if query else ():
         name, _, value = pair.partition(b"=")
         if name == b"deep":

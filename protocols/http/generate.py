@@ -1,11 +1,12 @@
-"""The generate extension: one JSON object in, one JSON object out, or as many server-sent events as the model has to say.
+"""The generate extension: one JSON object in; one JSON object or any number of server-sent events out.
 
-A response of a decoupled model is encoded and written, and only then given back. Its model's credit hangs on that: while
-a client does not read, its model waits, and what waits here is no more than the model may have under way. A response of
-any other model is given back as soon as it is encoded, so that no slow reader holds a model's memory.
+A response of a decoupled model is encoded and written, and only then given back. The model's credit depends
+on that. While a client does not read, its model waits, and no more waits here than the model may have under
+way. A response of any other model is given back as soon as it is encoded, so that no slow reader holds a
+model's memory.
 
-What is found before the model has the request is an ordinary HTTP error. After that the first response decides the status,
-and an error that comes later is an event among others.
+An error found before the model has the request is an ordinary HTTP error. After that the first response
+decides the status, and an error that comes later is an event among others.
 
 Contract: http.md section 10.
 """
@@ -75,7 +76,10 @@ class Generator:
         self._options = options
 
     async def answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, unless the client leaves. Raises TritiumError only while nothing has been sent."""
+        """Answer one request, unless the client leaves.
+
+        Raises TritiumError only while nothing has been sent.
+        """
         self._models.resolve(route.model, route.version)
         body = await self._read_body(receive)
         if body is None:
@@ -121,13 +125,14 @@ class Generator:
 class PartsPort:
     """Takes the parts of one answer, for the one task that takes them on.
 
-    It sets no bound: a model that may give many parts has credit for so many, and gets it back as parts are released.
+    It sets no bound: a model that may give many parts has credit for so many, and gets it back as parts are
+    released.
     """
 
     __slots__ = ("_parts", "_task", "final", "over")
 
     def __init__(self) -> None:
-        self.over = False  # no more parts will come, or nobody wants them
+        self.over = False  # no more parts will come, or they are not wanted
         self.final: Part | None = None  # the last part, once it has come
         self._parts: list[Part] = []
         self._task: trio.lowlevel.Task | None = None
@@ -143,7 +148,7 @@ class PartsPort:
         self._wake()
 
     def close(self) -> None:
-        """Nobody waits for parts any more: let go of what came and of what still comes."""
+        """Parts are not waited for any more: let go of what came and of what still comes."""
         self.over = True
         for part in self._parts:
             release(part)
@@ -229,7 +234,10 @@ class Exchange:
         return (self._request.routed_to or self._model).spec.decoupled
 
     async def take(self) -> tuple[list[Part], bool]:
-        """Wait for more. Return the responses and errors that came, and whether there will be no more of them."""
+        """Wait for more.
+
+        Return the responses and errors that came, and whether there will be no more of them.
+        """
         parts = await self._port.take()
         over = self._port.over
         if parts and over and self._is_bare_end(parts[-1]):
@@ -370,7 +378,7 @@ class _EventWriter:
 
 
 async def _document(part: Part) -> tuple[TritiumError | None, Sequence[Buffer]]:
-    """Return what `part` says as a JSON text in buffers, and the error that it is, or that encoding it met."""
+    """Return `part` as a JSON text in buffers, and the error that it is, or that encoding it met."""
     if isinstance(part, InferResponse):
         try:
             return None, await _encoded(part)

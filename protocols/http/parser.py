@@ -1,12 +1,14 @@
 """Bytes in, requests out: HTTP/1.1 without a socket, a clock or a loop.
 
-llhttp (through `httptools`) does the parsing, in its strict mode: it refuses what smuggles (two lengths, a length and a
-transfer coding, bare line feeds, folded headers). This module refuses what llhttp lets pass although HTTP forbids it (a Host
-that is missing, repeated or not a host, transfer codings besides `chunked`), bounds what it collects and takes long bodies out of its
-hands: once a head has announced one, the connection reads the rest straight into one buffer, `direct`.
+llhttp (through `httptools`) does the parsing, in its strict mode. It refuses messages that smuggle: two
+lengths, a length and a transfer coding, bare line feeds, folded headers. This module refuses messages that
+llhttp lets pass although HTTP forbids them: a Host that is missing, repeated or not a host, and transfer
+codings besides `chunked`. It also bounds what it collects, and takes long bodies out of llhttp's hands: once
+a head has announced a long body, the connection reads the rest straight into one buffer, `direct`.
 
-A request that offers an upgrade (`Upgrade: h2c`, which some clients send with everything) is answered as if it had
-not. llhttp leaves the protocol behind such a head, body or not, so that body is taken directly too.
+A request that offers an upgrade (`Upgrade: h2c`, which some clients send with everything) is answered as if
+it had not. llhttp leaves the protocol behind such a head, with or without a body. So that body is taken
+directly too.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _LONG_BODY: Final = 32 * 1024  # with more than this still to come, a body is re
 _INT32_MAX: Final = 2**31 - 1
 _MOST_DIGITS: Final = 10  # of a number up to 2**31 - 1
 _VERSIONS: Final = frozenset(("1.0", "1.1"))
-# RFC 3986, section 3.2.2, with a port; empty is allowed where the target has no authority (RFC 9112, section 3.2).
+# RFC 3986, section 3.2.2, with a port; empty is allowed where the target has no authority (RFC 9112, section
+# 3.2).
 _HOST: Final = re.compile(rb"[A-Za-z0-9._~%!$&'()*+;=:\[\]-]*")
 _CONTENT_LENGTH: Final = re.compile(rb"^content-length:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 
@@ -66,7 +69,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the connection can't go on: the status and the message that end it, or a whole `answer` instead of the message."""
+    """Why the connection can't go on.
+
+    `status` and `message` end the connection, or a whole `answer` does instead of the message.
+    """
 
     status: int
     message: str
@@ -80,9 +86,10 @@ class Refusal:
 class RequestParser:
     """Collects the requests in what `feed` is given into `ready`, in order.
 
-    Where `direct` is set, the bytes that come next belong in there instead, from `received` on, and `fill` is told.
-    Once `refusal` is set nothing more is looked at: answer what is `ready`, send the refusal, close. Where `skipped` is set,
-    answer what is `ready`, then that request, and go on feeding: its body is dropped as it comes.
+    Where `direct` is set, the bytes that come next belong in there instead, from `received` on; tell `fill`
+    of them. Once `refusal` is set nothing more is looked at: answer the requests in `ready`, send the
+    refusal, close. Where `skipped` is set, answer the requests in `ready`, then the skipped one, and go on
+    feeding: its body is dropped as it comes.
 
     `admit` is asked about a request of whose body more is to come than came with its head.
     """
@@ -208,7 +215,7 @@ class RequestParser:
             self._refuse(413, f"request body exceeds the maximum allowed size of {self._most} bytes")
 
     def _take_over(self) -> None:
-        """Have the rest of the body read into one buffer, of which pages that stay unread stay unallocated."""
+        """Have the rest of the body read into one buffer. Pages of it that stay unread stay unallocated."""
         if self._skipping or self.refusal is not None:
             return
         direct = np.empty(self._length, dtype=np.uint8).data
@@ -220,7 +227,10 @@ class RequestParser:
         self.direct = direct
 
     def fill(self, count: int) -> None:
-        """Note that `count` more bytes of the body were read into `direct`; the last ones complete the request."""
+        """Note that `count` more bytes of the body were read into `direct`.
+
+        The last ones complete the request.
+        """
         self.received += count
         if self.direct is not None and self.received == len(self.direct):
             self._request.body = self.direct
@@ -240,7 +250,8 @@ class RequestParser:
         elif self.refusal is None:
             self.ready.append(request)
 
-    # Called by llhttp while it is fed. Complaints are left in `refusal`, for an exception would come out as another.
+    # llhttp calls these while it is fed. They leave complaints in `refusal`, because an exception would come
+    # out of llhttp as another one.
 
     def on_message_begin(self) -> None:
         """A request line comes next."""
@@ -332,9 +343,8 @@ class RequestParser:
             self._refuse(400, "Bad Request: HTTP/1.0 has no Transfer-Encoding")
 
     def _take_length(self, value: bytes) -> None:
-        digits = (
-            value.lstrip(b"0") or b"0"
-        )  # nothing else, for llhttp saw to that; but there may be any number of zeros
+        # Only digits come here, because llhttp saw to that. But there may be any number of zeros.
+        digits = value.lstrip(b"0") or b"0"
         length = int(digits) if len(digits) <= _MOST_DIGITS else _INT32_MAX + 1
         if length > _INT32_MAX:
             self._refuse(400, _length_complaint(value, out_of_range=True))
@@ -379,7 +389,10 @@ class RequestParser:
 
 
 def _origin_form(target: bytes) -> bytes:
-    """Return the path and query of a request target, which a proxy's client may give with a scheme and a host."""
+    """Return the path and query of a request target.
+
+    A proxy's client may give them with a scheme and a host.
+    """
     if target.startswith(b"/"):
         return target
     try:

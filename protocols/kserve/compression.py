@@ -1,10 +1,10 @@
-"""The codings gzip and deflate (the zlib format), of HTTP bodies (contract, http.md section 6.7) and gRPC messages.
+"""The codings gzip and deflate (zlib) of HTTP bodies (contract, http.md section 6.7) and gRPC messages.
 
-Both ways come in slices of some milliseconds at the most: whoever runs one on the loop gives others a turn where it yields,
-and one in a thread may be given up there. zlib lets go of the GIL.
+Both ways come in slices of some milliseconds at the most. A caller that runs one on the loop gives other
+tasks a turn where it yields, and one in a thread may be given up there. zlib lets go of the GIL.
 
-A stream of 60 KiB can unfold to 62 MiB. So a content is refused that is more than a hundred times its stream, once it
-is longer than 16 MiB: shorter ones cost little, and tensors full of zeros are honest.
+A stream of 60 KiB can unfold to 62 MiB. So a content longer than 16 MiB is refused once it is more than a
+hundred times its stream. Shorter ones cost little, and tensors full of zeros are honest.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ _COMPRESSED: Final = frozenset((b"gzip", b"deflate"))
 _CODINGS: Final = frozenset((b"identity", b"deflate", b"gzip"))
 _BITE: Final = 64 * 1024  # bytes given to zlib at once,
 _MADE_AT_ONCE: Final = 256 * 1024  # and bytes it may make of them: less than a millisecond
-_READING: Final = (
-    _MADE_AT_ONCE // 2
-)  # what a bite counts beside what it makes: it may hold blocks of nothing, which take long
+# What a bite counts beside what it makes: it may hold blocks of nothing, which take long.
+_READING: Final = _MADE_AT_ONCE // 2
 _EITHER: Final = 32 + zlib.MAX_WBITS  # zlib or gzip, by the stream's own header
 _WINDOW: Final = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 
@@ -47,7 +46,10 @@ class UnsupportedCompression(Unsupported):
 
 
 def is_compressed(content_encoding: bytes) -> bool:
-    """Return whether a body with this Content-Encoding must be decompressed. Raises UnsupportedCompression."""
+    """Return whether a body with this Content-Encoding must be decompressed.
+
+    Raises UnsupportedCompression.
+    """
     if content_encoding in _NOTHING:
         return False
     if content_encoding in _COMPRESSED:
@@ -73,10 +75,11 @@ def most_of(size: int, limit: int) -> int:
 
 
 def unfolding(body: Buffer, limit: int, coding: bytes = b"") -> Slices:
-    """Unfold a stream in `coding` (gzip or zlib, whichever it is, if empty), a millisecond's worth between two `yield`s.
+    """Unfold a stream in `coding`, a millisecond's worth between two `yield`s.
 
-    Returns the content, and how many bytes follow the stream. Memory grows with what is made, not with what is claimed.
-    Raises BrokenStream where the stream is broken or cut short, and OverLimit as soon as more was made than `most_of` it.
+    `coding` is gzip or deflate; empty stands for either of them. Returns the content, and how many bytes
+    follow the stream. Memory grows with what is made, not with what is claimed. Raises BrokenStream where the
+    stream is broken or cut short, and OverLimit as soon as more was made than `most_of` it.
     """
     stream = zlib.decompressobj(_WINDOW.get(coding, _EITHER))
     content = bytearray()
@@ -122,7 +125,10 @@ def inflate(body: Buffer, limit: int, coding: bytes = b"") -> tuple[bytearray, i
 
 
 def finish(work: Generator[None, None, T]) -> T:
-    """Do all slices of some work, and return what it comes to. For threads, and for work that is known to be short."""
+    """Do all slices of some work, and return its result.
+
+    For threads, and for work that is known to be short.
+    """
     while True:
         try:
             next(work)
@@ -134,7 +140,8 @@ def finish(work: Generator[None, None, T]) -> T:
 def decompressing(body: Buffer, limit: int) -> Generator[None, None, bytearray]:
     """Unfold an HTTP body that is a gzip or zlib stream, whichever it is, in slices; return its content.
 
-    Raises InvalidArgument where it is empty, broken, cut short, or unfolds to more than it may (see `unfolding`).
+    Raises InvalidArgument where it is empty, broken, cut short, or unfolds to more than it may (see
+    `unfolding`).
     """
     if not body:
         raise InvalidArgument("nothing to be decompressed")
@@ -185,7 +192,10 @@ def _weight(parameter: bytes) -> float:
 def compressing(
     buffers: Iterable[Buffer], coding: bytes, level: int = zlib.Z_DEFAULT_COMPRESSION
 ) -> Generator[None, None, bytes]:
-    """Fold `buffers`, one after the other, in slices; return them in the coding `gzip` or `deflate`. `level` is zlib's, 1 to 9."""
+    """Fold `buffers`, one after the other, in slices; return them in the coding `gzip` or `deflate`.
+
+    `level` is zlib's, 1 to 9.
+    """
     stream = zlib.compressobj(level, wbits=_WINDOW[coding])
     parts = []
     for buffer in buffers:

@@ -1,8 +1,8 @@
-"""The generate extension's JSON, which knows no tensors: a request is one object of plain values, and so is a response.
+"""The generate extension's JSON, without tensors: requests and responses are one object of plain values.
 
-What a key of a request means is up to the model: the name of one of its inputs makes the value a tensor, any other name
-a parameter. The object `parameters` is read in the same way. Shapes, which nobody sends, are worked out of the number
-of elements and what the model declares.
+The model decides what a key of a request means. The name of one of its inputs makes the value a tensor, any
+other name makes it a parameter. The object `parameters` is read in the same way. Clients send no shapes:
+those are worked out from the number of elements and what the model declares.
 
 Contract: http.md section 10; texts and codes are exact. Errors come in the order of the keys.
 """
@@ -53,8 +53,8 @@ def decode_generate(
 ) -> InferRequest:
     """Return the request for the model `spec` that is the JSON object in `body`. It wants all outputs.
 
-    `max_input_size` bounds the JSON text, and then the bytes of all tensors together. Raises InvalidArgument and Internal,
-    and TooLong where `decode_long_generate` must do it.
+    `max_input_size` bounds the JSON text, and then the bytes of all tensors together. Raises InvalidArgument
+    and Internal, and TooLong where `decode_long_generate` must do it.
     """
     check_json_size(len(body), max_input_size)
     document = read_short(body)
@@ -187,8 +187,8 @@ class _Reader:
 def deduce_shape(dims: Sequence[int], count: int) -> tuple[int, ...] | None:
     """Return a shape of `count` elements that `dims` allows, or None where there is none that the rules find.
 
-    Each fixed dimension divides the count. What is left becomes the innermost dimension of -1, and each other -1
-    becomes 1.
+    Each fixed dimension divides the count. What is left becomes the innermost dimension of -1, and each other
+    -1 becomes 1.
     """
     left = count
     for dim in dims:
@@ -204,10 +204,12 @@ def deduce_shape(dims: Sequence[int], count: int) -> tuple[int, ...] | None:
 
 
 def _repeated_inputs(body: Buffer, document: Mapping[str, Any], spec: ModelSpec) -> Iterable[str]:
-    """Return the keys that the object, or its `parameters`, has twice: of two texts a model must not get just one.
+    """Return the keys that the object, or its `parameters`, has twice.
 
-    The fast parser keeps the last of equal keys and doesn't tell. So the text is read again, by a slower one, where it has
-    the quoted name of an input more than once.
+    A model must not get just one of two texts.
+
+    The fast parser keeps the last of equal keys and does not report them. So where the text has the quoted
+    name of an input more than once, it is read again by a slower parser.
     """
     nested = document.get(_NESTED)
     given = {*document, *(nested if type(nested) is dict else ())} & spec.inputs_by_name.keys()
@@ -221,9 +223,9 @@ def _repeated_inputs(body: Buffer, document: Mapping[str, Any], spec: ModelSpec)
 def encode_generated(response: InferResponse) -> bytes:
     """Return `response` as the text of one JSON object, its keys in alphabetical order.
 
-    A tensor of one element is that element, any other a flat array. Where a parameter has the name of an output, the
-    output is shown. Raises InvalidArgument for outputs that JSON can't carry, Internal where an output contradicts
-    itself, and Unsupported.
+    A tensor of one element is that element, any other a flat array. Where a parameter has the name of an
+    output, the output is shown. Raises InvalidArgument for outputs that JSON can't carry, Internal where an
+    output contradicts itself, and Unsupported.
     """
     document: dict[str, Any] = {} if response.parameters is None else parameter_values(response.parameters)
     if response.id:
@@ -237,5 +239,8 @@ def encode_generated(response: InferResponse) -> bytes:
 
 
 def event(document: Sequence[Buffer]) -> list[Buffer]:
-    """Return one server-sent event that carries the JSON text in the buffers `document`, which has no line breaks in it."""
+    """Return one server-sent event that carries the JSON text in the buffers `document`.
+
+    The text must have no line breaks in it.
+    """
     return [b"data: ", *document, b"\n\n"]

@@ -1,15 +1,18 @@
 """Read long JSON texts in slices, without making objects of what will be a tensor.
 
-A parser that makes an object of each value of a text needs up to 24 times its bytes, and holds the loop until it is done:
-16 MiB of numbers take 0.3 s and 128 MiB in `orjson`, 0.2 s and 80 MiB in `msgspec`. `msgspec.Raw` and `simdjson` still
-look at an array of numbers in one piece (0.05 and 0.15 s), and neither knows NaN. `orjson` on pieces of 16 KiB, each cut
-at a comma, takes 0.15 s altogether, no memory and 0.2 ms at a time. So that is what is done here.
+A parser that makes an object of each value of a text needs up to 24 times its bytes, and holds the loop until
+it is done: 16 MiB of numbers take 0.3 s and 128 MiB in `orjson`, 0.2 s and 80 MiB in `msgspec`. `msgspec.Raw`
+and `simdjson` still look at an array of numbers in one piece (0.05 and 0.15 s), and neither knows NaN.
+`orjson` on pieces of 16 KiB, each cut at a comma, takes 0.15 s altogether, no memory and 0.2 ms at a time. So
+this module works with such pieces.
 
-Two ways through a text. What stands around the tensors is walked value by value; it may have `MAX_VALUES` of them.
-An array whose first element is no object takes the fast lane: it is cut into pieces, each is parsed by itself, and its
-elements are handed to a `Taker`, in order and without their nesting. Only a `LongArray` is kept of it.
+There are two ways through a text. The values around the tensors are walked one by one; there may be
+`MAX_VALUES` of them. An array whose first element is no object takes the fast lane: it is cut into pieces,
+each is parsed by itself, and its elements are handed to a `Taker`, in order and without their nesting. Only a
+`LongArray` is kept of it.
 
-All of it are generators, which yield after every piece of work that takes some tenths of a millisecond; see `actors.slices`.
+All of this is done by generators, which yield after every piece of work that takes some tenths of a
+millisecond; see `actors.slices`.
 """
 
 from __future__ import annotations
@@ -137,7 +140,10 @@ class LongString:
 
 
 TakerFor = Callable[[int, dict[str, Any], str], Taker | None]
-"""Who takes the array or long string `key` of an object that has `members` so far, at that depth. None: a `Tally`."""
+"""Return the taker of the array or long string `key`, at that depth, of an object that has `members` so far.
+
+None means a `Tally`.
+"""
 
 
 def _nobody(depth: int, members: dict[str, Any], key: str) -> Taker | None:  # a TakerFor
@@ -145,7 +151,9 @@ def _nobody(depth: int, members: dict[str, Any], key: str) -> Taker | None:  # a
 
 
 class LongText:
-    """Reads one text. `repeated` are the objects, with the key, that have a member more than once: the last counts.
+    """Reads one text.
+
+    `repeated` names the members that an object has more than once, each with its object. The last one counts.
 
     Strings that are no tensor's data and longer than `MAX_STRING` are refused, unless `long_strings`.
     """
@@ -163,7 +171,8 @@ class LongText:
     def document(self) -> Generator[None, None, Any]:
         """Return the text's value; arrays of plain values are `LongArray`s but for short ones of numbers.
 
-        Raises Internal and InvalidArgument as `documents.parse` does, and InvalidArgument for what has too many values.
+        Raises Internal and InvalidArgument as `documents.parse` does, and InvalidArgument for a text with too
+        many values.
         """
         self._at = 3 if bytes(self._text[:3]) == b"\xef\xbb\xbf" else 0
         yield from self._skip_space()
@@ -313,12 +322,13 @@ class LongText:
         token = bytes(found[0])
         if len(token) == _LONGEST_NUMBER:
             self._refuse("Number too big to be stored in double.")
+        # Perhaps the number breaks off.
         if bytes(self._text[found.end() : found.end() + 1]) in (
             b".",
             b"e",
             b"E",
             b"i",
-        ):  # perhaps it breaks off
+        ):
             fault = locate_fault(b"[0," + bytes(self._text[self._at : found.end() + 16]))
             if fault is not None and fault.text != SAID_OF_ARRAY:
                 refuse(Fault(fault.text, self._at + fault.offset - 3))
@@ -391,10 +401,12 @@ class LongText:
     def _elements(
         self, piece: bytes, depth: int, *, opened: bool, left_open: int
     ) -> tuple[list[Any], set[type]]:
-        """Return the elements, and their types, in `piece`, which begins with `depth` brackets open and ends with `left_open` of them.
+        """Return the elements in `piece`, and their types.
 
-        The piece is made a text of its own. Zeros stand for what was cut off, so that a comma without a value before or
-        behind it is found.
+        The piece begins with `depth` brackets open and ends with `left_open` of them.
+
+        The piece is made a text of its own. Zeros stand for what was cut off, so that a comma without a value
+        before or behind it is found.
         """
         front = b"[" * depth + (b"" if opened else b"0,")
         value = liberal(front + piece + (b",0" + b"]" * left_open if left_open else b"]"), piece)
@@ -404,7 +416,10 @@ class LongText:
         return elements[0 if opened else 1 : -1 if left_open else None], kinds
 
     def _one_element(self, taker: Taker, depth: int, *, opened: bool) -> Generator[None, None, int]:
-        """Read one element, with the brackets around it and the comma behind it. Return how many brackets are open then."""
+        """Read one element, with the brackets around it and the comma behind it.
+
+        Returns how many brackets are open then.
+        """
         while True:
             yield from self._skip_space()
             if self._here() != _OPEN:
