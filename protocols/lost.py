@@ -16,7 +16,7 @@ _NETWORK: Final = frozenset(
 )
 
 PASSING: Final = _NETWORK | {errno.ECONNABORTED, errno.EPERM, errno.EPROTO}
-"""What accept(2) reports of a client that is gone already, or of the network, rather than of the listening socket."""
+"""What accept(2) reports of a client that is gone already, or of the network, not of the listening socket."""
 
 LOST: Final = _NETWORK | {
     errno.ECONNRESET,

@@ -11,17 +11,23 @@ MEANINGS_BYTES: Final = 8 * 1024 * 1024
 """Bytes that the meanings of requests may take, for each protocol."""
 
 MEANING_FACTOR: Final = 24
-"""Bytes in memory for one of a request's text, at the worst: of parameters with names and values of a byte or two."""
+"""Bytes in memory for one byte of a request's text, at the worst.
+
+The worst are parameters with names and values of a byte or two.
+"""
 
 _ENTRY: Final = 128
-"""Bytes that an entry takes beside what it is charged with: its place in the table, and the headers of its objects."""
+"""Bytes that an entry takes beside what it is charged with.
+
+They are its place in the table, and the headers of its objects.
+"""
 
 
 class Memo(dict[K, V]):
     """A dictionary to look things up in, filled by `remember` alone.
 
-    It holds `most` entries and `most_bytes` bytes. Once either is used up, everything is forgotten: what clients repeat comes
-    back at once, what one made up to fill it does not.
+    It holds `most` entries and `most_bytes` bytes. Once either is used up, everything is forgotten. Entries
+    that clients repeat come back at once; entries that a client made up to fill the memo do not.
     """
 
     __slots__ = ("_charged", "_most", "_most_bytes")
@@ -38,7 +44,10 @@ class Memo(dict[K, V]):
         return self._charged
 
     def remember(self, key: K, value: V, size: int) -> bool:
-        """Keep `value`, where `key` and it need `size` bytes at the most; False where that alone is over the bound."""
+        """Keep `value`, where `key` and it need `size` bytes at the most.
+
+        Returns False where that alone is over the bound.
+        """
         size += _ENTRY
         if size > self._most_bytes:
             return False

@@ -8,7 +8,8 @@ from typing import Final
 
 from actors.messages.errors import NEVER, ErrorCode, TritiumError, Unavailable
 
-# Contract: http.md section 1.1 and grpc.md section 2 for Triton's eight. The last two are Tritium's own (DESIGN section 4).
+# Contract: http.md section 1.1 and grpc.md section 2 for Triton's eight. The last two are Tritium's own
+# (DESIGN section 4).
 STATUS: Final[Mapping[ErrorCode, tuple[int, int]]] = {
     ErrorCode.UNKNOWN: (400, 2),  # UNKNOWN
     ErrorCode.INTERNAL: (500, 13),  # INTERNAL
@@ -36,7 +37,8 @@ def grpc_status(code: ErrorCode) -> int:
 def retry_seconds(error: TritiumError) -> int:
     """Return after how many whole seconds to try again what `error` refused (RFC 9110, section 10.2.3).
 
-    At least 1, which is also told where nobody knows; 0 where it is not worth trying again, or not a matter of time.
+    At least 1, which is also told where the time is unknown; 0 where it is not worth trying again, or not a
+    matter of time.
     """
     if not isinstance(error, Unavailable) or error.retry_after == NEVER:
         return 0

@@ -1,7 +1,8 @@
 """How much one connection may make the server hold: large requests in line, and answers yet to come.
 
-Both are accounts of bytes that decide and never act; the connection obeys. The limit is `GrpcOptions.connection_bytes`
-for each. Neither ever refuses what is alone, so that the largest message still passes.
+Both are accounts of bytes that decide and never act; the connection obeys. The limit is
+`GrpcOptions.connection_bytes` for each. Neither ever refuses a single request or answer, so that the largest
+message still passes.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ _GENERATION: Final = 256
 class Grants(Generic[T]):
     """Lets messages beyond the first window come one after the other, in the order in which they asked.
 
-    A message is granted whole or not at all: one that has half come could neither be answered nor given up. Granted is
-    what fits into the limit together with the grants outstanding, and anything at all while none is.
+    A message is granted whole or not at all: one that has half come could neither be answered nor given up. A
+    grant is given where it fits into the limit together with the grants outstanding. While none is
+    outstanding, any size is granted.
     """
 
     __slots__ = ("_granted", "_limit", "_waiting", "outstanding")
@@ -83,7 +85,7 @@ class Grants(Generic[T]):
 
 
 class LargestLately:
-    """The size of the largest answer lately seen, which is remembered for 256 answers at least, and 512 at most.
+    """The size of the largest answer lately seen, remembered for 256 answers at least, and 512 at most.
 
     `expected` is that size in bytes, and `first` as long as there was no answer.
     """
@@ -110,8 +112,9 @@ class LargestLately:
 class AnswerRoom:
     """Begins no request whose answer might find no room.
 
-    Nobody knows how large an answer will be: each in flight is expected to be as large as the largest lately seen. One
-    that is alone may begin whatever its answer may be, unless what waits is more than the limit already.
+    The size of an answer is unknown until it is there. So each in flight is expected to be as large as the
+    largest lately seen. A request that is alone may begin whatever its answer may be, unless what waits is
+    more than the limit already.
     """
 
     __slots__ = ("_limit", "_sizes", "in_flight", "pending")

@@ -1,8 +1,9 @@
 """The half of a gRPC connection that answers: one task, which encodes, writes and gives memory back.
 
-What is put into the outbox is encoded when the task next runs, all of it before one write. Then the memory that the
-answers view is given back: at once where the socket and the client's windows took everything, otherwise after what is
-left was copied, so that a slow reader costs memory of this connection's and not of a model's.
+Answers put into the outbox are encoded when the task next runs, all of them before one write. Then the memory
+that the answers view is given back. That is at once where the socket and the client's windows took
+everything. Otherwise the rest is copied first, so that a slow reader costs memory of this connection and not
+of a model.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Owner(Protocol):
     """What the answering half needs of the connection."""
 
     def over(self, call: Call) -> None:
-        """Everything of `call` is on its way, or nobody wants it."""
+        """Everything of `call` is on its way, or is not wanted any more."""
 
     def room_made(self) -> None:
         """Answers have left: more requests may begin."""
@@ -103,7 +104,7 @@ class Answers:
         self._stall: trio.CancelScope | None = None
         self._ending = False
         # For answers that are sent where they are put.
-        self.quiet = True  # nobody is in the middle of something with `h2`
+        self.quiet = True  # no code is in the middle of something with `h2`
         self._rest: list[Buffer] = []  # what the socket did not take of one
         self._failure: Exception | None = None  # of sending one: the task's own
 
@@ -126,14 +127,18 @@ class Answers:
             self.wake()
 
     def _send_at_once(self) -> None:
-        """Answer the only call there is where its answer was put: its client would wait for the task to wake, and for nothing else."""
+        """Answer the only call there is in the place where its answer was put.
+
+        Its client would wait for the task to wake, and for nothing else.
+        """
         self.quiet = False
         try:
             self._encode()
             self._rest = self._transport.send(self._h2.take(_AT_ONCE))
             if not self._rest:
                 self._settle()
-        except Exception as failure:  # noqa: BLE001  # none of whoever puts: the task fails of it
+        except Exception as failure:  # noqa: BLE001
+            # The caller of `put` must not get the failure: the task fails of it.
             self._failure = failure
         self.quiet = True
         if self._failure is not None or self._rest or self._outbox or self._h2.output or self._long:

@@ -1,4 +1,4 @@
-"""One header block out of HEADERS and the CONTINUATION frames after it (RFC 9113, sections 4.3, 6.2 and 6.10)."""
+"""One header block out of HEADERS and its CONTINUATION frames (RFC 9113, sections 4.3, 6.2 and 6.10)."""
 
 from __future__ import annotations
 

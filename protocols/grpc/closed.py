@@ -1,8 +1,9 @@
 """What is remembered of streams that are no more (RFC 9113, sections 5.1 and 5.1.1).
 
-Frames that the peer sent before it learned that we had ended a stream are legal and have to be ignored; the same frames on a
-stream that it ended itself cost the connection. Telling them apart takes memory, so the memory is bounded: once
-something had to be forgotten, everything as old as that gets the benefit of the doubt.
+Frames that the peer sent before it learned that we had ended a stream are legal and have to be ignored. The
+same frames on a stream that the peer ended itself cost the connection. Telling them apart takes memory, so
+the memory is bounded: once something had to be forgotten, everything as old as that gets the benefit of the
+doubt.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class ClosedStreams:
         self._skipped.append(range(first, last + 1))
 
     def check_late(self, stream_id: int, what: str) -> None:
-        """A DATA or HEADERS frame came for a closed stream. Raises ConnectionViolation unless it may be ignored."""
+        """A DATA or HEADERS frame came for a closed stream.
+
+        Raises ConnectionViolation unless it may be ignored.
+        """
         if stream_id in self._cut_short or stream_id <= self._forgotten:
             return
         if any(stream_id in unused for unused in self._skipped):

@@ -1,6 +1,7 @@
 """Typed tensor contents (`InferTensorContents`) into the protocol's binary layout.
 
-Contract: grpc.md section 7. Integers narrower than their field are cut to their low bytes; FP16 and BF16 have no field.
+Contract: grpc.md section 7. Integers narrower than their field are cut to their low bytes; FP16 and BF16 have
+no field.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def packing(
 ) -> Generator[None, None, Buffer]:
     """Return, in slices, the elements of input `name` in binary layout; nothing where no field holds any.
 
-    `datatype` is the declared one, None where it does not exist. Raises InvalidArgument where another field than the
-    declared datatype's holds elements, or more than one does.
+    `datatype` is the declared one, None where it does not exist. Raises InvalidArgument where another field
+    than the declared datatype's holds elements, or more than one does.
     """
     populated = [field for field in _FIELDS if getattr(contents, field.name)]
     if not populated:
@@ -132,7 +133,10 @@ def _pack(contents: InferTensorContents, datatype: DataType, field: _Field) -> G
 
 
 def _wire_tail(contents: InferTensorContents, nbytes: int) -> memoryview:
-    """Return the packed elements of the one field that is set: protobuf writes them as the tensor's layout has them."""
+    """Return the packed elements of the one field that is set.
+
+    Protobuf writes them as the tensor's layout has them.
+    """
     contents.DiscardUnknownFields()
     written = contents.SerializeToString()
     return memoryview(written)[len(written) - nbytes :]

@@ -31,8 +31,8 @@ _SETTING: Final = Struct("!HL")
 class ControlSide(SendingSide):
     """What a connection and its peer have agreed on. `streams` holds the open ones by their identifiers.
 
-    The handler's owner gives back, by `consumed`, what each stream has `received`: once for every stream it was told of,
-    however that ends. What it was never told of is given back here.
+    The handler's owner gives back, by `consumed`, what each stream has `received`. It does so once for every
+    stream it was told of, however that ends. Bytes of streams it was never told of are given back here.
     """
 
     def __init__(self, handler: Handler[Any], limits: Http2Limits) -> None:
@@ -56,7 +56,7 @@ class ControlSide(SendingSide):
         self._credit = 0  # what the peer may have back, and has not been told
 
     def begin(self) -> None:
-        """Put our SETTINGS, and the WINDOW_UPDATE that makes the connection's window what it is to be, in the output."""
+        """Put our SETTINGS in the output, and the WINDOW_UPDATE that sets the connection's window."""
         limits = self.limits
         announced = [
             (frames.MAX_CONCURRENT_STREAMS, limits.max_streams),
@@ -81,8 +81,9 @@ class ControlSide(SendingSide):
     def grant(self, stream: Stream, nbytes: int) -> None:
         """Let the peer send `nbytes` more, on the stream and on the connection, and announce it at once.
 
-        For a message that is larger than the windows, which would never be whole otherwise. What was granted is given
-        back: `consumed` must not be told of it again. Nothing if the peer has ended the stream.
+        This is for a message that is larger than the windows, which would never be whole otherwise. What was
+        granted is given back: `consumed` must not be told of it again. Does nothing if the peer has ended the
+        stream.
         """
         if not stream.remote_open:
             return
@@ -100,8 +101,8 @@ class ControlSide(SendingSide):
     def go_away(self, code: int, debug: bytes = b"", *, last: int | None = None) -> None:
         """Send GOAWAY. Streams that the peer opens from now on above `last` are ignored; open ones go on.
 
-        `last` is by default the last one opened. A drain that loses no call says LARGEST_STREAM first, and again without
-        `last` a round trip later (RFC 9113, section 6.8). It never rises.
+        `last` is by default the last stream opened. A drain that loses no call says LARGEST_STREAM first, and
+        again without `last` a round trip later (RFC 9113, section 6.8). It never rises.
         """
         latest = max(self._last_id, 0) if last is None else last
         self._last_accepted = min(latest, self._last_accepted)
@@ -110,7 +111,7 @@ class ControlSide(SendingSide):
         self._control.append(frames.go_away_frame(self._last_accepted, code, debug))
 
     def take(self, limit: int) -> list[Buffer]:
-        """Hand out what is to be written now, in order: all control frames, then about `limit` bytes of answers.
+        """Hand out what to write now, in order: all control frames, then about `limit` bytes of answers.
 
         Buffers of a large answer are slices of those it was given in, and count as handed out in `pending`.
         """
@@ -125,7 +126,10 @@ class ControlSide(SendingSide):
         self._handler.reset(stream, code)
 
     def _announce_credit(self, least: int) -> None:
-        """Open the connection's window by its credit, as far as a window may be open, unless that is below `least`."""
+        """Open the connection's window by its credit, as far as a window may be open.
+
+        Does nothing where that is below `least`.
+        """
         increment = min(self._credit, LARGEST_WINDOW - self._inward)
         if increment >= least:
             self._inward += increment

@@ -1,7 +1,8 @@
 """The fields of protobuf messages, counted before protobuf makes objects of them.
 
-Two bytes make a field, and protobuf an object of a hundred bytes, in one go during which nothing else of the process
-runs. So a long message is walked first, in slices, and refused where it has more fields than any client sends.
+Two bytes make a field, and protobuf makes an object of a hundred bytes of it, in one go during which nothing
+else of the process runs. So a long message is walked first, in slices, and refused where it has more fields
+than any client sends.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ INNER_FIELDS: Final = 4200
 
 
 class Count:
-    """How many fields may still come: of all that is inside of others (`left`), and of the one that is looked into."""
+    """How many fields may still come.
+
+    `left` counts those inside of all others; `_here` those in the one that is looked into.
+    """
 
     __slots__ = ("_here", "left")
 
@@ -69,7 +73,10 @@ def schema_of(descriptor: Any) -> Schema:
 
 
 def counting(message: Buffer, schema: Schema) -> Generator[None, None, None]:
-    """Raise Malformed for a message that has more fields than any client sends. Stops a few milliseconds apart at the most."""
+    """Raise Malformed for a message that has more fields than any client sends.
+
+    Stops a few milliseconds apart at the most.
+    """
     view = memoryview(message)
     count = Count()
     stop_at = count.left - FIELDS_AT_ONCE

@@ -1,7 +1,8 @@
 """When calls must be over: a wheel of 10 ms ticks that is told the time.
 
-A call's deadline is added when it begins and discarded when it is answered, which nearly every call is long before. So
-both are a look-up; only ticks that hold deadlines are ordered, and deadlines that were discarded leave nothing behind.
+A call's deadline is added when the call begins and discarded when it is answered. Nearly every call is
+answered long before its deadline. So both are a look-up; only ticks that hold deadlines are ordered, and
+deadlines that were discarded leave nothing behind.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class DeadlineWheel(Generic[K]):
         return len(self._ticks)
 
     def add(self, key: K, deadline: float) -> None:
-        """Have `expire` tell `key` once `deadline` has passed, by a tick at most. An earlier deadline of it is replaced.
+        """Have `expire` tell `key` once `deadline` has passed, by a tick at most.
+
+        An earlier deadline of the key is replaced.
 
         An infinite deadline is none.
         """

@@ -1,4 +1,4 @@
-"""The messages that describe the server, its models and its repository, as `protocols.kserve.metadata` has them in JSON."""
+"""Messages that describe server, models and repository, as `protocols.kserve.metadata` has them in JSON."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def model_config(config_json: bytes) -> ModelConfig:
 
 def model_statistics(model_stats: Sequence[Mapping[str, object]]) -> pb.ModelStatisticsResponse:
     """Return the answer to ModelStatistics; the fields have the same names as over HTTP."""
-    # Messages made of keywords take a tenth of the time that `json_format` does: a thousand models are no pause.
+    # Messages made of keywords take a tenth of the time that `json_format` takes, so a thousand models are no
+    # pause.
     elements: Iterable[Any] = model_stats
     return pb.ModelStatisticsResponse(model_stats=[_model_statistics(**element) for element in elements])
 

@@ -1,8 +1,8 @@
-"""How much of what costs the peer nothing a connection puts up with.
+"""How many frames that cost the peer nothing a connection puts up with.
 
-Each kind of frame that makes us work, or answer, without carrying a call has a budget of tokens. It starts full, refills
-with time and, where a healthy peer's frames follow from what it is sent, with that. `Http2Limits` says why they are what
-they are.
+Some kinds of frame make us work, or answer, without carrying a call. Each of them has a budget of tokens. It
+starts full and refills with time. Where a healthy peer's frames follow from the frames it is sent, those
+refill it too. `Http2Limits` says why the budgets are what they are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ class Budget:
         self._since: float | None = None
 
     def spend(self, now: float, *, earned: float = 0.0) -> bool:
-        """Take one token, after adding those `earned` otherwise. False: there is none left, the peer floods us."""
+        """Take one token, after adding those `earned` otherwise.
+
+        False: none is left, and the peer floods us.
+        """
         if self._since is not None:
             earned += (now - self._since) * self._rate
         self._since = now
@@ -35,7 +38,10 @@ class Budget:
 
 
 class Floods:
-    """The budgets of one connection. Each method raises ConnectionViolation (ENHANCE_YOUR_CALM) once its is spent."""
+    """The budgets of one connection.
+
+    Each method raises ConnectionViolation (ENHANCE_YOUR_CALM) once its budget is spent.
+    """
 
     __slots__ = ("_chatter", "_excused", "_max_queued", "_queued", "_resets", "_settings")
 
@@ -48,7 +54,10 @@ class Floods:
         self._excused = 0
 
     def chatter(self, now: float, excused: int) -> None:
-        """A frame that carries nothing came. What the connection has carried so far excuses `excused` such frames in all."""
+        """A frame that carries nothing came.
+
+        The connection's traffic so far excuses `excused` such frames in all.
+        """
         earned = excused - self._excused
         self._excused = excused
         if not self._chatter.spend(now, earned=earned):

@@ -1,7 +1,8 @@
-"""Frames of HTTP/2 (RFC 9113, sections 4, 6 and 7): their names, how they are written, and what a broken rule costs.
+"""Frames of HTTP/2 (RFC 9113, sections 4, 6 and 7): names, how they are written, what a broken rule costs.
 
-A frame is nine bytes (length 24, type 8, flags 8, reserved 1 and stream 31) and its payload. Both ends treat the
-first four bytes as one number, `length << 8 | type`: one `struct` call then reads or writes a whole frame header.
+A frame is nine bytes (length 24, type 8, flags 8, reserved 1 and stream 31) and its payload. Both ends treat
+the first four bytes as one number, `length << 8 | type`: one `struct` call then reads or writes a whole frame
+header.
 """
 
 from __future__ import annotations

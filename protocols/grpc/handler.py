@@ -1,4 +1,4 @@
-"""Whom an HTTP/2 connection tells what it received."""
+"""The interface through which an HTTP/2 connection tells what it received."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ T = TypeVar("T")
 
 
 class Handler(Protocol[T]):
-    """Who is told what a connection received. Called from `receive`.
+    """The receiver of what a connection received. Called from `receive`.
 
-    May raise ConnectionViolation, which ends the connection as if HTTP/2 had been violated; must not raise otherwise.
+    May raise ConnectionViolation, which ends the connection as if HTTP/2 had been violated; must not raise
+    otherwise.
     """
 
     def read_head(self, headers: Sequence[tuple[bytes, bytes]]) -> T:
-        """Say what a well-formed request's header list means. The result is kept, and serves the requests that repeat it."""
+        """Say what a well-formed request's header list means.
+
+        The result is kept, and serves the requests that repeat it.
+        """
 
     def opened(self, stream: Stream, head: T) -> None:
         """A request began."""

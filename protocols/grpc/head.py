@@ -1,7 +1,7 @@
 """What a request's header block means for gRPC: `CallHead`, a value that many calls may share.
 
-Reference: gRPC over HTTP/2 ("Requests"). What is wrong with a head is told in the head (`refusal`), so that a bad one can
-be kept and shared like a good one.
+Reference: gRPC over HTTP/2 ("Requests"). A fault of a head is told in the head itself (`refusal`), so that a
+bad head can be kept and shared like a good one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _SHOWN: Final = 200  # bytes of what a client sent that a refusal repeats
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a call is not served: a gRPC status with its message; `http_status` is not 200 for what is not gRPC at all.
+    """Why a call is not served: a gRPC status with its message.
+
+    `http_status` is not 200 for a request that is not gRPC at all.
 
     `headers` go along with the answer.
     """
@@ -48,9 +50,9 @@ class Refusal:
 class CallHead(Generic[M]):
     """A request's head. `method` is what a table had for its path, None where it had nothing.
 
-    `timeout` is in seconds, inf without one. `coding` is that of the request's messages and `answer_coding` the one that
-    the client likes for answers: `gzip`, `deflate`, or empty for identity. `fields` are the client's own, as they came.
-    Where there is a `refusal` nothing but `path` is to be relied on.
+    `timeout` is in seconds, inf without one. `coding` is that of the request's messages. `answer_coding` is
+    the one that the client likes for answers. Both are `gzip`, `deflate`, or empty for identity. `fields` are
+    the client's own, as they came. Where there is a `refusal`, only `path` can be relied on.
     """
 
     path: str
@@ -63,7 +65,10 @@ class CallHead(Generic[M]):
 
     @cached_property
     def metadata(self) -> Mapping[str, str | bytes]:
-        """The client's metadata, the values of `-bin` keys decoded; of a repeated key the first value counts."""
+        """The client's metadata, the values of `-bin` keys decoded.
+
+        Of a repeated key the first value counts.
+        """
         decoded: dict[str, str | bytes] = {}
         for name, value in self.fields:
             decoded.setdefault(name.decode("latin-1"), _decoded(name, value))
@@ -76,7 +81,9 @@ def _decoded(name: bytes, value: bytes) -> str | bytes:
 
 
 def meant_by(name: bytes, value: bytes) -> bytes:
-    """Return what the value of a metadata field stands for: itself, or what is in base64 where `name` ends in `-bin`.
+    """Return what the value of a metadata field stands for.
+
+    That is the value itself, or what it holds in base64 where `name` ends in `-bin`.
 
     Raises ValueError for what is no base64; `read_head` refuses such metadata.
     """
@@ -86,7 +93,8 @@ def meant_by(name: bytes, value: bytes) -> bytes:
 def read_head(fields: Iterable[tuple[bytes, bytes]], methods: Mapping[str, M]) -> CallHead[M]:
     """Return what the header list of a request means, given the methods that are served, by path.
 
-    Names are in lower case and the list obeys HTTP/2's rules; nothing else is taken for granted, and nothing raised.
+    Names are in lower case and the list obeys HTTP/2's rules. Nothing else is taken for granted, and nothing
+    raised.
     """
     known: dict[bytes, bytes] = {}
     own: list[tuple[bytes, bytes]] = []
@@ -115,7 +123,7 @@ def read_head(fields: Iterable[tuple[bytes, bytes]], methods: Mapping[str, M]) -
         return CallHead(path=path, method=method, refusal=refused.refusal)
 
 
-class _Refused(Exception):  # carries a refusal out of the checks; nobody else sees it
+class _Refused(Exception):  # carries a refusal out of the checks; other code never sees it
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
 

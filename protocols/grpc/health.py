@@ -1,4 +1,4 @@
-"""grpc.health.v1: the standard health service, over the server's readiness (contract, grpc.md section 5.7)."""
+"""grpc.health.v1: the standard health service, on the server's readiness (contract, grpc.md 5.7)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class HealthService(HealthBase):
     async def Watch(self, stream: ServerStream[HealthCheckRequest, HealthCheckResponse]) -> None:
         """Say SERVING or NOT_SERVING, and again each time that this changes.
 
-        Triton has no such method. Here it tells clients that watch to go elsewhere at the moment at which the server begins to
-        end. Raises Unavailable `Server exiting` once shutdown has begun.
+        Triton has no such method. Here it tells clients that watch to go elsewhere, at the moment at which
+        the server begins to end. Raises Unavailable `Server exiting` once shutdown has begun.
         """
         await stream.recv_message()
         health = self._health

@@ -1,7 +1,9 @@
-"""ModelInfer, from a message to a model's queue and back, without a task; ModelStreamInfer takes the same way in.
+"""ModelInfer, from a message to a model's queue and back, without a task.
 
-Contract: grpc.md sections 3, 7 and 8. The order of the checks is the contract's: shutdown, version, model, whether it is
-decoupled, then whatever the decoder finds, then what the model finds.
+ModelStreamInfer's way in is the same.
+
+Contract: grpc.md sections 3, 7 and 8. The order of the checks is the contract's: shutdown, version, model,
+whether it is decoupled, then the decoder's checks, then the model's.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ Given = tuple[Target, ServedModel, int, "ReplyPort", "Call", Forwarded, float]
 class Intake:
     """What both inference RPCs do with a message before a model sees it.
 
-    `header_forward_pattern` picks metadata, by a match anywhere in its key, that becomes parameters. An answer's message
-    may have `max_message` bytes.
+    `header_forward_pattern` picks metadata, by a match anywhere in its key, that becomes parameters. An
+    answer's message may have `max_message` bytes.
     """
 
     def __init__(
@@ -70,7 +72,10 @@ class Intake:
         return self._server.models.resolve(target.model_name, version), number
 
     def forwarded(self, head: CallHead[Any]) -> Forwarded:
-        """Return what of a call's metadata becomes parameters of its requests; of a repeated key the last value counts."""
+        """Return what of a call's metadata becomes parameters of its requests.
+
+        Of a repeated key the last value counts.
+        """
         if self._pattern is None:
             return None
         try:
@@ -90,7 +95,10 @@ class Intake:
         forwarded: Forwarded,
         accepted_at: float,
     ) -> tuple[InferRequest, AnswerPlan]:
-        """Return the request for `model` in `target`, and how its answer is to be written. Raises as the decoder does."""
+        """Return the request for `model` in `target`, and how its answer is to be written.
+
+        Raises as the decoder does.
+        """
         request, plan = self._decode(
             target,
             model.spec,
@@ -172,14 +180,17 @@ class ModelInferMethod:
         await model.submit(request)
 
     def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], int, bool]:
-        """Return the ModelInferResponse that carries `response`. Raises TritiumError where it can't be told."""
+        """Return the ModelInferResponse that carries `response`.
+
+        Raises TritiumError where it can't be told.
+        """
         accepted: _Accepted = call.context
         model, request, plan = accepted
         spec = (request.routed_to or model).spec
         return encode(response, plan, spec, max_message=self._intake.max_message)
 
     def cancel(self, call: Call) -> None:
-        """Have the model forget the request of `call`, which nobody waits for."""
+        """Have the model forget the request of `call`, whose answer is not wanted any more."""
         accepted: _Accepted | None = call.context
         if accepted is not None:
             model, request, _ = accepted

@@ -1,7 +1,9 @@
-"""Pings, strikes and the age of one connection: decisions, told the time. The listener's sweep carries them out.
+"""Pings, strikes and the age of one connection: decisions, told the time.
 
-The rules are gRPC's: its documents on keepalive (`doc/keepalive.md`), on the server's enforcement of it (proposals A8
-and A9), and the contract, grpc.md section 1.
+The listener's sweep carries them out.
+
+The rules are gRPC's: its documents on keepalive (`doc/keepalive.md`), on the server's enforcement of it
+(proposals A8 and A9), and the contract, grpc.md section 1.
 """
 
 from __future__ import annotations
@@ -79,8 +81,8 @@ class Keepalive:
     def struck_out(self, now: float, *, calls: int) -> bool:
         """A ping came while `calls` were open: return whether it was one too many.
 
-        A ping sooner after the last than is allowed is a strike, and more than `max_ping_strikes` are too many; 0 of
-        them forgives everything.
+        A ping sooner after the last than is allowed is a strike, and more than `max_ping_strikes` are too
+        many. With `max_ping_strikes` 0, everything is forgiven.
         """
         options = self._options
         idle = not calls and not options.keepalive_permit_without_calls

@@ -1,10 +1,11 @@
 """Long typed contents, taken out of a ModelInferRequest before protobuf sees it.
 
-Protobuf reads a message in one go, during which nothing else of the process runs: 60 MB of numbers take most of a second.
-So contents that are long are found here by the fields around them, which takes microseconds, and are read piece by piece
-by whoever wants them (`protocols.grpc.contents`). An empty `contents` stays behind in their place.
+Protobuf reads a message in one go, during which nothing else of the process runs: 60 MB of numbers take most
+of a second. So this module finds long contents by the fields around them, which takes microseconds. The code
+that needs them reads them piece by piece (`protocols.grpc.contents`). An empty `contents` stays behind in
+their place.
 
-Where there is nothing long everything is left to protobuf, and what is wrong with the rest is for protobuf to find.
+Where nothing is long, everything is left to protobuf. Protobuf also finds what is wrong with the rest.
 Reference: the protobuf documentation, "Encoding" ("Packed repeated fields"); contract, grpc.md section 5.2.
 """
 
@@ -47,7 +48,7 @@ STRINGS: Final = _STRING >> 3
 
 
 class Piece(NamedTuple):
-    """Elements of typed contents, as they came: the number of their field in InferTensorContents, and its content.
+    """Elements of typed contents, as they came: their field's number in InferTensorContents, and content.
 
     Strings are in one piece, each as a field with its tag.
     """
@@ -74,10 +75,11 @@ class _Count(Count):
 
 
 def lifting(message: Iterable[memoryview]) -> Generator[None, None, Lifted]:
-    """Take long contents out of a ModelInferRequest, which comes in pieces of whole fields (`protocols.grpc.wire.splitting`).
+    """Take long contents out of a ModelInferRequest, which comes in pieces of whole fields.
 
-    Stops now and then, a few milliseconds apart at the most. Raises Malformed for what can't be one, or would take
-    protobuf, or its reader, too long.
+    The pieces are those of `protocols.grpc.wire.splitting`. Stops now and then, a few milliseconds apart at
+    the most. Raises Malformed for a message that can't be a ModelInferRequest, or would take protobuf, or its
+    reader, too long.
     """
     kept: list[Buffer] = []
     contents: dict[int, Sequence[Piece]] = {}

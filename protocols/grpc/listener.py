@@ -1,7 +1,7 @@
 """The gRPC listener: what its connections share, and what looks after them.
 
-Two small tasks serve all connections together. One cancels unary calls whose deadline has passed; the *sweep* sends
-keepalive pings, retires old connections, and shuts the sockets of those that are out of patience.
+Two small tasks serve all connections together. One cancels unary calls whose deadline has passed; the *sweep*
+sends keepalive pings, retires old connections, and shuts the sockets of those that are out of patience.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ _SWEEPS: Final = 4  # in the shortest patience of the options
 class GrpcStatistics:
     """A listener at one moment.
 
-    `streams` counts open calls, `pending` bytes of answers that wait for slow readers. `violations` counts clients that
-    were sent away for breaking HTTP/2's rules, `floods` those of them that only asked too much.
+    `streams` counts open calls, `pending` bytes of answers that wait for slow readers. `violations` counts
+    clients that were sent away for breaking HTTP/2's rules. `floods` counts those of them that only asked too
+    much.
     """
 
     accepted: int
@@ -57,9 +58,9 @@ class GrpcStatistics:
 class GrpcListener(Listener[GrpcConnection]):
     """Serves grpclib services on accepted connections, with TLS where it is given a context.
 
-    `on_crash` is told the path and the exception of each bug in a method, which costs one call. `on_refused` is told the
-    address of a client, and why, when it is sent away for breaking HTTP/2's rules or its TLS handshake fails. `uniform`
-    returns random numbers in [0, 1), by which the ages of connections differ.
+    `on_crash` is told the path and the exception of each bug in a method, which costs one call. `on_refused`
+    is told the address of a client, and why, when it is sent away for breaking HTTP/2's rules or its TLS
+    handshake fails. `uniform` returns random numbers in [0, 1), by which the ages of connections differ.
     """
 
     def __init__(
@@ -119,7 +120,8 @@ class GrpcListener(Listener[GrpcConnection]):
         )
 
     async def _serve(self, connection: GrpcConnection) -> None:
-        while wait := self._offenders.wait(connection.peer, trio.current_time()):  # noqa: ASYNC110  # for time to pass
+        # This sleeps for time to pass; no event could replace the loop.
+        while wait := self._offenders.wait(connection.peer, trio.current_time()):  # noqa: ASYNC110
             await trio.sleep(wait)
         await connection.serve()
 
@@ -182,7 +184,7 @@ def http2_limits(connection_bytes: int) -> Http2Limits:
 
 
 def sweep_period(options: GrpcOptions) -> float:
-    """Return how often connections are looked after: a fraction of the shortest patience, a second at most."""
+    """Return the sweep's period in seconds: a fraction of the shortest patience, a second at most."""
     patience = (
         options.keepalive_time,
         options.keepalive_timeout,

@@ -1,6 +1,7 @@
 """The methods that a listener serves, by path, and what a request's header block comes to on it.
 
-Built once from grpclib's generated bases. What a header block comes to is worked out once for all calls that repeat it.
+Built once from grpclib's generated bases. What a header block comes to is worked out once for all calls that
+repeat it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Service(Protocol):
-    """What grpclib's generated bases give. `unary_methods`, by path, is optional and wins over the mapping."""
+    """What grpclib's generated bases give.
+
+    `unary_methods`, by path, is optional and wins over the mapping.
+    """
 
     def __mapping__(self) -> Mapping[str, Handler]:
         """Return handlers by path."""
@@ -66,7 +70,10 @@ class Router:
         self._compresses = options.compression != "none"
 
     def head(self, fields: Sequence[tuple[bytes, bytes]]) -> CallHead[Method]:
-        """Return the head of a call, with the refusal of a restricted method, and without a coding that is not wanted."""
+        """Return the head of a call.
+
+        It has the refusal of a restricted method, and no coding that is not wanted.
+        """
         head = read_head(fields, self._methods)
         method = head.method
         if head.answer_coding and not (self._compresses and method is not None and method.infer):

@@ -1,8 +1,9 @@
-"""Addresses that flooded the server lately: what comes from there next is read a while later.
+"""Addresses that flooded the server lately: a new connection from such an address is read a while later.
 
-Every connection begins with budgets for what costs it nothing (`protocols.grpc.floods`). A client that connects again each time it is
-sent away would get them as often as it likes, so each flood makes the next connections from its address wait for longer.
-Others at the address, behind the same proxy, wait with it: so that it is seconds at the most, and soon forgotten.
+Every connection begins with budgets for what costs it nothing (`protocols.grpc.floods`). A client that
+connects again each time it is sent away would get them as often as it likes. So each flood makes the next
+connections from its address wait for longer. Other clients at the address, behind the same proxy, wait too.
+So the wait is seconds at the most, and soon forgotten.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ _NETWORK_BITS: Final = 64  # of an IPv6 address: the rest is its owner's to choo
 
 
 class Offenders:
-    """Who flooded, how often, and how long what they open next has to wait. Times are seconds on the caller's clock."""
+    """The addresses that flooded, how often each did, and how long its next connections have to wait.
+
+    Times are seconds on the caller's clock.
+    """
 
     __slots__ = ("_known",)
 
@@ -27,7 +31,10 @@ class Offenders:
         self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()  # floods, and when the last one was
 
     def flooded(self, peer: str, now: float) -> None:
-        """A connection of `peer` was ended for a flood. `peer` is an address as gRPC writes it: `ipv4:192.0.2.1:1234`."""
+        """A connection of `peer` was ended for a flood.
+
+        `peer` is an address as gRPC writes it: `ipv4:192.0.2.1:1234`.
+        """
         origin = _origin(peer)
         if origin is None:
             return
@@ -39,7 +46,7 @@ class Offenders:
             self._known.popitem(last=False)
 
     def wait(self, peer: str, now: float) -> float:
-        """Return for how many more seconds nothing should be read from a new connection of `peer`; 0.0 for none."""
+        """Return for how many more seconds not to read from a new connection of `peer`; 0.0 for none."""
         if not self._known:
             return 0.0
         floods, last = self._known.get(_origin(peer) or "", (0, now))
@@ -49,7 +56,7 @@ class Offenders:
 
 
 def _origin(peer: str) -> str | None:
-    """Return what connections of one client have in common; None where that can't be told, as on a Unix socket."""
+    """Return what connections of one client have in common; None if that is unknown, as on a Unix socket."""
     family, _, address = peer.partition(":")
     host = address.rpartition(":")[0].strip("[]")
     if family == "ipv6":

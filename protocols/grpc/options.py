@@ -1,4 +1,4 @@
-"""How the gRPC frontend behaves: limits, patience and what operators may set (contract, grpc.md sections 1 and 3)."""
+"""Behaviour of the gRPC frontend: limits, patience and settings (contract, grpc.md sections 1 and 3)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ MAX_MESSAGE = 2**31 - 1
 class GrpcOptions:
     """What the flags of the gRPC frontend say. Durations are seconds, sizes bytes.
 
-    `connection_bytes` bounds what one connection may make the server hold, for its requests and again for its answers.
-    `compression` is of infer RPCs' answers, in a coding that the client accepts. The keepalive fields are gRPC's channel
-    arguments of the same names. `restricted` maps a category to the metadata key and value that open it;
-    `header_forward_pattern` picks metadata, by a match anywhere in its key, that becomes parameters of an inference.
-    `on_finished` is told every inference, what came of it and the peer that it was for, before its memory is given back.
+    `connection_bytes` bounds what one connection may make the server hold, for its requests and again for its
+    answers. `compression` is of infer RPCs' answers, in a coding that the client accepts. The keepalive
+    fields are gRPC's channel arguments of the same names. `restricted` maps a category to the metadata key
+    and value that open it. `header_forward_pattern` picks metadata, by a match anywhere in its key, that
+    becomes parameters of an inference. `on_finished` is told every inference, its outcome and the client's
+    address, before its memory is given back.
 
-    A connection without calls for `idle_timeout` is ended by GOAWAY, whether or not its client pings: its next call opens
-    another. `handshake_timeout` is what a client has for TLS and its first frames. A socket that takes nothing for
-    `stall_timeout` is cut: HTTP/2 clients read always, whatever their windows say.
+    A connection without calls for `idle_timeout` is ended by GOAWAY, whether or not its client pings: its
+    next call opens another. `handshake_timeout` is the time that a client has for TLS and its first frames. A
+    socket that takes nothing for `stall_timeout` is cut: HTTP/2 clients read always, whatever their windows
+    say.
     """
 
     connection_bytes: int = 64 * 1024 * 1024

@@ -1,7 +1,7 @@
-"""Server reflection: what a client needs to call services whose `.proto` it has not got (grpcurl, Postman, ...).
+"""Server reflection: what a client without a service's `.proto` needs to call it (grpcurl, Postman, ...).
 
-Both versions of the service are offered, for older clients ask for v1alpha alone. Their messages differ in nothing but
-the package, so there is one implementation, and v1alpha's messages pass through it as bytes.
+Both versions of the service are offered, because older clients ask for v1alpha alone. Their messages differ
+in nothing but the package, so there is one implementation, and v1alpha's messages pass through it as bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Reflector:
         self._pool = pool
 
     def answer(self, request: v1.ServerReflectionRequest) -> v1.ServerReflectionResponse:
-        """Return the response to `request`, which may be one that names what is missing: NOT_FOUND, INVALID_ARGUMENT."""
+        """Return the response to `request`; it may name a fault: NOT_FOUND, INVALID_ARGUMENT."""
         response = v1.ServerReflectionResponse(valid_host=request.host, original_request=request)
         try:
             self._fill(response, request)

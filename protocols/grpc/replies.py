@@ -1,6 +1,9 @@
-"""Header blocks of answers. They leave the client's header table alone, so the same bytes serve every connection.
+"""Header blocks of answers.
 
-Reference: gRPC over HTTP/2 ("Responses"). Messages are cut so that trailers stay within the 8 KiB that every client takes.
+They leave the client's header table alone, so the same bytes serve every connection.
+
+Reference: gRPC over HTTP/2 ("Responses"). Messages are cut so that trailers stay within the 8 KiB that every
+client takes.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ _PUSHBACK: Final = "grpc-retry-pushback-ms"
 
 @lru_cache(maxsize=4)
 def initial(coding: bytes = b"") -> bytes:
-    """Return the block in front of an answer's messages, which are in `coding`: `gzip`, `deflate`, or empty."""
+    """Return the block in front of an answer's messages. Their `coding` is `gzip`, `deflate`, or empty."""
     return _initial(coding, ())
 
 
@@ -73,9 +76,10 @@ def _trailers_only(status: int, message: str, metadata: tuple[tuple[str, str | b
 def try_again(seconds: int, *, known: bool) -> Metadata:
     """Return the trailing metadata of a call that is worth making again after `seconds`; 0 for never.
 
-    `grpc-retry-pushback-ms` tells a client with a retry policy how long to wait before its next attempt (gRFC A6,
-    "Pushback"); `retry-after` tells everybody else. A negative pushback ends its attempts. Where the time is not `known`
-    there is none: the policy's own back-off, which begins with milliseconds, is the better guess then.
+    `grpc-retry-pushback-ms` tells a client with a retry policy how long to wait before its next attempt (gRFC
+    A6, "Pushback"); `retry-after` tells all other clients. A negative pushback ends a client's attempts.
+    Where the time is not `known` there is no pushback: the policy's own back-off, which begins with
+    milliseconds, is the better guess then.
     """
     if not seconds:
         return {_PUSHBACK: "-1"}
@@ -93,8 +97,8 @@ def refused(refusal: Refusal) -> bytes:
 def encoded(metadata: Metadata) -> list[Field]:
     """Return a method's own metadata as header fields, the values of `-bin` keys in base64.
 
-    Raises ValueError for keys and values that can't be sent, and TypeError for text under a `-bin` key and bytes under
-    any other.
+    Raises ValueError for keys and values that can't be sent, and TypeError for text under a `-bin` key and
+    bytes under any other.
     """
     own = metadata
     pushback: list[Field] = []
@@ -110,7 +114,10 @@ def _status(status: int, message: str) -> tuple[Field, ...]:
 
 
 def percent_encoded(message: str) -> bytes:
-    """Return a status message as `grpc-message` has it, cut at a character so that it takes at most `MAX_MESSAGE` bytes."""
+    """Return a status message as `grpc-message` has it.
+
+    The message is cut at a character so that it takes at most `MAX_MESSAGE` bytes.
+    """
     text = message[:MAX_MESSAGE].encode("utf-8", "replace").decode()
     value = encode_grpc_message(text)
     if len(value) <= MAX_MESSAGE and len(message) <= MAX_MESSAGE:

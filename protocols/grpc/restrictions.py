@@ -50,7 +50,10 @@ class Restriction:
 
 
 def restriction(path: str, restricted: Mapping[Category, tuple[str, str]]) -> Restriction | None:
-    """Return what opens the RPC at `path`, None where it is open. `restricted` holds keys without their prefix."""
+    """Return what opens the RPC at `path`, None where it is open.
+
+    `restricted` holds keys without their prefix.
+    """
     category = CATEGORIES.get(path)
     opened_by = None if category is None else restricted.get(category)
     if opened_by is None:

@@ -13,7 +13,7 @@ from protocols.grpc.service import InferenceService
 
 
 def services(server: Server, options: GrpcOptions | None = None) -> Sequence[Any]:
-    """Return what a `GrpcListener` serves of `server`: inference, health, and reflection of these and of itself.
+    """Return what a `GrpcListener` serves of `server`: inference, health, and reflection of all three.
 
     Each has grpclib's `__mapping__`; one may have `unary_methods`, by path, which go before its mapping.
     """

@@ -1,8 +1,9 @@
 """Protobuf's wire format, as far as the inference codec reads and writes it by hand.
 
-`split` takes a ModelInferRequest apart without building any of it: the two fields that change from request to request
-(the id and the raw tensors) and the rest, whose bytes are left to protobuf. It accepts what protobuf accepts, padded
-varints, unknown fields and groups included; where the two could differ the rest still has to pass protobuf.
+`splitting` takes a ModelInferRequest apart without building any of it: the two fields that change from
+request to request (the id and the raw tensors), and the rest, whose bytes are left to protobuf. It accepts
+what protobuf accepts, padded varints, unknown fields and groups included. Where the two could differ, the
+rest still has to pass protobuf.
 
 Reference: the protobuf documentation, "Encoding"; limits are those of its own decoders.
 """
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
 
 MAX_FIELDS: Final = 8192
-"""Top-level fields that one message may have. Two bytes make a field, which costs a hundred times that when taken apart."""
+"""Top-level fields that one message may have.
+
+Two bytes make a field, which costs a hundred times that when taken apart.
+"""
 
 FIELDS_AT_ONCE: Final = 256
 """Fields that are taken apart between two stops: some tenths of a millisecond."""
@@ -45,7 +49,10 @@ class Malformed(ValueError):
 
 
 class Pieces(NamedTuple):
-    """A ModelInferRequest taken apart: `rest` is everything but the id and the raw tensors, in its order, no field cut."""
+    """A ModelInferRequest taken apart.
+
+    `rest` is everything but the id and the raw tensors, in its order, no field cut.
+    """
 
     rest: list[memoryview]
     id: str
@@ -71,7 +78,10 @@ def delimited(tag: int, content: bytes) -> bytes:
 
 
 def splitting(message: Buffer) -> Generator[None, None, Pieces]:
-    """Take a ModelInferRequest apart, in slices. Raises Malformed; `rest` may still be found wanting by protobuf."""
+    """Take a ModelInferRequest apart, in slices.
+
+    Raises Malformed; `rest` may still be found wanting by protobuf.
+    """
     view = memoryview(message)
     end = len(view)
     rest: list[memoryview] = []
@@ -140,7 +150,10 @@ def _too_many() -> Malformed:
 
 
 def long_size(message: Buffer, at: int) -> tuple[int, int]:
-    """Return the length that begins at `at`, and where its content begins. Raises Malformed and IndexError."""
+    """Return the length that begins at `at`, and where its content begins.
+
+    Raises Malformed and IndexError.
+    """
     size, behind = _varint_at(message, at, VALUE_VARINT)
     size &= 2**64 - 1
     if size > _MAX_SIZE:
@@ -186,7 +199,10 @@ def skip_group(message: Buffer, number: int, at: int) -> tuple[int, int]:
 
 
 def skip_value(message: Buffer, tag: int, at: int) -> int:
-    """Return where the value ends that begins at `at`, perhaps behind the message. Raises Malformed and IndexError."""
+    """Return where the value ends that begins at `at`, perhaps behind the message.
+
+    Raises Malformed and IndexError.
+    """
     kind = tag & 7
     if kind == _VARINT:
         return _varint_at(message, at, VALUE_VARINT)[1]

@@ -36,10 +36,13 @@ _PLAIN = frozenset((b"", b"identity"))
 
 
 class BodyLimits:
-    """How long a body may be, by its route: inferences bring tensors, loads bring files, all others next to nothing."""
+    """How long a body may be, by its route.
+
+    Inferences bring tensors, loads bring files, all other requests next to nothing.
+    """
 
     def __init__(self, models: Models, *, max_input_size: int, max_body_size: int) -> None:
-        """A JSON text may have `max_input_size` bytes, and a text with binary tensors behind it `max_body_size`."""
+        """A JSON text may have `max_input_size` bytes; with binary tensors behind it, `max_body_size`."""
         self._models = models
         self._max_input_size = max_input_size
         self._max_body_size = max_body_size
@@ -110,7 +113,10 @@ class BodyTooLong(Exception):
 
 
 class ForeignBody:
-    """A body that a foreign ASGI server passes on: not more of it than was admitted, the rest dropped once it is answered."""
+    """A body that a foreign ASGI server passes on.
+
+    Not more of it is taken than was admitted. The rest is dropped once the request is answered.
+    """
 
     def __init__(self, receive: Receive, verdict: Verdict, length: int) -> None:
         self.ended = length == 0
@@ -132,7 +138,7 @@ class ForeignBody:
         self._size += len(message.get("body", b""))
 
     async def discard(self) -> None:
-        """Drop what still comes, so that the client comes to read its answer; see `protocols.http.admission`."""
+        """Drop the rest as it comes, so that the client reads its answer; see `protocols.http.admission`."""
         most = self._size + MOST_DISCARDED
         with trio.move_on_after(DISCARD_TIME):
             while not self.ended and self._size < most:

@@ -1,7 +1,8 @@
 """Whether a browser sends a request on behalf of a page of another site.
 
-Such a page can have a visitor's browser send a POST to any address that the visitor reaches, without asking anybody. A browser says so
-itself: in `Sec-Fetch-Site`, which no page can forge, and in `Origin`. Other clients send neither.
+Such a page can have a visitor's browser send a POST to any address that the visitor reaches, without the
+visitor's consent. A browser says so itself: in `Sec-Fetch-Site`, which no page can forge, and in `Origin`.
+Other clients send neither.
 
 References: Fetch Metadata Request Headers (W3C), section 2.3; RFC 6454, section 7.
 """
@@ -19,8 +20,8 @@ _PORTS: Final = {"http": 80, "https": 443}
 def foreign_origin(fields: Mapping[bytes, bytes]) -> str | None:
     """Return which header, with its value, says that another site sends this; None where none does.
 
-    `fields` are the request's headers, their names in lower case. `Sec-Fetch-Site` decides where it is there: a proxy between may have
-    changed the host that `Origin` is compared with.
+    `fields` are the request's headers, their names in lower case. `Sec-Fetch-Site` decides where it is there,
+    because a proxy between may have changed the host that `Origin` is compared with.
     """
     relation = fields.get(b"sec-fetch-site")
     if relation is not None:

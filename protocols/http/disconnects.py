@@ -1,6 +1,7 @@
 """How the application learns, while it waits for a model, that its client has left.
 
-A server of ours gives a hook in `scope["extensions"]["tritium.disconnect"]`. Under any other, a task waits in `receive()`.
+A server of ours gives a hook in `scope["extensions"]["tritium.disconnect"]`. Under any other server, a task
+waits in `receive()`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ T = TypeVar("T")
 
 
 class DisconnectHook(Protocol):
-    """What the `tritium.disconnect` extension gives: whether the client has left, and a function to call when it does."""
+    """What the `tritium.disconnect` extension gives.
+
+    It says whether the client has left, and takes a function to call when the client leaves.
+    """
 
     disconnected: bool
     on_disconnect: Callable[[], None] | None

@@ -14,7 +14,7 @@ JSON: Final[Header] = (b"content-type", b"application/json")
 EVENTS: Final[Header] = (b"content-type", b"text/event-stream; charset=utf-8")
 
 SOON: Final[Header] = (b"retry-after", b"1")
-"""With a status of 503 for which nobody knows when it will be over."""
+"""With a status of 503 whose end is unknown."""
 
 _PHASES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
 

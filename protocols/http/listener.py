@@ -1,8 +1,8 @@
 """The native HTTP/1.1 listener: what its connections share, and what looks after them.
 
-Two small tasks serve all connections together. The *watcher* learns from a private epoll when a client closes or
-half-closes its side and tells the connection, so that an inference in flight is cancelled without a task of its own.
-The *sweep* shuts down the sockets of connections whose deadline has passed.
+Two small tasks serve all connections together. The *watcher* learns from a private epoll when a client closes
+or half-closes its side. It tells the connection, so that an inference in flight is cancelled without a task
+of its own. The *sweep* shuts down the sockets of connections whose deadline has passed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class HttpListener(Listener[Connection]):
     ) -> None:
         """`admit` is asked whether a long body may come; without it, every body may that the limits allow.
 
-        `is_welcome` picks the paths that are answered even where all connections are busy: those of health checks.
+        `is_welcome` picks the paths that are answered even where all connections are busy: those of health
+        checks.
         """
         self._app = app
         self._admission = admit
@@ -119,7 +120,8 @@ class HttpListener(Listener[Connection]):
 
     def _release(self, connection: Connection) -> None:
         del self._by_descriptor[connection.fileno]
-        # Closing alone would leave the registration to a descriptor that a process, just forked, holds for a moment.
+        # Closing alone would leave the registration to a descriptor that a process, just forked, holds for a
+        # moment.
         self._epoll.unregister(connection.fileno)
         connection.close()
 

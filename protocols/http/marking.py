@@ -1,4 +1,4 @@
-"""What an HTTP request tells of its client: for models that ask (`actors.scheduling.marks`), and for the log."""
+"""What an HTTP request tells of its client, for models that ask (`actors.scheduling.marks`) and the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from actors.scheduling.marks import ClientMarks
 
 
 def put_marks(marks: ClientMarks, request: InferRequest, scope: MutableMapping[str, Any]) -> None:
-    """Put what `marks` ask for on `request`, which came with the ASGI `scope`. Of a repeated header the last value counts."""
+    """Put what `marks` ask for on `request`, which came with the ASGI `scope`.
+
+    Of a repeated header the last value counts.
+    """
     fields: dict[bytes, bytes] = dict(scope["headers"])
 
     def header(name: str) -> str:
@@ -24,7 +27,7 @@ def put_marks(marks: ClientMarks, request: InferRequest, scope: MutableMapping[s
 
 
 def peer_of(scope: MutableMapping[str, Any]) -> str:
-    """Return the client's address as gRPC writes it, such as `ipv4:192.0.2.7:50312`; empty where it is not known."""
+    """Return the client's address as gRPC writes it, such as `ipv4:192.0.2.7:50312`; empty if unknown."""
     client = scope.get("client")
     if not client:
         return ""

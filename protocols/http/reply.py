@@ -11,8 +11,8 @@ from actors.messages.requests import InferResponse
 class ReplyPort:
     """Takes the answer to one request and wakes the one task that waits for it.
 
-    HTTP wants exactly one response. Anything else is an error to the client; what came too much, too late or for
-    nobody is released on the spot.
+    HTTP wants exactly one response. Anything else is an error to the client. A part that came too late,
+    beyond the first, or after the client left is released on the spot.
     """
 
     __slots__ = ("_closed", "_count", "_outcome", "_task")
@@ -66,6 +66,6 @@ class ReplyPort:
 
 
 def release(part: InferResponse | TritiumError) -> None:
-    """Give back the memory of a part that nobody will read any more."""
+    """Give back the memory of a part that will not be read any more."""
     if isinstance(part, InferResponse):
         part.release()

@@ -1,6 +1,7 @@
 """Which endpoint a path names, and what that endpoint asks of a request before it is looked at.
 
-Contract: http.md section 2. Paths match exactly; `{M}` is one segment. The table is a value, so that a test can walk it.
+Contract: http.md section 2. Paths match exactly; `{M}` is one segment. The table is a value, so that a test
+can walk it.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ TABLE: Final[Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], Route | N
 
 
 def match(path: str) -> Route | None:
-    """Return the route that `path` (undecoded, without its query) names, or None where nothing lives there."""
+    """Return the route that `path` (undecoded, without its query) names; None where there is no endpoint."""
     for pattern, build in TABLE:
         found = pattern.fullmatch(path)
         if found is not None:

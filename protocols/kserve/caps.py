@@ -1,7 +1,7 @@
-"""How much of anything a request may have. Beyond these numbers a request is no work but an attack, or a mistake.
+"""How much of anything a request may have. A request beyond these numbers is an attack, or a mistake.
 
-Triton has no such caps. Each is far above what models and clients use, and keeps what one request makes the server do in
-proportion to its tensors. `docs/differences.md` lists them.
+Triton has no such caps. Each is far above what models and clients use. They keep the server's work for one
+request in proportion to its tensors. `docs/differences.md` lists them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from actors.messages.tensors import MAX_DIMS
 MAX_PARAMETERS: Final = 1024
 # Bytes or characters of a name: of an input, an output, a parameter, a datatype.
 MAX_NAME: Final = 4096
-# Inputs or outputs that a request may name beyond those that its model declares, so that the usual error names them.
+# Inputs or outputs that a request may name beyond those that its model declares, so that the usual error
+# names them.
 _SPARE: Final = 64
 
 
@@ -33,7 +34,10 @@ def check_parameters(count: int) -> None:
 
 
 def check_name(name: str, kind: str) -> None:
-    """Raise InvalidArgument for a name of more than `MAX_NAME` characters; `kind` says of what it is the name."""
+    """Raise InvalidArgument for a name of more than `MAX_NAME` characters.
+
+    `kind` says what it is the name of.
+    """
     if len(name) > MAX_NAME:
         raise InvalidArgument(
             f"the name of {kind} has {len(name)} characters, and may have {MAX_NAME} at most: '{shown(name)}'"

@@ -6,7 +6,10 @@ from enum import Enum
 
 
 class Category(Enum):
-    """What `--http-restricted-api` (contract, http.md section 2.1) and `--grpc-restricted-protocol` (grpc.md section 3) name."""
+    """What `--http-restricted-api` and `--grpc-restricted-protocol` name.
+
+    Contract: http.md section 2.1 and grpc.md section 3.
+    """
 
     HEALTH = "health"
     METADATA = "metadata"

@@ -36,7 +36,9 @@ _CLASSIFIED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranking:
-    """An output that is to be put in order: its `rows`, how many elements are `kept` of each, and what they become.
+    """An output that is to be put in order.
+
+    Of each of its `rows`, `kept` elements stay; they become texts with `labels`.
 
     `shape` is the answer's: [kept], with the batch dimension in front where the model batches.
     """
@@ -53,7 +55,7 @@ class Ranking:
         return best
 
     def describe(self, row: Array, indices: Sequence[int]) -> list[bytes]:
-        """Return `<value>:<index>` or, where `labels` has that index, `<value>:<index>:<label>` for each of `indices`."""
+        """Return `<value>:<index>` for each of `indices`, with `:<label>` behind it where `labels` has it."""
         described: list[bytes] = []
         for index in indices:
             value = f"{float(row[index]):.6f}" if self.floats else str(int(row[index]))
@@ -63,12 +65,15 @@ class Ranking:
 
 
 def classified(output: Tensor, classes: int, spec: ModelSpec) -> Tensor:
-    """Return `output` of a model replaced by its `classes` best classes, with the labels that `spec` declares for it."""
+    """Return a model's `output` replaced by its `classes` best classes, with the labels of `spec`."""
     return _classify(output, ranking_of(output, classes, spec))
 
 
 def ranking_of(output: Tensor, classes: int, spec: ModelSpec) -> Ranking:
-    """Return how `output` of a model is put in order, with the labels that `spec` declares for it. Raises as `classify`."""
+    """Return how `output` of a model is put in order, with the labels that `spec` declares for it.
+
+    Raises as `classify` does.
+    """
     declared = spec.outputs_by_name.get(output.name)
     labels = declared.labels if declared is not None else ()
     return _ranking(output, classes, labels, batched=spec.batches)
@@ -77,9 +82,9 @@ def ranking_of(output: Tensor, classes: int, spec: ModelSpec) -> Ranking:
 def classify(output: Tensor, classes: int, labels: Sequence[str], *, batched: bool) -> Tensor:
     """Return a BYTES tensor of the `classes` greatest elements of `output`, for each item of its batch.
 
-    Each element reads as `Ranking.describe` says; greatest first, the lower index first among equals, NaN last. The result
-    is [min(classes, elements)], with the batch dimension in front where `batched`. Raises InvalidArgument for datatypes
-    that have no order and for too many elements.
+    Each element reads as `Ranking.describe` says. The greatest comes first, the lower index first among
+    equals, NaN last. The result is [min(classes, elements)], with the batch dimension in front where
+    `batched`. Raises InvalidArgument for datatypes that have no order and for too many elements.
     """
     return _classify(output, _ranking(output, classes, labels, batched=batched))
 
@@ -108,7 +113,10 @@ def _ranking(output: Tensor, classes: int, labels: Sequence[str], *, batched: bo
 
 
 def _greatest(row: Array, count: int) -> Array:
-    """Return the indices of the `count` greatest elements, greatest first, the lower index first among equals."""
+    """Return the indices of the `count` greatest elements, greatest first.
+
+    Among equals the lower index is first.
+    """
     if row.dtype.kind == "f":
         row = np.where(np.isnan(row), -np.inf, row)
     if count * 8 < len(row):  # most are not even near: leave them out of the sort
@@ -116,7 +124,7 @@ def _greatest(row: Array, count: int) -> Array:
         candidates = np.flatnonzero(row >= least)
     else:
         candidates = np.arange(len(row))
-    # Sorting the mirrored row in ascending order and reading it backwards keeps equal elements in their order, without
-    # negating (which would overflow for the least signed integers and wrap for unsigned ones).
+    # The mirrored row is sorted in ascending order and read backwards. That keeps equal elements in their
+    # order, without negating (which would overflow for the least signed integers and wrap for unsigned ones).
     mirrored = candidates[::-1]
     return mirrored[np.argsort(row[mirrored], kind="stable")][::-1][:count]

@@ -1,9 +1,10 @@
 """JSON in and out, with Triton's tolerance and Triton's complaints.
 
-Triton's parser takes more than the JSON standard (bare `NaN`, `Inf`, `Infinity` and their negatives; strings that are
-not UTF-8) and its writer gives more (`NaN`, `Infinity`). `orjson` does the work while a text is standard; what it
-refuses is tried again by the standard library after the few liberties are translated, and what that refuses too is
-described by `faults`. Strings that are not UTF-8 are held with surrogate escapes, as file names are.
+Triton's parser takes more than the JSON standard: bare `NaN`, `Inf`, `Infinity` and their negatives, and
+strings that are not UTF-8. Its writer gives more: `NaN`, `Infinity`. `orjson` does the work while a text is
+standard. A text that it refuses is tried again by the standard library after the few liberties are
+translated. `faults` describes a text that both refuse. Strings that are not UTF-8 are held with surrogate
+escapes, as file names are.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _LIBERTIES: Final = re.compile(r"-NaN|Inf(?!inity)")
 def parse(text: Buffer) -> Any:
     """Return the value of a JSON text.
 
-    Raises Internal with the contract's `failed to parse the request JSON buffer: <text> at <offset>` and, where a
-    text nests deeper than any parser follows, InvalidArgument.
+    Raises Internal with the contract's `failed to parse the request JSON buffer: <text> at <offset>` and,
+    where a text nests deeper than any parser follows, InvalidArgument.
     """
     try:
         return orjson.loads(text)
@@ -49,7 +50,8 @@ def _parse_liberal(text: bytes) -> Any:
     try:
         return json.loads(without_liberties(decoded), parse_int=as_integer, parse_float=as_double)
     except json.JSONDecodeError as error:
-        # Only reached past what `locate_fault` walks: the standard library's position, in the parser's nearest words.
+        # Only faults behind what `locate_fault` walks come here: the standard library's position, in the
+        # parser's nearest words.
         offset = len(decoded[: error.pos].encode("utf-8", "surrogateescape"))
         refuse(Fault("Invalid value.", offset))
     except OverflowError:
@@ -113,7 +115,10 @@ def _standard_word(found: re.Match[str]) -> str:
 
 
 def as_integer(digits: str) -> int | float:
-    """Return a whole number as the fast parser does: as a float where 64 bits don't hold it. Raises OverflowError."""
+    """Return a whole number as the fast parser does: as a float where 64 bits don't hold it.
+
+    Raises OverflowError.
+    """
     if len(digits) > 20:
         return as_double(digits)
     value = int(digits)
@@ -140,7 +145,7 @@ Verbatim = orjson.Fragment
 
 
 def number(value: float) -> float | orjson.Fragment:
-    """Return `value` in the form that `dump` writes: `NaN`, `Infinity` and `-Infinity` as those bare words."""
+    """Return `value` in the form that `dump` writes: bare `NaN`, `Infinity` and `-Infinity`."""
     return value if math.isfinite(value) else Verbatim(json.dumps(value))
 
 
@@ -161,8 +166,8 @@ def encode_text(value: str) -> bytes:
         return value.encode("utf-8", "surrogatepass")
 
 
-# Typed access, in the words of the contract (http.md section 1.2). All of these are the client's mistakes and yet
-# INTERNAL, because that is the code that Triton's clients see.
+# Typed access, in the words of the contract (http.md section 1.2). All of these are the client's mistakes and
+# yet INTERNAL, because that is the code that Triton's clients see.
 
 
 def missing(key: str) -> str:

@@ -1,8 +1,9 @@
 """Tensor elements between JSON arrays and the protocol's binary layout.
 
-Going in, types are as strict as Triton's: an integer tensor takes integers, BOOL takes booleans, a float tensor takes
-any number, and `true` is no number. Nesting means nothing, only the count does. Integers are narrowed without a
-range check. Going out, arrays are flat and FP32 is widened to double (contract, http.md sections 7 and 8).
+Going in, types are as strict as Triton's: an integer tensor takes integers, BOOL takes booleans, a float
+tensor takes any number, and `true` is no number. Nesting means nothing; only the count does. Integers are
+narrowed without a range check. Going out, arrays are flat and FP32 is widened to double (contract, http.md
+sections 7 and 8).
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ _RULES: Final[dict[DataType, tuple[frozenset[type], str, str]]] = {
 def pack(data: list[Any] | LongArray, name: str, datatype: DataType, count: int, limit: int) -> Buffer:
     """Return the `count` elements of the JSON array `data` in binary layout, for input `name`.
 
-    A `LongArray` must have been given to the `Packing` of the same input. Raises the errors of contract http.md section 7:
-    InvalidArgument for datatypes that JSON can't carry, nesting too deep and data over `limit` bytes, Internal for wrong
-    types and counts.
+    A `LongArray` must have been given to the `Packing` of the same input. Raises the errors of contract
+    http.md section 7: InvalidArgument for datatypes that JSON can't carry, nesting too deep and data over
+    `limit` bytes, Internal for wrong types and counts.
     """
     rule = _RULES.get(datatype)
     if rule is None:
@@ -100,8 +101,8 @@ def can_pack(datatype: DataType) -> bool:
 class Packing:
     """Takes the elements of a long array into binary layout, piece by piece: a `long_texts.Taker`.
 
-    It makes of them what `pack` makes of a short one. `count` is how many there must be, None for any number; more than
-    `limit` bytes are not kept. `text_size` bounds what the text can hold, in bytes.
+    It makes the same of them as `pack` makes of a short array. `count` is how many there must be, None for
+    any number. More than `limit` bytes are not kept. `text_size` bounds what the text can hold, in bytes.
     """
 
     def __init__(self, name: str, datatype: DataType, count: int | None, limit: int, text_size: int) -> None:
@@ -111,7 +112,8 @@ class Packing:
         self._name = name
         self._limit = limit
         self._size = 0
-        # Room for all that may come, made once: memory that is not written to costs nothing, growing costs copies.
+        # Room for all that may come, made once. Memory that is not written to costs nothing; growing costs
+        # copies.
         if datatype is DataType.BYTES:
             room = min(text_size * 4 // 3, limit)
         else:

@@ -1,8 +1,9 @@
 """Say what is wrong with a JSON text, and where, in the words that Triton's clients know.
 
-The fast parsers in `documents` only tell good from bad. Once a text is known to be bad this module walks it by the
-JSON grammar and names the first fault with its byte offset (contract, http.md section 1.2). The walk costs time in
-proportion to the text, on a path that a hostile client can choose, so only the first `WALKED` bytes are walked.
+The fast parsers in `documents` only tell good from bad. Once a text is known to be bad, this module walks it
+by the JSON grammar and names the first fault with its byte offset (contract, http.md section 1.2). The walk
+costs time in proportion to the text, and a hostile client can cause it. So only the first `WALKED` bytes are
+walked.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Fault(NamedTuple):
     offset: int
 
 
-class _Stop(Exception):  # carries a fault out of the walk; nobody else sees it
+class _Stop(Exception):  # carries a fault out of the walk; other code never sees it
     def __init__(self, text: str, offset: int) -> None:
         self.fault = Fault(text, offset)
 

@@ -1,7 +1,7 @@
 """Headers that become parameters, beside the parameters that a request brings itself.
 
-A proxy in front of the server puts into headers what it knows of the client, such as `x-user`. So a request's own parameter
-never takes the place of a forwarded header, in whichever case it spells the name.
+A proxy in front of the server puts into headers what it knows of the client, such as `x-user`. So a request's
+own parameter never takes the place of a forwarded header, in whichever case it spells the name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _RESERVED_HEADERS: Final = frozenset(
 def with_forwarded(
     parameters: Mapping[str, Parameter] | None, forwarded: Mapping[str, str]
 ) -> Mapping[str, Parameter]:
-    """Return `parameters` and `forwarded` together. Names of headers know no case, so equal ones but for it are one name."""
+    """Return `parameters` and `forwarded` together.
+
+    Names of headers know no case, so names that differ only in case are one name.
+    """
     if not parameters:
         return forwarded
     taken = {name.lower() for name in forwarded}

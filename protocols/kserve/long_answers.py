@@ -1,7 +1,8 @@
-"""Answers whose tensors become long JSON texts, made in slices: `responses.encode` and `generate.encode_generated` for them.
+"""Answers whose tensors become long JSON texts, made in slices.
 
-An element takes about 0.1 µs, so that a million of them would hold the loop for too long. The generators yield after
-every piece of work; where they yield a function, that may run in a thread (see `actors.slices`).
+They stand for `responses.encode` and `generate.encode_generated`. An element takes about 0.1 µs, so that a
+million of them would hold the loop for too long. The generators yield after every piece of work. Where they
+yield a function, that may run in a thread (see `actors.slices`).
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def encode_long(
         if plan.named is not None:
             choice = plan.named.get(tensor.name)
             if choice is None:
-                continue  # made by the backend, asked for by nobody
+                continue  # the backend made it, and the client did not ask for it
             as_binary = choice.binary
             if choice.classes:
                 tensor = yield from _classified(tensor, choice.classes, spec)  # as it is answered

@@ -1,4 +1,4 @@
-"""The JSON documents that describe the server, its models and its repository (contract, http.md sections 3 and 4)."""
+"""The JSON documents that describe server, models and repository (contract, http.md sections 3 and 4)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """Bodies of the infer endpoint, as bytes, into `InferRequest`s.
 
-A body is a JSON text, or a JSON text of a stated length with the bytes of its binary inputs behind it, or (length 0)
-the bytes of the model's only input. Binary tensors stay views on the body; nothing is copied.
+A body is one of three things: a JSON text; a JSON text of a stated length with the bytes of its binary inputs
+behind it; or (length 0) the bytes of the model's only input. Binary tensors stay views of the body; nothing
+is copied.
 
-Clients repeat themselves: between the requests of one client the JSON text in front of binary inputs is often the
-same byte for byte. `InferDecoder` keeps what such texts meant, so that most requests only cost the slicing.
+Clients repeat themselves: between the requests of one client the JSON text in front of binary inputs is often
+the same byte for byte. `InferDecoder` keeps what such texts meant, so that most requests only cost the
+slicing.
 
 Contract: http.md sections 6 and 7; texts and codes are exact. Errors come in the order in which Triton reads.
 """
@@ -220,7 +222,10 @@ def _request(
 
 
 def _packing(members: Mapping[str, Any], limit: int, text_size: int) -> Packing | None:
-    """Return what takes the data of the input that has `members`; None where they don't say what it is, or are wrong."""
+    """Return what takes the data of the input that has `members`.
+
+    None where they don't say what the input is, or are wrong.
+    """
     name, shape = members.get("name"), members.get("shape")
     datatype_name = members.get("datatype")
     datatype = BY_PROTOCOL_NAME.get(datatype_name) if type(datatype_name) is str else None
@@ -316,7 +321,9 @@ def _read_parameters(document: Any, meaning: _Meaning) -> None:
 
 
 def custom_parameter(key: str, value: Any) -> Parameter:
-    """Return the JSON value of a parameter that has no meaning of its own; whole numbers beyond int64 as floats.
+    """Return the JSON value of a parameter without a meaning of its own.
+
+    Whole numbers beyond int64 are floats.
 
     Raises InvalidArgument where it is no scalar.
     """
@@ -402,7 +409,10 @@ class _InputReader:
 
 
 def unknown_datatype(name: str, request_id: str, spec: ModelSpec) -> InvalidArgument:
-    """Return what the core says of input `name` whose datatype does not exist: nothing later could carry it there."""
+    """Return the core's error for input `name`, whose datatype does not exist.
+
+    No later code could carry it there.
+    """
     declared = spec.inputs_by_name.get(name)
     if declared is None:
         return InvalidArgument(f"unexpected inference input '{name}' for model '{spec.name}'")

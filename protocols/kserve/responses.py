@@ -1,7 +1,7 @@
 """`InferResponse`s into bodies of the infer endpoint.
 
-A body is a JSON text, followed by the bytes of the binary outputs in the order of `outputs`. Contract: http.md
-section 8.
+A body is a JSON text, followed by the bytes of the binary outputs in the order of `outputs`. Contract:
+http.md section 8.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ NO_BYTES_PARAMETER: Final = (
 class Body:
     """An encoded answer: the buffers to send, and how long the JSON text in front is.
 
-    `json_size` is None where no binary bytes follow. Where `borrowed`, buffers view the response's outputs, which must
-    not be released before the bytes are sent or copied.
+    `json_size` is None where no binary bytes follow. Where `borrowed`, buffers view the response's outputs,
+    which must not be released before the bytes are sent or copied.
     """
 
     __slots__ = ("borrowed", "buffers", "json_size", "size")
@@ -45,8 +45,8 @@ class Body:
 def encode(response: InferResponse, plan: OutputPlan, spec: ModelSpec) -> Body:
     """Return the body that answers with `response`, outputs in the form that `plan` asks for.
 
-    Binary outputs of up to 64 KiB together are copied; more is borrowed. Raises InvalidArgument for outputs that can't
-    be written as asked, Internal where an output contradicts itself, and Unsupported.
+    Binary outputs of up to 64 KiB together are copied; more is borrowed. Raises InvalidArgument for outputs
+    that can't be written as asked, Internal where an output contradicts itself, and Unsupported.
     """
     outputs: list[dict[str, Any]] = []
     binary: list[Buffer] = []
@@ -57,7 +57,7 @@ def encode(response: InferResponse, plan: OutputPlan, spec: ModelSpec) -> Body:
         if named is not None:
             choice = named.get(tensor.name)
             if choice is None:
-                continue  # made by the backend, asked for by nobody
+                continue  # the backend made it, and the client did not ask for it
             as_binary = choice.binary
             if choice.classes:
                 tensor = classified(tensor, choice.classes, spec)
@@ -101,7 +101,10 @@ def _head(response: InferResponse, outputs: list[dict[str, Any]]) -> bytes:
 
 
 def parameter_values(parameters: Mapping[str, object]) -> dict[str, Any]:
-    """Return a response's parameters in the form that `documents.dump` writes. Raises Unsupported for bytes."""
+    """Return a response's parameters in the form that `documents.dump` writes.
+
+    Raises Unsupported for bytes.
+    """
     document: dict[str, Any] = {}
     for key, value in parameters.items():
         if isinstance(value, bytes):

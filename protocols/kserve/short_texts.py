@@ -11,7 +11,8 @@ from protocols.kserve.documents import parse
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
 
-# Bytes of a text that is parsed in one piece: what it costs is less than five milliseconds even where it is an attack.
+# Bytes of a text that is parsed in one piece. Parsing it takes less than five milliseconds even where it is
+# an attack.
 _SHORT: Final = 32 * 1024
 # And of one that holds what the fast parser does not know, or a fault. Both take much longer.
 _SHORT_AND_UNUSUAL: Final = 4 * 1024
@@ -22,7 +23,10 @@ class TooLong(Exception):  # no error: it says to go another way
 
 
 def read_short(text: Buffer) -> Any:
-    """Return the value of a short JSON text, as `documents.parse` does. Raises TooLong, and what that raises."""
+    """Return the value of a short JSON text, as `documents.parse` does.
+
+    Raises TooLong, and what `parse` raises.
+    """
     if len(text) <= _SHORT_AND_UNUSUAL:
         return parse(text)
     if len(text) > _SHORT:

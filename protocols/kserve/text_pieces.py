@@ -24,7 +24,9 @@ def end_of(pattern: re.Pattern[bytes], text: memoryview, at: int, limit: int) ->
 
 
 def survey(chunk: bytes, depth: int) -> tuple[int, int, int, int]:
-    """Return where the outermost bracket closes in `chunk`, where its last comma is, with how many brackets open, and most.
+    """Return where the outermost bracket closes in `chunk`, and where its last comma is.
+
+    The other two numbers are how many brackets are open at that comma, and the most that are open at once.
 
     Places are -1 where there is none. Only what comes before the first object counts.
     """

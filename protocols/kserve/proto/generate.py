@@ -1,11 +1,11 @@
 """Make the Python code of every `.proto` beside this file: `python -m protocols.kserve.proto.generate`.
 
-Messages come to lie beside their `.proto` (`*_pb2`), services in `protocols/grpc/generated`: what a server implements
-(`*_base`) apart from what a client calls (`*_stub`), for grpclib's client imports asyncio, which the server process
-does without.
+Messages come to lie beside their `.proto` (`*_pb2`), services in `protocols/grpc/generated`. There the code
+for a server (`*_base`) is apart from the code for a client (`*_stub`), because grpclib's client imports
+asyncio, which the server process does without.
 
-Needs grpclib, and `grpcio-tools==1.76.0`: code made by a later one refuses to load beside Triton's clients. The
-generated code is committed, and a test compares it with what this makes.
+Needs grpclib, and `grpcio-tools==1.76.0`: code made by a later version refuses to load beside Triton's
+clients. The generated code is committed, and a test compares it with what this module makes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def generate(root: Path) -> None:
 
 
 def compile_into(target: Path) -> None:
-    """Run protoc over every `.proto` here: `_pb2.py`, `_pb2.pyi` and grpclib's `_grpc.py`, as their makers leave them."""
+    """Run protoc over every `.proto` here; leave `_pb2.py`, `_pb2.pyi` and grpclib's `_grpc.py` as made."""
     subprocess.run(
         [
             sys.executable,
