@@ -1,4 +1,4 @@
-"""Accepting connections from a listening socket, through what accept(2) fails for, and up to the last one."""
+"""Accepting connections from a listening socket, through failures of accept(2), and up to the last one."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ A loop that is short of processor time has few turns a second. With one connecti
 wait for seconds while requests on existing connections are answered at once.
 """
 
-_QUIET: Final = 60.0  # seconds after one word of exhaustion in which there is no other
+_QUIET: Final = 60.0  # seconds between two reports of exhaustion
 
 
 class OnceAMinute:
-    """Passes exhaustion on to `tell`, where there is one, once a minute at most: each try would repeat it."""
+    """Passes exhaustion on to `tell`, if given, once a minute at most. Otherwise each try would repeat it."""
 
     def __init__(self, tell: OnExhausted | None) -> None:
         self._tell = tell
         self._quiet_until = -math.inf
 
     def __call__(self, failure: OSError) -> None:
-        """Tell of `failure`, unless that was done within the last minute."""
+        """Report `failure`, unless one was reported within the last minute."""
         now = trio.current_time()
         if self._tell is not None and now >= self._quiet_until:
             self._quiet_until = now + _QUIET
@@ -98,7 +98,7 @@ class Door:
                 except BaseException as failure:
                     self._room.release()
                     if self._shut.is_set() and isinstance(failure, OSError):
-                        return  # the listening socket was closed behind the last one
+                        return  # the listening socket was closed after the last connection
                     raise
                 admit(accepted)
                 self._let_in(_AT_ONCE - 1)
@@ -122,7 +122,7 @@ class Door:
 
         Raises what `admit` raises.
 
-        What else accept(2) may fail for is left to the next that waits there.
+        Any other failure of accept(2) is left to the next call that waits there.
         """
         while self._sock is not None and most > 0:
             try:

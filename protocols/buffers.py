@@ -1,4 +1,4 @@
-"""What is left of a scattered write that was taken in part, and copies of it."""
+"""The rest of a scattered write that was taken in part, and copies of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COPIED_AT_ONCE: Final = 256 * 1024  # bytes, some tenths of a millisecond
 
 
 def behind(buffers: Sequence[Buffer], count: int) -> list[Buffer]:
-    """Return what is left of `buffers` behind their first `count` bytes."""
+    """Return the rest of `buffers` behind their first `count` bytes."""
     left: list[Buffer] = []
     for buffer in buffers:
         size = len(buffer)

@@ -69,12 +69,12 @@ C = TypeVar("C", bound=AcceptedConnection)
 
 
 class Listener(ABC, Generic[C]):
-    """Accepts connections for as long as there is room, and drains. What a connection is, subclasses say."""
+    """Accepts connections for as long as there is room, and drains. Subclasses say what a connection is."""
 
     def __init__(self, max_connections: int, per_address: AddressLimit | None = None) -> None:
-        """Over `max_connections`, idle ones make room for others (`protocols.room`).
+        """Beyond `max_connections`, idle connections make room for others (`protocols.room`).
 
-        Where none is idle, a few more are let in; beyond those, clients wait in the kernel's backlog.
+        Where none is idle, a few more are let in. Further clients wait in the kernel's backlog.
         """
         self._connections: dict[C, None] = {}  # in the order in which they came
         self._most = max_connections
@@ -103,7 +103,7 @@ class Listener(ABC, Generic[C]):
         `spawn(name, run)` starts a connection as a child of the caller's and returns at once. `on_exhausted`
         is told, once a minute at most, that descriptors or memory are used up.
         """
-        if not self._drain.is_set():  # else it is closed already, and this is another life
+        if not self._drain.is_set():  # otherwise the socket is closed already, and this is a restart
             sock.setblocking(False)
         async with trio.open_nursery() as nursery:
             for care in self._care():
@@ -114,7 +114,7 @@ class Listener(ABC, Generic[C]):
             nursery.cancel_scope.cancel()
 
     def withdraw(self) -> None:
-        """Have the clients of all connections go elsewhere, and serve on: `drain` comes later."""
+        """Have the clients of all connections go elsewhere, and go on serving. `drain` comes later."""
         for connection in list(self._connections):
             connection.withdraw()
 
@@ -132,7 +132,7 @@ class Listener(ABC, Generic[C]):
             self._empty.set()
 
     def give_up(self) -> None:
-        """Have each connection tell its clients that they will get no answer: the process is about to end."""
+        """Have each connection tell its client that it will get no answer, as the process is about to end."""
         for connection in list(self._connections):
             connection.give_up()
 
@@ -142,7 +142,7 @@ class Listener(ABC, Generic[C]):
         await self._empty.wait()
 
     def close(self) -> None:
-        """Let go of what is held besides connections. For when `serve` will not be called again."""
+        """Release everything besides connections, when `serve` will not be called again."""
 
     def counts(self) -> ConnectionCounts:
         """Return how many connections there are, and how many were ended or turned away."""
@@ -156,7 +156,7 @@ class Listener(ABC, Generic[C]):
 
     @property
     def crowded(self) -> bool:
-        """Whether more connections are open than should be, those that are coming to an end left out."""
+        """Whether more connections are open than should be, without those that are coming to an end."""
         return len(self._connections) - len(self._leaving) > self._most
 
     def _relieved(self, on_exhausted: OnExhausted | None) -> OnExhausted:
@@ -181,7 +181,7 @@ class Listener(ABC, Generic[C]):
             pass
 
     def _make_room(self, now: float) -> bool:
-        """Have one connection give way, where there is one that may."""
+        """Have one connection give way, if there is one that may."""
         return self._dismiss(self._going.next(self._connections, now))
 
     def _dismiss(self, connection: C | None) -> bool:
@@ -193,7 +193,7 @@ class Listener(ABC, Generic[C]):
         return True
 
     def _origin(self, accepted: socket.socket) -> str | None:
-        """Return what is counted for a limit of its address; None where that is not limited."""
+        """Return the origin under which a socket's address is counted; None where it is not limited."""
         if self._per_address is None or accepted.family == socket.AF_UNIX:
             return None
         try:
@@ -267,7 +267,7 @@ class Listener(ABC, Generic[C]):
 
     @abstractmethod
     def _adopt(self, accepted: socket.socket) -> C:
-        """Make a connection of a socket. Where this raises, the socket is the caller's still."""
+        """Make a connection of a socket. If this raises, the caller still owns the socket."""
 
     def _turn_away(self, accepted: socket.socket) -> None:  # most protocols have no words for it
         """Tell a client that its address has too many connections, if that can be said at once.

@@ -1,4 +1,4 @@
-"""What is remembered because clients repeat themselves, within a bound of bytes that no client can move."""
+"""A memory for what clients repeat, within a bound of bytes that no client can move."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ They are its place in the table, and the headers of its objects.
 
 
 class Memo(dict[K, V]):
-    """A dictionary to look things up in, filled by `remember` alone.
+    """A dictionary for look-ups, which only `remember` fills.
 
     It holds `most` entries and `most_bytes` bytes. Once either is used up, everything is forgotten. Entries
     that clients repeat come back at once; entries that a client made up to fill the memo do not.
@@ -40,7 +40,7 @@ class Memo(dict[K, V]):
 
     @property
     def charged(self) -> int:
-        """Bytes that the entries are taken to need."""
+        """Estimated bytes of all entries."""
         return self._charged
 
     def remember(self, key: K, value: V, size: int) -> bool:

@@ -27,14 +27,14 @@ A body and a reader get one second more for each KiB that moved.
 # thousand.
 _LINE: Final = 256
 _FEW: Final = 16
-_LOOK_AGAIN: Final = 0.1  # seconds after a look that found none
+_LOOK_AGAIN: Final = 0.1  # seconds to wait after a look that found no connection
 _NETWORK_BITS: Final = 64  # of an IPv6 address: the rest is its owner's to choose (RFC 4291, section 2.5.4)
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Occupant(Protocol):
-    """What is asked of a connection."""
+    """The interface of a connection that may have to give way."""
 
     @property
     def served(self) -> bool:
@@ -87,12 +87,12 @@ class GoingLine(Generic[C]):
             silent = [pair for pair in quiet if not pair[0].served]
             if silent:
                 self._line.extend(heapq.nsmallest(_LINE, silent, key=_quiet_since))
-            else:  # a few at a time: among those that come meanwhile some may never send anything
+            else:  # a few at a time, because connections that come meanwhile may never send a request
                 self._line.extend(heapq.nsmallest(_FEW, quiet, key=_quiet_since))
 
 
 def first_to_go(occupants: Collection[C], now: float) -> C | None:
-    """Return who of a few `occupants` is to go; None where all are busy."""
+    """Return the one of a few `occupants` that is to go; None where all are busy."""
     return min((each for each in occupants if each.yields_at <= now), key=order, default=None)
 
 

@@ -35,7 +35,7 @@ def grpc_status(code: ErrorCode) -> int:
 
 
 def retry_seconds(error: TritiumError) -> int:
-    """Return after how many whole seconds to try again what `error` refused (RFC 9110, section 10.2.3).
+    """Return after how many whole seconds to retry a request refused with `error` (RFC 9110, section 10.2.3).
 
     At least 1, which is also told where the time is unknown; 0 where it is not worth trying again, or not a
     matter of time.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from protocols.grpc.sending import SendingSide
     from protocols.grpc.streams import Stream
 
-_AT_ONCE: Final = 256 * 1024  # bytes of one write; what a stalled one leaves over is copied
+_AT_ONCE: Final = 256 * 1024  # bytes of one write; the rest of a stalled one is copied
 _IN_A_ROW: Final = 1024 * 1024  # bytes written before other tasks get a turn
 # Bytes of an answer that are copied in one piece. A longer one is copied in slices.
 _OWNED_AT_ONCE: Final = 1024 * 1024
@@ -68,10 +68,10 @@ class Owner(Protocol):
         """Answers have left: more requests may begin."""
 
     def data_sent(self) -> None:
-        """Calls' headers or data went out."""
+        """Headers or data of calls went out."""
 
     def crashed(self, call: Call, bug: Exception) -> None:
-        """A method failed otherwise than by a TritiumError."""
+        """A method raised an exception that is no TritiumError."""
 
     def tell(self, call: Call, hook: Callable[[], None]) -> None:
         """Call a method's hook, whose failure changes nothing."""
@@ -96,17 +96,17 @@ class Answers:
         self._level = messages.LEVELS.get(options.compression, 0)
         self._outbox: list[tuple[Call, Outcome]] = []
         self._leases: list[tuple[Stream, InferResponse]] = []
-        self._long: list[tuple[Stream, InferResponse]] = []  # what is left of them is to be copied in slices
+        self._long: list[tuple[Stream, InferResponse]] = []  # the rest of these is to be copied in slices
         self._done: list[Call] = []  # answered since the last write
-        self._slow: dict[Call, None] = {}  # answered, and the client's windows are shut
-        self._speakers: dict[Call, None] = {}  # coroutines' calls with answers that wait
+        self._slow: dict[Call, None] = {}  # answered, but the client's windows are shut
+        self._speakers: dict[Call, None] = {}  # calls of coroutines whose answers wait
         self._parked: trio.lowlevel.Task | None = None
         self._stall: trio.CancelScope | None = None
         self._ending = False
         # For answers that are sent where they are put.
         self.quiet = True  # no code is in the middle of something with `h2`
-        self._rest: list[Buffer] = []  # what the socket did not take of one
-        self._failure: Exception | None = None  # of sending one: the task's own
+        self._rest: list[Buffer] = []  # the part of such an answer that the socket did not take
+        self._failure: Exception | None = None  # of sending such an answer; the task raises it
 
     # Told by the connection and by calls
 
@@ -158,7 +158,7 @@ class Answers:
             self._stall.cancel()
 
     def end(self) -> None:
-        """Write what is left and the windows take, and return from `run`."""
+        """Write the rest, as far as the windows take it, and return from `run`."""
         self._ending = True
         self.wake()
 
@@ -220,17 +220,20 @@ class Answers:
         self.leave(call)
 
     def leave(self, call: Call) -> None:
-        """With the next write, a coroutine's call is over."""
+        """Note that a coroutine's call is over with the next write."""
         self._done.append(call)
         self._attend()
 
     def forget(self, call: Call) -> bool:
-        """The call is gone; return whether it was answered and only waited for the client to make room."""
+        """Forget a call that is gone.
+
+        Returns whether it was answered and only waited for the client to make room.
+        """
         self._speakers.pop(call, None)
         if call not in self._slow:
             return False
         del self._slow[call]
-        self._attend()  # what it had pending made room
+        self._attend()  # the call's pending bytes are gone, which made room
         return True
 
     def drop(self) -> None:
@@ -268,7 +271,7 @@ class Answers:
                 pending = h2.pending
                 buffers = h2.take(_AT_ONCE)
                 carries = h2.pending < pending
-                if carries:  # an answer that takes long: clients measure its way by pings
+                if carries:  # clients measure the way of a long answer by pings
                     self._owner.data_sent()
                 rest = transport.send(buffers)
                 if rest:
@@ -298,7 +301,7 @@ class Answers:
         return trio.lowlevel.Abort.SUCCEEDED
 
     async def _write_slowly(self, rest: list[Buffer], *, carries: bool) -> None:
-        """Give the client one turn of the loop to read; then copy what is left, and wait for it.
+        """Give the client one turn of the loop to read; then copy the rest, and wait for the client.
 
         `carries`: data of calls is among it, and pings are excused as it goes.
         """
@@ -316,7 +319,7 @@ class Answers:
                 self._settle()
                 if self._long:
                     await self._own()
-                if self._outbox:  # what was put meanwhile, or would have taken too long
+                if self._outbox:  # answers that were put meanwhile, or would have taken too long
                     await trio.lowlevel.checkpoint()
                     continue
                 with trio.CancelScope() as self._stall:
@@ -396,7 +399,7 @@ class Answers:
         """Compress a large answer in a thread, which reads the response's memory until it is done."""
         try:
             message = await in_slices(in_threads(messages.compressing(buffers, coding, self._level)))
-        except Exception as bug:  # noqa: BLE001  # such as want of memory: it costs no other call
+        except Exception as bug:  # noqa: BLE001  # such as lack of memory: it costs no other call
             response.release()
             self._owner.crashed(call, bug)
             self.put(call, Internal(BUG))
@@ -433,14 +436,14 @@ class Answers:
         self.wake()
 
     def _let_go(self, call: Call, outcome: Outcome) -> None:
-        """Give an answer's memory back, of which some may be on its way."""
+        """Give back an answer's memory, some of which may be on its way."""
         self._h2.own(call.stream)
         release_outcome(outcome)
 
     def _conclude(
         self, call: Call, outcome: InferResponse | TritiumError | GRPCError | Refusal, size: int = 0
     ) -> None:
-        """Tell the method what came of a call that it began."""
+        """Tell the method the outcome of a call that it began."""
         if not call.begun:
             return
         call.begun = False
@@ -456,7 +459,7 @@ class Answers:
     # After a write
 
     def _settle(self) -> None:
-        """Give back what the answers' memory was lent for, and end the calls that are through."""
+        """Give back the memory of answers that were written or copied, and end the calls that are complete."""
         for stream, response in self._leases:
             if stream.pending > _OWNED_AT_ONCE:
                 self._long.append((stream, response))
@@ -482,7 +485,7 @@ class Answers:
         self._owner.room_made()
 
     async def _own(self) -> None:
-        """Copy what is left of long answers, and give back their memory."""
+        """Copy the rest of long answers, and give back their memory."""
         while self._long:
             stream, response = self._long[-1]
             await in_slices(self._h2.owning(stream))

@@ -1,8 +1,8 @@
 """A gRPC connection's requests on their way in: messages in pieces, the windows they need, their unfolding.
 
-A message that fits a stream's first window needs nothing of this. A longer one is let in whole once there is
-a grant for it; a compressed one is unfolded once what it may come to has found room as well; and what a
-streaming call's method does not take stays here, its window shut. So a client makes the server hold no more
+A message that fits a stream's first window needs nothing of this. A longer one is let in whole once it gets a
+grant. A compressed one is unfolded once its possible size has found room as well. Messages that a streaming
+call's method does not take stay here, with the call's window shut. So a client makes the server hold no more
 than a few times `GrpcOptions.connection_bytes`, whatever it sends.
 """
 
@@ -52,7 +52,7 @@ class Owner(Protocol):
 
 
 class Arrivals:
-    """Gathers the messages of one connection's calls, but for those that come whole in one piece."""
+    """Gathers the messages of one connection's calls, except those that come whole in one piece."""
 
     def __init__(self, h2: Http2Connection[Any], owner: Owner, options: GrpcOptions) -> None:
         self._h2 = h2
@@ -63,7 +63,7 @@ class Arrivals:
         self._unfolded = 0  # bytes unfolded on the loop since the last read
 
     def turn(self) -> None:
-        """Something was read: the loop may spend time again."""
+        """Note that something was read, so that the loop may spend time again."""
         self._unfolded = 0
 
     def reader(self, call: Call) -> MessageReader:
@@ -129,7 +129,7 @@ class Arrivals:
     # Windows
 
     def _make_room(self, call: Call, reader: MessageReader) -> None:
-        """Let the rest of a message come that is too long for the window, once there is a grant for it."""
+        """Let the rest of a message that is too long for the window come, once there is a grant for it."""
         opened = self._opened(call.stream)
         if reader.missing <= opened and (opened >= _PADDING or not reader.missing):
             return
@@ -154,7 +154,7 @@ class Arrivals:
     def _return_window(
         self, call: Call, server_stream: ServerStream[Any, Any], reader: MessageReader
     ) -> None:
-        """Let a streaming call's client send again what is not held here, once that is worth a frame."""
+        """Let a streaming call's client send as much as is not held here, once that is worth a frame."""
         under_way = 0 if reader.declared is None else messages.PREFIX_SIZE + reader.declared - reader.missing
         come = call.stream.received - self._h2.arriving(call.stream)
         free = come - call.credited - server_stream.held - under_way
@@ -174,7 +174,7 @@ class Arrivals:
     # Compressed messages
 
     def _unfold(self, call: Call, message: Buffer) -> None:
-        """Unfold a unary request, here where that can't take long."""
+        """Unfold a unary request: here where that can't take long, otherwise in a thread."""
         if len(message) > _UNFOLDED_HERE or self._unfolded > _UNFOLDED_A_TURN:
             self._owner.run(call, partial(self._unfold_slowly, call, message))
             return
@@ -221,7 +221,7 @@ class Arrivals:
 
 
 def more_than_one() -> Unsupported:
-    """Return what a client is told that sends more than one request on a unary call.
+    """Return the error for a client that sends more than one request on a unary call.
 
     gRPC's table of status codes (statuscodes.md) has UNIMPLEMENTED for a wrong number of requests.
     """
@@ -229,5 +229,5 @@ def more_than_one() -> Unsupported:
 
 
 def _is_over(call: Call) -> bool:
-    """Ask anew: a call may end in any wait."""
+    """Return whether the call is over. Ask again after each wait, because a call may end in any."""
     return call.closed

@@ -34,10 +34,10 @@ Reply = TypeVar("Reply")
 Metadata = Mapping[str, "str | bytes"]
 
 STREAM_LIMIT: Final = 512 * 1024
-"""How many bytes of answers one streaming call may have waiting before it is to be asked for no more."""
+"""How many bytes of answers may wait on one streaming call before its method is asked for no more."""
 
 FIRST_ANSWER: Final = 64 * 1024
-"""How many bytes an answer of a streaming call is expected to have before one has come."""
+"""How many bytes an answer of a streaming call is expected to have before the first one has come."""
 
 # Bytes of a message that is parsed on the loop, where that takes a millisecond.
 _PARSED_AT_ONCE: Final = 16 * 1024
@@ -77,7 +77,7 @@ class UnaryMethod(Protocol):
         """Learn that the client left, or that the deadline passed, before the answer came."""
 
     def finished(self, call: Call, outcome: InferResponse | TritiumError) -> None:
-        """Learn what came of the call, before the memory of `outcome` is given back."""
+        """Learn the outcome of the call, before the memory of `outcome` is given back."""
 
 
 class Wire(Protocol):
@@ -155,9 +155,9 @@ class Call:
         self.begun = False  # the method has been given the request, and wants to hear of the end
         self.message: Buffer | None = None  # a unary request, once it is whole
         self.incoming: MessageReader | None = None  # what gathers messages that come in pieces
-        self.credited = 0  # bytes received, or to come, that the connection's window has got back already
+        self.credited = 0  # bytes received, or to come, that the connection's window has already got back
         self.folded = False  # whether `message` is compressed
-        self.granted = 0  # the number of the message for which a grant is held, or waited for; 0 for none
+        self.granted = 0  # the number of the message that holds, or waits for, a grant; 0 for none
         self.ticket: trio.Event | None = None  # for the content of a compressed message
         self.head_sent = False
         self.gone = False  # the stream is no more
@@ -203,7 +203,7 @@ class Call:
 
 
 class Deadline:
-    """When a call must be over, with the face of grpclib's class of this name, on trio's clock."""
+    """When a call must be over. The interface is that of grpclib's class of this name, on trio's clock."""
 
     __slots__ = ("_at",)
 
@@ -216,7 +216,7 @@ class Deadline:
 
 
 class ServerStream(Generic[Request, Reply]):
-    """One RPC as a coroutine method sees it, with the face of `grpclib.server.Stream` and some more.
+    """One RPC as a coroutine method sees it, with the interface of `grpclib.server.Stream` and some more.
 
     The method runs as a task that is cancelled when the client leaves or the deadline passes. While the
     method takes no requests, the client can't go on sending. `send_message` waits while `STREAM_LIMIT` bytes
@@ -239,7 +239,7 @@ class ServerStream(Generic[Request, Reply]):
         self._sent = 0
         self._arrivals = trio.lowlevel.ParkingLot()
         self._departures = trio.lowlevel.ParkingLot()
-        self.on_departure: Callable[[], object] | None = None  # called where something that waited has left
+        self.on_departure: Callable[[], object] | None = None  # called when something that waited has left
         # The connection's account of requests.
         self.fed = 0
         self.taken = 0
@@ -353,11 +353,11 @@ class ServerStream(Generic[Request, Reply]):
 
     @property
     def _busy(self) -> bool:
-        """Whether something is to come or to leave: an answer that is alone may be as large as it likes."""
+        """Whether any answer is to come or to leave. A single answer may have any size."""
         return self.in_flight > 0 or self.pending > 0
 
     def answered(self) -> None:
-        """One request in flight has got its last answer."""
+        """Learn that one request in flight has got its last answer."""
         self.in_flight -= 1
         self._departures.unpark_all()
 
@@ -405,7 +405,7 @@ class ServerStream(Generic[Request, Reply]):
         return self.pending < STREAM_LIMIT or self.call.closed
 
     def departed(self) -> None:
-        """Some of what waited has left. For the connection."""
+        """Learn that some of the waiting answers have left. For the connection."""
         self._departures.unpark_all()
         if self.on_departure is not None:
             self.on_departure()
@@ -430,7 +430,7 @@ class ServerStream(Generic[Request, Reply]):
         self.call.wire.send_status(self.call, status.value, status_message or "", metadata)
 
     def conclude(self) -> None:
-        """End the call that its method has returned from without saying how. For the connection."""
+        """End a call whose method has returned without a status. For the connection."""
         if self._unary_reply and not self._sent and not self.call.closed:
             raise RuntimeError(f"{self.call.head.path} returned without an answer")
         self.call.wire.send_status(self.call, 0, "", None)

@@ -51,7 +51,8 @@ _PREFACE: Final = 24 + 9  # bytes that every client sends first: the preface and
 # of the loop as a flood of the smallest frames should cost its neighbours. A large message is taken in larger
 # pieces.
 _TURN: Final = 16 * 1024
-# Seconds in which what a client still sends is swallowed, so that it can read our last words.
+# Seconds for which a client's remaining bytes are read and dropped, so that the client can read our last
+# frames.
 _LINGER: Final = 2.0
 _LINGER_SIZE: Final = 4 * 1024 * 1024
 # Bytes of refusals and the like that wait for a client that reads nothing.
@@ -156,7 +157,7 @@ class GrpcConnection:
 
     @property
     def yields_at(self) -> float:
-        """From when on it may be ended for another (`protocols.room.Occupant`)."""
+        """The time from which on it may be ended for another connection (`protocols.room.Occupant`)."""
         return math.inf if self._yielding else self.idle_since
 
     # The task
@@ -189,7 +190,8 @@ class GrpcConnection:
     def close(self) -> None:
         """Close the socket."""
         self._transport.close()
-        self._nursery = None  # or the task that has it would wait for the garbage collector, with its frames
+        # Otherwise the task that has the nursery would wait for the garbage collector, with its frames.
+        self._nursery = None
 
     async def _shake_hands(self) -> None:
         try:
@@ -250,7 +252,7 @@ class GrpcConnection:
             self.deadline = math.inf
 
     async def _part(self) -> None:
-        """Have the client read why it is sent away: closing while it still sends would lose that."""
+        """Let the client read why it is sent away. Closing while it still sends would lose that message."""
         self._abandon_all()
         self._linger()
         self._end()
@@ -270,7 +272,7 @@ class GrpcConnection:
             return
 
     def _end(self) -> None:
-        """Write what is left, and then leave it to the client or to the sweep to close."""
+        """Write what is left. After that the client or the sweep closes the connection."""
         self._closing = True
         self._answers.end()
 
@@ -304,7 +306,8 @@ class GrpcConnection:
     def drain(self) -> None:
         """Take no new streams, finish those that are open, and close."""
         self._refusing = True
-        if self._nursery is None:  # it says so as it begins, which a client must not hold up
+        # The connection says goodbye as it begins, and a client must not hold that up.
+        if self._nursery is None:
             self.deadline = min(self.deadline, trio.current_time() + _LINGER)
             return
         self._retire(b"")
@@ -319,7 +322,7 @@ class GrpcConnection:
                 self.refuse(call, Unavailable(_ENDING))
 
     def _retire(self, debug: bytes) -> None:
-        """Say goodbye in two steps, so that no call is lost that was on its way (RFC 9113, section 6.8)."""
+        """Say goodbye in two steps, so that no call on its way is lost (RFC 9113, section 6.8)."""
         if self._leaving or self._goodbye_by < math.inf:
             return
         self._goodbye_by = trio.current_time() + _GOODBYE
@@ -339,7 +342,7 @@ class GrpcConnection:
             self._end()
 
     def sweep(self, now: float) -> None:
-        """Do what the time asks for."""
+        """Do what is due at `now`."""
         if now >= self.deadline or now >= self._answers.stalled_since + self._options.stall_timeout:
             self._transport.shut(abort=True)
             return
@@ -434,7 +437,7 @@ class GrpcConnection:
             self._begin(call)
 
     def reset(self, stream: Stream, code: int) -> None:
-        """The client gave the call up."""
+        """The client cancelled the call."""
         del code
         self._lose(stream.call)
 
@@ -500,7 +503,7 @@ class GrpcConnection:
             self._cancel_tasks(call)
 
     def _cancel(self, call: Call) -> None:
-        """Have the method of a unary call that is not answered, and its tasks, give up."""
+        """Cancel a unary call that is not answered: tell its method, and cancel its tasks."""
         call.closed = True
         call.drop()
         self._parked.pop(call, None)
@@ -539,9 +542,9 @@ class GrpcConnection:
         if call.timed:
             call.timed = False
             self._environment.deadlines.discard(call)
-        self._h2.consumed(stream.received - call.credited)  # less than nothing, where a message broke off
+        self._h2.consumed(stream.received - call.credited)  # negative where a message broke off
         self._arrivals.over(call)
-        # What refers to the call in a circle would wait for the collector.
+        # Objects that refer to the call in a circle would wait for the garbage collector.
         stream.call = call.context = call.message = call.incoming = None
         if not call.scopes:
             call.server_stream = None
@@ -604,10 +607,10 @@ class GrpcConnection:
             if call.scopes is not None:
                 call.scopes.discard(scope)
             if not call.scopes and call not in self._calls:
-                call.server_stream = None  # as in `over`, which was before
+                call.server_stream = None  # as in `over`, which ran before
 
     def _fail(self, call: Call, error: TritiumError | GRPCError) -> None:
-        """A task of the call's raised what is to be its answer."""
+        """Answer a call with the error that one of its tasks raised."""
         if call.closed:
             return
         if isinstance(error, TritiumError) and call.server_stream is None:

@@ -1,6 +1,7 @@
-"""The frames of a connection that are about neither a request nor its data, and what only they change.
+"""The frames of a connection that carry no request and no data, and the state that only they change.
 
-Settings, pings, both directions' windows, resets and goodbyes; and what it costs to send too many of them.
+They are settings, pings, both directions' windows, resets and goodbyes. Sending too many of them has a cost
+here too.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class ControlSide(SendingSide):
         # The connection's window inward.
         self._inward = limits.connection_window
         self._credit_step = limits.connection_window // 2
-        self._credit = 0  # what the peer may have back, and has not been told
+        self._credit = 0  # bytes that the peer may have back, but has not been told of
 
     def begin(self) -> None:
         """Put our SETTINGS in the output, and the WINDOW_UPDATE that sets the connection's window."""
@@ -107,7 +108,7 @@ class ControlSide(SendingSide):
         latest = max(self._last_id, 0) if last is None else last
         self._last_accepted = min(latest, self._last_accepted)
         if self._last_accepted < LARGEST_STREAM:
-            self._room = 0  # each new stream takes the way that compares
+            self._room = 0  # so each new stream takes the slow way, which compares its identifier
         self._control.append(frames.go_away_frame(self._last_accepted, code, debug))
 
     def take(self, limit: int) -> list[Buffer]:
@@ -219,5 +220,5 @@ class ControlSide(SendingSide):
 
 
 def protocol_error(message: str) -> ConnectionViolation:
-    """The commonest reason to end a connection."""
+    """Return the commonest reason to end a connection."""
     return ConnectionViolation(ErrorCode.PROTOCOL_ERROR, message)

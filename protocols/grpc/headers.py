@@ -23,8 +23,8 @@ T = TypeVar("T")
 Fields = Sequence[tuple[bytes, bytes]]
 
 _FIELD_OVERHEAD: Final = 32  # RFC 7541, section 4.1; RFC 9113, section 6.5.2
-_LARGEST_CACHED: Final = 2048  # bytes of a header list that is kept,
-_MOST_CACHED: Final = 32 * 1024  # and of all those that a connection has the server keep
+_LARGEST_CACHED: Final = 2048  # bytes of the largest header list that is kept
+_MOST_CACHED: Final = 32 * 1024  # bytes of all header lists that are kept for one connection
 # Two would do (RFC 7541, section 4.2), but some encoders write down each change.
 _MOST_SIZE_UPDATES: Final = 16
 # Section 8.2.1: no controls, space, upper case, colon or non-ASCII
@@ -142,7 +142,7 @@ class HeaderDecoder(Generic[T]):
         except OversizedHeaderListError as error:
             raise ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from error
         except (HPACKError, IndexError) as error:
-            # hpack's texts tell memory addresses, and the peer is told this one.
+            # hpack's texts contain memory addresses, and this text is sent to the peer.
             message = f"the header block is not HPACK ({type(error).__name__})"
             raise ConnectionViolation(ErrorCode.COMPRESSION_ERROR, message) from error
         if generation != self._table.generation:
@@ -184,7 +184,7 @@ class HeaderDecoder(Generic[T]):
         while len(heads) >= self._cached_heads or self._cached + size > _MOST_CACHED:
             if not heads:
                 return
-            # The oldest goes: blocks that never repeat can't stay, those that do come back.
+            # The oldest goes. So blocks that never repeat can't stay, and blocks that do repeat come back.
             oldest = next(iter(heads))
             del heads[oldest]
             self._cached -= self._sizes.pop(oldest)
@@ -275,7 +275,7 @@ def _malformed(message: str) -> StreamViolation:
 
 
 def _check_size_updates(block: bytes) -> None:
-    """A size update costs as much to decode as a header, but counts nothing towards the size of the list."""
+    """Limit size updates: each costs as much to decode as a header, but adds nothing to the list's size."""
     position = count = 0
     while position < len(block) and block[position] & 0xE0 == 0x20:
         count += 1

@@ -1,4 +1,4 @@
-"""ModelInferRequest bytes into `InferRequest`s, and `InferResponse`s into ModelInferResponse bytes.
+"""Turns ModelInferRequest bytes into `InferRequest`s.
 
 For what clients send most, no protobuf object is built: a message that differs from an earlier one only in
 its id and its raw tensors. Such a message is recognised by the rest of its bytes, whose meaning is kept. Raw
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
 
 Forwarded = Mapping[str, str] | InvalidArgument | None
-"""Metadata that becomes parameters, None for none, or what is wrong with it: told when its turn comes."""
+"""Metadata that becomes parameters, None for none, or the error in it, raised when its turn comes."""
 
 READ_AT_ONCE: Final = 64 * 1024
-"""Of how many bytes, as `Target.unread_size` counts them, a request may be to be decoded in one go."""
+"""The largest request that is decoded in one go, in bytes as `Target.unread_size` counts them."""
 
-_KEPT: Final = 512  # meanings remembered by a decoder,
-_KEPT_LENGTH: Final = 4096  # none of more bytes than this
-_SURPLUS: Final = 64  # raw tensors beyond those that a request names, which are looked at and left out
+_KEPT: Final = 512  # meanings that a decoder remembers
+_KEPT_LENGTH: Final = 4096  # bytes of the longest message whose meaning is remembered
+_SURPLUS: Final = 64  # raw tensors beyond those that a request names; they are looked at and left out
 _WORK: Final = {STRINGS: 4, 6: 0, 7: 0}
 _UINT64_MAX: Final = 2**64 - 1
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
@@ -78,7 +78,7 @@ ALL_OUTPUTS: Final = AnswerPlan()
 
 @dataclass(slots=True, eq=False)
 class Meaning:
-    """What a request says, its id left open and, where `data` is None, its tensors' bytes."""
+    """What a request says, apart from its id and, where `data` is None, its tensors' bytes."""
 
     model_name: str
     model_version: str
@@ -139,7 +139,7 @@ class Target:
 
 
 Steps = Generator[None, None, Target]
-"""What is left of a long peek: stops now and then, and returns the target."""
+"""The remaining steps of a long peek: they stop now and then, and return the target."""
 
 
 class InferDecoder:
@@ -277,7 +277,7 @@ class InferDecoder:
 
 
 def _begun(steps: Steps) -> Target | Steps:
-    """Take the first two steps, which is all that most need. Raises as they do."""
+    """Take the first two steps; most messages need no more. Raises as the steps do."""
     try:
         next(steps)
         next(steps)
@@ -345,7 +345,7 @@ def _reading(
     classes = {output.name: _classes(output) for output in document.outputs}
     if classes or empty_final:
         meaning.plan = AnswerPlan(classes or None, empty_final)
-    # The core checks datatypes, after everything else; nothing later could carry one that does not exist.
+    # The core checks datatypes after everything else. Later code could not carry one that does not exist.
     meaning.datatypes = tuple(
         BY_PROTOCOL_NAME.get(declared.datatype) or _refuse_datatype(declared.name, target.id, spec)
         for declared in document.inputs
@@ -435,7 +435,7 @@ def _custom_parameter(key: str, kind: str | None, value: Any) -> Parameter:
 def _reading_data(
     inputs: Sequence[Any], raw_count: int, lifted: Mapping[int, Sequence[Piece]], spec: ModelSpec
 ) -> Generator[None, None, list[Buffer] | None]:
-    """Return typed contents, packed; None where the inputs' data is to be found among the raw tensors."""
+    """Return typed contents, packed; None where the inputs' data is among the raw tensors."""
     typed: list[Buffer] = []
     taken = 0
     for place, declared in enumerate(inputs):
@@ -512,7 +512,7 @@ def _expect_kind(tensor: Any, key: str, expected: str) -> None:
 
 
 def _classes(output: Any) -> int:
-    """Return how many best classes are wanted of a requested output, 0 for the output as it is."""
+    """Return how many best classes the client wants of an output; 0 means the output as it is."""
     shared = _names_region(output)
     classes = 0
     if "classification" in output.parameters:

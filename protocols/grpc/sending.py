@@ -1,6 +1,6 @@
-"""The half of an HTTP/2 connection that sends: answers, the peer's windows, and whose turn it is.
+"""The half of an HTTP/2 connection that sends: answers, the peer's windows, and the turns of streams.
 
-What has to be written waits in three places, and `take` hands it out in their order:
+Frames to be written wait in three places, and `take` hands them out in this order:
 
 - `_control`: frames about the connection. They overtake answers, except for the acknowledgement of settings
   (`_hurry`).
@@ -39,16 +39,16 @@ from protocols.grpc.frames import (
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
 
-# Bytes of an answer that is copied together: few, and they fit a frame whatever the settings of the peer.
+# The largest answer, in bytes, that is copied into one piece. It fits a frame, whatever the peer's settings.
 _JOINED: Final = SMALLEST_FRAME_LIMIT
 # Bytes that are ready, beyond which messages wait in their streams, and count there.
 _MOST_READY: Final = 1024 * 1024
-_TURN: Final = 64 * 1024  # bytes of DATA that a stream sends before it is another's turn
+_TURN: Final = 64 * 1024  # bytes of DATA that a stream sends before another stream's turn
 # Bytes of a DATA frame that excuse window updates. A peer that opens its windows by crumbs gets smaller
 # frames, and those excuse nothing (CVE-2019-9511).
 _WORTH_A_REPLY: Final = 1024
 _FRAME: Final = 64  # bytes that a frame about the connection takes here
-_STRAYS: Final = 64  # markers of streams that are gone, which are left to lie before they are cleared away
+_STRAYS: Final = 64  # markers of streams that are gone; more than that are cleared away
 # RFC 7541, section 6.3, and RFC 9113, section 4.3.1: an encoder has to say so when a setting of its peer
 # shrinks the table. Ours never uses the table, and says that once, in the first block. After that no setting
 # is ever news, and blocks may be made beforehand.
@@ -65,7 +65,7 @@ class _Queue:
 
     def __init__(self) -> None:
         self.buffers: deque[Buffer] = deque()
-        self.lent = 0  # how many of them, counted from the end, may view memory that is wanted back
+        self.lent = 0  # how many of them, counted from the end, may view memory that its owner wants back
         self.trailers: bytes | None = None
         self.parked = False  # not in line: its own window is shut
 
@@ -384,7 +384,7 @@ class SendingSide:
         self._ready_size += len(written)
 
     def _finish(self, stream: Stream, taken: list[Buffer] | None = None) -> None:
-        """The end of the answer is on its way."""
+        """Note that the end of the answer is on its way."""
         del self.streams[stream.id]
         if stream.remote_open:
             self._cut_short(stream, taken)
@@ -409,7 +409,11 @@ class SendingSide:
             self._leave_line(stream)
 
     def _leave_line(self, stream: Stream) -> None:
-        """The line may not move for long, and must not grow by what left it, nor be searched each time."""
+        """Take a stream that is gone out of the line, or count the marker that it leaves behind.
+
+        The line may not move for a long time. So it must not grow by streams that left it, nor be searched
+        each time.
+        """
         if stream in self._turns:
             self._turns.remove(stream)
             return
@@ -448,7 +452,7 @@ class SendingSide:
                     )
 
     def _credit_outward(self, increment: int) -> bool:
-        """The peer opened the connection's window. False: too far."""
+        """Take an opening of the connection's window by the peer. Returns False where it is open too far."""
         self._outward += increment
         return self._outward <= LARGEST_WINDOW
 
@@ -466,7 +470,10 @@ class SendingSide:
 
 
 def _views(buffers: Sequence[Buffer]) -> list[memoryview]:
-    """Return what of `buffers` is not empty, as bytes. Raises TypeError for memory that is not contiguous."""
+    """Return the `buffers` that are not empty, as bytes.
+
+    Raises TypeError for memory that is not contiguous.
+    """
     views = [memoryview(buffer) for buffer in buffers]
     return [view.cast("B") for view in views if view.nbytes]
 

@@ -1,7 +1,7 @@
 """`inference.GRPCInferenceService`: what its RPCs mean, over `actors.interfaces`.
 
 ModelInfer is answered without a task (see `protocols.grpc.inferring`), ModelStreamInfer lives in
-`protocols.grpc.streaming`, and the RPCs of extensions that Tritium has not got in `protocols.grpc.unoffered`.
+`protocols.grpc.streaming`, and the RPCs of extensions that Tritium lacks in `protocols.grpc.unoffered`.
 
 Contract: grpc.md sections 4 and 6.
 """
@@ -77,7 +77,7 @@ class InferenceService(UnofferedExtensions):
         _check_version(request.version)
         try:
             ready = await self._server.health.model_ready(request.name, request.version)
-        except TritiumError:  # it is unknown, or loads, or has failed to
+        except TritiumError:  # the model is unknown, is loading, or failed to load
             ready = False
         await stream.send_message(pb.ModelReadyResponse(ready=ready))
 
@@ -167,7 +167,7 @@ class InferenceService(UnofferedExtensions):
     async def RepositoryModelUnload(
         self, stream: ServerStream[pb.RepositoryModelUnloadRequest, pb.RepositoryModelUnloadResponse]
     ) -> None:
-        """Unload a model, which gets no more requests when this answers."""
+        """Unload a model. Once this answers, the model gets no more requests."""
         request = await _request(stream)
         _refuse_repository_name(request.repository_name)
         dependents = unload_dependents(request.parameters)
@@ -199,14 +199,14 @@ async def _request(stream: ServerStream[Request, Any]) -> Request:
 
 
 def _model_name(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> str:
-    """Return which model is meant. Raises InvalidArgument for a name that is too long to be one's."""
+    """Return the model's name. Raises InvalidArgument for a name that is too long for a model."""
     name = request.model_name
     check_name(name, "a model")
     return name
 
 
 def _check_version(version: str) -> None:
-    """Raise InvalidArgument for a version that is none, whether or not there is such a model."""
+    """Raise InvalidArgument for a version that is malformed, whether or not the model exists."""
     if version:
         parse_version(version)
 

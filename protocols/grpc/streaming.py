@@ -71,13 +71,13 @@ class Exchange:
         self.model: ServedModel | None = None
         self.request: InferRequest | None = None
         self.plan = ALL_OUTPUTS
-        self.decoupled = False  # one whose model is not known is not
-        self.accepted = False  # by its model: what goes wrong then is told with the model's name
+        self.decoupled = False  # also while the model is not known
+        self.accepted = False  # by its model; later errors are told with the model's name
         self.settled = False  # the final part has come, or is not waited for
         self.answer: Part | None = None  # what waits for its turn
-        self.complete = False  # that is all there will be
+        self.complete = False  # no more parts will come
         self._stream = stream
-        self._surplus = 0  # parts beside the one that a model may give
+        self._surplus = 0  # parts beyond the one that a model may give
 
     def put(self, part: Part, *, final: bool) -> None:
         """Take one part (`actors.messages.requests.ReplyPort`). Never raises."""
@@ -94,7 +94,7 @@ class Exchange:
             self.put(error, final=True)
 
     def keep(self, part: Part, *, final: bool) -> None:
-        """Keep a part of a model that may give one only, until its turn."""
+        """Keep a part until its turn; its model may give only one."""
         if self.answer is None:
             self.answer = part
         else:
@@ -195,7 +195,7 @@ class StreamedInference:
         message = await self._stream.recv_raw()
         if message is None:
             return False
-        await self._stream.wait_admissible()  # much may have happened since the message was waited for
+        await self._stream.wait_admissible()  # much may have happened while the task waited for the message
         await self._begin(message)
         return True
 
@@ -223,7 +223,7 @@ class StreamedInference:
         if exchange.model.spec.decoupled:
             exchange.decoupled = True
             self._flowing += 1
-            self._stream.answered()  # it was counted as one that needs room
+            self._stream.answered()  # the request was counted as one that needs room
         now = trio.current_time()
         given = (target, exchange.model, version, exchange, self._stream.call, self._forwarded, now)
         if target.unread_size > READ_AT_ONCE:
@@ -320,7 +320,7 @@ class StreamedInference:
         if self._strict:
             self._failure = error
             return
-        text = error.message or error.code.rendered  # an empty one would say that all is well
+        text = error.message or error.code.rendered  # an empty text would mean success
         if exchange.accepted and exchange.request is not None:
             name = exchange.request.model_name
             message = encode_stream_error(text, exchange.id, name, exchange.version, final)
@@ -331,7 +331,7 @@ class StreamedInference:
     # Ends
 
     def _finish(self, exchange: Exchange, outcome: Part) -> None:
-        """Tell the request log what came of a request, before the memory of its answer is given back."""
+        """Tell the request log the outcome of a request, before the memory of its answer is given back."""
         del self._open[exchange]
         if self._on_finished is not None and exchange.request is not None:
             self._on_finished(exchange.request, outcome, self._stream.peer)
@@ -342,7 +342,7 @@ class StreamedInference:
             for _, part, _ in waiting:
                 release(part)
             waiting.clear()
-        self._line.clear()  # each holds this
+        self._line.clear()  # each exchange refers to this object
         for exchange in list(self._open):
             exchange.close()
             self._finish(exchange, self._why_over())
@@ -355,7 +355,7 @@ class StreamedInference:
 
 
 def _own(part: Part) -> None:
-    """Copy what an answer lent: it waits for an earlier one, which may be in need of the same memory."""
+    """Copy the memory that an answer views: it waits for an earlier one, which may need the same memory."""
     if isinstance(part, InferResponse) and part.leased:
         for tensor in part.outputs:
             tensor.data = bytes(tensor.data)

@@ -1,8 +1,8 @@
 """The server side of one HTTP/2 connection, without I/O, clock or loop (RFC 9113, as far as gRPC needs it).
 
-`Http2Connection` is fed what the socket read, tells its `Handler` what that means, and collects what is to be
-written. What it sends is in `sending`; settings, windows, pings and goodbyes are in `controls`. This module
-is how requests come in.
+`Http2Connection` is fed the bytes that the socket read, tells its `Handler` what they mean, and collects the
+frames to be written. Sending is in `sending`; settings, windows, pings and goodbyes are in `controls`. This
+module reads requests.
 
 Reading is one loop over the buffer, with two fast branches. One takes HEADERS that open the next stream with
 a block that the connection has seen before. The other takes DATA that is whole in the buffer. Everything else
@@ -57,7 +57,7 @@ _unpack = HEADER.unpack_from
 
 
 class Http2Connection(ControlSide, Generic[T]):
-    """One connection. Tells `handler` what it `receive`s, and collects what that leads to for `take`."""
+    """One connection. Tells `handler` what it `receive`s, and collects the frames that follow for `take`."""
 
     def __init__(self, handler: Handler[T], limits: Http2Limits | None = None) -> None:
         limits = limits or Http2Limits()
@@ -71,10 +71,11 @@ class Http2Connection(ControlSide, Generic[T]):
         )
         self._over = False  # a ConnectionViolation was raised
         self._awaits_preface = True
-        # What came of a frame that has to be whole, and how many bytes are needed before another look at it.
+        # The received part of a frame that has to be whole, and how many bytes are needed before another
+        # look.
         self._kept = bytearray()
         self._missing = 0
-        # A frame that is consumed as it comes: how much is to come, how much of that is padding, and its
+        # A frame that is consumed as it comes: the bytes still to come, how many of them are padding, and its
         # stream.
         self._left = 0
         self._padding = 0
@@ -97,12 +98,12 @@ class Http2Connection(ControlSide, Generic[T]):
         }
 
     def receive(self, data: memoryview, now: float) -> None:
-        """Take what the socket read, in any chunks.
+        """Take the bytes that the socket read, in any chunks.
 
         `data` is bytes, and may be overwritten once this returns.
 
-        Raises ConnectionViolation once, with the GOAWAY already in the output: write that, then close.
-        Whatever comes after that is not looked at.
+        Raises ConnectionViolation once, with the GOAWAY already in the output: write that, then close. Later
+        bytes are ignored.
         """
         if self._over:
             return
@@ -120,17 +121,20 @@ class Http2Connection(ControlSide, Generic[T]):
 
     @property
     def frame_left(self) -> int:
-        """Bytes that are to come of a DATA frame, or of one that is skipped."""
+        """Bytes still to come of a DATA frame, or of one that is skipped."""
         return self._left
 
     def arriving(self, stream: Stream) -> int:
-        """Bytes of a DATA frame that count as `received` by the stream already, and have not come yet."""
+        """Bytes of a DATA frame that already count as `received` by the stream, but have not come yet."""
         return self._left if self._into is stream else 0
 
     # -- the loop --------------------------------------------------------------------------------------------
 
     def _parse(self, data: memoryview, position: int) -> int:
-        """Go through the frames from `position` on. Returns where those end that could be dealt with."""
+        """Deal with the frames from `position` on, as far as they have come.
+
+        Returns where the last of them ends.
+        """
         end = len(data)
         special = self._due is not None
         handler = self._handler
@@ -250,7 +254,10 @@ class Http2Connection(ControlSide, Generic[T]):
         return len(part)
 
     def _pass_on(self, data: memoryview, position: int) -> int:
-        """Consume what `data` has of the frame of which `_left` bytes are to come. Returns where it ends."""
+        """Consume the part that `data` has of a frame with `_left` bytes to come.
+
+        Returns where the part ends.
+        """
         size = min(len(data) - position, self._left)
         body = min(size, self._left - self._padding)
         self._left -= size
@@ -277,7 +284,7 @@ class Http2Connection(ControlSide, Generic[T]):
             raise protocol_error("a header block was interrupted")  # section 6.10
 
     def _check_length(self, kind: int, length: int) -> None:
-        """Before the payload is here: nothing is kept that would be refused."""
+        """Check a frame's length before its payload is here: a payload to be refused is never kept."""
         fixed = _FIXED_LENGTHS.get(kind)
         if fixed is not None:
             if length != fixed:
