@@ -54,13 +54,19 @@ class Grants(Generic[T]):
         return holder in self._granted
 
     def resize(self, holder: T, size: int) -> list[T]:
-        """A grant turned out to need `size` bytes: return who is granted what that made room for."""
+        """Note that a grant turned out to need `size` bytes.
+
+        Returns the holders to which this made room for a grant.
+        """
         self.outstanding += size - self._granted[holder]
         self._granted[holder] = size
         return self._admitted()
 
     def release(self, holder: T) -> list[T]:
-        """`holder` holds or wants nothing any more: return who is granted now, in order."""
+        """Note that `holder` holds or wants nothing any more.
+
+        Returns the holders that are granted now, in order.
+        """
         if self._waiting.pop(holder, None) is None:
             self.outstanding -= self._granted.pop(holder, 0)
         return self._admitted()

@@ -459,7 +459,7 @@ class Answers:
     # After a write
 
     def _settle(self) -> None:
-        """Give back the memory of answers that were written or copied, and end the calls that are complete."""
+        """Give back the memory of answers that were written or copied, and end calls that are complete."""
         for stream, response in self._leases:
             if stream.pending > _OWNED_AT_ONCE:
                 self._long.append((stream, response))

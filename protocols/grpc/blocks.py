@@ -13,7 +13,7 @@ from protocols.grpc.frames import (
 
 
 class BlockAssembler:
-    """Collects the block that is under way: there is one at the most, as nothing may come between its frames.
+    """Collects the block that is under way. There is one at the most, as nothing may come between its frames.
 
     `stream_id` and `ends` (END_STREAM) are those of the HEADERS it began with.
     """
@@ -55,7 +55,7 @@ class BlockAssembler:
 
 
 def too_large(size: int, limit: int) -> ConnectionViolation:
-    """Return what `size` bytes of a header block cost, where `limit` are taken."""
+    """Return the violation for `size` bytes of a header block, where `limit` are accepted."""
     message = f"{size} bytes of metadata, more than the {limit} taken"
     return ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, message)
 

@@ -1,4 +1,4 @@
-"""What is remembered of streams that are no more (RFC 9113, sections 5.1 and 5.1.1).
+"""A bounded memory of closed streams (RFC 9113, sections 5.1 and 5.1.1).
 
 Frames that the peer sent before it learned that we had ended a stream are legal and have to be ignored. The
 same frames on a stream that the peer ended itself cost the connection. Telling them apart takes memory, so
@@ -29,7 +29,7 @@ class ClosedStreams:
         self._skipped: deque[range] = deque(maxlen=_MOST_SKIPPED)
 
     def cut_short(self, stream_id: int) -> None:
-        """We ended the stream, by RST_STREAM or by not accepting it, while the peer may go on sending."""
+        """Note that we ended a stream, by RST_STREAM or refusal, while the peer may go on sending."""
         self._cut_short[stream_id] = None
         if len(self._cut_short) > _MOST_CUT_SHORT:
             oldest = next(iter(self._cut_short))
@@ -37,15 +37,15 @@ class ClosedStreams:
             self._forgotten = max(self._forgotten, oldest)
 
     def ended(self, stream_id: int) -> None:
-        """The peer has ended the stream too: nothing may follow."""
+        """Note that the peer has ended the stream too: nothing may follow."""
         self._cut_short.pop(stream_id, None)
 
     def skipped(self, first: int, last: int) -> None:
-        """The peer used none of these identifiers, and may not use them any more."""
+        """Note that the peer used none of these identifiers, and may not use them any more."""
         self._skipped.append(range(first, last + 1))
 
     def check_late(self, stream_id: int, what: str) -> None:
-        """A DATA or HEADERS frame came for a closed stream.
+        """Check a DATA or HEADERS frame that came for a closed stream.
 
         Raises ConnectionViolation unless it may be ignored.
         """

@@ -1,4 +1,4 @@
-"""Typed tensor contents (`InferTensorContents`) into the protocol's binary layout.
+"""Turns typed tensor contents (`InferTensorContents`) into the protocol's binary layout.
 
 Contract: grpc.md section 7. Integers narrower than their field are cut to their low bytes; FP16 and BF16 have
 no field.

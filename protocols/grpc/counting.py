@@ -30,10 +30,10 @@ Schema = Mapping[int, "Schema"]
 """A message's fields that have fields of their own, by their tags."""
 
 MAX_INNER_FIELDS: Final = 16_384
-"""Fields that all fields of a message may have together, typed contents left out,"""
+"""Fields that all fields of a message may have together, without typed contents."""
 
 INNER_FIELDS: Final = 4200
-"""and that one of them may have: as many as the parameters of an input need."""
+"""Fields that one field of a message may have: as many as the parameters of an input need."""
 
 
 class Count:
@@ -49,11 +49,11 @@ class Count:
         self._here = INNER_FIELDS
 
     def look_into_next(self) -> None:
-        """What is spent from now on is inside of another field."""
+        """Note that the fields spent from now on are inside of another field."""
         self._here = INNER_FIELDS
 
     def spend(self, fields: int) -> None:
-        """Count so many. Raises Malformed where they are too many."""
+        """Count `fields` fields. Raises Malformed where they are too many."""
         self.left -= fields
         self._here -= fields
         if self.left < 0 or self._here < 0:
@@ -103,7 +103,7 @@ def survey(view: memoryview, at: int, end: int, schema: Schema, count: Count) ->
 def fields(
     view: memoryview, at: int, end: int, count: Count | None = None
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the tag of each field between two places, and where it, its content and what follows it begin.
+    """Yield the tag of each field between two places, and where it, its content and the next field begin.
 
     Raises Malformed for what can't be fields.
     """

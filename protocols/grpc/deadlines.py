@@ -15,9 +15,9 @@ from typing import Final, Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 TICK: Final = 0.01
-"""Seconds that a deadline may pass before it is told."""
+"""Seconds by which a deadline may have passed before it is reported."""
 
-_SLACK: Final = 64  # ticks that are left to lie, before those without deadlines are cleared away
+_SLACK: Final = 64  # ticks that may pile up before those without deadlines are cleared away
 
 
 class DeadlineWheel(Generic[K]):
@@ -26,7 +26,7 @@ class DeadlineWheel(Generic[K]):
     def __init__(self) -> None:
         self._ticks: dict[K, int] = {}
         self._keys: dict[int, dict[K, None]] = {}
-        self._order: list[int] = []  # a heap of all ticks in `_keys`, and of some that are no more
+        self._order: list[int] = []  # a heap of all ticks in `_keys`, and of some that were removed
 
     def __len__(self) -> int:
         return len(self._ticks)

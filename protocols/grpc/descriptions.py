@@ -55,7 +55,7 @@ def model_statistics(model_stats: Sequence[Mapping[str, object]]) -> pb.ModelSta
 
 
 def _model_statistics(*, tritium: object = None, **fields: Any) -> pb.ModelStatistics:
-    """Return one element; what Triton's message has no field for is told over HTTP only."""
+    """Return one element. Values that Triton's message has no field for are told over HTTP only."""
     del tritium
     return pb.ModelStatistics(**fields)
 

@@ -54,7 +54,7 @@ class Floods:
         self._excused = 0
 
     def chatter(self, now: float, excused: int) -> None:
-        """A frame that carries nothing came.
+        """Count a frame that carries nothing.
 
         The connection's traffic so far excuses `excused` such frames in all.
         """
@@ -64,23 +64,23 @@ class Floods:
             raise _calm("too many frames that carry nothing")
 
     def reset(self, now: float) -> None:
-        """A stream was reset, by the peer or for what it did."""
+        """Count a stream that was reset, by the peer or for its violation."""
         if not self._resets.spend(now):
             raise _calm("too many streams were reset")
 
     def settings(self, now: float) -> None:
-        """SETTINGS came."""
+        """Count a SETTINGS frame."""
         if not self._settings.spend(now):
             raise _calm("too many SETTINGS frames")
 
     def reply(self) -> None:
-        """A frame is queued in answer to one: the peer must read those, too."""
+        """Count a frame that is queued as an answer, because the peer must read those, too."""
         self._queued += 1
         if self._queued > self._max_queued:
             raise _calm("too many frames to answer while no answer is read")
 
     def replies_taken(self) -> None:
-        """What was queued is handed out."""
+        """Note that the queued frames were handed out."""
         self._queued = 0
 
 

@@ -70,7 +70,7 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionViolation(Exception):
-    """The peer broke a rule which costs it the connection: GOAWAY with `code`, then close (section 5.4.1)."""
+    """The peer broke a rule, and loses its connection: GOAWAY with `code`, then close (section 5.4.1)."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(f"{code.name}: {message}")
@@ -79,7 +79,7 @@ class ConnectionViolation(Exception):
 
 
 class StreamViolation(Exception):
-    """The peer broke a rule which costs it one stream: RST_STREAM with `code` (section 5.4.2)."""
+    """The peer broke a rule, and loses one stream: RST_STREAM with `code` (section 5.4.2)."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(f"{code.name}: {message}")

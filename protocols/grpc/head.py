@@ -19,7 +19,7 @@ from grpclib.metadata import decode_bin_value
 M = TypeVar("M")
 
 ACCEPTED_CODINGS: Final = b"identity,deflate,gzip"
-"""What `grpc-accept-encoding` says of this server."""
+"""The value of `grpc-accept-encoding` for this server."""
 
 _UNITS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -28,7 +28,7 @@ _CODINGS: Final = {b"": b"", b"identity": b"", b"gzip": b"gzip", b"deflate": b"d
 _BY_LIKING: Final = (b"gzip", b"deflate")
 _NOT_METADATA: Final = frozenset((b"te", b"content-type", b"content-length", b"host"))
 _BINARY: Final = b"-bin"
-_SHOWN: Final = 200  # bytes of what a client sent that a refusal repeats
+_SHOWN: Final = 200  # bytes of a client's text that a refusal repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def meant_by(name: bytes, value: bytes) -> bytes:
 
     That is the value itself, or what it holds in base64 where `name` ends in `-bin`.
 
-    Raises ValueError for what is no base64; `read_head` refuses such metadata.
+    Raises ValueError for a value that is not base64; `read_head` refuses such metadata.
     """
     return decode_bin_value(value.partition(b",")[0]) if name.endswith(_BINARY) else value
 

@@ -120,7 +120,7 @@ class Intake:
 
 
 def _mark(request: InferRequest, marks: ClientMarks, call: Call) -> None:
-    """Note what the model wants to know of the client."""
+    """Put on the request what the model wants to know of the client."""
     metadata = call.head.metadata
 
     def header(name: str) -> str:
@@ -145,7 +145,7 @@ class ModelInferMethod:
         self._on_finished = on_finished
 
     def begin(self, call: Call, message: Buffer) -> None:
-        """Have a model answer `call`. Raises TritiumError where none will."""
+        """Have a model answer `call`. Raises TritiumError where no model will."""
         intake = self._intake
         target = intake.peek(message)
         if not isinstance(target, Target):
@@ -197,7 +197,7 @@ class ModelInferMethod:
             model.cancel(request)
 
     def finished(self, call: Call, outcome: InferResponse | TritiumError) -> None:
-        """Tell the request log, and let go of the request. One that could not be read is none."""
+        """Tell the request log, and let go of the request. A request that could not be read is not logged."""
         accepted: _Accepted | None = call.context
         call.context = None  # the request holds the call: together they would wait for the garbage collector
         if self._on_finished is not None and accepted is not None:

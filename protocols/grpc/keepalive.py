@@ -25,11 +25,11 @@ class Action(Enum):
     """What is to be done about a connection now."""
 
     NONE = "none"
-    PING = "ping"  # send one, and `pinged`
+    PING = "ping"  # send a ping
     DROP = "drop"  # the peer does not answer pings
-    RETIRE = "retire"  # it is old: say so, and take no new streams
-    REST = "rest"  # it has had no calls for long: the same
-    EXPIRE = "expire"  # it is old, and the grace is over
+    RETIRE = "retire"  # the connection is old: say so, and take no new streams
+    REST = "rest"  # the connection has had no calls for long: do the same
+    EXPIRE = "expire"  # the connection is old, and the grace is over
 
 
 class Keepalive:
@@ -52,9 +52,9 @@ class Keepalive:
     def __init__(self, options: GrpcOptions, *, now: float, jitter: float) -> None:
         self._options = options
         self._heard_at = now
-        self._awaited_since = math.inf  # when a ping was sent that is not answered
+        self._awaited_since = math.inf  # when the ping was sent whose answer is missing
         self._pings_sent = 0  # since there was a call's data to send
-        self._last_ping = -math.inf  # when the peer's came
+        self._last_ping = -math.inf  # when the peer's last ping came
         self._idle_since = now  # when there was last a call
         self._called = False  # whether there was one since the last check
         self._strikes = 0
@@ -63,12 +63,12 @@ class Keepalive:
         self._rests = False  # the peer was told that it is idle
 
     def heard(self, now: float) -> None:
-        """Bytes came, whatever they were: the peer lives."""
+        """Note that bytes came. Whatever they are, the peer lives."""
         self._heard_at = now
         self._awaited_since = math.inf
 
     def sent_data(self) -> None:
-        """A call's headers or data went out: pings of either side are excused again."""
+        """Note that a call's headers or data went out, which excuses pings of either side again."""
         self._pings_sent = 0
         self._strikes = 0
         self._last_ping = -math.inf
@@ -79,7 +79,7 @@ class Keepalive:
         return math.inf if calls or self._called else self._idle_since
 
     def struck_out(self, now: float, *, calls: int) -> bool:
-        """A ping came while `calls` were open: return whether it was one too many.
+        """Count a ping that came while `calls` were open; return whether it was one too many.
 
         A ping sooner after the last than is allowed is a strike, and more than `max_ping_strikes` are too
         many. With `max_ping_strikes` 0, everything is forgiven.
@@ -94,7 +94,7 @@ class Keepalive:
         return self._strikes > options.max_ping_strikes > 0
 
     def check(self, now: float, *, calls: int) -> Action:
-        """Return what is to be done while `calls` are open. PING, RETIRE and REST are told once."""
+        """Return the action that is due while `calls` are open. PING, RETIRE and REST are returned once."""
         options = self._options
         if calls or self._called:
             self._called = False

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
 
 LONG: Final = 1024
-"""From how many bytes on an input's contents are lifted."""
+"""Bytes from which on an input's contents are lifted."""
 
 UNPACKED: Final = 256 * 1024
-"""Bytes that contents may have, all together, which are short, or neither packed nor all strings.
+"""Bytes that contents which are not lifted may have together.
+
+Those are short, or neither packed nor all strings.
 
 Protobuf reads those in one go, and makes an object of each element.
 """
@@ -33,8 +35,8 @@ Protobuf reads those in one go, and makes an object of each element.
 MOST_REST: Final = 16 * 1024 * 1024
 """Bytes that a request may have beside its tensors: names, shapes and parameters."""
 
-_SHAPE_BYTES: Final = 10 * MAX_DIMS  # and bytes of a shape
-_PIECES: Final = 64  # fields that numbers may come in; who packs them sends one
+_SHAPE_BYTES: Final = 10 * MAX_DIMS  # bytes that a shape may have
+_PIECES: Final = 64  # fields that numbers may come in; a client that packs them sends one
 
 # ModelInferRequest's fields that have fields of their own, and those of an input
 _PARAMETER, _INPUT, _OUTPUT = 0x22, 0x2A, 0x32
@@ -65,7 +67,7 @@ class Lifted(NamedTuple):
 
 
 class _Count(Count):
-    """Counts as well the bytes of contents that are left to protobuf (`loose`)."""
+    """Also counts the bytes of contents that are left to protobuf (`loose`)."""
 
     __slots__ = ("loose",)
 
@@ -117,7 +119,7 @@ def lifting(message: Iterable[memoryview]) -> Generator[None, None, Lifted]:
 def _without_contents(
     view: memoryview, begin: int, end: int, count: _Count
 ) -> tuple[bytes, Sequence[Piece]] | None:
-    """Return an input without its contents, and these; None where protobuf is to read it as it is."""
+    """Return an input without its contents, and its contents; None where protobuf is to read it as it is."""
     found: tuple[int, int, int] | None = None
     several = False
     size = 0
@@ -130,7 +132,7 @@ def _without_contents(
         elif tag == _SHAPE and behind - content > _SHAPE_BYTES:
             raise Malformed(f"the shape at byte {start} has {behind - content} bytes, over {_SHAPE_BYTES}")
     if found is None:
-        count.left = before  # it is looked into once more
+        count.left = before  # the input is looked into once more
         return None
     start, content, behind = found
     pieces = None if several or size < LONG else _pieces(view, content, behind)

@@ -1,4 +1,4 @@
-"""The gRPC listener: what its connections share, and what looks after them.
+"""The gRPC listener: state that its connections share, and tasks that look after them.
 
 Two small tasks serve all connections together. One cancels unary calls whose deadline has passed; the *sweep*
 sends keepalive pings, retires old connections, and shuts the sockets of those that are out of patience.
@@ -31,10 +31,10 @@ from protocols.listening import Listener
 
 _MOST_STREAMS: Final = 1024
 _SCRATCH: Final = 256 * 1024
-_THREADS: Final = 2  # that compress and unfold
+_THREADS: Final = 2  # threads that compress and unfold
 _SWEEP_PERIOD: Final = 1.0
 _SHORTEST_PERIOD: Final = 0.01
-_SWEEPS: Final = 4  # in the shortest patience of the options
+_SWEEPS: Final = 4  # sweeps within the shortest patience of the options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,13 +170,13 @@ class CallDeadlines:
             self._expire()
 
     def _expire(self) -> None:
-        # Not in `watch`, which would keep the last of them until the next expires.
+        # This is not in `watch`, which would keep the last call until the next one expires.
         for call in self._wheel.expire(trio.current_time()):
             call.wire.expire(call)
 
 
 def http2_limits(connection_bytes: int) -> Http2Limits:
-    """Return limits by which first windows can't fill the connection's while no message is whole."""
+    """Return limits by which first windows can't fill the connection's window while no message is whole."""
     return Http2Limits(
         max_streams=max(1, min(_MOST_STREAMS, connection_bytes // DEFAULT_WINDOW)),
         connection_window=min(max(connection_bytes, DEFAULT_WINDOW), 2**30),

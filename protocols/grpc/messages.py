@@ -38,7 +38,7 @@ class Message(NamedTuple):
 
     @property
     def wire_size(self) -> int:
-        """Bytes it took on the wire, its prefix included."""
+        """Bytes that the message took on the wire, its prefix included."""
         return PREFIX_SIZE + len(self.data)
 
 
@@ -68,7 +68,7 @@ class MessageReader:
         self._limit = limit
         self._encoded = encoded
         self._compressed = False
-        self._prefix = b""  # what has come of an incomplete one
+        self._prefix = b""  # the received part of an incomplete prefix
         self._body = bytearray()
 
     @property
@@ -125,7 +125,7 @@ class MessageReader:
         self.declared = size
 
     def _take(self, data: memoryview, messages: list[Message]) -> int:
-        """Take what belongs to the message on its way, and return how many bytes that is."""
+        """Take the bytes that belong to the message on its way, and return how many they are."""
         size = self.declared or 0
         wanted = size - len(self._body)
         if len(data) < wanted:
@@ -173,7 +173,7 @@ def unfold(message: Buffer, coding: bytes, limit: int) -> Buffer:
 
 
 def prefix(size: int, *, compressed: bool = False) -> bytes:
-    """Return what stands before a message of `size` bytes."""
+    """Return the prefix of a message of `size` bytes."""
     return _prefix.pack(compressed, size)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 FIRST_WAIT: Final = 0.1  # seconds, doubled by each further flood
 LONGEST_WAIT: Final = 5.0
 FORGOTTEN_AFTER: Final = 60.0  # seconds without a flood
-MAX_ADDRESSES: Final = 4096  # the one whose last flood is the oldest makes room
+MAX_ADDRESSES: Final = 4096  # beyond, the address whose last flood is the oldest is forgotten
 _NETWORK_BITS: Final = 64  # of an IPv6 address: the rest is its owner's to choose (RFC 4291, section 2.5.4)
 
 
@@ -31,7 +31,7 @@ class Offenders:
         self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()  # floods, and when the last one was
 
     def flooded(self, peer: str, now: float) -> None:
-        """A connection of `peer` was ended for a flood.
+        """Note that a connection of `peer` was ended for a flood.
 
         `peer` is an address as gRPC writes it: `ipv4:192.0.2.1:1234`.
         """

@@ -59,7 +59,7 @@ class GrpcOptions:
     on_finished: FinishedHook | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a limit that nothing could keep to."""
+        """Raise ValueError for a limit that no connection could keep."""
         for name in ("connection_bytes", "max_connections", "max_receive_message", "max_send_message"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")

@@ -21,9 +21,9 @@ from protocols.status import grpc_status
 
 
 class Reflector:
-    """What there is to reflect: `services` by full name, in this order, and the descriptors in `pool`.
+    """Answers reflection requests on `services`, by full name in this order, and the descriptors in `pool`.
 
-    Holds nothing for a client: every answer is whole, whatever was sent on the same stream before.
+    It keeps no state for a client: every answer is complete, whatever was sent on the same stream before.
     """
 
     def __init__(self, services: Iterable[str], pool: DescriptorPool = POOL) -> None:
@@ -73,7 +73,7 @@ class Reflector:
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:
-            pass  # the pool does not look among the methods of services
+            pass  # the pool does not search the methods of services
         parent, _, method = symbol.rpartition(".")
         try:
             service: ServiceDescriptor = self._pool.FindServiceByName(parent)
@@ -102,7 +102,7 @@ def _put_files(response: v1.ServerReflectionResponse, file: FileDescriptor) -> N
 
 
 def _with_dependencies(file: FileDescriptor) -> list[FileDescriptor]:
-    """Return `file`, what it imports, what that imports and so on, each once."""
+    """Return `file` and all files that it imports, directly or not, each once."""
     found = {file.name: file}
     pending = [file]
     while pending:

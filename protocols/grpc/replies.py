@@ -23,7 +23,7 @@ Metadata = Mapping[str, "str | bytes"]
 MAX_MESSAGE: Final = 4096
 """Bytes that a status message may take once it is percent-encoded."""
 
-_KEPT: Final = 256  # trailers that are remembered, most of them errors that clients keep running into
+_KEPT: Final = 256  # trailers that are remembered; most are errors that clients get again and again
 _OK: Final[Field] = (b":status", b"200")
 _TYPE: Final[Field] = (b"content-type", b"application/grpc")
 _ACCEPTED: Final[Field] = (b"grpc-accept-encoding", ACCEPTED_CODINGS)
@@ -88,7 +88,7 @@ def try_again(seconds: int, *, known: bool) -> Metadata:
 
 
 def refused(refusal: Refusal) -> bytes:
-    """Return the one block that answers a call which is not served."""
+    """Return the single block that answers a call which is not served."""
     status = (b":status", b"%d" % refusal.http_status)
     told = _status(refusal.status.value, refusal.message)
     return encode_headers((status, _TYPE, *told, *refusal.headers))
@@ -102,7 +102,7 @@ def encoded(metadata: Metadata) -> list[Field]:
     """
     own = metadata
     pushback: list[Field] = []
-    if _PUSHBACK in metadata:  # of gRPC's own names the one that is for methods to say
+    if _PUSHBACK in metadata:  # the only one of gRPC's own names that methods may set
         own = {name: value for name, value in metadata.items() if name != _PUSHBACK}
         pushback = [(_PUSHBACK.encode(), str(metadata[_PUSHBACK]).encode())]
     return [(name.encode(), value.encode()) for name, value in encode_metadata(own)] + pushback

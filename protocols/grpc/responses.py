@@ -1,4 +1,4 @@
-"""`InferResponse`s into ModelInferResponse and ModelStreamInferResponse bytes, written by hand.
+"""Turns `InferResponse`s into ModelInferResponse and ModelStreamInferResponse bytes, written by hand.
 
 Between the answers of one model, little changes but the id and the tensors' bytes. So what stands before and
 between those is kept. The bytes are those that protobuf writes when told to be deterministic: maps are in the
@@ -99,7 +99,7 @@ def encode_stream_error(
     model_version: str = "",
     final: bool | None = None,
 ) -> bytes:
-    """Return the ModelStreamInferResponse that tells what went wrong with one request of a stream.
+    """Return the ModelStreamInferResponse that tells the error of one request of a stream.
 
     Before the request's execution only the id is known. After it has begun, so are the model, the version as
     it was asked for, and whether this is the request's last answer.
@@ -115,7 +115,7 @@ def encode_stream_error(
 def _parts(
     response: InferResponse, plan: AnswerPlan, spec: ModelSpec, final: bool | None
 ) -> tuple[list[Buffer], int, bool]:
-    """Return the pieces of a ModelInferResponse, their size, and whether there is more than is copied."""
+    """Return the pieces of a ModelInferResponse, their size, and whether they are too long to be copied."""
     outputs = response.outputs
     if plan.classes is not None:
         outputs = _chosen(outputs, plan.classes, spec)
@@ -152,7 +152,7 @@ def _chosen(outputs: Sequence[Tensor], classes: Mapping[str, int], spec: ModelSp
 
 @lru_cache(maxsize=_KEPT)
 def _head(model_name: str, model_version: int, *outputs: tuple[str, str, tuple[int, ...]]) -> _Head:
-    """Return what does not change between answers with `outputs` of these names, datatypes and shapes."""
+    """Return the parts shared by all answers with `outputs` of these names, datatypes and shapes."""
     described = b""
     raw: list[tuple[int, bytes]] = []
     for name, datatype, shape in outputs:

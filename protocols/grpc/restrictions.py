@@ -34,14 +34,14 @@ CATEGORIES: Final[Mapping[str, Category]] = {
     "/grpc.health.v1.Health/Check": Category.HEALTH,
     **{INFERENCE_SERVICE + rpc: category for category, rpcs in _RPCS.items() for rpc in rpcs},
 }
-"""The category of each RPC, by full path. What is not in it can't be restricted."""
+"""The category of each RPC, by full path. RPCs that are not in it can't be restricted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
     """The metadata that opens an RPC: a `key`, in lower case as HTTP/2 has it, and its one `value`.
 
-    `refusal` is what a call without it is told, with UNAVAILABLE.
+    `refusal` is the message for a call without it, with UNAVAILABLE.
     """
 
     key: str

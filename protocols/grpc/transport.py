@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _JOINED: Final = 32 * 1024  # up to this size copying together is cheaper than a scattered write
 _MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
-_RECORDS: Final = 64 * 1024  # what is encrypted at once
+_RECORDS: Final = 64 * 1024  # bytes that are encrypted at once
 _ALPN: Final = "h2"
 
 
@@ -34,7 +34,7 @@ class ConnectionLost(Exception):
 
 
 class Transport(Protocol):
-    """What a connection needs of its client's bytes. Everything raises ConnectionLost."""
+    """The bytes to and from a client, as a connection needs them. Every method may raise ConnectionLost."""
 
     peer: str
 
@@ -48,10 +48,10 @@ class Transport(Protocol):
         """
 
     def exhausted(self, count: int, size: int) -> bool:
-        """Whether, after `count` bytes came into `size`, nothing more is to be had without a wait."""
+        """Whether, after `count` bytes came into a buffer of `size`, more bytes need a wait."""
 
     def send(self, buffers: Sequence[Buffer]) -> list[Buffer]:
-        """Send what is taken at once; return the rest, which the next call must begin with."""
+        """Send the bytes that are taken at once; return the rest, with which the next call must begin."""
 
     async def wait_readable(self) -> None:
         """Wait until `receive_into` is worth a try."""
@@ -60,7 +60,7 @@ class Transport(Protocol):
         """Wait until `send` is worth a try."""
 
     def finish(self) -> None:
-        """Tell the client that nothing more will come, behind what was sent."""
+        """Tell the client, behind the bytes that were sent, that nothing more will come."""
 
     def shut(self, *, abort: bool = False) -> None:
         """End both directions now, so that waiting tasks wake up.
@@ -83,7 +83,7 @@ class PlainTransport:
         self.peer = address_of(sock)
 
     async def handshake(self) -> None:
-        """Nothing needs to be done; not even a checkpoint is passed."""
+        """Do nothing, not even a checkpoint."""
 
     def receive_into(self, buffer: memoryview) -> int:
         """Fill `buffer` (see `Transport`)."""
@@ -205,7 +205,10 @@ class TlsTransport:
         return 0
 
     def exhausted(self, count: int, size: int) -> bool:
-        """Whether nothing decrypted is left: what is must be taken now, since the socket would not tell."""
+        """Whether no decrypted bytes are left.
+
+        They must be taken now, since the socket would not report them.
+        """
         return count < size and not self._socket.pending()
 
     def send(self, buffers: Sequence[Buffer]) -> list[Buffer]:
@@ -238,7 +241,7 @@ class TlsTransport:
         """Say goodbye in TLS, without waiting for the client's, and shut down the sending side."""
         self._finished = True
         if self._tls is not None:
-            with contextlib.suppress(OSError, ValueError):  # the client's goodbye is not here yet, as a rule
+            with contextlib.suppress(OSError, ValueError):  # usually, the client's goodbye is not here yet
                 self._tls.unwrap()
         shutdown(self._raw, socket.SHUT_WR)
 
@@ -318,7 +321,7 @@ def shutdown(sock: socket.socket, how: int) -> None:
 
 
 def _lost(failure: OSError) -> Exception:
-    """Return what `failure` of a connected socket means: a lost client, or what it says."""
+    """Return the exception for `failure` of a connected socket: ConnectionLost, or `failure` itself."""
     if isinstance(failure, ssl.SSLError) or failure.errno in LOST:
         return ConnectionLost(str(failure))
     return failure

@@ -1,4 +1,4 @@
-"""The RPCs of extensions that this version does not have. Over HTTP their endpoints say the same."""
+"""The RPCs of extensions that this version lacks. Over HTTP their endpoints say the same."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ _MAX_SIZE: Final = 2**31 - 1
 _MAX_TAG: Final = 2**32 - 1
 _TAG_VARINT: Final = 5  # bytes that a tag may take
 VALUE_VARINT: Final = 10
-"""Bytes that a length or a value may take, of whose bits the lowest 64 count."""
-_GROUP_FIELDS: Final = 1024  # that a group may have: they are skipped in one go
+"""Bytes that a length or a value may take. The lowest 64 of its bits count."""
+_GROUP_FIELDS: Final = 1024  # fields that a group may have: they are skipped in one go
 _LONGEST_ID: Final = 16 * 1024 * 1024  # bytes: a longer one takes milliseconds to be read
 _GROUP_DEPTH: Final = 100  # as deep as protobuf follows
 
@@ -80,7 +80,7 @@ def delimited(tag: int, content: bytes) -> bytes:
 def splitting(message: Buffer) -> Generator[None, None, Pieces]:
     """Take a ModelInferRequest apart, in slices.
 
-    Raises Malformed; `rest` may still be found wanting by protobuf.
+    Raises Malformed. Protobuf may still find a fault in `rest`.
     """
     view = memoryview(message)
     end = len(view)
@@ -180,7 +180,7 @@ def tag_at(message: Buffer, at: int) -> tuple[int, int]:
 
 
 def skip_group(message: Buffer, number: int, at: int) -> tuple[int, int]:
-    """Return where the group ends whose fields begin at `at`, and how many fields it has, itself included."""
+    """Return the end of the group whose fields begin at `at`, and how many fields it has, itself included."""
     groups = [number]
     for fields in range(1, _GROUP_FIELDS + 1):
         start = at

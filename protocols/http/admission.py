@@ -1,4 +1,4 @@
-"""What is decided on the head of a request, before anything of a long body is kept.
+"""The decision on a request's head, before any bytes of a long body are kept.
 
 A server asks `Admit` once more of a body is to come than is here with its head. So requests whose body is
 short, or has come with the head, pay nothing for it; the application finds the same by itself.
@@ -28,13 +28,13 @@ MOST_SKIPPED: Final = 1024 * 1024
 """Of a refused body, bytes that may still come if the connection is to live on."""
 
 MOST_DISCARDED: Final = 256 * 1024 * 1024
-"""Of a refused body, bytes that are read and dropped so that the client comes to read its answer."""
+"""Of a refused body, bytes that are read and dropped so that the client reads its answer."""
 
 DISCARD_PAUSE: Final = 2.0
 """Seconds for which a body that is being dropped may pause."""
 
 DISCARD_TIME: Final = 60.0
-"""Seconds after which a body is dropped no longer, however fast it comes."""
+"""Seconds for which a refused body is read and dropped at the most, however fast it comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def short(length: int) -> Verdict:
 
 
 def admit_short(_method: str, _path: bytes, _headers: Sequence[Header], length: int) -> Verdict:
-    """Admit, for an application all of whose endpoints take little or nothing (`Admit`)."""
+    """Admit short bodies only, for an application whose endpoints all take little or nothing (`Admit`)."""
     return short(length)
 
 

@@ -77,7 +77,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Outcome = InferResponse | TritiumError
 
-# Paths whose route is remembered, those of ordinary length: hostile clients can make up any number of them.
+# Paths of ordinary length whose route is remembered. Hostile clients can make up any number of paths.
 _KEPT_PATHS: Final = 1024
 _KEPT_PATH_LENGTH: Final = 512
 _KEPT_PATHS_BYTES: Final = 2 * 1024 * 1024
@@ -121,7 +121,7 @@ class V2Options:
 
 
 class _Answer:
-    """What goes back to the client."""
+    """The answer to the client."""
 
     __slots__ = ("buffers", "headers", "release", "status")
 
@@ -143,13 +143,13 @@ _Handler = Callable[[Route, Scope, Receive], Awaitable[_Answer | None]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Target:
-    """A path, looked up: what it asks of a request, and who answers."""
+    """The result of looking a path up: what it asks of a request, and what answers."""
 
     route: Route
-    handle: _Handler | None  # None: one of the generate extension's, which answers piece by piece
+    handle: _Handler | None  # None for the generate extension, which answers piece by piece
     methods: tuple[str, ...]
     restriction: Header | None
-    refusal: _Answer | None  # to those who don't meet `restriction`
+    refusal: _Answer | None  # to requests that don't meet `restriction`
     guarded: bool  # against pages of other sites
 
 
@@ -254,7 +254,7 @@ class V2App:
         )
 
     async def _answer_elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer under a server that is not ours, and so has not asked `admit`."""
+        """Answer under a foreign server, which has not asked `admit`."""
         length = announced(scope["headers"])
         verdict = self.admit(scope["method"], scope["raw_path"], scope["headers"], length)
         foreign = ForeignBody(receive, verdict, length)
@@ -273,7 +273,8 @@ class V2App:
         headers = [*answer.headers, (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         if not foreign.ended:
-            # A server that is told that the answer is over would close the connection on what still comes.
+            # A server that learns that the answer is complete would close the connection while the body still
+            # comes.
             await send({"type": "http.response.body", "body": body, "more_body": True})
             await foreign.discard()
             body = b""
@@ -428,7 +429,7 @@ class V2App:
             )
         try:
             document = await self._parsed(body) if body else None
-        except Internal as error:  # what Triton's own endpoints answer to such a body
+        except Internal as error:  # as Triton's own endpoints answer such a body
             raise InvalidArgument(error.message) from error
         if type(document) is not dict:
             raise InvalidArgument("the body is a traffic plan as a JSON object, or {} to end the split")
@@ -512,7 +513,7 @@ class V2App:
                 )
             )
             model = self._server.models.resolve(route.model, route.version)  # once more, for the same reason
-        del body, given  # of a long JSON text the request keeps nothing
+        del body, given  # the request keeps nothing of a long JSON text
         if model.marks is not None:
             put_marks(model.marks, request, scope)
         hook: DisconnectHook | None = scope.get("extensions", {}).get("tritium.disconnect")

@@ -1,4 +1,4 @@
-"""Which bodies the v2 API takes, by what the head says, and bodies under a server that is not ours."""
+"""Which bodies the v2 API takes, judged by the head, and bodies under a foreign server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class BodyLimits:
     def admit(self, route: Route, fields: Sequence[Header], length: int) -> Verdict:
         """Say whether the body of a request may come, which has `length` bytes or is chunked (-1).
 
-        Raises TritiumError for what is refused whatever the body says: an unknown model, say.
+        Raises TritiumError for a request that is refused whatever its body, such as one for an unknown model.
         """
         match route.endpoint:
             case Endpoint.INFER:
@@ -89,7 +89,7 @@ class BodyLimits:
 
 
 def as_refused(error: TritiumError) -> Refused:
-    """Return what tells a client of `error`."""
+    """Return the answer that tells a client of `error`."""
     return refused(http_status(error.code), error.message, [JSON, *failure_fields(error)])
 
 
@@ -105,7 +105,7 @@ def announced(fields: Sequence[Header]) -> int:
 
 
 class BodyTooLong(Exception):
-    """More of a body came than may. `answer` is what the client is told."""
+    """More of a body came than is allowed. `answer` is the answer to the client."""
 
     def __init__(self, answer: Refused) -> None:
         super().__init__(answer)

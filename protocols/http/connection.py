@@ -101,7 +101,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """How a connection is treated that was let in although all others are busy.
+    """The treatment of a connection that was let in although all others are busy.
 
     While the server is still `crowded`, a request is answered only if its path `is_welcome`. That answer is
     the connection's last. Requests for other paths are refused, and `turned_away` is told of each.
@@ -167,13 +167,13 @@ class Connection:
         self._client = _address(sock.getpeername)
         self._server = _address(sock.getsockname)
         self._extensions = {"tritium.response": {}, "tritium.disconnect": self}
-        self.served = False  # it brought a request
+        self.served = False  # a request came on it
         self._idle_since = trio.current_time()
         self._guest: Guest | None = None
-        self._yielding = False  # it was told to give way to another
+        self._yielding = False  # it was told to give way to another connection
         self._draining = False
         self._withdrawn = False  # the server is about to drain
-        # While the server ends: when the body would have been due, had nothing of it come.
+        # While the server ends: when the body would be due if no part of it had come.
         self._hurried: float | None = None
         self._request = Request()
         self._keep_alive = True
@@ -212,7 +212,7 @@ class Connection:
 
     @property
     def yields_at(self) -> float:
-        """From when on it may be ended for another (`protocols.room.Occupant`)."""
+        """The time from which on it may be ended for another connection (`protocols.room.Occupant`)."""
         if self._yielding:
             return math.inf
         limits = self._limits
@@ -239,7 +239,7 @@ class Connection:
             self.expire()
 
     def squeeze_in(self, guest: Guest) -> None:
-        """Note that there is no room for this connection: what it brings is answered as `guest` says."""
+        """Note that there is no room for this connection: its requests are answered as `guest` says."""
         self._guest = guest
 
     def withdraw(self) -> None:
@@ -249,7 +249,7 @@ class Connection:
     def drain(self) -> None:
         """Finish what the client has sent already, and close; close at once where there is nothing.
 
-        A request that is half here is waited for as long only as `_hurry` says.
+        A partly received request is waited for only as long as `_hurry` says.
         """
         self._draining = True
         if self.phase is Phase.IDLE:
@@ -271,7 +271,7 @@ class Connection:
             last = refused(*_EXITING)
             try:
                 self._socket.send(self._head(last.status, last.headers, len(last.body)) + last.body)
-                self._socket.shutdown(socket.SHUT_WR)  # whatever the application says now comes too late
+                self._socket.shutdown(socket.SHUT_WR)  # an answer of the application now comes too late
             except OSError:  # the client has gone, or reads nothing
                 return
 
@@ -321,7 +321,7 @@ class Connection:
             self.deadline = math.inf
 
     def close(self) -> None:
-        """Close the socket. Nothing of the connection is left to the garbage collector."""
+        """Close the socket, and leave no part of the connection to the garbage collector."""
         self._socket.close()
         self._parser.close()
         self._extensions = {}
@@ -374,12 +374,12 @@ class Connection:
         return parser.ready.popleft()
 
     def _has_come(self) -> bool:
-        """Whether anything of another request is here, or of what is none."""
+        """Whether any bytes of another request are here, or bytes that are no request."""
         parser = self._parser
         return parser.begun or bool(parser.ready) or parser.refusal is not None
 
     def _read(self) -> bool:
-        """Take what the socket has; False where it has come to its end."""
+        """Take the bytes that the socket has; False at the end of the stream."""
         direct = self._parser.direct
         try:
             if direct is not None:
@@ -438,11 +438,11 @@ class Connection:
             self._keep_alive = False
 
     async def _turned_away(self, guest: Guest, request: Request) -> bool:
-        """Answer a request for which there is no room; False where it may go on after all."""
+        """Refuse a request for which there is no room; False where it may go on after all."""
         if not guest.crowded():
             self._guest = None
             return False
-        self._yielding = True  # it goes with this answer
+        self._yielding = True  # the connection ends with this answer
         if guest.is_welcome(request.path):
             return False
         guest.turned_away()
@@ -458,7 +458,7 @@ class Connection:
             nonlocal taken
             if not taken:
                 taken = True
-                # The application has it from here on, and lets go of it when it has no more use for it.
+                # The application owns the body from here on, and drops it when it needs it no longer.
                 body, request.body = request.body, b""
                 return {"type": "http.request", "body": body, "more_body": False}
             if not self.disconnected and not self._answered:
@@ -534,7 +534,7 @@ class Connection:
             parts += (_SPELLING.get(name, name), b": ", value, b"\r\n")
         if size is not None and status not in _BODILESS:
             parts.append(b"Content-Length: %d\r\n" % size)
-        # What was sent ahead is answered before the end.
+        # Requests that were sent ahead are answered before the end.
         if (self._draining or self._withdrawn or self._yielding) and not self._parser.ready:
             self._keep_alive = False
         if not self._keep_alive:
@@ -650,5 +650,5 @@ def _address(ask: Callable[[], Any]) -> tuple[str, int] | None:
 
 
 def watched_events() -> int:
-    """Return the epoll events that tell of a client that left: edges only, for each comes once."""
+    """Return the epoll events that tell of a client that left. They are edges only, as each comes once."""
     return select.EPOLLRDHUP | select.EPOLLET

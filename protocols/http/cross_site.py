@@ -42,6 +42,6 @@ def _is_this_server(origin: bytes, host: bytes) -> bool:
         server = urlsplit("//" + host.decode("latin-1"))
         default = _PORTS.get(page.scheme)
         ports = (page.port or default, server.port or default)
-    except ValueError:  # a port that is no number, say
+    except ValueError:  # such as a port that is no number
         return False
     return page.hostname is not None and page.hostname == server.hostname and ports[0] == ports[1]

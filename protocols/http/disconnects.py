@@ -28,7 +28,7 @@ class DisconnectHook(Protocol):
 
 
 async def watched(receive: Receive, work: Callable[[DisconnectHook], Awaitable[T]]) -> T:
-    """Return what `work(hook)` does, on a server without a hook, which costs a task."""
+    """Return the result of `work(hook)`, on a server without a hook. This costs a task."""
     hook = _WatchedHook()
     failure: TritiumError | None = None
     results: list[T] = []

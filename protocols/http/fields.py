@@ -14,13 +14,13 @@ JSON: Final[Header] = (b"content-type", b"application/json")
 EVENTS: Final[Header] = (b"content-type", b"text/event-stream; charset=utf-8")
 
 SOON: Final[Header] = (b"retry-after", b"1")
-"""With a status of 503 whose end is unknown."""
+"""The field that goes with a status of 503 whose end is unknown."""
 
 _PHASES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
 def failure_fields(error: TritiumError) -> list[Header]:
-    """Return the fields that go with the status of `error`, its Content-Type left open."""
+    """Return the fields that go with the status of `error`, without its Content-Type."""
     if isinstance(error, UnsupportedCompression):
         return [(b"accept-encoding", OFFERED)]
     seconds = retry_seconds(error)

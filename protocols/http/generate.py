@@ -55,7 +55,7 @@ _PLAIN: Final = frozenset((b"", b"identity"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
-    """What the extension has in common with the rest of the API; see `protocols.http.app.V2Options`."""
+    """The options that the extension shares with the rest of the API; see `protocols.http.app.V2Options`."""
 
     max_input_size: int
     server_timing: bool
@@ -99,7 +99,7 @@ class Generator:
         except TooLong:
             request = await in_slices(decode_long_generate(body, model.spec, **given))
             model = self._models.resolve(route.model, route.version)  # once more, for the same reason
-        del body  # it may be long, and so may the stream that answers it
+        del body  # it may be long, and the stream that answers it may last long
         if model.marks is not None:
             put_marks(model.marks, request, scope)
         exchange = Exchange(model, request, port, self._told(scope))
@@ -115,7 +115,7 @@ class Generator:
             await watched(receive, work)
 
     def _told(self, scope: Scope) -> Callable[[InferRequest, Part], None] | None:
-        """Return who is told what came of the request that `scope` is of."""
+        """Return the hook that is told the outcome of the request of `scope`."""
         on_finished = self._options.on_finished
         if on_finished is None:
             return None
@@ -123,7 +123,7 @@ class Generator:
 
 
 class PartsPort:
-    """Takes the parts of one answer, for the one task that takes them on.
+    """Takes the parts of one answer, for the one task that passes them on.
 
     It sets no bound: a model that may give many parts has credit for so many, and gets it back as parts are
     released.
@@ -176,7 +176,7 @@ class PartsPort:
 
 
 class Exchange:
-    """One request from its submission to the end of its answer, and who is told what came of it."""
+    """One request from its submission to the end of its answer, and the hook that is told its outcome."""
 
     def __init__(
         self,
@@ -185,14 +185,17 @@ class Exchange:
         port: PartsPort,
         on_finished: Callable[[InferRequest, Part], None] | None,
     ) -> None:
-        self.left = False  # the client did, before the model was done
+        self.left = False  # whether the client left before the model was done
         self._model = model
         self._request = request
         self._port = port
         self._on_finished = on_finished
 
     async def run(self, write: Callable[[], Awaitable[None]], hook: DisconnectHook) -> None:
-        """Submit the request and `write` its answer. However this ends, the model is rid of the request."""
+        """Submit the request and `write` its answer.
+
+        However this ends, the model no longer has the request.
+        """
         if hook.disconnected:
             self.tell(Cancelled("the client left"))
             return
@@ -223,7 +226,7 @@ class Exchange:
         self._port.close()
 
     def tell(self, outcome: Part) -> None:
-        """Tell once what came of the request."""
+        """Tell the outcome of the request, once."""
         on_finished, self._on_finished = self._on_finished, None
         if on_finished is not None:
             on_finished(self._request, outcome)
@@ -254,7 +257,7 @@ class Exchange:
         )
 
     def tell_end(self) -> None:
-        """Tell what the model ended with."""
+        """Tell the model's last part."""
         if self._port.final is not None:
             self.tell(self._port.final)
 
@@ -291,7 +294,7 @@ async def _encoded(response: InferResponse) -> Sequence[Buffer]:
 def _only(
     exchange: Exchange, parts: Sequence[Part], *, timed: bool
 ) -> tuple[InferResponse | None, list[Header], Sequence[Buffer]]:
-    """Return the only one of `parts`, the headers of its answer and, where it is none, the body."""
+    """Return the only one of `parts` with the headers of its answer; otherwise the body of an error."""
     if parts and isinstance(parts[0], TritiumError):
         raise parts[0]
     if len(parts) != 1:
@@ -334,7 +337,7 @@ class _EventWriter:
         self._started = False
 
     async def write(self, parts: Sequence[Part], at: int) -> int:
-        """Write events of `parts` from `at` on, as many as go together, and release what they came from.
+        """Write events of `parts` from `at` on, as many as go together, and release their parts.
 
         Returns the place of the first part that was not written.
         """

@@ -1,4 +1,4 @@
-"""The native HTTP/1.1 listener: what its connections share, and what looks after them.
+"""The native HTTP/1.1 listener: state that its connections share, and tasks that look after them.
 
 Two small tasks serve all connections together. The *watcher* learns from a private epoll when a client closes
 or half-closes its side. It tells the connection, so that an inference in flight is cancelled without a task
@@ -70,7 +70,7 @@ class HttpListener(Listener[Connection]):
         admit: Admit | None = None,
         is_welcome: Callable[[bytes], bool] = lambda _: True,
     ) -> None:
-        """`admit` is asked whether a long body may come; without it, every body may that the limits allow.
+        """`admit` is asked whether a long body may come. Without it, every body within the limits may.
 
         `is_welcome` picks the paths that are answered even where all connections are busy: those of health
         checks.
@@ -95,7 +95,7 @@ class HttpListener(Listener[Connection]):
         )
 
     def withdraw(self) -> None:
-        """Have each connection end with its next answer, those that are yet to come too."""
+        """Have each connection end with its next answer, also connections that are yet to come."""
         self._withdrawn = True
         super().withdraw()
 
@@ -132,7 +132,8 @@ class HttpListener(Listener[Connection]):
         connection.squeeze_in(self._guest)
 
     def _turn_away(self, accepted: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # it has left, or takes nothing: then it learns by the end
+        # A client that has left, or takes nothing, learns of it by the end of its connection.
+        with contextlib.suppress(OSError):
             accepted.send(_TOO_MANY)
 
     async def _watch(self) -> None:

@@ -79,7 +79,7 @@ class Refusal:
     answer: Refused | None = None
 
     def as_answer(self) -> Refused:
-        """Return what the client is told."""
+        """Return the answer to the client."""
         return self.answer or refused(self.status, self.message)
 
 
@@ -110,7 +110,7 @@ class RequestParser:
         self._most = limits.max_body_size  # bytes of its body
         self._complain: Callable[[int], Refused] | None = None  # makes the answer to more
         self._llhttp: Any = httptools.HttpRequestParser(self)
-        self._last = False  # a request closed the connection: what follows is not looked at
+        self._last = False  # a request closed the connection: later bytes are ignored
         self._request = Request()
         self._target = b""
         self._parts: list[bytes] = []
@@ -124,7 +124,7 @@ class RequestParser:
         self._host = b""  # the last one that was checked: a client rarely changes it
 
     def close(self) -> None:
-        """Nothing more is fed. The inner parser and this one let go of each other."""
+        """End the parser: nothing more is fed. The inner parser and this one let go of each other."""
         self._llhttp = None
 
     def feed(self, data: Buffer) -> None:
@@ -206,7 +206,10 @@ class RequestParser:
             self.refusal = Refusal(answer.status, "", answer)
 
     def _check_size(self) -> None:
-        """Refuse a body of which too much has come. One with a length was refused by that."""
+        """Refuse a chunked body of which too much has come.
+
+        A body with a length was refused by its length.
+        """
         if self.received <= self._most or self.refusal is not None:
             return
         if self._complain is not None:
@@ -358,7 +361,7 @@ class RequestParser:
             self._length = length
 
     def on_chunk_header(self) -> None:
-        """A chunk of the body comes next, or, where nothing of it does, the body's end."""
+        """A chunk of the body comes next or, where it is empty, the body's end."""
         self._chunk_begins = True
 
     def on_body(self, part: bytes) -> None:

@@ -37,7 +37,7 @@ class ReplyPort:
             self._finish()
 
     def close(self) -> None:
-        """The client left: let go of what came and of what still comes, and wake the task."""
+        """The client left: release the parts that came and those that still come, and wake the task."""
         if self._outcome is not None:
             release(self._outcome)
         self._outcome = None

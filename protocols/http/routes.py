@@ -1,4 +1,4 @@
-"""Which endpoint a path names, and what that endpoint asks of a request before it is looked at.
+"""Which endpoint a path names, and what that endpoint demands of a request in advance.
 
 Contract: http.md section 2. Paths match exactly; `{M}` is one segment. The table is a value, so that a test
 can walk it.
@@ -52,7 +52,7 @@ class Endpoint(Enum):
 
 
 CHANGE_WHAT_IS_SERVED: Final = frozenset({Endpoint.MODEL_LOAD, Endpoint.MODEL_UNLOAD, Endpoint.TRAFFIC})
-"""Endpoints that no page of another site may have a visitor's browser POST to."""
+"""Endpoints to which a page of another site may not have a visitor's browser POST."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ def check_name(name: str, kind: str) -> None:
 def check_count(count: int, declared: int, kind: str, model: str) -> None:
     """Raise InvalidArgument where a request names many more inputs or outputs (`kind`) than its model has.
 
-    A few too many pass: what is told of them later says which ones they are.
+    A few too many pass, because a later error names them.
     """
     if count > declared + _SPARE:
         raise InvalidArgument(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OFFERED: Final = b"gzip, deflate"
 
 UNSUSPICIOUS: Final = 16 * 1024 * 1024
-"""Bytes of content that are taken whatever the size of their stream."""
+"""Bytes of content that are accepted whatever the size of their stream."""
 
 RATIO: Final = 100
 """How many times the size of its stream a longer content may be."""
@@ -33,16 +33,16 @@ Slices = Generator[None, None, tuple[bytearray, int]]
 _NOTHING: Final = frozenset((b"", b"identity"))
 _COMPRESSED: Final = frozenset((b"gzip", b"deflate"))
 _CODINGS: Final = frozenset((b"identity", b"deflate", b"gzip"))
-_BITE: Final = 64 * 1024  # bytes given to zlib at once,
-_MADE_AT_ONCE: Final = 256 * 1024  # and bytes it may make of them: less than a millisecond
-# What a bite counts beside what it makes: it may hold blocks of nothing, which take long.
+_BITE: Final = 64 * 1024  # bytes given to zlib at once
+_MADE_AT_ONCE: Final = 256 * 1024  # bytes that zlib may make of them, which takes less than a millisecond
+# Bytes that a bite counts beside those it makes, because it may hold empty blocks, which take long.
 _READING: Final = _MADE_AT_ONCE // 2
 _EITHER: Final = 32 + zlib.MAX_WBITS  # zlib or gzip, by the stream's own header
 _WINDOW: Final = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 
 
 class UnsupportedCompression(Unsupported):
-    """The body came in a coding that the server does not know; the answer names those it does."""
+    """The body came in a coding that the server does not know. The answer names those that it does."""
 
 
 def is_compressed(content_encoding: bytes) -> bool:
@@ -70,7 +70,7 @@ class Suspicious(OverLimit):
 
 
 def most_of(size: int, limit: int) -> int:
-    """Return to how many bytes a stream of `size` bytes may unfold where `limit` is the most in any case."""
+    """Return how many bytes a stream of `size` bytes may unfold to; never more than `limit`."""
     return min(limit, max(UNSUSPICIOUS, RATIO * size))
 
 
@@ -88,7 +88,7 @@ def unfolding(body: Buffer, limit: int, coding: bytes = b"") -> Slices:
     at = 0
     bite: Buffer = b""
     work = 0
-    full = False  # the last part was as long as it may be: there may be more where it came from
+    full = False  # the last part was as long as it may be, so there may be more
     while not stream.eof:
         if not bite and not full:
             bite = view[at : at + _BITE]

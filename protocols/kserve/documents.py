@@ -50,8 +50,8 @@ def _parse_liberal(text: bytes) -> Any:
     try:
         return json.loads(without_liberties(decoded), parse_int=as_integer, parse_float=as_double)
     except json.JSONDecodeError as error:
-        # Only faults behind what `locate_fault` walks come here: the standard library's position, in the
-        # parser's nearest words.
+        # Only faults behind the part that `locate_fault` walks come here. They get the standard library's
+        # position, in the parser's nearest words.
         offset = len(decoded[: error.pos].encode("utf-8", "surrogateescape"))
         refuse(Fault("Invalid value.", offset))
     except OverflowError:
@@ -102,7 +102,7 @@ def refuse(fault: Fault) -> NoReturn:
 
 
 def without_liberties(text: str) -> str:
-    """Return `text` with the bare words that the standard library does not know spelt as those it does."""
+    """Return `text` with unknown bare words replaced by the spellings that the standard library knows."""
     if _LIBERTIES.search(text) is None:
         return text
     pieces = _STRINGS.split(text)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 INT64_MAX: Final = 2**63 - 1
 
 _NUMBERS: Final = frozenset((int, float))
-# What a tensor's elements may be in JSON, how Triton calls that, and the `struct` code of an element.
+# The types that a tensor's elements may have in JSON, Triton's name for them, and an element's `struct` code.
 _RULES: Final[dict[DataType, tuple[frozenset[type], str, str]]] = {
     DataType.BOOL: (frozenset((bool,)), "boolean", ""),
     DataType.INT8: (frozenset((int,)), "signed-integer", "b"),
@@ -81,7 +81,10 @@ def pack(data: list[Any] | LongArray, name: str, datatype: DataType, count: int,
 
 
 def _packed(elements: list[Any], datatype: DataType) -> Buffer:
-    """Return elements of the right types in binary layout. Raises Internal for what no integer holds."""
+    """Return elements of the right types in binary layout.
+
+    Raises Internal for values that no integer holds.
+    """
     if datatype is DataType.BYTES:
         return _pack_strings(elements)
     if datatype is DataType.BOOL:
@@ -119,7 +122,7 @@ class Packing:
         else:
             room = (text_size if count is None else min(count, text_size)) * datatype.size
         self._packed: memoryview = np.empty(room + 8, np.uint8).data
-        # The first thing wrong: told by `finish`, for what is wrong elsewhere in the request comes first.
+        # The first error. `finish` raises it, because errors elsewhere in the request come first.
         self._wrong: TritiumError | None = None
 
     def take(self, elements: list[Any], kinds: set[type]) -> None:
@@ -249,7 +252,7 @@ def _not_a(kind: str) -> str:
 
 
 def _narrow(elements: list[Any], datatype: DataType, kind: str) -> Buffer:
-    """Return numbers of which some are out of the datatype's range: wrapped, or infinite."""
+    """Return numbers, some of which are out of the datatype's range. Those become wrapped, or infinite."""
     if kind == "number":
         with np.errstate(over="ignore"):
             return np.array(elements, dtype=np.float64).astype(datatype.numpy).view(np.uint8).data

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 WALKED: Final = 64 * 1024
 SAID_OF_OBJECT: Final = "Missing a comma or '}' after an object member."
 SAID_OF_ARRAY: Final = "Missing a comma or ']' after an array element."
-_LONGEST_TOKEN: Final = 16  # a fault this near to the end of the walk may be of the walk's making
+_LONGEST_TOKEN: Final = 16  # a fault this near to the end of the walk may come from the cut there
 
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 _PLAIN: Final = re.compile(rb'[^"\\\x00-\x1f]*')
@@ -25,7 +25,7 @@ _ARRAY: Final = ord("[")
 
 
 class Fault(NamedTuple):
-    """What a parser has against a text, and the byte offset where it stopped."""
+    """A parser's complaint about a text, and the byte offset where it stopped."""
 
     text: str
     offset: int
@@ -37,7 +37,7 @@ class _Stop(Exception):  # carries a fault out of the walk; other code never see
 
 
 def locate_fault(text: bytes) -> Fault | None:
-    """Return the first fault of `text`, or None where the walk found none in what it looked at."""
+    """Return the first fault of `text`, or None where the walked part has none."""
     try:
         _walk_document(text)
     except _Stop as stop:
@@ -74,7 +74,8 @@ def _walk_value(text: bytes, at: int) -> int:
                 continue
         else:
             at = _scalar(text, at)
-        # Behind a value: close what ends here, go on to the next value of what does not.
+        # Behind a value: close the containers that end here, and go on to the next value of the one that does
+        # not.
         while open_containers:
             at = _space(text, at)
             follower = text[at : at + 1]

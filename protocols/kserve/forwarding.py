@@ -1,4 +1,4 @@
-"""Headers that become parameters, beside the parameters that a request brings itself.
+"""Headers that become parameters, beside a request's own parameters.
 
 A proxy in front of the server puts into headers what it knows of the client, such as `x-user`. So a request's
 own parameter never takes the place of a forwarded header, in whichever case it spells the name.

@@ -51,7 +51,7 @@ def decode_generate(
     reply: ReplyPort,
     accepted_at: float,
 ) -> InferRequest:
-    """Return the request for the model `spec` that is the JSON object in `body`. It wants all outputs.
+    """Return the request for the model `spec` in the JSON object `body`. It asks for all outputs.
 
     `max_input_size` bounds the JSON text, and then the bytes of all tensors together. Raises InvalidArgument
     and Internal, and TooLong where `decode_long_generate` must do it.
@@ -185,7 +185,7 @@ class _Reader:
 
 
 def deduce_shape(dims: Sequence[int], count: int) -> tuple[int, ...] | None:
-    """Return a shape of `count` elements that `dims` allows, or None where there is none that the rules find.
+    """Return a shape of `count` elements that `dims` allows, or None where the rules find none.
 
     Each fixed dimension divides the count. What is left becomes the innermost dimension of -1, and each other
     -1 becomes 1.

@@ -56,7 +56,7 @@ def load_parameters(document: Mapping[str, Any]) -> Generator[Step, Any, dict[st
 
 
 def _lenient_base64(text: str | LongString) -> Generator[Step, Any, bytes]:
-    """Return what base64 holds; whatever is no base64 in it is passed over."""
+    """Return the bytes that base64 text holds, skipping characters that are not base64."""
     pieces: Iterable[bytes]
     pieces = text.pieces() if isinstance(text, LongString) else _pieces_of(encode_text(text))
     parts: list[bytes] = []

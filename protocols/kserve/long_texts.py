@@ -1,4 +1,4 @@
-"""Read long JSON texts in slices, without making objects of what will be a tensor.
+"""Read long JSON texts in slices, without making objects of values that become a tensor.
 
 A parser that makes an object of each value of a text needs up to 24 times its bytes, and holds the loop until
 it is done: 16 MiB of numbers take 0.3 s and 128 MiB in `orjson`, 0.2 s and 80 MiB in `msgspec`. `msgspec.Raw`
@@ -40,9 +40,10 @@ _PIECE: Final = 16 * 1024
 _STRING_PIECE: Final = 16 * 1024
 _SPACE_PIECE: Final = 64 * 1024
 _VALUES_AT_ONCE: Final = 64
-# Longer ones are none that a program writes: the longest exact double has some 770 digits.
+# No program writes longer numbers: the longest exact double has some 770 digits.
 _LONGEST_NUMBER: Final = 4096
-# Values that an object within a tensor's data counts for: each is looked for in a piece that was read before.
+# Values that an object within a tensor's data counts as: each is searched for in a piece that was read
+# before.
 _PRICE_OF_OBJECT: Final = 15
 _SMALL_ARRAY: Final = 1024
 
@@ -99,7 +100,7 @@ class Tally:
 
 
 class LongArray:
-    """An array in a text, or a long string that stands in one's place, and who took its elements."""
+    """An array in a text, or a long string in the place of one, and the taker of its elements."""
 
     __slots__ = ("_at", "_text", "taker")
 
@@ -169,7 +170,7 @@ class LongText:
         self._strings = 0
 
     def document(self) -> Generator[None, None, Any]:
-        """Return the text's value; arrays of plain values are `LongArray`s but for short ones of numbers.
+        """Return the text's value. Arrays of plain values are `LongArray`s, except for short ones of numbers.
 
         Raises Internal and InvalidArgument as `documents.parse` does, and InvalidArgument for a text with too
         many values.
@@ -194,7 +195,7 @@ class LongText:
         else:
             yield from self._array_of_plain_values(taker)
 
-    # What stands around the tensors
+    # The values around the tensors
 
     def _refuse(self, complaint: str) -> NoReturn:
         refuse(Fault(complaint, self._at))
@@ -211,7 +212,7 @@ class LongText:
             yield
 
     def _count(self) -> bool:
-        """Count a value; whether it is time to stop for a moment."""
+        """Count a value; return whether it is time to stop for a moment."""
         self._values += 1
         if self._values > MAX_VALUES:
             raise InvalidArgument(
@@ -309,7 +310,7 @@ class LongText:
             yield
 
     def _refuse_string(self, start: int) -> NoReturn:
-        """Refuse the string that begins at `start` for what is wrong with it here."""
+        """Refuse the string that begins at `start` for the fault that it has here."""
         fault = locate_fault(b'"' + bytes(self._text[self._at : self._at + 16]))
         complaint = "Missing a closing quotation mark in string." if fault is None else fault.text
         at = self._at if fault is None else self._at + fault.offset - 1
@@ -452,7 +453,7 @@ class LongText:
                 return 0
 
     def _refuse_in_array(self, front: bytes, at: int) -> NoReturn:
-        """Refuse what stands at `at`, behind `front`, for its first fault."""
+        """Refuse the text at `at`, behind `front`, for its first fault."""
         window = front + bytes(self._text[at : at + _PIECE + _LONGEST_NUMBER])
         fault = locate_fault(window)
         if fault is None:

@@ -1,4 +1,4 @@
-"""Bodies of the infer endpoint, as bytes, into `InferRequest`s.
+"""Turns bodies of the infer endpoint, as bytes, into `InferRequest`s.
 
 A body is one of three things: a JSON text; a JSON text of a stated length with the bytes of its binary inputs
 behind it; or (length 0) the bytes of the model's only input. Binary tensors stay views of the body; nothing
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_INPUT_SIZE: Final = 64 * 1024 * 1024
 
-_KEPT_TEXTS: Final = 512  # JSON texts remembered by a decoder,
-_KEPT_LENGTH: Final = 4096  # none longer than this
+_KEPT_TEXTS: Final = 512  # JSON texts that a decoder remembers
+_KEPT_LENGTH: Final = 4096  # bytes of the longest text that is remembered
 # The root, `inputs`, an input: its members are values of the third level.
 _DEPTH_OF_INPUT: Final = 3
 NO_SHARED_MEMORY: Final = "shared memory is not supported by this version of Tritium"
@@ -76,7 +76,7 @@ class _Input(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Meaning:
-    """What a JSON text says, its binary tensors left open."""
+    """What a JSON text says, apart from its binary tensors."""
 
     id: str = ""
     parameters: Mapping[str, Parameter] | None = None
@@ -238,7 +238,7 @@ def _packing(members: Mapping[str, Any], limit: int, text_size: int) -> Packing 
 
 
 def _pack_anew(data: LongArray, packing: Packing | None) -> Generator[None, None, None]:
-    """Give `data` to `packing` where it was read before all that it depends on was known."""
+    """Give `data` to `packing` where it was read before everything that it depends on was known."""
     taker = data.taker
     if packing is None:
         return

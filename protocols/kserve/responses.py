@@ -1,4 +1,4 @@
-"""`InferResponse`s into bodies of the infer endpoint.
+"""Turns `InferResponse`s into bodies of the infer endpoint.
 
 A body is a JSON text, followed by the bytes of the binary outputs in the order of `outputs`. Contract:
 http.md section 8.

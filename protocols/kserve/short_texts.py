@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 # Bytes of a text that is parsed in one piece. Parsing it takes less than five milliseconds even where it is
 # an attack.
 _SHORT: Final = 32 * 1024
-# And of one that holds what the fast parser does not know, or a fault. Both take much longer.
+# The same for a text that has a fault, or something that the fast parser does not know. Both take much
+# longer.
 _SHORT_AND_UNUSUAL: Final = 4 * 1024
 
 
-class TooLong(Exception):  # no error: it says to go another way
+class TooLong(Exception):  # not an error: the caller takes another way
     """A text must be read in slices, by a `LongText`."""
 
 

@@ -12,7 +12,7 @@ import orjson
 from protocols.kserve.documents import as_double, as_integer, without_liberties
 from protocols.kserve.faults import locate_fault
 
-# Numbers of which the standard library must not make what it likes: see `documents.as_integer`.
+# Numbers that must not be left to the standard library: see `documents.as_integer`.
 _UNUSUAL: Final = re.compile(rb"[eE]|[0-9]{19}")
 _QUOTE, _COMMA, _OPEN, _CLOSE, _BRACE = b'",[]{'
 
@@ -64,7 +64,7 @@ def survey(chunk: bytes, depth: int) -> tuple[int, int, int, int]:
 
 
 def liberal(source: bytes, piece: bytes) -> Any:
-    """Return the value of a short text; None where it is none. `piece` is what of it may hold strings."""
+    """Return the value of a short text; None where it has none. `piece` is the part that may hold strings."""
     try:
         return orjson.loads(source)
     except orjson.JSONDecodeError:
@@ -95,7 +95,7 @@ def flat(value: list[Any]) -> tuple[list[Any], set[type]]:
 
 
 def text_of(quoted: bytes) -> str:
-    """Return the string that is written as `quoted`, and known to be one."""
+    """Return the string that is written as `quoted`, which is known to be a string."""
     try:
         text: str = orjson.loads(quoted)
     except orjson.JSONDecodeError:
