@@ -83,9 +83,8 @@ class Door:
     ) -> None:
         """Hand each connection to `admit`, until shut.
 
-        `admit` owns the socket from then on, and sees to it that `left` is called.
-
-        Raises what `admit` raises, and OSError where the listening socket, which must not block, is at fault.
+        `admit` owns the socket from then on, and sees to it that `left` is called. Raises what `admit`
+        raises, and OSError where the listening socket, which must not block, is at fault.
         """
         if self._shut.is_set():
             return
@@ -120,9 +119,7 @@ class Door:
     def _let_in(self, most: float) -> None:
         """Let in so many of the clients that wait already, as far as there is room.
 
-        Raises what `admit` raises.
-
-        Any other failure of accept(2) is left to the next call that waits there.
+        Raises what `admit` raises. Any other failure of accept(2) is left to the next call that waits there.
         """
         while self._sock is not None and most > 0:
             try:

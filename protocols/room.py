@@ -1,10 +1,9 @@
 """Which connection ends when there is no room for more, and how many one address may have.
 
-The functions here decide, and are told the time.
-
-A connection is ended only to make room for another that waits to be accepted. It is never ended while it has
-something under way and keeps the pace. Connections that never sent a request go before those that did, and
-within each group the one that has been quiet for longest goes first.
+The functions here decide, and are told the time. A connection is ended only to make room for another that
+waits to be accepted. It is never ended while it has something under way and keeps the pace. Connections that
+never sent a request go before those that did, and within each group the one that has been quiet for longest
+goes first.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ PATIENCE: Final = 2.0
 A body and a reader get one second more for each KiB that moved.
 """
 
-# Connections that may go are noted so many at once: looking at all connections takes a millisecond for a
-# thousand.
+# Connections that may go are noted so many at once: looking at all
+# connections takes a millisecond for a thousand.
 _LINE: Final = 256
 _FEW: Final = 16
 _LOOK_AGAIN: Final = 0.1  # seconds to wait after a look that found no connection

@@ -345,8 +345,8 @@ class ServerStream(Generic[Request, Reply]):
     async def wait_admissible(self) -> None:
         """Wait until the next request may be begun: an answer as large as the largest lately would find room.
 
-        Counts `in_flight`, which the method keeps: add one for a request begun, and call `answered` at its
-        end.
+        Counts `in_flight`, which the method keeps: add one for a
+        request begun, and call `answered` at its end.
         """
         while self._busy and self.pending + (self.in_flight + 1) * self._sizes.expected > STREAM_LIMIT:
             await self._departures.park()

@@ -51,8 +51,8 @@ _PREFACE: Final = 24 + 9  # bytes that every client sends first: the preface and
 # of the loop as a flood of the smallest frames should cost its neighbours. A large message is taken in larger
 # pieces.
 _TURN: Final = 16 * 1024
-# Seconds for which a client's remaining bytes are read and dropped, so that the client can read our last
-# frames.
+# Seconds for which a client's remaining bytes are read and dropped,
+# so that the client can read our last frames.
 _LINGER: Final = 2.0
 _LINGER_SIZE: Final = 4 * 1024 * 1024
 # Bytes of refusals and the like that wait for a client that reads nothing.

@@ -1,7 +1,7 @@
 """Turns typed tensor contents (`InferTensorContents`) into the protocol's binary layout.
 
-Contract: grpc.md section 7. Integers narrower than their field are cut to their low bytes; FP16 and BF16 have
-no field.
+Contract: grpc.md section 7. Integers narrower than their field are
+cut to their low bytes; FP16 and BF16 have no field.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def model_config(config_json: bytes) -> ModelConfig:
 
 def model_statistics(model_stats: Sequence[Mapping[str, object]]) -> pb.ModelStatisticsResponse:
     """Return the answer to ModelStatistics; the fields have the same names as over HTTP."""
-    # Messages made of keywords take a tenth of the time that `json_format` takes, so a thousand models are no
-    # pause.
+    # Messages made of keywords take a tenth of the time that
+    # `json_format` takes, so a thousand models are no pause.
     elements: Iterable[Any] = model_stats
     return pb.ModelStatisticsResponse(model_stats=[_model_statistics(**element) for element in elements])
 

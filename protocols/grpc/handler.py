@@ -13,8 +13,8 @@ T = TypeVar("T")
 class Handler(Protocol[T]):
     """The receiver of what a connection received. Called from `receive`.
 
-    May raise ConnectionViolation, which ends the connection as if HTTP/2 had been violated; must not raise
-    otherwise.
+    May raise ConnectionViolation, which ends the connection as if
+    HTTP/2 had been violated; must not raise otherwise.
     """
 
     def read_head(self, headers: Sequence[tuple[bytes, bytes]]) -> T:

@@ -35,9 +35,7 @@ _SHOWN: Final = 200  # bytes of a client's text that a refusal repeats
 class Refusal:
     """Why a call is not served: a gRPC status with its message.
 
-    `http_status` is not 200 for a request that is not gRPC at all.
-
-    `headers` go along with the answer.
+    `http_status` is not 200 for a request that is not gRPC at all. `headers` go along with the answer.
     """
 
     status: Status
@@ -83,9 +81,8 @@ def _decoded(name: bytes, value: bytes) -> str | bytes:
 def meant_by(name: bytes, value: bytes) -> bytes:
     """Return what the value of a metadata field stands for.
 
-    That is the value itself, or what it holds in base64 where `name` ends in `-bin`.
-
-    Raises ValueError for a value that is not base64; `read_head` refuses such metadata.
+    That is the value itself, or what it holds in base64 where `name` ends in `-bin`. Raises ValueError for a
+    value that is not base64; `read_head` refuses such metadata.
     """
     return decode_bin_value(value.partition(b",")[0]) if name.endswith(_BINARY) else value
 
@@ -93,8 +90,8 @@ def meant_by(name: bytes, value: bytes) -> bytes:
 def read_head(fields: Iterable[tuple[bytes, bytes]], methods: Mapping[str, M]) -> CallHead[M]:
     """Return what the header list of a request means, given the methods that are served, by path.
 
-    Names are in lower case and the list obeys HTTP/2's rules. Nothing else is taken for granted, and nothing
-    raised.
+    Names are in lower case and the list obeys HTTP/2's rules. Nothing
+    else is taken for granted, and nothing raised.
     """
     known: dict[bytes, bytes] = {}
     own: list[tuple[bytes, bytes]] = []

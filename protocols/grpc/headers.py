@@ -115,8 +115,8 @@ class HeaderDecoder(Generic[T]):
     def trailers(self, block: bytes) -> None:
         """Decode the block that ends a request, for what it does to the table.
 
-        Raises StreamViolation if the trailers are malformed, ConnectionViolation if the block can't be
-        decoded.
+        Raises StreamViolation if the trailers are malformed,
+        ConnectionViolation if the block can't be decoded.
         """
         fields = self._decode(block)
         self._check_size(fields)

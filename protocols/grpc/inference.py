@@ -150,8 +150,8 @@ class InferDecoder:
 
     def __init__(self) -> None:
         self._meanings: Memo[bytes, Meaning] = Memo(_KEPT, MEANINGS_BYTES)
-        # By the bytes of a model's name and version: the bytes that last followed (behind the id), and the
-        # meaning.
+        # By the bytes of a model's name and version: the bytes that
+        # last followed (behind the id), and the meaning.
         self._latest: dict[bytes, tuple[bytes, Meaning]] = {}
 
     def peek(self, message: Buffer) -> Target:
@@ -260,9 +260,7 @@ class InferDecoder:
     ) -> Generator[None, None, Meaning]:
         """Find out what `target` means, and keep that in it, so that `decode` is short.
 
-        Raises as `decode` does.
-
-        Stops now and then, some tenths of a millisecond apart.
+        Raises as `decode` does. Stops now and then, some tenths of a millisecond apart.
         """
         assert target.unread is not None, "a target has a meaning or is unread"
         document, rest, front, _, _ = target.unread

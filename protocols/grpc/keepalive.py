@@ -1,9 +1,7 @@
 """Pings, strikes and the age of one connection: decisions, told the time.
 
-The listener's sweep carries them out.
-
-The rules are gRPC's: its documents on keepalive (`doc/keepalive.md`), on the server's enforcement of it
-(proposals A8 and A9), and the contract, grpc.md section 1.
+The listener's sweep carries them out. The rules are gRPC's: its documents on keepalive (`doc/keepalive.md`),
+on the server's enforcement of it (proposals A8 and A9), and the contract, grpc.md section 1.
 """
 
 from __future__ import annotations

@@ -27,9 +27,8 @@ LONG: Final = 1024
 UNPACKED: Final = 256 * 1024
 """Bytes that contents which are not lifted may have together.
 
-Those are short, or neither packed nor all strings.
-
-Protobuf reads those in one go, and makes an object of each element.
+Those are short, or neither packed nor all strings. Protobuf reads
+those in one go, and makes an object of each element.
 """
 
 MOST_REST: Final = 16 * 1024 * 1024

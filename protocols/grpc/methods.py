@@ -1,7 +1,7 @@
 """The methods that a listener serves, by path, and the meaning of a request's header block to them.
 
-The table is built once from grpclib's generated bases. A header block is read once for all calls that repeat
-it.
+The table is built once from grpclib's generated bases. A header block
+is read once for all calls that repeat it.
 """
 
 from __future__ import annotations

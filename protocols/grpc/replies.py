@@ -2,8 +2,8 @@
 
 They leave the client's header table alone, so the same bytes serve every connection.
 
-Reference: gRPC over HTTP/2 ("Responses"). Messages are cut so that trailers stay within the 8 KiB that every
-client takes.
+Reference: gRPC over HTTP/2 ("Responses"). Messages are cut so that
+trailers stay within the 8 KiB that every client takes.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ _double = struct.Struct("<d").pack
 class _Head(NamedTuple):
     """What an answer has before the id, between the parameters and the first tensor, and before each tensor.
 
-    `raw` has, for each tensor, the size it should have and the tag and length that stand before it if it has
-    that size.
+    `raw` has, for each tensor, the size it should have and the tag
+    and length that stand before it if it has that size.
     """
 
     model: bytes

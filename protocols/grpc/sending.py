@@ -191,8 +191,8 @@ class SendingSide:
     def send_message(self, stream: Stream, buffers: Sequence[Buffer], size: int) -> None:
         """Send `size` bytes of DATA, as the windows allow. Dropped if the stream is gone.
 
-        Buffers beyond a few kilobytes must stay as they are until `stream.pending` is 0 or `own` has been
-        called.
+        Buffers beyond a few kilobytes must stay as they are until
+        `stream.pending` is 0 or `own` has been called.
         """
         if not stream.open or size == 0:
             return
@@ -222,8 +222,8 @@ class SendingSide:
     def send_trailers(self, stream: Stream, block: bytes) -> None:
         """End the stream with HEADERS, after what is pending. Dropped if the stream is gone.
 
-        If the peer has not ended its side, it is told to send no more: RST_STREAM with NO_ERROR (RFC 9113,
-        section 8.1).
+        If the peer has not ended its side, it is told to send no
+        more: RST_STREAM with NO_ERROR (RFC 9113, section 8.1).
         """
         if not stream.open:
             return
@@ -411,8 +411,8 @@ class SendingSide:
     def _leave_line(self, stream: Stream) -> None:
         """Take a stream that is gone out of the line, or count the marker that it leaves behind.
 
-        The line may not move for a long time. So it must not grow by streams that left it, nor be searched
-        each time.
+        The line may not move for a long time. So it must not grow by
+        streams that left it, nor be searched each time.
         """
         if stream in self._turns:
             self._turns.remove(stream)

@@ -156,8 +156,8 @@ class InferenceService(UnofferedExtensions):
         request = await _request(stream)
         _refuse_repository_name(request.repository_name)
         parameters: Mapping[str, object] = {}
-        # The parameters are perhaps files of hundreds of megabytes: taking them out of the message copies
-        # them.
+        # The parameters are perhaps files of hundreds of megabytes:
+        # taking them out of the message copies them.
         if request.parameters:
             threads = stream.call.wire.threads
             parameters = await trio.to_thread.run_sync(load_parameters, request.parameters, limiter=threads)

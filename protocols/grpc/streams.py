@@ -71,12 +71,12 @@ class Http2Connection(ControlSide, Generic[T]):
         )
         self._over = False  # a ConnectionViolation was raised
         self._awaits_preface = True
-        # The received part of a frame that has to be whole, and how many bytes are needed before another
-        # look.
+        # The received part of a frame that has to be whole, and how
+        # many bytes are needed before another look.
         self._kept = bytearray()
         self._missing = 0
-        # A frame that is consumed as it comes: the bytes still to come, how many of them are padding, and its
-        # stream.
+        # A frame that is consumed as it comes: the bytes still to
+        # come, how many of them are padding, and its stream.
         self._left = 0
         self._padding = 0
         self._into: Stream | None = None
@@ -100,10 +100,8 @@ class Http2Connection(ControlSide, Generic[T]):
     def receive(self, data: memoryview, now: float) -> None:
         """Take the bytes that the socket read, in any chunks.
 
-        `data` is bytes, and may be overwritten once this returns.
-
-        Raises ConnectionViolation once, with the GOAWAY already in the output: write that, then close. Later
-        bytes are ignored.
+        `data` is bytes, and may be overwritten once this returns. Raises ConnectionViolation once, with the
+        GOAWAY already in the output: write that, then close. Later bytes are ignored.
         """
         if self._over:
             return

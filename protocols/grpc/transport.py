@@ -259,9 +259,8 @@ class TlsTransport:
 def server_context(certificate: str, key: str, *, client_roots: str | None = None) -> ssl.SSLContext:
     """Return a context for `TlsTransport` from PEM files.
 
-    With `client_roots`, clients must show a certificate.
-
-    Raises OSError or ssl.SSLError where a file can't be read or the key does not belong to the certificate.
+    With `client_roots`, clients must show a certificate. Raises OSError or ssl.SSLError where a file can't be
+    read or the key does not belong to the certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # RFC 9113, 9.2

@@ -273,8 +273,8 @@ class V2App:
         headers = [*answer.headers, (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         if not foreign.ended:
-            # A server that learns that the answer is complete would close the connection while the body still
-            # comes.
+            # A server that learns that the answer is complete would
+            # close the connection while the body still comes.
             await send({"type": "http.response.body", "body": body, "more_body": True})
             await foreign.discard()
             body = b""
@@ -523,8 +523,8 @@ class V2App:
             else:
                 outcome = await watched(receive, partial(_exchange, model, request, port))
         except TritiumError as error:
-            # Its traceback holds this frame, which holds it: floods of refusals would wait for the garbage
-            # collector.
+            # Its traceback holds this frame, which holds it: floods
+            # of refusals would wait for the garbage collector.
             outcome = error.with_traceback(None)
         if self._options.on_finished is not None:
             self._options.on_finished(request, outcome or Cancelled("the client left"), peer_of(scope))

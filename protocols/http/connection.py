@@ -278,8 +278,8 @@ class Connection:
     def _hurry(self) -> None:
         """Shorten the deadline of a partly received request, because the server is to end.
 
-        A head has `LAST_CALL` seconds to be complete. A body that keeps the pace has as long for its next
-        bytes.
+        A head has `LAST_CALL` seconds to be complete. A body that
+        keeps the pace has as long for its next bytes.
         """
         now = trio.current_time()
         self.deadline = min(self.deadline, now + LAST_CALL)

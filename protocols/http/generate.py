@@ -125,8 +125,8 @@ class Generator:
 class PartsPort:
     """Takes the parts of one answer, for the one task that passes them on.
 
-    It sets no bound: a model that may give many parts has credit for so many, and gets it back as parts are
-    released.
+    It sets no bound: a model that may give many parts has credit for
+    so many, and gets it back as parts are released.
     """
 
     __slots__ = ("_parts", "_task", "final", "over")

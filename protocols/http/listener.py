@@ -72,8 +72,8 @@ class HttpListener(Listener[Connection]):
     ) -> None:
         """`admit` is asked whether a long body may come. Without it, every body within the limits may.
 
-        `is_welcome` picks the paths that are answered even where all connections are busy: those of health
-        checks.
+        `is_welcome` picks the paths that are answered even where all
+        connections are busy: those of health checks.
         """
         self._app = app
         self._admission = admit
@@ -120,8 +120,8 @@ class HttpListener(Listener[Connection]):
 
     def _release(self, connection: Connection) -> None:
         del self._by_descriptor[connection.fileno]
-        # Closing alone would leave the registration to a descriptor that a process, just forked, holds for a
-        # moment.
+        # Closing alone would leave the registration to a descriptor
+        # that a process, just forked, holds for a moment.
         self._epoll.unregister(connection.fileno)
         connection.close()
 

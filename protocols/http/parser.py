@@ -31,8 +31,8 @@ _LONG_BODY: Final = 32 * 1024  # with more than this still to come, a body is re
 _INT32_MAX: Final = 2**31 - 1
 _MOST_DIGITS: Final = 10  # of a number up to 2**31 - 1
 _VERSIONS: Final = frozenset(("1.0", "1.1"))
-# RFC 3986, section 3.2.2, with a port; empty is allowed where the target has no authority (RFC 9112, section
-# 3.2).
+# RFC 3986, section 3.2.2, with a port; empty is allowed where the
+# target has no authority (RFC 9112, section 3.2).
 _HOST: Final = re.compile(rb"[A-Za-z0-9._~%!$&'()*+;=:\[\]-]*")
 _CONTENT_LENGTH: Final = re.compile(rb"^content-length:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 

@@ -14,8 +14,8 @@ from actors.messages.tensors import MAX_DIMS
 MAX_PARAMETERS: Final = 1024
 # Bytes or characters of a name: of an input, an output, a parameter, a datatype.
 MAX_NAME: Final = 4096
-# Inputs or outputs that a request may name beyond those that its model declares, so that the usual error
-# names them.
+# Inputs or outputs that a request may name beyond those that its
+# model declares, so that the usual error names them.
 _SPARE: Final = 64
 
 

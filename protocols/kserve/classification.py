@@ -38,9 +38,8 @@ _CLASSIFIED: Final = frozenset(
 class Ranking:
     """An output that is to be put in order.
 
-    Of each of its `rows`, `kept` elements stay; they become texts with `labels`.
-
-    `shape` is the answer's: [kept], with the batch dimension in front where the model batches.
+    Of each of its `rows`, `kept` elements stay; they become texts with `labels`. `shape` is the answer's:
+    [kept], with the batch dimension in front where the model batches.
     """
 
     rows: Array

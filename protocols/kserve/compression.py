@@ -140,8 +140,8 @@ def finish(work: Generator[None, None, T]) -> T:
 def decompressing(body: Buffer, limit: int) -> Generator[None, None, bytearray]:
     """Unfold an HTTP body that is a gzip or zlib stream, whichever it is, in slices; return its content.
 
-    Raises InvalidArgument where it is empty, broken, cut short, or unfolds to more than it may (see
-    `unfolding`).
+    Raises InvalidArgument where it is empty, broken, cut short, or
+    unfolds to more than it may (see `unfolding`).
     """
     if not body:
         raise InvalidArgument("nothing to be decompressed")

@@ -115,8 +115,8 @@ class Packing:
         self._name = name
         self._limit = limit
         self._size = 0
-        # Room for all that may come, made once. Memory that is not written to costs nothing; growing costs
-        # copies.
+        # Room for all that may come, made once. Memory that is not
+        # written to costs nothing; growing costs copies.
         if datatype is DataType.BYTES:
             room = min(text_size * 4 // 3, limit)
         else:

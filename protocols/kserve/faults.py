@@ -74,8 +74,8 @@ def _walk_value(text: bytes, at: int) -> int:
                 continue
         else:
             at = _scalar(text, at)
-        # Behind a value: close the containers that end here, and go on to the next value of the one that does
-        # not.
+        # Behind a value: close the containers that end here, and go
+        # on to the next value of the one that does not.
         while open_containers:
             at = _space(text, at)
             follower = text[at : at + 1]

@@ -206,10 +206,9 @@ def deduce_shape(dims: Sequence[int], count: int) -> tuple[int, ...] | None:
 def _repeated_inputs(body: Buffer, document: Mapping[str, Any], spec: ModelSpec) -> Iterable[str]:
     """Return the keys that the object, or its `parameters`, has twice.
 
-    A model must not get just one of two texts.
-
-    The fast parser keeps the last of equal keys and does not report them. So where the text has the quoted
-    name of an input more than once, it is read again by a slower parser.
+    A model must not get just one of two texts. The fast parser keeps the last of equal keys and does not
+    report them. So where the text has the quoted name of an input more than once, it is read again by a
+    slower parser.
     """
     nested = document.get(_NESTED)
     given = {*document, *(nested if type(nested) is dict else ())} & spec.inputs_by_name.keys()

@@ -34,9 +34,7 @@ Step = Callable[[], Any] | None
 def load_parameters(document: Mapping[str, Any]) -> Generator[Step, Any, dict[str, object]]:
     """Return the parameters of a load: `config` as text, `file:<path>` as bytes.
 
-    Yields between slices of work.
-
-    Raises Internal and InvalidArgument.
+    Yields between slices of work. Raises Internal and InvalidArgument.
     """
     given = parameters_of(document)
     check_parameters(len(given))

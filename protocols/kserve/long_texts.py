@@ -42,8 +42,8 @@ _SPACE_PIECE: Final = 64 * 1024
 _VALUES_AT_ONCE: Final = 64
 # No program writes longer numbers: the longest exact double has some 770 digits.
 _LONGEST_NUMBER: Final = 4096
-# Values that an object within a tensor's data counts as: each is searched for in a piece that was read
-# before.
+# Values that an object within a tensor's data counts as: each is
+# searched for in a piece that was read before.
 _PRICE_OF_OBJECT: Final = 15
 _SMALL_ARRAY: Final = 1024
 
@@ -155,7 +155,6 @@ class LongText:
     """Reads one text.
 
     `repeated` names the members that an object has more than once, each with its object. The last one counts.
-
     Strings that are no tensor's data and longer than `MAX_STRING` are refused, unless `long_strings`.
     """
 
@@ -172,8 +171,8 @@ class LongText:
     def document(self) -> Generator[None, None, Any]:
         """Return the text's value. Arrays of plain values are `LongArray`s, except for short ones of numbers.
 
-        Raises Internal and InvalidArgument as `documents.parse` does, and InvalidArgument for a text with too
-        many values.
+        Raises Internal and InvalidArgument as `documents.parse` does,
+        and InvalidArgument for a text with too many values.
         """
         self._at = 3 if bytes(self._text[:3]) == b"\xef\xbb\xbf" else 0
         yield from self._skip_space()
@@ -404,10 +403,9 @@ class LongText:
     ) -> tuple[list[Any], set[type]]:
         """Return the elements in `piece`, and their types.
 
-        The piece begins with `depth` brackets open and ends with `left_open` of them.
-
-        The piece is made a text of its own. Zeros stand for what was cut off, so that a comma without a value
-        before or behind it is found.
+        The piece begins with `depth` brackets open and ends with `left_open` of them. The piece is made a
+        text of its own. Zeros stand for what was cut off, so that a comma without a value before or behind it
+        is found.
         """
         front = b"[" * depth + (b"" if opened else b"0,")
         value = liberal(front + piece + (b",0" + b"]" * left_open if left_open else b"]"), piece)

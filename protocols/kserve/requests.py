@@ -323,9 +323,7 @@ def _read_parameters(document: Any, meaning: _Meaning) -> None:
 def custom_parameter(key: str, value: Any) -> Parameter:
     """Return the JSON value of a parameter without a meaning of its own.
 
-    Whole numbers beyond int64 are floats.
-
-    Raises InvalidArgument where it is no scalar.
+    Whole numbers beyond int64 are floats. Raises InvalidArgument where it is no scalar.
     """
     if type(value) is int:
         return value if value <= INT64_MAX else float(value)

@@ -11,11 +11,11 @@ from protocols.kserve.documents import parse
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
 
-# Bytes of a text that is parsed in one piece. Parsing it takes less than five milliseconds even where it is
-# an attack.
+# Bytes of a text that is parsed in one piece. Parsing it takes less
+# than five milliseconds even where it is an attack.
 _SHORT: Final = 32 * 1024
-# The same for a text that has a fault, or something that the fast parser does not know. Both take much
-# longer.
+# The same for a text that has a fault, or something that the fast
+# parser does not know. Both take much longer.
 _SHORT_AND_UNUSUAL: Final = 4 * 1024
 
 

@@ -27,7 +27,6 @@ def survey(chunk: bytes, depth: int) -> tuple[int, int, int, int]:
     """Return where the outermost bracket closes in `chunk`, and where its last comma is.
 
     The other two numbers are how many brackets are open at that comma, and the most that are open at once.
-
     Places are -1 where there is none. Only what comes before the first object counts.
     """
     if b'"' not in chunk and b"[" not in chunk and b"{" not in chunk:
