@@ -60,7 +60,8 @@ class ConnectionCounts:
 
     open: int
     most: int
-    gave_way: int  # ended while they were idle or slow, so that others had room
+    # Ended while they were idle or slow, so that others had room.
+    gave_way: int
     crowded_out: int  # turned away because all others were busy
     over_address_limit: int  # turned away because their address had too many
 
@@ -103,7 +104,8 @@ class Listener(ABC, Generic[C]):
         `spawn(name, run)` starts a connection as a child of the caller's and returns at once. `on_exhausted`
         is told, once a minute at most, that descriptors or memory are used up.
         """
-        if not self._drain.is_set():  # otherwise the socket is closed already, and this is a restart
+        # If `drain` was called, the socket is closed already, and this is a restart.
+        if not self._drain.is_set():
             sock.setblocking(False)
         async with trio.open_nursery() as nursery:
             for care in self._care():

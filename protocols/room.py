@@ -27,7 +27,8 @@ A body and a reader get one second more for each KiB that moved.
 _LINE: Final = 256
 _FEW: Final = 16
 _LOOK_AGAIN: Final = 0.1  # seconds to wait after a look that found no connection
-_NETWORK_BITS: Final = 64  # of an IPv6 address: the rest is its owner's to choose (RFC 4291, section 2.5.4)
+# Bits of an IPv6 address that count. Its owner may choose the rest (RFC 4291, section 2.5.4).
+_NETWORK_BITS: Final = 64
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 

@@ -127,7 +127,8 @@ class AnswerRoom:
 
     def __init__(self, limit: int) -> None:
         self.in_flight = 0
-        self.pending = 0  # bytes of answers that wait for the client; the connection keeps it
+        # Bytes of answers that wait for the client; the connection keeps it.
+        self.pending = 0
         self._limit = limit
         self._sizes = LargestLately()
 

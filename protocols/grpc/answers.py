@@ -37,7 +37,8 @@ _IN_A_ROW: Final = 1024 * 1024  # bytes written before other tasks get a turn
 # Bytes of an answer that are copied in one piece. A longer one is copied in slices.
 _OWNED_AT_ONCE: Final = 1024 * 1024
 _FOLDED_HERE: Final = 64 * 1024  # larger messages are compressed in a thread
-_FOLDED_A_TURN: Final = 256 * 1024  # bytes compressed on the loop before other tasks get a turn
+# Bytes compressed on the loop before other tasks get a turn.
+_FOLDED_A_TURN: Final = 256 * 1024
 
 _HEAD: Final = replies.initial()
 _OK: Final = replies.trailers()
@@ -86,7 +87,8 @@ class Answers:
     def __init__(
         self, transport: Transport, h2: SendingSide, owner: Owner, options: GrpcOptions, room: AnswerRoom
     ) -> None:
-        self.stalled_since = math.inf  # when the socket last took anything, while it takes nothing
+        # When the socket last took anything, while it takes nothing.
+        self.stalled_since = math.inf
         self.stalled_bytes = 0
         self._transport = transport
         self._h2 = h2
@@ -319,7 +321,8 @@ class Answers:
                 self._settle()
                 if self._long:
                     await self._own()
-                if self._outbox:  # answers that were put meanwhile, or would have taken too long
+                # The outbox holds answers that were put meanwhile, or would have taken too long.
+                if self._outbox:
                     await trio.lowlevel.checkpoint()
                     continue
                 with trio.CancelScope() as self._stall:

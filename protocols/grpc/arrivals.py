@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from protocols.grpc.options import GrpcOptions
     from protocols.grpc.streams import Http2Connection, Stream
 
-_PADDING: Final = 512  # bytes of window beyond a message: for frames that its client pads
+# Bytes of window beyond a message: for frames that its client pads.
+_PADDING: Final = 512
 _CREDIT: Final = 32 * 1024  # bytes of a streaming call that are given back together
-_UNFOLDED_HERE: Final = 1024  # longer compressed messages are unfolded in a thread: a megabyte may be in them
+# Longer compressed messages are unfolded in a thread, because a megabyte may be in them.
+_UNFOLDED_HERE: Final = 1024
 # Once this much was unfolded since the last read, all of them are.
 _UNFOLDED_A_TURN: Final = 1024 * 1024
 

@@ -151,13 +151,16 @@ class Call:
         self.deadline = math.inf
         self.context: Any = None
         self.closed = False  # answered, or the client left: later parts are dropped
-        # The rest is the connection's.
-        self.begun = False  # the method has been given the request, and wants to hear of the end
+        # The rest is the connection's. Whether the method has been given the request, and must be told of the
+        # call's end.
+        self.begun = False
         self.message: Buffer | None = None  # a unary request, once it is whole
         self.incoming: MessageReader | None = None  # what gathers messages that come in pieces
-        self.credited = 0  # bytes received, or to come, that the connection's window has already got back
+        # Bytes received, or to come, that the connection's window has already got back.
+        self.credited = 0
         self.folded = False  # whether `message` is compressed
-        self.granted = 0  # the number of the message that holds, or waits for, a grant; 0 for none
+        # The number of the message that holds, or waits for, a grant; 0 for none.
+        self.granted = 0
         self.ticket: trio.Event | None = None  # for the content of a compressed message
         self.head_sent = False
         self.gone = False  # the stream is no more

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from actors.messages.requests import InferResponse
     from actors.messages.tensors import Buffer
 
-_PREFACE: Final = 24 + 9  # bytes that every client sends first: the preface and the head of its SETTINGS
+# Bytes that every client sends first: the preface and the head of its SETTINGS.
+_PREFACE: Final = 24 + 9
 # Bytes read before other connections get a turn. That is some sixty small requests, or as many milliseconds
 # of the loop as a flood of the smallest frames should cost its neighbours. A large message is taken in larger
 # pieces.
@@ -57,8 +58,10 @@ _LINGER: Final = 2.0
 _LINGER_SIZE: Final = 4 * 1024 * 1024
 # Bytes of refusals and the like that wait for a client that reads nothing.
 _MOST_UNREAD: Final = 16 * 1024 * 1024
-_GIVING_WAY: Final = 0.25  # seconds that a client has to close a connection that ends for another
-_GOODBYE: Final = 1.0  # seconds that a client has to answer the ping behind the first GOAWAY
+# Seconds that a client has to close a connection that ends for another.
+_GIVING_WAY: Final = 0.25
+# Seconds that a client has to answer the ping behind the first GOAWAY.
+_GOODBYE: Final = 1.0
 
 _RETIRING: Final = b"goodbye?"  # payloads of our pings
 _ALIVE: Final = b"anybody?"

@@ -30,7 +30,8 @@ _Numbers = npt.NDArray[np.uint64]
 
 class _Field(NamedTuple):
     name: str
-    implied: DataType  # what it holds where the declared datatype is none of `datatypes`
+    # What it holds where the declared datatype is none of `datatypes`.
+    implied: DataType
     datatypes: frozenset[DataType]
 
 

@@ -54,7 +54,8 @@ class ControlSide(SendingSide):
         # The connection's window inward.
         self._inward = limits.connection_window
         self._credit_step = limits.connection_window // 2
-        self._credit = 0  # bytes that the peer may have back, but has not been told of
+        # Bytes that the peer may have back, but has not been told of.
+        self._credit = 0
 
     def begin(self) -> None:
         """Put our SETTINGS in the output, and the WINDOW_UPDATE that sets the connection's window."""
@@ -108,7 +109,8 @@ class ControlSide(SendingSide):
         latest = max(self._last_id, 0) if last is None else last
         self._last_accepted = min(latest, self._last_accepted)
         if self._last_accepted < LARGEST_STREAM:
-            self._room = 0  # so each new stream takes the slow way, which compares its identifier
+            # Each new stream then takes the slow way, which compares its identifier.
+            self._room = 0
         self._control.append(frames.go_away_frame(self._last_accepted, code, debug))
 
     def take(self, limit: int) -> list[Buffer]:

@@ -17,7 +17,8 @@ K = TypeVar("K", bound=Hashable)
 TICK: Final = 0.01
 """Seconds by which a deadline may have passed before it is reported."""
 
-_SLACK: Final = 64  # ticks that may pile up before those without deadlines are cleared away
+# Ticks that may pile up before those without deadlines are cleared away.
+_SLACK: Final = 64
 
 
 class DeadlineWheel(Generic[K]):
@@ -26,7 +27,8 @@ class DeadlineWheel(Generic[K]):
     def __init__(self) -> None:
         self._ticks: dict[K, int] = {}
         self._keys: dict[int, dict[K, None]] = {}
-        self._order: list[int] = []  # a heap of all ticks in `_keys`, and of some that were removed
+        # A heap of all ticks in `_keys`, and of some that were removed.
+        self._order: list[int] = []
 
     def __len__(self) -> int:
         return len(self._ticks)

@@ -24,13 +24,15 @@ Fields = Sequence[tuple[bytes, bytes]]
 
 _FIELD_OVERHEAD: Final = 32  # RFC 7541, section 4.1; RFC 9113, section 6.5.2
 _LARGEST_CACHED: Final = 2048  # bytes of the largest header list that is kept
-_MOST_CACHED: Final = 32 * 1024  # bytes of all header lists that are kept for one connection
+# Bytes of all header lists that are kept for one connection.
+_MOST_CACHED: Final = 32 * 1024
 # Two would do (RFC 7541, section 4.2), but some encoders write down each change.
 _MOST_SIZE_UPDATES: Final = 16
 # Section 8.2.1: no controls, space, upper case, colon or non-ASCII
 _NAME: Final = re.compile(rb"[!-9;-@\[-~]+")
 _PLAIN_VALUE: Final = re.compile(rb"[!-~](?:[ -~]*[!-~])?")
-_USUAL: Final = frozenset(  # names that every call of gRPC's has or may have, and that no rule here is about
+# Names that every gRPC call has or may have, and that no rule in this module concerns.
+_USUAL: Final = frozenset(
     (
         b"content-type",
         b"grpc-timeout",

@@ -52,7 +52,8 @@ READ_AT_ONCE: Final = 64 * 1024
 
 _KEPT: Final = 512  # meanings that a decoder remembers
 _KEPT_LENGTH: Final = 4096  # bytes of the longest message whose meaning is remembered
-_SURPLUS: Final = 64  # raw tensors beyond those that a request names; they are looked at and left out
+# Raw tensors beyond those that a request names; they are looked at and left out.
+_SURPLUS: Final = 64
 _WORK: Final = {STRINGS: 4, 6: 0, 7: 0}
 _UINT64_MAX: Final = 2**64 - 1
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"

@@ -199,6 +199,7 @@ class ModelInferMethod:
     def finished(self, call: Call, outcome: InferResponse | TritiumError) -> None:
         """Tell the request log, and let go of the request. A request that could not be read is not logged."""
         accepted: _Accepted | None = call.context
-        call.context = None  # the request holds the call: together they would wait for the garbage collector
+        # The request holds the call. Together they would wait for the garbage collector.
+        call.context = None
         if self._on_finished is not None and accepted is not None:
             self._on_finished(accepted[1], outcome, call.wire.peer)

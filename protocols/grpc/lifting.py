@@ -35,7 +35,8 @@ MOST_REST: Final = 16 * 1024 * 1024
 """Bytes that a request may have beside its tensors: names, shapes and parameters."""
 
 _SHAPE_BYTES: Final = 10 * MAX_DIMS  # bytes that a shape may have
-_PIECES: Final = 64  # fields that numbers may come in; a client that packs them sends one
+# Fields that numbers may come in. A client that packs its numbers sends one field.
+_PIECES: Final = 64
 
 # ModelInferRequest's fields that have fields of their own, and those of an input
 _PARAMETER, _INPUT, _OUTPUT = 0x22, 0x2A, 0x32

@@ -21,7 +21,8 @@ class Http2Limits:
     # A call that fits needs no WINDOW_UPDATE; larger ones are granted one by one.
     stream_window: int = DEFAULT_WINDOW
     connection_window: int = 64 * 1024 * 1024
-    max_frame_size: int = 1024 * 1024  # DATA is passed on as it arrives, so a large frame costs no memory
+    # DATA is passed on as it arrives, so a large frame costs no memory.
+    max_frame_size: int = 1024 * 1024
     max_header_list: int = 16 * 1024  # gRPC's C++ server refuses metadata over 16 KiB
 
     # A block is in memory until it is complete, and what an honest one decodes to is longer than the block,

@@ -15,8 +15,10 @@ from typing import Final
 FIRST_WAIT: Final = 0.1  # seconds, doubled by each further flood
 LONGEST_WAIT: Final = 5.0
 FORGOTTEN_AFTER: Final = 60.0  # seconds without a flood
-MAX_ADDRESSES: Final = 4096  # beyond, the address whose last flood is the oldest is forgotten
-_NETWORK_BITS: Final = 64  # of an IPv6 address: the rest is its owner's to choose (RFC 4291, section 2.5.4)
+# Beyond this number, the address whose last flood is the oldest is forgotten.
+MAX_ADDRESSES: Final = 4096
+# Bits of an IPv6 address that count. Its owner may choose the rest (RFC 4291, section 2.5.4).
+_NETWORK_BITS: Final = 64
 
 
 class Offenders:

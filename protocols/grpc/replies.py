@@ -23,7 +23,8 @@ Metadata = Mapping[str, "str | bytes"]
 MAX_MESSAGE: Final = 4096
 """Bytes that a status message may take once it is percent-encoded."""
 
-_KEPT: Final = 256  # trailers that are remembered; most are errors that clients get again and again
+# Trailers that are remembered; most are errors that clients get again and again.
+_KEPT: Final = 256
 _OK: Final[Field] = (b":status", b"200")
 _TYPE: Final[Field] = (b"content-type", b"application/grpc")
 _ACCEPTED: Final[Field] = (b"grpc-accept-encoding", ACCEPTED_CODINGS)

@@ -43,12 +43,14 @@ if TYPE_CHECKING:
 _JOINED: Final = SMALLEST_FRAME_LIMIT
 # Bytes that are ready, beyond which messages wait in their streams, and count there.
 _MOST_READY: Final = 1024 * 1024
-_TURN: Final = 64 * 1024  # bytes of DATA that a stream sends before another stream's turn
+# Bytes of DATA that a stream sends before another stream's turn.
+_TURN: Final = 64 * 1024
 # Bytes of a DATA frame that excuse window updates. A peer that opens its windows by crumbs gets smaller
 # frames, and those excuse nothing (CVE-2019-9511).
 _WORTH_A_REPLY: Final = 1024
 _FRAME: Final = 64  # bytes that a frame about the connection takes here
-_STRAYS: Final = 64  # markers of streams that are gone; more than that are cleared away
+# Markers of streams that are gone; more than that are cleared away.
+_STRAYS: Final = 64
 # RFC 7541, section 6.3, and RFC 9113, section 4.3.1: an encoder has to say so when a setting of its peer
 # shrinks the table. Ours never uses the table, and says that once, in the first block. After that no setting
 # is ever news, and blocks may be made beforehand.
@@ -65,7 +67,8 @@ class _Queue:
 
     def __init__(self) -> None:
         self.buffers: deque[Buffer] = deque()
-        self.lent = 0  # how many of them, counted from the end, may view memory that its owner wants back
+        # How many of the buffers, counted from the end, may view memory that its owner wants back.
+        self.lent = 0
         self.trailers: bytes | None = None
         self.parked = False  # not in line: its own window is shut
 
@@ -94,8 +97,10 @@ class Stream:
         self.pending = 0  # bytes of DATA that `take` has not handed out yet
         self.received = 0  # flow-controlled bytes
         self.allowed = allowed  # ... and how many of them the peer may send as of now
-        self.announced = announced  # bytes of a content-length that are to come; -1 where there is none
-        self.window = window  # bytes that we may send as of now; negative after the peer lowered it
+        # Bytes of a content-length that are to come; -1 where there is none.
+        self.announced = announced
+        # Bytes that we may send as of now; negative after the peer lowered it.
+        self.window = window
         self.queue: _Queue | None = None
 
     def __repr__(self) -> str:
@@ -119,7 +124,8 @@ class SendingSide:
         self._markers = 0
         self._strays = 0  # markers of streams that are gone
         self._turns: deque[Stream] = deque()
-        self._joined = 0  # the largest answer to join: none before the first header block
+        # The largest answer to join: none before the first header block.
+        self._joined = 0
         # What a healthy peer answers: messages, and DATA frames that are not too small.
         self._answerable = 0
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 Request = TypeVar("Request")
 
-_CONVERTED_HERE: Final = 32 * 1024  # bytes of JSON; each KiB takes protobuf a fifth of a millisecond
+# Bytes of JSON; each KiB takes protobuf a fifth of a millisecond.
+_CONVERTED_HERE: Final = 32 * 1024
 
 
 class InferenceService(UnofferedExtensions):

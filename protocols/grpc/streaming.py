@@ -72,7 +72,8 @@ class Exchange:
         self.request: InferRequest | None = None
         self.plan = ALL_OUTPUTS
         self.decoupled = False  # also while the model is not known
-        self.accepted = False  # by its model; later errors are told with the model's name
+        # Whether its model has accepted it. Later errors are told with the model's name.
+        self.accepted = False
         self.settled = False  # the final part has come, or is not waited for
         self.answer: Part | None = None  # what waits for its turn
         self.complete = False  # no more parts will come
@@ -195,7 +196,8 @@ class StreamedInference:
         message = await self._stream.recv_raw()
         if message is None:
             return False
-        await self._stream.wait_admissible()  # much may have happened while the task waited for the message
+        # Much may have happened while the task waited for the message.
+        await self._stream.wait_admissible()
         await self._begin(message)
         return True
 

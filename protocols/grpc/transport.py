@@ -23,7 +23,8 @@ from protocols.lost import LOST
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
 
-_JOINED: Final = 32 * 1024  # up to this size copying together is cheaper than a scattered write
+# Bytes up to which copying together is cheaper than a scattered write.
+_JOINED: Final = 32 * 1024
 _MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
 _RECORDS: Final = 64 * 1024  # bytes that are encrypted at once
 _ALPN: Final = "h2"

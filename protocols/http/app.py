@@ -146,7 +146,8 @@ class _Target:
     """The result of looking a path up: what it asks of a request, and what answers."""
 
     route: Route
-    handle: _Handler | None  # None for the generate extension, which answers piece by piece
+    # `handle` is None for the generate extension, which answers piece by piece.
+    handle: _Handler | None
     methods: tuple[str, ...]
     restriction: Header | None
     refusal: _Answer | None  # to requests that don't meet `restriction`

@@ -40,10 +40,12 @@ Application = Callable[
 ]
 Header = tuple[bytes, bytes]
 
-_JOINED: Final = 32 * 1024  # answers up to this size are copied together: cheaper than a scattered write
+# Answers up to this size are copied together, which is cheaper than a scattered write.
+_JOINED: Final = 32 * 1024
 _READ_AT_ONCE: Final = 1024 * 1024  # of a long body; keeps the loop's turns short
 _MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
-_IN_A_ROW: Final = 8  # pipelined requests answered before other tasks get a turn
+# Pipelined requests answered before other tasks get a turn.
+_IN_A_ROW: Final = 8
 
 _TOO_SLOW: Final = 408, "Request Timeout"
 _EXITING: Final = 503, "Server exiting", (JSON, SOON)
@@ -177,9 +179,11 @@ class Connection:
         self._hurried: float | None = None
         self._request = Request()
         self._keep_alive = True
-        self._gone: trio.Event | None = None  # set where an application waits to learn of the disconnect
+        # Set while an application waits to learn of the disconnect.
+        self._gone: trio.Event | None = None
         self._started: tuple[int, list[Header]] | None = None  # a standard answer that waits for its body
-        self._streaming: bytes | None = None  # how a standard answer's parts end: chunked, or not at all
+        # The bytes behind a standard answer's last part: those of a chunked answer, or none.
+        self._streaming: bytes | None = None
         self._answered = False
 
     @property

@@ -37,7 +37,8 @@ async def watched(receive: Receive, work: Callable[[DisconnectHook], Awaitable[T
         try:
             results.append(await work(hook))
         except TritiumError as error:
-            failure = error  # raised outside, so that the nursery does not wrap it in a group
+            # Raised outside, so that the nursery does not wrap it in a group.
+            failure = error
         nursery.cancel_scope.cancel()
     if failure is not None:
         try:

@@ -49,7 +49,8 @@ Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Part = InferResponse | TritiumError
 
-_WRITTEN_AT_ONCE: Final = 64 * 1024  # events that came together are written together, up to about this
+# Events that came together are written together, up to about this many bytes.
+_WRITTEN_AT_ONCE: Final = 64 * 1024
 _PLAIN: Final = frozenset((b"", b"identity"))
 
 
@@ -99,7 +100,8 @@ class Generator:
         except TooLong:
             request = await in_slices(decode_long_generate(body, model.spec, **given))
             model = self._models.resolve(route.model, route.version)  # once more, for the same reason
-        del body  # it may be long, and the stream that answers it may last long
+        # The body may be long, and the stream that answers it may last long.
+        del body
         if model.marks is not None:
             put_marks(model.marks, request, scope)
         exchange = Exchange(model, request, port, self._told(scope))

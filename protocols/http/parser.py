@@ -27,7 +27,8 @@ from protocols.http.admission import Admit, Refused, may_skip, refused
 if TYPE_CHECKING:
     from actors.messages.tensors import Buffer
 
-_LONG_BODY: Final = 32 * 1024  # with more than this still to come, a body is read past llhttp
+# Bytes still to come above which a body is read past llhttp.
+_LONG_BODY: Final = 32 * 1024
 _INT32_MAX: Final = 2**31 - 1
 _MOST_DIGITS: Final = 10  # of a number up to 2**31 - 1
 _VERSIONS: Final = frozenset(("1.0", "1.1"))
@@ -121,7 +122,8 @@ class RequestParser:
         self._chunks = 0
         self._chunk_begins = False
         self._framing = 0  # bytes fed within a chunked body that are not the body
-        self._host = b""  # the last one that was checked: a client rarely changes it
+        # The last Host that was checked: a client rarely changes it.
+        self._host = b""
 
     def close(self) -> None:
         """End the parser: nothing more is fed. The inner parser and this one let go of each other."""

@@ -118,7 +118,8 @@ def _greatest(row: Array, count: int) -> Array:
     """
     if row.dtype.kind == "f":
         row = np.where(np.isnan(row), -np.inf, row)
-    if count * 8 < len(row):  # most are far from the greatest: leave them out of the sort
+    # Most elements are far from the greatest: leave them out of the sort.
+    if count * 8 < len(row):
         least = np.partition(row, len(row) - count)[len(row) - count] if count else np.inf
         candidates = np.flatnonzero(row >= least)
     else:

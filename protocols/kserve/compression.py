@@ -34,7 +34,8 @@ _NOTHING: Final = frozenset((b"", b"identity"))
 _COMPRESSED: Final = frozenset((b"gzip", b"deflate"))
 _CODINGS: Final = frozenset((b"identity", b"deflate", b"gzip"))
 _BITE: Final = 64 * 1024  # bytes given to zlib at once
-_MADE_AT_ONCE: Final = 256 * 1024  # bytes that zlib may make of them, which takes less than a millisecond
+# Bytes that zlib may make of a bite, which takes less than a millisecond.
+_MADE_AT_ONCE: Final = 256 * 1024
 # Bytes that a bite counts beside those it makes, because it may hold empty blocks, which take long.
 _READING: Final = _MADE_AT_ONCE // 2
 _EITHER: Final = 32 + zlib.MAX_WBITS  # zlib or gzip, by the stream's own header
@@ -88,7 +89,8 @@ def unfolding(body: Buffer, limit: int, coding: bytes = b"") -> Slices:
     at = 0
     bite: Buffer = b""
     work = 0
-    full = False  # the last part was as long as it may be, so there may be more
+    # Whether the last part was as long as it may be, so that there may be more.
+    full = False
     while not stream.eof:
         if not bite and not full:
             bite = view[at : at + _BITE]

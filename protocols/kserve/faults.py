@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 WALKED: Final = 64 * 1024
 SAID_OF_OBJECT: Final = "Missing a comma or '}' after an object member."
 SAID_OF_ARRAY: Final = "Missing a comma or ']' after an array element."
-_LONGEST_TOKEN: Final = 16  # a fault this near to the end of the walk may come from the cut there
+# A fault within so many bytes of the end of the walk may come from the cut there.
+_LONGEST_TOKEN: Final = 16
 
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 _PLAIN: Final = re.compile(rb'[^"\\\x00-\x1f]*')

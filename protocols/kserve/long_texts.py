@@ -378,7 +378,8 @@ class LongText:
         """Go behind the array that begins here, and hand its elements to `taker`."""
         self._at += 1
         depth = 1
-        opened = True  # nothing has been read since a bracket opened: it may close at once
+        # Whether nothing has been read since a bracket opened, so that it may close at once.
+        opened = True
         while depth:
             chunk = bytes(self._text[self._at : self._at + _PIECE])
             end, cut, behind, deepest = survey(chunk, depth)

@@ -22,7 +22,8 @@ HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[2]
 MESSAGES: Final = "protocols.kserve.proto"
 SERVICES: Final = "protocols.grpc.generated"
-STREAM: Final = "protocols.grpc.call"  # has ServerStream, which methods get in place of grpclib's Stream
+# The module of ServerStream, which methods get in place of grpclib's Stream.
+STREAM: Final = "protocols.grpc.call"
 PLUGIN: Final = "protoc-gen-grpclib_python"
 
 
