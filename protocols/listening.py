@@ -48,7 +48,7 @@ class AcceptedConnection(Occupant, Protocol):
         """
 
     def give_up(self) -> None:
-        """Refuse what is not answered: the process is about to end. Never waits."""
+        """Refuse requests that are not answered, because the process is about to end. Never waits."""
 
     def close(self) -> None:
         """Let go of the socket."""

@@ -1,4 +1,4 @@
-"""What the system says of a client that is gone: one table for listening, for HTTP and for gRPC."""
+"""The system's errors for a client that is gone: one table for listening, for HTTP and for gRPC."""
 
 import errno
 from typing import Final

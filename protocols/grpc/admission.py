@@ -119,8 +119,8 @@ class AnswerRoom:
     """Begins no request whose answer might find no room.
 
     The size of an answer is unknown until it is there. So each in flight is expected to be as large as the
-    largest lately seen. A request that is alone may begin whatever its answer may be, unless what waits is
-    more than the limit already.
+    largest lately seen. A request that is alone may begin whatever its answer may be, unless the waiting
+    answers are more than the limit already.
     """
 
     __slots__ = ("_limit", "_sizes", "in_flight", "pending")

@@ -511,7 +511,7 @@ def status_of(error: TritiumError | GRPCError) -> tuple[int, str]:
 
 
 def trailing_metadata(error: TritiumError | GRPCError) -> Metadata | None:
-    """Return what a client is told beside the status UNAVAILABLE: when to try again."""
+    """Return the metadata that tells a client, beside the status UNAVAILABLE, when to try again."""
     if not isinstance(error, Unavailable):
         return None
     return replies.try_again(retry_seconds(error), known=error.retry_after > 0)

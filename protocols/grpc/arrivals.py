@@ -69,13 +69,13 @@ class Arrivals:
         self._unfolded = 0
 
     def reader(self, call: Call) -> MessageReader:
-        """Return what gathers the messages of `call`."""
+        """Return the reader that gathers the messages of `call`."""
         if call.incoming is None:
             call.incoming = MessageReader(self._limit, encoded=bool(call.head.coding))
         return call.incoming
 
     def gather(self, call: Call, data: memoryview) -> None:
-        """Take what came on a call."""
+        """Take the bytes that came on a call."""
         reader = self.reader(call)
         try:
             for message in reader.feed(data):
@@ -121,7 +121,7 @@ class Arrivals:
         self._make_room(call, reader)
 
     def over(self, call: Call) -> None:
-        """Give back what was granted to a call."""
+        """Give back the grants of a call."""
         if call.granted:
             self._release_grant(call)
         if call.ticket is not None:

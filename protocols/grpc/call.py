@@ -151,11 +151,11 @@ class Call:
         self.deadline = math.inf
         self.context: Any = None
         self.closed = False  # answered, or the client left: later parts are dropped
-        # The rest is the connection's. Whether the method has been given the request, and must be told of the
-        # call's end.
+        # The rest is the connection's. Whether the method has been
+        # given the request, and must be told of the call's end.
         self.begun = False
         self.message: Buffer | None = None  # a unary request, once it is whole
-        self.incoming: MessageReader | None = None  # what gathers messages that come in pieces
+        self.incoming: MessageReader | None = None  # gathers messages that come in pieces
         # Bytes received, or to come, that the connection's window has already got back.
         self.credited = 0
         self.folded = False  # whether `message` is compressed
@@ -246,7 +246,7 @@ class ServerStream(Generic[Request, Reply]):
         # The connection's account of requests.
         self.fed = 0
         self.taken = 0
-        self.held = 0  # bytes on the wire of what waits here
+        self.held = 0  # bytes on the wire of the messages that wait here
         self._held_back = False
 
     @property

@@ -19,7 +19,7 @@ _MOST_SKIPPED: Final = 64  # clients number their streams without gaps
 
 
 class ClosedStreams:
-    """Tells what a late frame means."""
+    """Tells how to treat a late frame."""
 
     __slots__ = ("_cut_short", "_forgotten", "_skipped")
 

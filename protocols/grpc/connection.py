@@ -114,7 +114,8 @@ class GrpcConnection:
         options = environment.options
         self.peer = transport.peer
         self.threads = environment.threads
-        self.deadline = now + options.handshake_timeout  # when the sweep shuts the socket, whatever goes on
+        # When the sweep shuts the socket, whatever goes on.
+        self.deadline = now + options.handshake_timeout
         self._environment = environment
         self._options = options
         self._transport = transport
@@ -479,7 +480,7 @@ class GrpcConnection:
             self._begin(call)
 
     def room_made(self) -> None:
-        """Begin what waited for room (`protocols.grpc.answers.Owner`)."""
+        """Begin the calls that waited for room (`protocols.grpc.answers.Owner`)."""
         while self._parked and self._room.open:
             call = next(iter(self._parked))
             del self._parked[call]

@@ -1,8 +1,8 @@
 """The fields of protobuf messages, counted before protobuf makes objects of them.
 
-Two bytes make a field, and protobuf makes an object of a hundred bytes of it, in one go during which nothing
-else of the process runs. So a long message is walked first, in slices, and refused where it has more fields
-than any client sends.
+Two bytes make a field, and protobuf makes an object of a hundred bytes of it. It does so in one go, during
+which nothing else of the process runs. So a long message is walked first, in slices, and refused where it has
+more fields than any client sends.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def fields(
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yield the tag of each field between two places, and where it, its content and the next field begin.
 
-    Raises Malformed for what can't be fields.
+    Raises Malformed for bytes that can't be fields.
     """
     try:
         while at < end:

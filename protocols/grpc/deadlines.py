@@ -36,7 +36,7 @@ class DeadlineWheel(Generic[K]):
     def add(self, key: K, deadline: float) -> None:
         """Have `expire` tell `key` once `deadline` has passed, by a tick at most.
 
-        An earlier deadline of the key is replaced. An infinite deadline is none.
+        An earlier deadline of the key is replaced. An infinite deadline counts as none.
         """
         self.discard(key)
         if deadline == math.inf:

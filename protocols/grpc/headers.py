@@ -51,7 +51,7 @@ _DIGITS: Final = re.compile(rb"[0-9]{1,19}")
 
 
 class _WatchedTable(HeaderTable):
-    """A dynamic table that counts what may have changed it.
+    """A dynamic table that counts the calls that may have changed it.
 
     It counts calls and does not compare contents. So it also sees an insertion that evicted an equal entry,
     and a size that went down and up again within a block.
@@ -199,7 +199,7 @@ def checked_request(fields: Fields) -> tuple[Fields, int]:
     """A request's fields, checked by RFC 9113, sections 8.2 and 8.3, and its `content-length` (-1: none).
 
     A regular field's value is returned without surrounding whitespace. Section 8.2.1 would refuse such a
-    value, but gRPC's protocol lets metadata have whitespace and be stripped, and its clients send the value
+    value. But gRPC's protocol lets metadata have whitespace and be stripped, and its clients send the value
     as the user gave it. Raises StreamViolation (PROTOCOL_ERROR).
     """
     pseudo: dict[bytes, bytes] = {}

@@ -1,7 +1,7 @@
 """Turns ModelInferRequest bytes into `InferRequest`s.
 
-For what clients send most, no protobuf object is built: a message that differs from an earlier one only in
-its id and its raw tensors. Such a message is recognised by the rest of its bytes, whose meaning is kept. Raw
+For the commonest messages, no protobuf object is built: those that differ from an earlier one only in their
+id and their raw tensors. Such a message is recognised by the rest of its bytes, whose meaning is kept. Raw
 tensors stay views of the message; nothing is copied.
 
 Contract: grpc.md section 7; texts and codes are exact, and errors come in the order in which Triton looks.
@@ -192,7 +192,7 @@ class InferDecoder:
                     if raw is not None:
                         return Target(request_id, raw, meaning, meaning, None)
             except (IndexError, ValueError):
-                pass  # unusual or broken: what follows tells
+                pass  # unusual or broken: the code below tells which
         return _begun(self._peeking(message, front))
 
     def _peeking(self, message: Buffer, front: int) -> Steps:

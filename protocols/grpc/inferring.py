@@ -72,7 +72,7 @@ class Intake:
         return self._server.models.resolve(target.model_name, version), number
 
     def forwarded(self, head: CallHead[Any]) -> Forwarded:
-        """Return what of a call's metadata becomes parameters of its requests.
+        """Return the part of a call's metadata that becomes parameters of its requests.
 
         Of a repeated key the last value counts.
         """

@@ -11,7 +11,7 @@ from protocols.grpc.frames import DEFAULT_WINDOW, LARGEST_FRAME_LIMIT, LARGEST_W
 class Http2Limits:
     """Bounds of one connection. Sizes are bytes, rates are per second.
 
-    Raises ValueError for what RFC 9113 (section 6.5.2) does not allow to be announced.
+    Raises ValueError for values that RFC 9113 (section 6.5.2) does not allow to be announced.
     """
 
     # Announced. nghttp2 and nginx allow 100 and 128 streams, gRPC's C++ server any number. A thousand
@@ -25,7 +25,7 @@ class Http2Limits:
     max_frame_size: int = 1024 * 1024
     max_header_list: int = 16 * 1024  # gRPC's C++ server refuses metadata over 16 KiB
 
-    # A block is in memory until it is complete, and what an honest one decodes to is longer than the block,
+    # A block is in memory until it is complete. The header list of an honest block is longer than the block,
     # up to Huffman codes for odd bytes. So the limit is twice that of the list. nghttp2 allows 64 KiB.
     max_header_block: int = 32 * 1024
     # CONTINUATION frames to one block (CVE-2024-27316 and its kin). nghttp2 chose 8, and a block fits three.
@@ -59,7 +59,7 @@ class Http2Limits:
     max_queued: int = 10_000
 
     def __post_init__(self) -> None:
-        """Refuse what could not be announced."""
+        """Refuse values that could not be announced."""
         _check("max_streams", self.max_streams, 1, 2**31 - 1)
         _check("stream_window", self.stream_window, 0, LARGEST_WINDOW)
         _check("connection_window", self.connection_window, DEFAULT_WINDOW, LARGEST_WINDOW)

@@ -85,7 +85,7 @@ class MessageReader:
         return 0 if self.declared is None else self.declared - len(self._body)
 
     def feed(self, data: memoryview) -> Sequence[Message]:
-        """Take what came next and return the messages that are whole now, copied from `data`.
+        """Take the next bytes and return the messages that are whole now, copied from `data`.
 
         Raises GRPCError RESOURCE_EXHAUSTED for a message over the limit, as soon as its length is known, and
         Internal for a prefix that means nothing.

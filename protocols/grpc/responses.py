@@ -1,8 +1,8 @@
 """Turns `InferResponse`s into ModelInferResponse and ModelStreamInferResponse bytes, written by hand.
 
-Between the answers of one model, little changes but the id and the tensors' bytes. So what stands before and
-between those is kept. The bytes are those that protobuf writes when told to be deterministic: maps are in the
-order of their keys. Contract: grpc.md sections 8 and 9.
+Between the answers of one model, little changes but the id and the tensors' bytes. So the bytes before and
+between those are kept. An answer's bytes are those that protobuf writes when told to be deterministic: maps
+are in the order of their keys. Contract: grpc.md sections 8 and 9.
 """
 
 from __future__ import annotations

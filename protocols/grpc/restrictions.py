@@ -50,7 +50,7 @@ class Restriction:
 
 
 def restriction(path: str, restricted: Mapping[Category, tuple[str, str]]) -> Restriction | None:
-    """Return what opens the RPC at `path`, None where it is open.
+    """Return the restriction of the RPC at `path`, None where it is open.
 
     `restricted` holds keys without their prefix.
     """

@@ -91,8 +91,8 @@ class Stream:
 
     def __init__(self, stream_id: int, allowed: int, window: int, announced: int) -> None:
         self.id = stream_id
-        self.call: Any = None  # whatever the connection keeps for it
-        self.open = True  # we may still send; what is sent after that is dropped
+        self.call: Any = None  # an object that the connection keeps for it
+        self.open = True  # we may still send; later messages are dropped
         self.remote_open = True  # the peer may still send DATA
         self.pending = 0  # bytes of DATA that `take` has not handed out yet
         self.received = 0  # flow-controlled bytes
@@ -179,7 +179,7 @@ class SendingSide:
             if stream.remote_open:
                 self._cut_short(stream)
         else:
-            message = _views(message)  # what can't be sent is found out before anything is
+            message = _views(message)  # raises for memory that can't be sent, before any byte is sent
             self.send_head(stream, head)
             self.send_message(stream, message, size)
             self.send_trailers(stream, trailers)
@@ -251,7 +251,7 @@ class SendingSide:
             self._closed.cut_short(stream.id)
 
     def drop(self) -> None:
-        """The peer is gone: forget all streams, and what waits to be written.
+        """The peer is gone: forget all streams, and all frames that wait to be written.
 
         A connection refers to itself in many ways, and may wait long for the garbage collector. The memory
         that is held here must not wait with it.
@@ -308,7 +308,7 @@ class SendingSide:
         return taken
 
     def _hurry(self) -> None:
-        """Put what is ready among the control frames, in order.
+        """Put the frames that are ready among the control frames, in order.
 
         These frames keep to the settings that the peer had, so they go before the acknowledgement of new
         ones. The peer may hold everything behind that to the new settings (RFC 9113, section 6.5.3).
@@ -428,7 +428,7 @@ class SendingSide:
             self._clear_away()
 
     def _clear_away(self) -> None:
-        """Take the markers of streams that are gone out of what is ready."""
+        """Remove the markers of streams that are gone from the frames that are ready."""
         self._ready = deque(item for item in self._ready if not isinstance(item, Stream) or item.queue)
         self._markers -= self._strays
         self._strays = 0

@@ -75,7 +75,7 @@ class Exchange:
         # Whether its model has accepted it. Later errors are told with the model's name.
         self.accepted = False
         self.settled = False  # the final part has come, or is not waited for
-        self.answer: Part | None = None  # what waits for its turn
+        self.answer: Part | None = None  # the part that waits for its turn
         self.complete = False  # no more parts will come
         self._stream = stream
         self._surplus = 0  # parts beyond the one that a model may give
@@ -107,7 +107,7 @@ class Exchange:
             self.answer = Internal(f"expected a single response, got {self._surplus + 1}")
 
     def close(self) -> None:
-        """The answer is not wanted any more: have the model forget the request, and let go of what came."""
+        """The answer is not wanted any more: have the model forget the request, and release its parts."""
         forget = not self.settled
         self.settled = True
         if self.answer is not None:
@@ -246,7 +246,7 @@ class StreamedInference:
     # Answers
 
     def arrived(self, exchange: Exchange, part: Part, *, final: bool) -> None:
-        """Take what a model has put into a request's reply port. Never raises."""
+        """Take a part that a model has put into a request's reply port. Never raises."""
         self._arrivals.append((exchange, part, final))
         self._bell.unpark_all()
 
@@ -339,7 +339,7 @@ class StreamedInference:
             self._on_finished(exchange.request, outcome, self._stream.peer)
 
     def _close(self) -> None:
-        """Let go of everything that is in flight, of what waits to be sent, and of what still comes."""
+        """Release everything that is in flight, waits to be sent, or still comes."""
         for waiting in (self._arrivals, self._held):
             for _, part, _ in waiting:
                 release(part)

@@ -1,6 +1,6 @@
 """Bytes to and from one client: plain over TCP or a Unix socket, or TLS.
 
-All of it is synchronous and takes what the socket gives at once. A connection waits only where that was
+All methods are synchronous and take what the socket gives at once. A connection waits only where that was
 nothing. TLS is spoken by the interpreter's own non-blocking sockets rather than by a stream: a writer that
 waits for a slow client must be able to stop waiting in the middle of a record, look after new answers, and go
 on.
@@ -31,7 +31,7 @@ _ALPN: Final = "h2"
 
 
 class ConnectionLost(Exception):
-    """The client is gone, or what it sent is not TLS. Nothing can be told to it any more."""
+    """The client is gone, or does not speak TLS. Nothing can be told to it any more."""
 
 
 class Transport(Protocol):
@@ -100,7 +100,7 @@ class PlainTransport:
         return count < size
 
     def send(self, buffers: Sequence[Buffer]) -> list[Buffer]:
-        """Send what the kernel takes at once, and return the rest."""
+        """Send the bytes that the kernel takes at once, and return the rest."""
         size = sum(map(len, buffers))
         if len(buffers) > 1 and (size <= _JOINED or len(buffers) > _MOST_BUFFERS):
             buffers = (b"".join(buffers),)
@@ -177,7 +177,10 @@ class TlsTransport:
             raise ConnectionLost(f"the client agreed on {tls.selected_alpn_protocol()!r}, not on '{_ALPN}'")
 
     def receive_into(self, buffer: memoryview) -> int:
-        """Fill `buffer` with what was decrypted (see `Transport`); what comes after `finish` is swallowed."""
+        """Fill `buffer` with decrypted bytes (see `Transport`).
+
+        Bytes that come after `finish` are dropped.
+        """
         if self._finished:
             return self._swallow(buffer)
         try:
@@ -191,7 +194,7 @@ class TlsTransport:
             raise _lost(failure) from failure
 
     def _swallow(self, buffer: memoryview) -> int:
-        """Drop what is not to be decrypted any more.
+        """Drop bytes that are not to be decrypted any more.
 
         OpenSSL takes such bytes for an error, once it has said goodbye.
         """
@@ -213,7 +216,7 @@ class TlsTransport:
         return count < size and not self._socket.pending()
 
     def send(self, buffers: Sequence[Buffer]) -> list[Buffer]:
-        """Encrypt and send what the kernel takes at once, and return the rest.
+        """Encrypt and send the bytes that the kernel takes at once, and return the rest.
 
         OpenSSL takes a piece whole or wants to see it again. Pieces are cut from the front, so the rest
         begins with that piece.

@@ -4,8 +4,8 @@ One coroutine carries a request from its body to its answer: no task, nursery, c
 for it (DESIGN section 1). Two ASGI extensions let a server of ours save the rest:
 
 - `tritium.response`: `send` takes one message of that type with `status`, `headers`, `body` (a list of
-  buffers) and `release` (called once the buffers are no longer read, or None), so that the answer is one
-  write without a copy.
+  buffers) and `release` (called once the buffers are no longer read, or None). So the answer is one write
+  without a copy.
 - `tritium.disconnect`: an object with an attribute `disconnected`, and `on_disconnect` to be set to a
   function that is called when the client leaves. Without it a watcher waits in `receive()` while an inference
   runs.
@@ -81,7 +81,7 @@ Outcome = InferResponse | TritiumError
 _KEPT_PATHS: Final = 1024
 _KEPT_PATH_LENGTH: Final = 512
 _KEPT_PATHS_BYTES: Final = 2 * 1024 * 1024
-_TARGET_SIZE: Final = 1024  # bytes of what a path leads to, beside its names
+_TARGET_SIZE: Final = 1024  # bytes of a path's target, without its names
 _IN_A_THREAD: Final = 64 * 1024  # answers from this size are compressed off the loop
 # At zlib's best ratio of 1,032 these make 4 MiB, which takes a few milliseconds.
 _UNFOLDED_AT_ONCE: Final = 4096

@@ -208,7 +208,7 @@ class Connection:
         self.expired = True
         self.deadline = math.inf
         if self.phase is Phase.WRITING:
-            # Closing must drop what the kernel holds for a client that reads nothing.
+            # Closing must drop the bytes that the kernel holds for a client that reads nothing.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._shutdown(socket.SHUT_RDWR)
         else:
@@ -251,7 +251,7 @@ class Connection:
         self._withdrawn = True
 
     def drain(self) -> None:
-        """Finish what the client has sent already, and close; close at once where there is nothing.
+        """Answer the requests that the client has sent already, and close; close at once if there are none.
 
         A partly received request is waited for only as long as `_hurry` says.
         """

@@ -150,7 +150,7 @@ class PartsPort:
         self._wake()
 
     def close(self) -> None:
-        """Parts are not waited for any more: let go of what came and of what still comes."""
+        """Parts are not waited for any more: release those that came and those that still come."""
         self.over = True
         for part in self._parts:
             release(part)
@@ -222,7 +222,7 @@ class Exchange:
         self._forget()
 
     def _forget(self) -> None:
-        """Let go of what came and of what still comes, and have the model stop where it is not done."""
+        """Release the parts that came and those that still come, and stop the model if it is not done."""
         if not self._port.over:
             self._model.cancel(self._request)
         self._port.close()

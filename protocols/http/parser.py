@@ -336,7 +336,7 @@ class RequestParser:
             self._host = value
 
     def _check_coding(self, value: bytes) -> None:
-        """Refuse what RFC 9112, section 6.1, does: codings that are not known here, and any in HTTP/1.0."""
+        """Refuse transfer codings by RFC 9112, section 6.1: unknown ones, and in HTTP/1.0 any."""
         if value.lower() != b"chunked":
             shown = value[:80].decode("latin-1")
             self._refuse(

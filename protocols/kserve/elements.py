@@ -306,7 +306,7 @@ def render_numbers(elements: Array, datatype: DataType) -> bytes:
     elif not elements.flags.aligned:
         elements = elements.copy()
     written = dump(elements)
-    if b"null" in written:  # how `orjson` writes what is not finite
+    if b"null" in written:  # `orjson` writes numbers that are not finite so
         return json.dumps(elements.tolist(), separators=(",", ":")).encode()
     return written
 

@@ -1,7 +1,7 @@
 """Say what is wrong with a JSON text, and where, in the words that Triton's clients know.
 
 The fast parsers in `documents` only tell good from bad. Once a text is known to be bad, this module walks it
-by the JSON grammar and names the first fault with its byte offset (contract, http.md section 1.2). The walk
+by the JSON grammar. It names the first fault with its byte offset (contract, http.md section 1.2). The walk
 costs time in proportion to the text, and a hostile client can cause it. So only the first `WALKED` bytes are
 walked.
 """

@@ -105,7 +105,7 @@ def _fill(
     max_input_size: int,
     repeated: Callable[[], Iterable[str]],
 ) -> None:
-    """Put into `request` what `document` says. `repeated` tells which keys it has more than once."""
+    """Put the members of `document` into `request`. `repeated` tells which keys it has more than once."""
     if type(document) is not dict:
         raise Internal("attempt to get members for non-object")
     if "id" in document:

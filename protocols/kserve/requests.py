@@ -222,9 +222,9 @@ def _request(
 
 
 def _packing(members: Mapping[str, Any], limit: int, text_size: int) -> Packing | None:
-    """Return what takes the data of the input that has `members`.
+    """Return the taker of the data of the input that has `members`.
 
-    None where they don't say what the input is, or are wrong.
+    None where the members don't describe an input, or are wrong.
     """
     name, shape = members.get("name"), members.get("shape")
     datatype_name = members.get("datatype")
@@ -259,7 +259,7 @@ def _tensors(parts: Sequence[_Input], body: memoryview, at: int) -> list[Tensor]
 
 
 def _read(document: Any, behind: int, spec: ModelSpec, *, limit: int, framed: bool) -> _Meaning:
-    """Return what `document` says; `behind` is the number of bytes after its text."""
+    """Return the meaning of `document`. `behind` is the number of bytes after its text."""
     members: dict[str, Any] = document if type(document) is dict else {}
     meaning = _Meaning()
     if "id" in members:
