@@ -1,8 +1,8 @@
 """How much one connection may make the server hold: large requests in line, and answers yet to come.
 
 Both are accounts of bytes that decide and never act; the connection obeys. The limit is
-`GrpcOptions.connection_bytes` for each. Neither ever refuses a single request or answer, so that the largest
-message still passes.
+`GrpcOptions.connection_bytes` for each. Neither ever refuses a request or answer that is alone, so that the
+largest message still passes.
 """
 
 from __future__ import annotations

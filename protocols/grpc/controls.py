@@ -1,7 +1,7 @@
 """The frames of a connection that carry no request and no data, and the state that only they change.
 
-They are settings, pings, both directions' windows, resets and
-goodbyes. Sending too many of them has a cost here too.
+They are settings, pings, both directions' windows, resets and goodbyes. The module also says what a peer pays
+for sending too many of them.
 """
 
 from __future__ import annotations
