@@ -1,4 +1,7 @@
-"""The `tritium` command. Its parts are imported only when they are asked for: help must be quick to come by."""
+"""The `tritium` command.
+
+Its parts are imported only when they are asked for, so that help is printed quickly.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             case _:
                 return _unknown(command, words)
     except BrokenPipeError:
-        # The reader, a pager or `head`, has seen enough. Python would complain once more when it flushes at its end.
+        # The reader, a pager or `head`, has seen enough. Python would complain again when it flushes at its
+        # end.
         _silence_stdout()
         return 0
     except KeyboardInterrupt:

@@ -1,7 +1,8 @@
 """The ASGI application: `hypercorn engine.asgi`, on asyncio, or with `-k trio`.
 
-Configuration comes from `TRITIUM_*` variables, one for each flag of `tritium serve`. The lifespan starts the tree, with its
-gRPC and metrics ports, and drains it at the end; HTTP connections are the ASGI server's. See `engine.hosting`.
+Configuration comes from `TRITIUM_*` variables, one for each flag of `tritium serve`. The lifespan starts the
+tree, with its gRPC and metrics ports, and drains it at the end. HTTP connections belong to the ASGI server.
+See `engine.hosting`.
 """
 
 from __future__ import annotations
@@ -109,9 +110,8 @@ class _OnAsyncio:
         loop = asyncio.get_running_loop()
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         crossing = self._own.exchange(scope, body, lambda message: _tell(loop, messages.put_nowait, message))
-        gone = asyncio.ensure_future(
-            _disconnect(receive)
-        )  # there is nothing left to receive but the disconnect
+        # After the body there is nothing left to receive but the disconnect.
+        gone = asyncio.ensure_future(_disconnect(receive))
         gone.add_done_callback(lambda found: None if found.cancelled() else crossing.leave())
         try:
             while (message := await messages.get()) is not None:
@@ -125,7 +125,7 @@ class _OnAsyncio:
             gone.cancel()
 
     async def _body(self, scope: Message, receive: Receive) -> bytes | Refused | None:
-        """Return the request's body, the refusal of one that may not come, or None where the client left before its end."""
+        """Return the body, the refusal of one that may not come, or None if the client left too early."""
         parts: list[bytes] = []
         size = 0
         verdict: Verdict | None = None
@@ -159,7 +159,7 @@ class _OnAsyncio:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
-    """Call `function` on `loop` from the tree's thread, unless the server closed its loop without waiting for us."""
+    """Call `function` on `loop` from the tree's thread, unless the server closed its loop without waiting."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *arguments)
 

@@ -1,7 +1,8 @@
 """Ensembles against the models that they are made of, as the router has them at the moment.
 
-What keeps an ensemble from being served is told in `engine.config.rules.composition`; what it takes over from its models is added
-here: whether it is decoupled, labels of outputs that have none of their own, and where its models were found.
+`engine.config.rules.composition` tells what keeps an ensemble from being served. This module adds what the
+ensemble takes over from its models: whether it is decoupled, labels of outputs that have none of their own,
+and where its models were found.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Composer:
         return _completed(spec, config, models, decoupled=is_decoupled(composing))
 
     def _key(self, name: str, namespace: str) -> ModelKey | None:
-        """Return the model that an ensemble of this namespace means; None where it is not there, or not the only one."""
+        """Return the model that an ensemble of this namespace means; None if missing or not the only one."""
         keys = self._router.keys(name)
         own = ModelKey(name, namespace)
         if own in keys:

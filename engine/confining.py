@@ -1,4 +1,7 @@
-"""What a process that runs model code is told of its limits when it is started: see `engine.worker.limits` and docs/worker_life.md."""
+"""The limits that a process running model code is told when it starts.
+
+See `engine.worker.limits` and docs/worker_life.md.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ _CEILING_ROOM: Final = 1024**3
 
 
 def confining_environ(limits: Confinement, files: Iterable[Path], *, kind: str = "CPU") -> dict[str, str]:
-    """Return the environment variable that confines a worker on a device of this kind; none where nothing does.
+    """Return the environment variable that confines a worker on a device of this kind.
 
-    `files` are what it may read in any sandbox: its model.
+    There is none where nothing is confined. `files` are what the worker may read in any sandbox: its model.
     """
     if limits == Confinement():
         return {}
@@ -34,5 +37,8 @@ def confining_environ(limits: Confinement, files: Iterable[Path], *, kind: str =
 
 
 def _ceiling(limits: Confinement, kind: str) -> int:
-    """Return how many bytes of private memory may be asked for; 0 where drivers ask for more than anybody uses."""
+    """Return how many bytes of private memory a worker may ask for; 0 sets no limit.
+
+    It is 0 where drivers ask for more memory than is ever used.
+    """
     return 2 * limits.memory + _CEILING_ROOM if limits.memory and kind == "CPU" else 0

@@ -11,7 +11,10 @@ _GPU_NODE = re.compile(r"nvidia\d+")
 
 
 def gpu_count(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return how many NVIDIA GPUs workers may use: the driver's device nodes, narrowed by `CUDA_VISIBLE_DEVICES`."""
+    """Return how many NVIDIA GPUs workers may use.
+
+    These are the driver's device nodes, narrowed by `CUDA_VISIBLE_DEVICES`.
+    """
     try:
         nodes = sum(1 for node in devices.iterdir() if _GPU_NODE.fullmatch(node.name))
     except OSError:

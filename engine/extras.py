@@ -28,7 +28,7 @@ def how_to_install(extra: str) -> str:
 
 @cache
 def _checkout() -> str:
-    """Return where the source tree is that this runs from; nothing where Tritium was installed as a package."""
+    """Return where the source tree is that this runs from; nothing if Tritium was installed as a package."""
     try:
         installed = distribution("tritium")
     except PackageNotFoundError:

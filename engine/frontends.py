@@ -1,4 +1,7 @@
-"""Listeners as children of the tree: the sockets are held here, so that a listener may crash and come back."""
+"""Listeners as children of the tree.
+
+The sockets are held here, so that a listener may crash and be restarted.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ def grpc_listener(
     log: Log,
     uniform: Callable[[], float] = random.random,
 ) -> GrpcListener:
-    """Return a gRPC listener for all services, with what the settings say of them; in the clear without `tls`.
+    """Return a gRPC listener for all services, with the settings' options; in the clear without `tls`.
 
     `uniform` returns random numbers in [0, 1), see `GrpcListener`.
     """
@@ -180,7 +183,7 @@ class Frontend:
         await self._listener.wait_drained()
 
     async def give_up(self) -> None:
-        """Wait a little until answers are with their clients; tell those that have none that the server ends."""
+        """Wait briefly until clients have their answers; tell those without one that the server ends."""
         with trio.move_on_after(_ANSWERS_WITHIN):
             await self._listener.wait_drained()
         self._listener.give_up()

@@ -1,4 +1,4 @@
-"""What Triton's own tests tell a server by variables of its environment (contract, scheduling.md section 12)."""
+"""What Triton's tests tell a server by environment variables (contract, scheduling.md section 12)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ BACKLOGGED: Final = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 
 
 def read_start_after(environ: Mapping[str, str]) -> StartAfter:
-    """Return how many requests a model's first batch waits for. Raises SettingsError for what is no whole number."""
+    """Return how many requests a model's first batch waits for.
+
+    Raises SettingsError if the value is not a whole number.
+    """
     return StartAfter(_count(environ, QUEUED), _count(environ, BACKLOGGED))
 
 

@@ -1,8 +1,8 @@
-"""The tree under a foreign server: started and stopped by an ASGI lifespan, whichever event loop that runs on.
+"""The tree under a foreign server, started and stopped by an ASGI lifespan on either event loop.
 
-On trio the tree runs in a system task of the same loop. On asyncio it runs in a trio loop on a thread of its own, and each
-request crosses over and back. Either way the tree is nobody's child but the process's: if it gives up, the process drains
-and ends with a status that is not 0, instead of answering on without it.
+On trio the tree runs in a system task of the same loop. On asyncio it runs in a trio loop on a thread of its
+own, and each request crosses over and back. Either way the tree has no parent but the process. If the tree
+gives up, the process drains and ends with a status that is not 0, instead of answering without the tree.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class HostedTree:
         self._lock: IO[bytes] | None = None
         self._sink: LogSink | None = None
         self.running: RunningServer | None = None
-        self.failure = ""  # why the tree ended, if nobody asked it to
+        # Why the tree ended without being asked to.
+        self.failure = ""
 
     def prepare(self) -> Settings:
         """Read the settings and take what only one process may have. Raises StartupFailed."""
@@ -68,7 +69,10 @@ class HostedTree:
         return settings
 
     async def run(self, settings: Settings, started: Callable[[], object]) -> None:
-        """Run the tree until `stop`, and call `started` once it stands. Raises StartupFailed where it does not."""
+        """Run the tree until `stop`, and call `started` once it is up.
+
+        Raises StartupFailed if it does not start.
+        """
         try:
             async with open_server(settings, http=False, environ=self._environ) as running:
                 self.running = running
@@ -121,7 +125,8 @@ class HostedTree:
     def _give_up(self, why: str) -> None:
         """Have the foreign server shut down as if it had been told to; `end_process` then gives the status.
 
-        The process to tell is the one that handles signals: where there is a master, hypercorn's workers do not.
+        The process to tell is the one that handles signals. Where there is a master, hypercorn's workers do
+        not.
         """
         self.failure = why
         Log()(Event.SERVER_FAILED, level="error", error=why)
@@ -129,7 +134,7 @@ class HostedTree:
         os.kill(os.getpid() if master is None or master.pid is None else master.pid, signal.SIGTERM)
 
     def end_process(self) -> None:
-        """At the end of the lifespan: make a failure the process's exit status, which the foreign server can't."""
+        """At the end of the lifespan, make a failure the exit status; the foreign server can't do that."""
         if self.failure:
             sys.stderr.flush()
             os._exit(1)
@@ -207,7 +212,10 @@ class OwnLoop:
         self._thread: threading.Thread | None = None
 
     def start(self, report: Callable[[BaseException | None], object], ended: Callable[[], object]) -> None:
-        """Start the thread. `report` is told, on it, that the tree stands or why not; `ended` that it has ended."""
+        """Start the thread.
+
+        On that thread, `report` is told that the tree is up or why not, and `ended` that it has ended.
+        """
         settings = self._tree.prepare()
 
         async def main() -> None:
@@ -224,7 +232,8 @@ class OwnLoop:
             try:
                 trio.run(main)
             except BaseException as error:
-                report(error)  # heard only by somebody who still waits for the start
+                # Heard only by a caller that still waits for the start.
+                report(error)
                 raise
             finally:
                 ended()
@@ -239,15 +248,15 @@ class OwnLoop:
     def exchange(self, scope: Message, body: bytes, deliver: Callable[[Message | None], object]) -> Crossing:
         """Have the tree answer a request.
 
-        `deliver` is called on its thread with each message of the answer, and at last with None. There are none where
-        nobody wants the answer, and too few where making it failed half-way.
+        `deliver` is called on its thread with each message of the answer, and at last with None. There are no
+        messages if the client no longer wants the answer, and too few if making it failed half-way.
         """
         crossing = Crossing(self, scope, body, deliver)
         self.soon(crossing.begin)
         return crossing
 
     def admit(self, scope: Message, tell: Callable[[Verdict], object]) -> None:
-        """Have the application say whether a request's body may come; `tell` is called on the tree's thread."""
+        """Let the application say whether a request's body may come; calls `tell` on the tree's thread."""
 
         def ask() -> None:
             assert self._tree.running is not None
@@ -277,7 +286,7 @@ class OwnLoop:
 
 
 class Crossing:
-    """One request that crossed over to the tree's thread. It is the `tritium.disconnect` hook of its request."""
+    """One request that crossed over to the tree's thread; the `tritium.disconnect` hook of that request."""
 
     def __init__(
         self, loop: OwnLoop, scope: Message, body: bytes, deliver: Callable[[Message | None], object]
@@ -316,7 +325,8 @@ class Crossing:
     async def _run(self) -> None:
         try:
             await self._loop.app(self._scope, self._receive, self._send)
-        except Exception as error:  # noqa: BLE001  # the outer edge: one request's crash is answered, and no more
+        except Exception as error:  # noqa: BLE001
+            # The outer edge: the crash of one request is answered and goes no further.
             sys.stderr.write(f"error: a request failed: {error!r}\n")
             if not self._begun:
                 self._answer(
@@ -347,7 +357,7 @@ class Crossing:
         self._deliver({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _stream(self, message: Message) -> None:
-        """Deliver a message of a streamed answer, and wait until a part that has others behind it has been written."""
+        """Deliver a message of a streamed answer; wait until a part that has others behind it is written."""
         self._begun = True
         if not message.get("more_body", False):
             self._deliver(message)

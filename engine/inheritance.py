@@ -1,7 +1,8 @@
 """Which of the server's environment variables its workers get (docs/worker_life.md). Pure.
 
-By default a worker has the server's environment, as a model's process has on Triton, less what the server alone is to know: its own
-settings, which may hold keys, and the credentials that it uses itself. With a minimal environment it has what programs need to run.
+By default a worker has the server's environment, as a model's process has on Triton. It does not get what
+only the server may know: the server's own settings, which may hold keys, and the credentials that the server
+itself uses. With a minimal environment the worker has what programs need to run.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ def inherited(
 ) -> dict[str, str]:
     """Return what of the server's environment is for its workers.
 
-    Credentials of a storage are the server's own where one of its `repositories`, paths and URIs, lies in it; elsewhere they can
-    only be meant for models.
+    A storage's credentials are the server's own if one of its `repositories` (paths and URIs) lies in that
+    storage. Elsewhere they can only be meant for models.
     """
     if mode == MINIMAL:
         return scrubbed(environ)
@@ -110,7 +111,7 @@ def inherited(
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a minimal environment: what programs and frameworks need, and nothing that looks like a secret."""
+    """Return a minimal environment: what programs and frameworks need, and nothing that looks secret."""
     return {
         name: value
         for name, value in environ.items()

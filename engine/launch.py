@@ -1,8 +1,8 @@
 """Starts workers: child processes by default, threads of the server where a model asks for that.
 
-Processes are spawned on one thread that lives as long as the server. A worker asks the kernel to be killed when its parent
-dies, and the kernel takes the *thread* that spawned it for the parent: from a pooled thread, workers would die when the
-pool lets it go.
+Processes are spawned on one thread that lives as long as the server. A worker asks the kernel to be killed
+when its parent dies, and the kernel takes the *thread* that spawned it for the parent. Workers spawned from a
+pooled thread would die when the pool lets that thread go.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ _CGROUP_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
 
 
 class Spawner:
-    """One thread that runs what must not run on a pooled one. A daemon: it ends with the server, and not before."""
+    """One thread for what must not run on a pooled one.
+
+    It is a daemon: it ends with the server, not before.
+    """
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -83,9 +86,10 @@ class Spawner:
 class WorkerLauncher:
     """Implements `actors.instance.Launcher` over processes and threads.
 
-    A process runs on the interpreter of its model's `ModelSpec.runtime`, with the variables that belong to it: the server's
-    own, unless `engine.environments` has found the model another when its configuration was read. A spare is taken where one
-    waits (see `engine.spares`); without anybody to run `spares` none ever does.
+    A process runs on the interpreter of its model's `ModelSpec.runtime`, with the variables that belong to
+    it. That is the server's own interpreter, unless `engine.environments` found another for the model when
+    its configuration was read. A waiting spare is taken if there is one (see `engine.spares`). There are none
+    unless a task runs `spares`.
     """
 
     def __init__(
@@ -96,7 +100,11 @@ class WorkerLauncher:
         spare_workers: int = 0,
         log: Log | None = None,
     ) -> None:
-        """`environ` is what workers inherit (`engine.inheritance`); at most `spare_workers` processes wait for a model."""
+        """Set up a launcher.
+
+        `environ` is what workers inherit (`engine.inheritance`). At most `spare_workers` processes wait for a
+        model.
+        """
         self.spares = Spares(self._start_spare, limit=spare_workers, log=log)
         self._backends = backends
         self._inherited = {**environ, **ALWAYS}
@@ -204,7 +212,8 @@ def _spawn(
 def _bound_to(cores: Sequence[int]) -> Iterator[None]:
     """Bind the calling thread to `cores`, if there are any: what it starts meanwhile inherits that.
 
-    A thread's memory comes from the NUMA node of the core that touches it first, so that this decides about memory too.
+    A thread's memory comes from the NUMA node of the core that touches it first, so this decides about memory
+    too.
     """
     if not cores:
         yield
@@ -295,7 +304,10 @@ class ProcessWorker:
 
     @property
     def dying(self) -> bool:
-        """Whether it is ending: the kernel takes a process's memory first, and a busy machine is long about the rest."""
+        """Whether it is ending.
+
+        The kernel takes a process's memory first, and a busy machine takes long over the rest.
+        """
         try:
             return Path(f"/proc/{self.pid}/statm").read_text().startswith("0 ")
         except OSError:
@@ -367,7 +379,10 @@ class OomKills:
 
 
 class ThreadWorker:
-    """A worker on a thread of the server. Implements `actors.instance.Launched`; a hung one can only be abandoned."""
+    """A worker on a thread of the server. Implements `actors.instance.Launched`.
+
+    A hung one can only be abandoned.
+    """
 
     def __init__(
         self, ours: socket.socket, theirs: socket.socket, *, name: str, cores: Sequence[int] = ()

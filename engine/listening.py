@@ -1,4 +1,6 @@
-"""What the operator decided about who may reach the server, and how: the part of the settings that listeners use.
+"""What the operator decided about who may reach the server, and how.
+
+This is the part of the settings that listeners use.
 
 Contract: grpc.md sections 1 and 3, http.md section 2.1, repository.md section 10.
 """
@@ -49,7 +51,10 @@ class RestrictedHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files of a listener that speaks TLS. With `client_roots`, clients must show a certificate that these vouch for."""
+    """PEM files of a listener that speaks TLS.
+
+    With `client_roots`, clients must show a certificate that these vouch for.
+    """
 
     certificate: str
     key: str
@@ -60,7 +65,8 @@ class TlsFiles:
 class KeepaliveSettings:
     """How gRPC connections are kept and ended. Durations are seconds; `math.inf` is never.
 
-    `max_pings_without_data` and `max_ping_strikes` of 0 are no limit, as with gRPC's channel arguments of these names.
+    A value of 0 for `max_pings_without_data` or `max_ping_strikes` is no limit, as with gRPC's channel
+    arguments of these names.
     """
 
     time: float = 7200.0
@@ -75,7 +81,10 @@ class KeepaliveSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcSettings:
-    """Where gRPC listens and what it does there. Port 0 lets the kernel choose; an empty `unix_socket` is none."""
+    """Where gRPC listens and what it does there.
+
+    Port 0 lets the kernel choose; an empty `unix_socket` is none.
+    """
 
     address: str = "0.0.0.0"  # Triton's default, as for HTTP
     port: int = 8001
@@ -262,7 +271,10 @@ def read_pattern(given: Given, name: str) -> str:
 
 
 def read_restrictions(given: Given, name: str, *, kind: str) -> Mapping[str, RestrictedHeader]:
-    """Return what each restricted API asks for; `kind` is Triton's word for APIs in texts. Raises SettingsError."""
+    """Return what each restricted API asks for. Raises SettingsError.
+
+    `kind` is Triton's word for APIs in texts.
+    """
     restricted: dict[str, RestrictedHeader] = {}
     for group in given.all(name):
         apis, colon, header = group.partition(":")

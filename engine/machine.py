@@ -1,4 +1,6 @@
-"""What a server takes from the machine that it runs on, in one place, so that a simulation can put a machine of its own there.
+"""What a server takes from the machine that it runs on, in one place.
+
+A simulation can put a machine of its own there.
 
 Sockets come from the same direction, see `engine.sockets`.
 """

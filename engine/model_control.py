@@ -1,7 +1,9 @@
-"""What models ask of the server about other models: load, unload, readiness (contract, python_backend.md section 8).
+"""What models ask of the server about other models: load, unload, readiness.
 
-A load that a model asks for while it is itself being loaded has its own load wait for that of the other. Where that would
-come back to where it began it is refused, for nobody would ever end it.
+Contract: python_backend.md section 8.
+
+If a model asks for a load while it is itself being loaded, its own load waits for the other model's load. A
+request that would close a circle of such waits is refused, because none of those loads would ever end.
 """
 
 from __future__ import annotations
@@ -38,9 +40,10 @@ class ModelControl:
         loading: Callable[[Caller], bool],
         needs: Callable[[str, str], bool] = lambda _, __: False,
     ) -> None:
-        """`started` tells whether every model to be loaded at start is; `loading` whether a caller's version is being loaded.
+        """Set up the control of models.
 
-        `needs` tells whether one model is composed of another.
+        `started` tells whether every model to be loaded at start is. `loading` tells whether a caller's
+        version is being loaded. `needs` tells whether one model is composed of another.
         """
         self._repository = repository
         self._health = health
@@ -58,7 +61,7 @@ class ModelControl:
     async def load(
         self, body: Mapping[str, object], attachments: Mapping[str, bytes], caller: Caller
     ) -> Mapping[str, object]:
-        """Load `name` with `config`, where there is one, and files from the attachments; return when it serves.
+        """Load `name` with `config`, if there is one, and files from the attachments; return when it serves.
 
         Raises as `Repository.load` does; Unavailable while the server starts; InvalidArgument for a circle.
         """
@@ -86,7 +89,10 @@ class ModelControl:
     async def unload(
         self, body: Mapping[str, object], _: Mapping[str, bytes], caller: Caller
     ) -> Mapping[str, object]:
-        """Unload `name`, and with `unload_dependents` what it alone is composed of. Raises as `Repository.unload` does."""
+        """Unload `name`. Raises as `Repository.unload` does.
+
+        `unload_dependents` also unloads the models that only `name` is composed of.
+        """
         name = _text(body, "name")
         self._require_started()
         if name == caller.spec.name and self._loading(caller):
@@ -97,11 +103,14 @@ class ModelControl:
     async def ready(
         self, body: Mapping[str, object], _: Mapping[str, bytes], __: Caller
     ) -> Mapping[str, object]:
-        """Return whether `name` in `version` is ready. Raises as `Health.model_ready` does for what is not loaded."""
+        """Return whether `name` in `version` is ready.
+
+        Raises as `Health.model_ready` does for an unloaded model.
+        """
         return {"ready": await self._health.model_ready(_text(body, "name"), _text(body, "version"))}
 
     def awaited_by(self, name: str) -> AbstractSet[str]:
-        """Return the models whose loads that of `name` waits for, by way of others or not, because it has asked for them."""
+        """Return the models whose loads the load of `name` waits for, directly or through others."""
         found: set[str] = set()
         names = [name]
         for each in names:  # which grows meanwhile
@@ -115,7 +124,7 @@ class ModelControl:
             raise Unavailable(STARTING)
 
     def _check_circle(self, caller: str, name: str) -> None:
-        """Raise InvalidArgument where the load of `name` waits, by way of others or not, for the caller's own."""
+        """Raise InvalidArgument if the load of `name` waits, directly or not, for the caller's own."""
         paths: list[tuple[str, ...]] = [(caller, name)]
         seen = {name}  # each is looked at once: there may be as many paths as hostile models care to make
         for path in paths:  # which grows meanwhile

@@ -1,7 +1,10 @@
-"""What the operator says about instances: how much there is of each rate limiter's resource, and which cores workers run on.
+"""What the operator says about instances.
 
-A host policy (contract, repository.md section 10) is a name with settings. An instance has the one that its group names, or
-that of its kind and device: `cpu`, `gpu_<id>`, `model` (contract, model_config.md section 4.9).
+That is how much there is of each rate limiter's resource, and which cores workers run on.
+
+A host policy (contract, repository.md section 10) is a name with settings. An instance has the policy that
+its group names, or that of its kind and device: `cpu`, `gpu_<id>`, `model` (contract, model_config.md section
+4.9).
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ class HostPolicy:
 
 
 def read_resources(values: Sequence[str]) -> dict[tuple[str, int | None], int]:
-    """Return the counts of `--rate-limit-resource` by name and device; None is every device. Raises SettingsError."""
+    """Return the counts of `--rate-limit-resource` by name and device. Raises SettingsError.
+
+    A device of None stands for every device.
+    """
     counts: dict[tuple[str, int | None], int] = {}
     for value in values:
         form = re.fullmatch(r"([^:]+):([0-9]{1,10})(?::([0-9]{1,10}))?", value)
@@ -53,7 +59,10 @@ def read_resources(values: Sequence[str]) -> dict[tuple[str, int | None], int]:
 
 
 def read_host_policies(values: Sequence[str]) -> dict[str, HostPolicy]:
-    """Return the policies of `--host-policy` by name. Of a setting given twice the last counts. Raises SettingsError."""
+    """Return the policies of `--host-policy` by name. Raises SettingsError.
+
+    If a setting is given twice, the last value counts.
+    """
     policies: dict[str, HostPolicy] = {}
     for value in values:
         form = re.fullmatch(r"([^,=]+),([^,=]+)=(.+)", value)
@@ -114,7 +123,8 @@ def resolve(
 ) -> dict[str, tuple[int, ...]]:
     """Return the cores of each policy. `available` are those that this process may use.
 
-    Raises SettingsError for a node that this machine does not have, and where a policy asks for cores that are not available.
+    Raises SettingsError for a node that this machine does not have, and if a policy asks for cores that are
+    not available.
     """
     resolved: dict[str, tuple[int, ...]] = {}
     for name, policy in policies.items():
@@ -150,7 +160,10 @@ def policy_name(instance: InstanceSpec) -> str:
 
 
 def place(spec: ModelSpec, policies: Mapping[str, tuple[int, ...]]) -> ModelSpec:
-    """Return the specification with each instance on the cores of its host policy, where its model names none (`tritium.cores`)."""
+    """Return the specification with each instance on the cores of its host policy.
+
+    An instance whose model names cores of its own (`tritium.cores`) keeps those.
+    """
     if not policies:
         return spec
     instances = tuple(
@@ -160,7 +173,7 @@ def place(spec: ModelSpec, policies: Mapping[str, tuple[int, ...]]) -> ModelSpec
 
 
 def undefined_policies(specs: Sequence[ModelSpec], policies: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Return a warning for each host policy that is named and that nobody has defined."""
+    """Return a warning for each host policy that is named but not defined."""
     named = {each.host_policy: None for spec in specs for each in spec.instances if each.host_policy}
     return [
         f"host policy '{name}' has no effect: --host-policy={name},cpu-cores=... would define it"

@@ -1,4 +1,4 @@
-"""What the server's process needs set, whoever started it."""
+"""What the server's process needs set, however it was started."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ def allow_many_files() -> None:
 
 
 def settle_garbage_collection() -> None:
-    """Leave what start-up made out of future collections: a full one would stop the loop for tens of milliseconds.
+    """Leave what start-up made out of future collections.
 
-    A collection stops the loop too, by some two microseconds for each object that it frees. Requests make no cycles, but
-    connections of gRPC, crashes and loads do. So it comes often enough to be short, and no oftener: what is allocated and
-    freed again doesn't count.
+    A full collection would stop the loop for tens of milliseconds. A collection also stops the loop by some
+    two microseconds for each object that it frees. Requests make no cycles, but gRPC connections, crashes and
+    loads do. So the collection runs often enough to be short, and no oftener. What is allocated and freed
+    again doesn't count.
     """
     gc.collect()
     gc.freeze()
@@ -30,7 +31,10 @@ def settle_garbage_collection() -> None:
 
 
 def end_where_threads_are_stuck(status: int) -> None:
-    """End the process now, if the interpreter would wait for threads: those of a storage read that nothing can interrupt."""
+    """End the process now if the interpreter would wait for threads.
+
+    Those are threads of a storage read that nothing can interrupt.
+    """
     if any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):

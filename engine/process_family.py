@@ -2,13 +2,16 @@
 
 There are three ways to know a process as a worker's, and none is complete by itself:
 
-- it descends from the worker. Complete while the worker lives and is its orphans' reaper (`engine.worker.limits`), and of no
-  use once it has died, for then they are somebody else's children;
-- it is in the worker's session, whose number stays taken as long as anybody is in it. `setsid` leaves it;
-- its environment began with the worker's mark (`engine.process_mark`). A program that is started with another environment has none.
+- it descends from the worker. This is complete while the worker lives and is the reaper of its orphans
+  (`engine.worker.limits`). It is of no use once the worker has died, because its descendants are then
+  children of another process;
+- it is in the worker's session. The session's number stays taken as long as any process is in it. `setsid`
+  leaves it;
+- its environment began with the worker's mark (`engine.process_mark`). A program that is started with another
+  environment has none.
 
-So a process escapes a worker that dies by itself if it has left the session *and* cleared its environment, unless it was seen
-before. A strict sandbox refuses the first.
+So if a worker dies by itself, a process escapes if it has left the session *and* cleared its environment,
+unless it was seen before. A strict sandbox refuses the first.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class Family:
         self._known: frozenset[Member] = frozenset()
 
     def glance(self) -> Usage | None:
-        """Measure as `usage` does, if that takes well under a millisecond; None where it would take longer."""
+        """Measure as `usage` does, if that takes well under a millisecond; None if it would take longer."""
         pids, threads = [], 0
         for pid in _descent(self._pid, _MOST_SEEN):
             threads += _threads(pid)
@@ -68,16 +71,17 @@ class Family:
 
     def _measured(self, pids: Sequence[int], memory: Callable[[int], int]) -> Usage:
         known = frozenset(_members(pid for pid in pids if pid != self._pid))
-        # Once it is dead, those that it had are somebody else's children, and not to be forgotten.
+        # A dead worker's children are children of another process now. They must not be forgotten.
         if _lives(self._pid):
             self._known = known
         return Usage(sum(map(memory, pids)), len(pids))
 
     def kill(self) -> None:
-        """Kill the worker's group and those next to it. To be called before the worker is reaped; `end` kills the rest.
+        """Kill the worker's group and those next to it.
 
-        Until then its number is nobody else's, neither as a group nor as a session. The kernel lets no member of a group
-        fork while it kills the group.
+        Call it before the worker is reaped; `end` kills the rest. Until the worker is reaped no other process
+        can have its number, neither as a group nor as a session. The kernel lets no member of a group fork
+        while it kills the group.
         """
         near = list(_members(self._near()))
         self._kill_group()
@@ -92,9 +96,10 @@ class Family:
                 return
 
     def end(self) -> None:
-        """Kill all that a worker which has ended has left behind. To be called before it is reaped, and not on an event loop.
+        """Kill all that a worker which has ended has left behind.
 
-        Reads the environment of every process. Returns once what fell to this process to reap has been reaped.
+        Call it before the worker is reaped, and not on an event loop. Reads the environment of every process.
+        Returns once this process has reaped the children that fell to it.
         """
         killed: set[Member] = set()
         for _ in range(_ROUNDS):
@@ -122,7 +127,10 @@ class Family:
         return self._mark in _read(f"/proc/{pid}/environ").split(b"\0")
 
     def _reap(self, killed: Collection[Member]) -> None:
-        """Reap what has become a child of this process, as everybody's orphans do where it is the first in a container."""
+        """Reap what has become a child of this process.
+
+        All orphans become its children where it is the first process in a container.
+        """
         deadline = time.monotonic() + _REAPED_WITHIN
         while time.monotonic() < deadline:
             children = (each for each in _members(_children(os.getpid())) if each.pid != self._pid)
@@ -187,7 +195,8 @@ def _members(pids: Iterable[int]) -> Iterator[Member]:
 def _kill(members: Iterable[Member]) -> int:
     """Kill those that have not ended, and return how many there were.
 
-    Each is looked at again right before: its number may have become somebody else's while others were looked for.
+    Each is looked at again right before: another process may have got its number while others were looked
+    for.
     """
     killed = 0
     for member in members:
@@ -214,7 +223,10 @@ def _stat(pid: int) -> list[str]:
 
 
 def _memory(pid: int) -> int:
-    """Return the bytes that only the end of the process would give back: no file can be read again in their place."""
+    """Return the bytes that only the end of the process would give back.
+
+    No file can be read again in their place.
+    """
     return sum(_kibibytes(_read(f"/proc/{pid}/status"), ("RssAnon", "RssShmem", "VmSwap")).values())
 
 

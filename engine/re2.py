@@ -1,7 +1,8 @@
 """Regular expressions as Triton takes them, which are RE2's, compiled by Python's `re`.
 
-Most of RE2's syntax is Python's too. What is not is translated: flags for the rest of a group (`(?-i)`), classes such as
-`[:alpha:]`, `\\Q...\\E`, `\\z`, `(?<name>...)` and `\\x{...}`. What has no counterpart is refused with what to write instead.
+Most of RE2's syntax is Python's too. The rest is translated: flags for the rest of a group (`(?-i)`), classes
+such as `[:alpha:]`, `\\Q...\\E`, `\\z`, `(?<name>...)` and `\\x{...}`. What has no counterpart is refused,
+with what to write instead.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ _CURES: Final = {
 
 
 def compiled(pattern: str, flags: int = 0) -> re.Pattern[str]:
-    """Return RE2's `pattern`, compiled. Raises re.error, whose text says what is wrong and, where it can, what to write."""
+    """Return RE2's `pattern`, compiled.
+
+    Raises re.error, whose text says what is wrong and, where it can, what to write.
+    """
     return re.compile(_translated(pattern), flags)
 
 

@@ -1,4 +1,7 @@
-"""How much memory there is, how much workers take, and how much models take on disk: what /proc and the file system say."""
+"""How much memory there is, how much workers take, and how much models take on disk.
+
+The source is /proc and the file system.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +40,17 @@ class Memory:
 def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
     """Return a process's share of memory; None where it has ended.
 
-    That is its proportional set size, in which a page that several processes map (a library, a segment of ours) is
-    counted once among them. Where the kernel does not tell it, the resident set size, which counts it for each.
+    That is its proportional set size, in which a page that several processes map (a library, a segment of
+    ours) is counted once among them. Where the kernel does not tell it, it is the resident set size, which
+    counts that page once for each process.
     """
     try:
         for line in (proc / str(pid) / "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
     except OSError:
-        pass  # an old kernel, a process of somebody else's, or one that has just ended: statm tells these apart
+        # An old kernel, a process of another user, or one that has just ended: statm tells these apart.
+        pass
     try:
         return int((proc / str(pid) / "statm").read_text().split()[1]) * _PAGE
     except OSError:
@@ -53,7 +58,7 @@ def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
 
 
 def bytes_on_disk(directory: Path) -> int:
-    """Return the bytes of all files below `directory`; what is not there, or not for us to see, counts nothing."""
+    """Return the bytes of all files below `directory`; what is missing or may not be seen counts nothing."""
     total = 0
     for parent, _, names in os.walk(directory):
         for name in names:
@@ -65,7 +70,10 @@ def bytes_on_disk(directory: Path) -> int:
 
 
 def memory_total(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes of memory that the server and its workers may use: the machine's, or its control group's if fewer."""
+    """Return the bytes of memory that the server and its workers may use.
+
+    That is the machine's memory, or its control group's if that is less.
+    """
     limits = [_machine_memory(proc)]
     for file in _limit_files(proc, cgroup):
         try:
@@ -85,7 +93,7 @@ def _machine_memory(proc: Path) -> int:
 
 
 def _limit_files(proc: Path, cgroup: Path) -> Iterator[Path]:
-    """Where the limits of our control group are, and of those around it, under either version of control groups."""
+    """Return where the limits of our control group, and of those around it, are, in either version."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:

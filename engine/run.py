@@ -35,7 +35,7 @@ async def _nothing(running: RunningServer, log: Log) -> None:
 def run(settings: Settings, *, beside: Beside = _nothing) -> int:
     """Serve until a signal, or until the tree gives up; return the process's exit status.
 
-    What `beside` raises ends the server: it is no part of the tree, and nobody restarts it.
+    What `beside` raises ends the server: it is no part of the tree, so no supervisor restarts it.
     """
     try:
         sink = open_sink(settings.log)
@@ -52,7 +52,8 @@ def run(settings: Settings, *, beside: Beside = _nothing) -> int:
         for failure in leaves(group):
             announcer.failed(str(failure))
         status = 1
-    except* Exception as group:  # noqa: BLE001  # the process ends of it, and its last line has to be one of the log
+    except* Exception as group:  # noqa: BLE001
+        # The process ends because of it, and its last line has to be a line of the log.
         for bug in leaves(group):
             announcer.failed(f"{type(bug).__name__}: {bug}", bug)
         status = 1

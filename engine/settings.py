@@ -1,8 +1,8 @@
 """What the operator decided, read once from the command line or the environment and never edited.
 
-`Settings.from_argv` takes tritonserver's flags, `Settings.from_environ` the same ones as variables, for servers that are
-started by an ASGI server and have no command line of their own. `engine.cli.flags` is the table of both. Each part of the
-server is given the few values it uses, not this object.
+`Settings.from_argv` takes tritonserver's flags. `Settings.from_environ` takes the same ones as variables, for
+servers that are started by an ASGI server and have no command line of their own. `engine.cli.flags` is the
+table of both. Each part of the server is given the few values it uses, not this object.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MetricsSettings:
 
 
 def default_cache_directory(environ: Mapping[str, str]) -> str:
-    """Return where remote models are kept unless the operator says otherwise (XDG Base Directory Specification)."""
+    """Return where remote models are kept by default (XDG Base Directory Specification)."""
     base = environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # unset, or one that the specification has us ignore
         base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
@@ -164,7 +164,10 @@ class Settings:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
-        """Read `TRITIUM_*` variables, one for each flag. An unknown one is a warning. Raises SettingsError."""
+        """Read `TRITIUM_*` variables, one for each flag. Raises SettingsError.
+
+        An unknown variable is a warning.
+        """
         return _settings(Given(scan_environ(environ)), environ)
 
     def settings_for(self, backend: str) -> dict[str, str]:

@@ -53,7 +53,10 @@ def open_sockets(settings: Settings, *, http: bool = True) -> Iterator[Sockets]:
 
 
 def bind(address: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """Return a listening socket; with `reuse_port` others that say so may have the same port. Raises AddressInUse."""
+    """Return a listening socket. Raises AddressInUse.
+
+    With `reuse_port`, other sockets that say so may have the same port.
+    """
     if address.startswith("["):
         raise AddressInUse(
             f"Socket '{address}:{port}' can't be opened: an IPv6 address is given without brackets, such as ::1"
@@ -76,8 +79,8 @@ def bind(address: str, port: int, *, reuse_port: bool = False) -> socket.socket:
 def unix_listening(path: str) -> Iterator[socket.socket]:
     """Listen at `path` around the block, and remove it afterwards if it is still this socket's.
 
-    What a server that died left there is taken over; a socket that somebody serves, or a file of another kind, is not.
-    Who may connect is up to the directory's permissions, and to the umask. Raises AddressInUse.
+    A socket that a dead server left there is taken over. A socket that a process serves, or a file of another
+    kind, is not. Who may connect is up to the directory's permissions, and to the umask. Raises AddressInUse.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with sock:
@@ -110,7 +113,7 @@ def _locked_directory(path: str) -> Iterator[None]:
 
 
 def _clear(path: str) -> None:
-    """Remove a socket that nobody listens on any more."""
+    """Remove a socket that no process listens on any more."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -125,7 +128,8 @@ def _clear(path: str) -> None:
             os.unlink(path)
             return
         except BlockingIOError:
-            pass  # served, by somebody who is slow to accept
+            # Served, by a process that is slow to accept.
+            pass
     raise AddressInUse(f"Socket 'unix:{path}' already in use ")
 
 

@@ -18,7 +18,8 @@ _NO_CHANGES: ControlMode = "none"
 def open_sources(settings: Settings, environ: Mapping[str, str], digests: Digests) -> Sequence[Source]:
     """Return the repositories, each once. Raises TritiumError for one that can't be opened."""
     cache = Path(settings.model_cache_directory)
-    # Without changes there is nothing to compare, but for what an earlier server has left in a cache that outlives it.
+    # Without changes there is nothing to compare, except what an earlier server left in a cache that outlives
+    # it.
     compare = settings.control_mode != _NO_CHANGES or isinstance(settings.cache, RedisCache)
 
     def opened(uri: str) -> Source:

@@ -1,11 +1,12 @@
 """Which environments have a spare worker waiting: the decision, apart from the processes.
 
-A *key* stands for everything that a worker process is started with. A worker may be taken from the spares only by who would
-have started one under the same key, so there is at most one spare for each key, and none for a key that nobody uses.
+A *key* stands for everything that a worker process is started with. A spare may only replace a worker that
+would have been started under the same key. So there is at most one spare for each key, and none for a key
+that is unused.
 
-The few spares that there may be go to the keys under which a worker was started last: what dies again and again is what gains.
-One that was used is replaced at once. The first one of a key waits until starts have been quiet for a while, so that it takes
-no time from models that load at the same moment.
+The few spares that there may be go to the keys under which a worker was started last, because a worker that
+keeps dying gains most. A spare that was used is replaced at once. The first spare of a key waits until starts
+have been quiet for a while, so that it takes no time from models that load at the same moment.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ class _Standing:
 
 
 class SparePlan(Generic[K]):
-    """Decides over keys and `now`, in seconds on the caller's clock. Told of everything that happens; never waits."""
+    """Decides over keys and `now`, in seconds on the caller's clock.
+
+    It is told of everything that happens, and never waits.
+    """
 
     def __init__(self, limit: int) -> None:
         """`limit` is how many spares there may be at once; 0: none."""
@@ -99,7 +103,7 @@ class SparePlan(Generic[K]):
         standing.held, standing.lost, standing.not_before = False, standing.lost + 1, now + pause
 
     def reset(self) -> None:
-        """All spares are gone, and nobody is to blame."""
+        """All spares are gone, through no fault of any key."""
         for standing in self._standings.values():
             standing.held = False
 
@@ -120,7 +124,7 @@ class SparePlan(Generic[K]):
         return Wait(self._next_change(wanted))
 
     def _wanted(self, now: float) -> list[K]:
-        """Return the keys that should have a spare, the most important first: those with workers, then by recency."""
+        """Return the keys that should have a spare, most important first: with workers, then by recency."""
         used = [key for key in reversed(self._standings) if not self._is_unused(self._standings[key], now)]
         used.sort(key=lambda key: self._standings[key].workers == 0)
         return used[: self._limit]

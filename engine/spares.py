@@ -1,10 +1,11 @@
-"""Spare workers: processes that have been started, have imported what takes long, and wait for a model to load.
+"""Spare workers: started processes with their slow imports done, which wait for a model to load.
 
-`SparePlan` decides which environments have one; the actor here starts them, watches them and ends them. A worker that is
-taken from the spares is like any other from then on: it has loaded nothing and limited nothing, for that begins with LOAD.
+`SparePlan` decides which environments have one; the actor here starts them, watches them and ends them. A
+worker taken from the spares is from then on like any other. It has loaded nothing and limited nothing,
+because both begin with LOAD.
 
-No spare outlives its use. The actor ends all of them when it ends itself, by a stop as well as by a crash, and a server that
-is killed takes them along as it does its workers (`engine.worker.process`).
+No spare outlives its use. The actor ends all of them when it ends itself, by a stop or by a crash. A server
+that is killed takes them along as it does its workers (`engine.worker.process`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from actors.messages.events import Event, Log
 from actors.supervision.context import ChildContext
 from engine.spare_plan import End, SparePlan, Start, Wait
 
-END_SECONDS: Final = 2.0  # from SIGTERM to SIGKILL; a spare runs nobody's code
+# From SIGTERM to SIGKILL. A spare runs no model's code.
+END_SECONDS: Final = 2.0
 _LAST_WORDS: Final = 4096  # bytes of what a spare has printed that are logged when it dies
 
 
@@ -31,8 +33,8 @@ _LAST_WORDS: Final = 4096  # bytes of what a spare has printed that are logged w
 class Environment:
     """What a worker process is started with: two that are equal can stand in for each other.
 
-    Thread counts are among the variables because numpy's BLAS makes its threads when it is imported, and the cores are bound
-    beforehand because a thread's memory comes from the NUMA node where it first runs.
+    Thread counts are among the variables because numpy's BLAS makes its threads when it is imported. The
+    cores are bound beforehand because a thread's memory comes from the NUMA node where it first runs.
     """
 
     interpreter: str  # path of the Python
@@ -61,7 +63,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class SpareCounts:
-    """How many spares wait now, and how many workers have been started with one and without, since the server began."""
+    """How many spares wait now, and how many workers were started with and without one since the start."""
 
     waiting: int
     used: int
@@ -69,7 +71,10 @@ class SpareCounts:
 
 
 class Spares:
-    """The spare workers of a server. `take` and `launched` are for the launcher, `run` is a child of the tree."""
+    """The spare workers of a server.
+
+    `take` and `launched` are for the launcher; `run` is a child of the tree.
+    """
 
     def __init__(
         self, start: Callable[[Environment], Awaitable[Spare]], *, limit: int, log: Log | None = None
@@ -87,7 +92,10 @@ class Spares:
         return SpareCounts(len(self._waiting), self._used, self._fresh)
 
     def take(self, environment: Environment) -> Spare | None:
-        """Return a worker that was started with exactly this, if one waits. It is the caller's from now on."""
+        """Return a worker that was started with exactly this, if one waits.
+
+        From now on it is the caller's.
+        """
         found = self._waiting.get(environment)
         if found is None:
             return None
@@ -100,7 +108,7 @@ class Spares:
         return found.worker
 
     def launched(self, environment: Environment, *, spare: bool) -> None:
-        """A worker has been started with `environment`, from a `spare` or afresh; tell of its end by `ended`."""
+        """A worker was started with `environment`, from a `spare` or afresh; tell of its end by `ended`."""
         self._used += spare
         self._fresh += not spare
         self._plan.launched(environment, trio.current_time(), spare=spare)
@@ -111,7 +119,7 @@ class Spares:
         self._plan.ended(environment, trio.current_time())
         self._changed.set()
 
-    # -- the actor -----------------------------------------------------------------------------------------------
+    # -- the actor -------------------------------------------------------------------------------------------
 
     async def run(self, ctx: ChildContext) -> None:
         """Keep spares as the plan has it, until cancelled."""
@@ -149,13 +157,12 @@ class Spares:
             self._log(Event.SPARE_STARTED, level="debug", pid=worker.pid)
 
     async def _watch(self, environment: Environment, found: _Waiting) -> None:
-        """Notice the death of a spare, and end it when that is asked for or when the actor ends, unless it was taken."""
+        """Notice the death of a spare. End it when asked to or when the actor ends, unless it was taken."""
         worker, died_of = found.worker, None
         try:
             with found.watch:
-                await (
-                    trio.lowlevel.checkpoint_if_cancelled()
-                )  # who has taken it may be waiting for it already
+                # The caller that took it may already be waiting for it.
+                await trio.lowlevel.checkpoint_if_cancelled()
                 died_of = await worker.wait()
         finally:
             if not found.taken:
@@ -178,7 +185,7 @@ class Spares:
 
 
 async def _end(worker: Spare) -> None:
-    """End a process that nobody uses, and reap it, whoever is cancelled meanwhile."""
+    """End a process that is no longer used, and reap it, even if the caller is cancelled meanwhile."""
     with trio.CancelScope(shield=True):
         worker.terminate()
         with trio.move_on_after(END_SECONDS) as patience:

@@ -61,7 +61,10 @@ async def memory_of(pid: int) -> int:
 
 
 class ModelSubtrees:
-    """Starts and ends `models/<name>/<version>`. Implements `actors.loading.ModelTree` and `MetricsSource`."""
+    """Starts and ends `models/<name>/<version>`.
+
+    Implements `actors.loading.ModelTree` and `MetricsSource`.
+    """
 
     def __init__(
         self,
@@ -82,13 +85,18 @@ class ModelSubtrees:
         cores: int = 0,
         serving: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`supervisor` is the dynamic one that versions become children of; `stop_within` seconds an instance may take.
+        """Set up the subtree.
 
-        Without a `limiter` executions are not rate-limited, without a `cache` no answers are kept, and without
-        `start_after` no first batch is held back. `measure` is asked for what may be recycled. `subjects` is what workers may ask and tell the server.
-        `wall_clock` gives milliseconds since the epoch; the machine's own does unless told otherwise.
-        With a `recorder` a record is kept of each request. `cores` workers may load at once without delaying one another,
-        and half as many without delaying those that serve; `serving` says whether there are any to think of.
+        `supervisor` is the dynamic one that versions become children of. An instance may take `stop_within`
+        seconds to stop.
+
+        Without a `limiter` executions are not rate-limited, without a `cache` no answers are kept, and
+        without `start_after` no first batch is held back. `measure` is asked for what may be recycled.
+        `subjects` is what workers may ask and tell the server. `wall_clock` gives milliseconds since the
+        epoch; the default is the machine's own. With a `recorder` a record is kept of each request.
+
+        At once, `cores` workers may load without delaying one another, and half as many without delaying
+        those that serve. `serving` says whether there are any workers that serve.
         """
         self._supervisor = supervisor
         self._router = router
@@ -157,12 +165,14 @@ class ModelSubtrees:
         self._changing[state.subtree] = trio.Lock()
         await self._supervisor.start_child(self._version_child(state))
         if state.composite is not None and state.status is Status.LOADING:
-            state.become(
-                Status.READY
-            )  # there are no instances to wait for; that it fits together was checked
+            # There are no instances to wait for, and the ensemble was checked to fit together.
+            state.become(Status.READY)
 
     def standing(self) -> list[ChildSpec]:
-        """Return the children of a supervisor that has died with all versions, and is to have them again, one instance of each first."""
+        """Return the children that a supervisor restarts with after it died with all versions.
+
+        They come back with one instance of each version first.
+        """
         self._comeback = Comeback([state.instances for state in self._standing.values()], cores=self._cores)
         return [self._version_child(state) for state in self._standing.values()]
 
@@ -215,7 +225,10 @@ class ModelSubtrees:
                 state.close()
 
     async def _run_instances(self, state: ModelState, ctx: ChildContext) -> None:
-        """The supervisor of a version's instances: of those that there are when it begins, for others may have taken their place."""
+        """The supervisor of a version's instances.
+
+        It starts with those that there are when it begins, because others may have taken their place.
+        """
         instances = Supervisor([self._instance_child(state, each) for each in state.instances])
         self._instances[state.subtree] = instances
         await instances.run(ctx)
@@ -268,10 +281,11 @@ class ModelSubtrees:
             pass  # it never started, or its supervisor has gone first
 
     async def scale(self, state: ModelState, spec: ModelSpec) -> None:
-        """Start and stop instances of a READY version until they are those of `spec`, which differs in nothing else.
+        """Start and stop instances of a READY version until they are those of `spec`.
 
-        Instances of the same kind on the same device stay, whatever they are called, those that work first. Raises
-        Internal where a new one can't load the model; then, and where the caller is cancelled, everything is as before.
+        Nothing else in `spec` differs. Instances of the same kind on the same device stay, whatever they are
+        called; those that work stay first. Raises Internal if a new one can't load the model. Then, and if
+        the caller is cancelled, everything is as before.
         """
         async with self._changing[state.subtree]:
             leaving, missing = _difference(state.instances, spec.instances)
@@ -308,7 +322,10 @@ class ModelSubtrees:
             return added[0]
 
     async def retire(self, state: ModelState, each: InstanceState) -> None:
-        """End an instance that was replaced, once it has answered what it has. See `actors.recycling.Instances`."""
+        """End an instance that was replaced, once it answered its requests.
+
+        See `actors.recycling.Instances`.
+        """
         try:
             if each.worker is not None:
                 idle = trio.Event()
@@ -362,7 +379,10 @@ class ModelSubtrees:
             )
 
     async def drain(self, within: float) -> bool:
-        """Accept nothing new and wait until all that was accepted is answered. False if that took too long: then `give_up`."""
+        """Accept nothing new and wait until all that was accepted is answered.
+
+        Returns False if that took too long; then `give_up` is next.
+        """
         states = list(self._standing.values())
         self._callees.draining = True
         for state in states:
@@ -374,9 +394,10 @@ class ModelSubtrees:
         return not scope.cancelled_caught
 
     async def give_up_stuck(self, bound: float) -> None:
-        """The server ends: answer with UNAVAILABLE what has been executing for `bound` seconds, where its model has no limit.
+        """At the server's end, answer long executions of models without a limit with UNAVAILABLE.
 
-        It does so for ever; a `bound` of 0 leaves them alone.
+        These are requests that have been executing for `bound` seconds. It does so for ever; a `bound` of 0
+        leaves them alone.
         """
         why = (
             f"the server is stopping, and the model has been executing for more than {bound:g} s (--unready-after-hang-secs);"
@@ -399,7 +420,8 @@ class ModelSubtrees:
             depth = len(state.queue)
             held = sum(each.worker.waiting for each in state.instances if each.worker is not None)
             waiting = depth + held + sum(len(each.suspects) for each in state.instances)
-            # What waits for an ensemble's steps is counted by their models (contract, observability.md section 1.3).
+            # Requests that wait for an ensemble's steps are counted by the steps' models (contract,
+            # observability.md section 1.3).
             state.statistics.pending = 0 if state.composite is not None else waiting
             yield ModelSample(
                 name=state.spec.name,

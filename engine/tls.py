@@ -15,9 +15,10 @@ class TlsUnusable(Exception):
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return what a gRPC listener speaks TLS with: 1.2 or later, HTTP/2 by ALPN (RFC 9113 sections 3.3 and 9.2).
+    """Return what a gRPC listener speaks TLS with: 1.2 or later, and HTTP/2 by ALPN.
 
-    With `client_roots`, only clients with a certificate that these vouch for get through. Raises TlsUnusable.
+    See RFC 9113 sections 3.3 and 9.2. With `client_roots`, only clients with a certificate that these vouch
+    for get through. Raises TlsUnusable.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -150,18 +150,24 @@ class RunningServer:
         await self.catalog.finished.wait()
 
     async def wait_stopped(self) -> None:
-        """Wait until the tree has ended, whoever ended it."""
+        """Wait until the tree has ended, whatever ended it."""
         await self.stopped.wait()
 
     def withdraw(self) -> None:
-        """Say that the server is not ready and have clients go elsewhere, but serve on: `drain` comes later."""
+        """Say that the server is not ready, so that clients go elsewhere, but serve on.
+
+        `drain` comes later.
+        """
         self.readiness.withdraw()
         for frontend in (self.http, self.grpc, self.grpc_unix):
             if frontend is not None:
                 frontend.withdraw()
 
     async def drain(self) -> bool:
-        """Stop accepting, answer everything that was accepted, within the exit timeout. False if that was too short."""
+        """Stop accepting, and answer everything that was accepted, within the exit timeout.
+
+        Returns False if that was too short.
+        """
         self.readiness.exit()
         self.residents.close()
         deadline = trio.current_time() + self.settings.exit_timeout
@@ -180,7 +186,7 @@ class RunningServer:
         return drained
 
     async def give_up(self, why: str) -> None:
-        """Answer what is not answered with UNAVAILABLE, and wait `LAST_WORDS` seconds at most until clients have it."""
+        """Answer open requests with UNAVAILABLE; wait at most `LAST_WORDS` seconds for clients to get it."""
         self.subtrees.give_up(f"the server has stopped, and this was {why}; send it again, to another server")
         with trio.move_on_after(LAST_WORDS):
             async with trio.open_nursery() as nursery:
@@ -212,11 +218,11 @@ def check_repositories(settings: Settings) -> None:
 def advice_on_repositories(settings: Settings) -> list[str]:
     """Return warnings about repositories that are likely to be a mistake."""
     if settings.control_mode == "explicit" and not settings.load_models:
-        return []  # it begins empty, and somebody will put models into it
+        # The server begins empty; models are put into it later.
+        return []
     local = [Path(path) for path in settings.model_repositories if not is_remote(path)]
-    ends = (
-        settings.control_mode == "none" and settings.exit_on_error
-    )  # of one model: see `check_repositories`
+    # The server ends because of one model: see `check_repositories`.
+    ends = settings.control_mode == "none" and settings.exit_on_error
     alone = [] if ends else [said for path in local if (said := single_model(path))]
     return alone + [said for path in local if (said := no_models(path))]
 
@@ -225,10 +231,11 @@ def advice_on_repositories(settings: Settings) -> list[str]:
 async def open_server(
     settings: Settings, *, http: bool = True, environ: Mapping[str, str] = os.environ
 ) -> AsyncIterator[RunningServer]:
-    """Run the tree around the block: models load meanwhile. Leaving the block stops it, children in reverse order.
+    """Run the tree around the block: models load meanwhile.
 
-    `http` is false where another server, such as hypercorn, accepts HTTP connections; gRPC and metrics have their ports then
-    too. Raises AddressInUse where a port is taken, and ServerFailed where the TLS files make no listener or the tree gives up.
+    Leaving the block stops the tree, children in reverse order. `http` is false where another server, such as
+    hypercorn, accepts HTTP connections; gRPC and metrics have their ports then too. Raises AddressInUse if a
+    port is taken, and ServerFailed if the TLS files make no listener or the tree gives up.
     """
     check_repositories(settings)
     grpc_tls = _grpc_tls(settings)
@@ -585,7 +592,7 @@ async def running_tree(
     environ: Mapping[str, str],
     machine: Machine | None = None,
 ) -> AsyncIterator[RunningServer]:
-    """Do as `open_server` does on listening `sockets` that are the caller's, and on `machine` in place of this one."""
+    """Do as `open_server` does, on the caller's listening `sockets`, and on `machine`, not this one."""
     machine = machine or ThisMachine()
     composition = _Composition(settings, sockets, grpc_tls, environ, machine)
     running, root = composition.running(), composition.root

@@ -1,7 +1,8 @@
 """Memory that requests have left behind goes back to the system, now and then.
 
-glibc gives free memory back from the end of its heap only, and puts large buffers there once it has seen some: what one
-long-lived buffer stands behind would stay with the process. `malloc_trim` gives back what is free in between.
+glibc gives free memory back only from the end of its heap, and puts large buffers there once it has seen
+some. One long-lived buffer would keep all memory in front of it with the process. `malloc_trim` gives back
+what is free in between.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _KEPT_AT_THE_END: Final = 1024 * 1024  # bytes that the next requests need not a
 
 
 async def trim_memory(ctx: ChildContext) -> None:
-    """Give free memory back every `PERIOD` seconds, for ever; a child of the tree. Does nothing without glibc."""
+    """Give free memory back every `PERIOD` seconds, for ever; a child of the tree. No-op without glibc."""
     ctx.started()
     trim = trimmer()
     if trim is None:
