@@ -5,9 +5,9 @@ A backend is named by an entry point in the group `tritium.backends`::
     [project.entry-points."tritium.backends"]
     mine = "my_package.backend:MyBackend"
 
-and is then chosen by `backend: "mine"` in a model's configuration. The class is imported by the server too (to
-read its attributes), so importing its module must be cheap: import the framework inside `load`, which only ever runs
-in the worker. Everything here runs on Python 3.9 with numpy.
+and is then chosen by `backend: "mine"` in a model's configuration. The server imports the class too, to read
+its attributes, so importing its module must be cheap: import the framework inside `load`, which only ever
+runs in the worker. Everything here runs on Python 3.9 with numpy.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ if TYPE_CHECKING:
 
 
 class LoadError(Exception):
-    """The model can't be loaded, for a reason its owner can mend. The message becomes the version's reason."""
+    """The model can't be loaded, for a reason its owner can fix. The message becomes the version's reason."""
 
 
 class SenderClosed(Exception):
-    """A response can't be sent: the last one has been already, or there is nobody to take it."""
+    """A response can't be sent: the last one was sent already, or the server has gone."""
 
 
 class TensorInfo:
-    """A declared or discovered input or output: `dims` excludes the batch dimension where the model batches."""
+    """A declared or discovered input or output.
+
+    `dims` excludes the batch dimension if the model batches.
+    """
 
     __slots__ = ("datatype", "dims", "name", "optional", "reshape")
 
@@ -136,9 +139,10 @@ class ModelInfo:
 
 
 class ResponseSender(ABC):
-    """Gives one request of a decoupled model its responses: any number of them, from any thread, for as long as it takes.
+    """Gives one request of a decoupled model its responses.
 
-    The final one, or `finish`, ends the request. A sender that nobody holds any more before that ends it with an error.
+    There may be any number of them, from any thread, over any time. The final one, or `finish`, ends the
+    request. If the last reference to the sender is dropped before that, the request ends with an error.
     """
 
     @property
@@ -154,11 +158,13 @@ class ResponseSender(ABC):
         *,
         final: bool = False,
     ) -> None:
-        """Send a response; outputs that the client does not want are left out, arrays are copied before the call returns.
+        """Send a response.
 
-        Waits while so much of this request is on its way that the client must take some of it first (`WINDOW_PARTS` and
-        `WINDOW_BYTES` of `actors.frames`); keep it off a thread that others depend on. Raises SenderClosed after the
-        final response, and where the server has gone.
+        Outputs that the client does not want are left out. Arrays are copied before the call returns.
+
+        If so much of this request is on its way that the client must take some of it first, the call waits
+        (`WINDOW_PARTS` and `WINDOW_BYTES` of `actors.frames`). Keep it off a thread that other work depends
+        on. Raises SenderClosed after the final response, and if the server has gone.
         """
 
     @abstractmethod
@@ -201,7 +207,8 @@ class BatchRequest(ABC):
     def input(self, name: str) -> Array:
         """Return an input as an array of the request's own shape [rows, *dims] (reshape applied).
 
-        A view that is valid until `execute` returns, and longer where the model is decoupled. BYTES gives an object array of `bytes`; BF16 gives `uint16`.
+        The array is a view that is valid until `execute` returns, and longer if the model is decoupled. BYTES
+        gives an object array of `bytes`; BF16 gives `uint16`.
         Raises KeyError for an input the client did not send.
         """
 
@@ -222,19 +229,21 @@ class BatchRequest(ABC):
         """Whether the client has gone; stopping early is allowed, answering anyway is harmless."""
 
     def reschedule(self) -> None:
-        """Ask for this request to be run once more, in a later batch, in place of an answer: for iterative sequences.
+        """Ask for this request to be run once more, in a later batch, in place of an answer.
 
-        Where the model has taken a `sender`, that can't send any more; the next run has one of its own. To be called
-        before `execute` returns. Raises RuntimeError where there is an answer already.
+        This is for iterative sequences. Call it before `execute` returns. If the model has taken a `sender`,
+        that sender can't send any more; the next run has one of its own. Raises RuntimeError if there is an
+        answer already.
         """
         raise RuntimeError("whoever made this request can't run it again")
 
     def sender(self) -> ResponseSender:
         """Return the sender of this request's responses: for decoupled models only (`ModelInfo.decoupled`).
 
-        To be called before `execute` returns. The request stays open then, however `execute` ends, until the sender has
-        sent the final response; `execute` may return at once and be given the next batch. The inputs of a decoupled
-        model are copies, and stay valid as well. Raises RuntimeError for a model that is not decoupled.
+        Call it before `execute` returns. The request then stays open, however `execute` ends, until the
+        sender has sent the final response. `execute` may return at once and be given the next batch. The
+        inputs of a decoupled model are copies, and stay valid as well. Raises RuntimeError for a model that
+        is not decoupled.
         """
         raise RuntimeError("the model is not decoupled: answer with `respond` or `fail`")
 
@@ -266,14 +275,16 @@ class Batch(ABC):
     def allocate(self, name: str, datatype: DataType, shape: Sequence[int]) -> Array:
         """Return an uninitialised array in shared output memory, of a fixed-size datatype.
 
-        Passing it to `respond` under the same name saves the copy. May wait for the server to grow the memory.
+        Passing it to `respond` under the same name saves the copy. The call may wait for the server to grow
+        the memory.
         """
 
     @abstractmethod
     def respond(self, outputs: Sequence[Output]) -> None:
         """Answer every request with its rows of stacked outputs [rows, *dims].
 
-        Outputs nobody asked for may be left out. Raises ValueError where a leading dimension is not `rows`.
+        Outputs that no request asks for may be left out. Raises ValueError if a leading dimension is not
+        `rows`.
         """
 
     @abstractmethod
@@ -282,9 +293,10 @@ class Batch(ABC):
 
 
 class Backend(ABC):
-    """Loads one model and runs batches of it. One object a worker; its methods run on the worker's threads.
+    """Loads one model and runs batches of it.
 
-    An exception from `execute` fails the batch's unanswered requests and is no crash; one from `load` fails the load.
+    There is one object in each worker; its methods run on the worker's threads. An exception from `execute`
+    fails the batch's unanswered requests and is no crash. An exception from `load` fails the load.
     """
 
     name = ""
@@ -295,13 +307,14 @@ class Backend(ABC):
 
     @classmethod
     def complete_config(cls, model: ModelInfo) -> Mapping[str, Any] | None:
-        """Return `model.config` with what the model tells of itself filled in, or None where there is nothing to add.
+        """Return `model.config` with what the model tells of itself filled in, or None if it adds nothing.
 
-        Optional. Called before the model is loaded, where auto-completion is on, in a process of its own that is thrown
-        away afterwards; there is no device and no other model. `model.config` may be edited in place; `model.inputs` and
-        `model.outputs` are empty, for they may be what is missing. Of the answer, these fields are taken over:
-        `max_batch_size`, `input`, `output`, `dynamic_batching` or `sequence_batching` where no scheduler is configured,
-        and `model_transaction_policy`. Raises LoadError with what keeps the model from being loaded.
+        Optional. If auto-completion is on, it is called before the model is loaded, in a process of its own
+        that is thrown away afterwards. There is no device and no other model. `model.config` may be edited in
+        place. `model.inputs` and `model.outputs` are empty, because they may be what is missing. Of the
+        answer, these fields are taken over: `max_batch_size`, `input`, `output`, `dynamic_batching` or
+        `sequence_batching` if no scheduler is configured, and `model_transaction_policy`. Raises LoadError
+        with what keeps the model from being loaded.
         """
         return None
 
@@ -309,14 +322,18 @@ class Backend(ABC):
     def prepare(cls) -> None:
         """Import what takes long, such as the framework, in a process that waits for a model.
 
-        Optional. No model is known, and none may ever come; what a model's sandbox forbids is forbidden already. `load` must
-        not count on it. An exception is ignored: `load` will meet its cause again.
+        Optional. No model is known, and none may ever come. What a model's sandbox forbids is forbidden
+        already. `load` must not count on this call. An exception is ignored, because `load` will meet its
+        cause again.
         """
         return
 
     @abstractmethod
     def load(self, model: ModelInfo) -> None:
-        """Load the model. Raises LoadError with a reason for the operator; anything else counts as a bug in it."""
+        """Load the model.
+
+        Raises LoadError with a reason for the operator; any other exception counts as a bug in the model.
+        """
 
     @abstractmethod
     def execute(self, batch: Batch) -> None:
@@ -328,12 +345,16 @@ class Backend(ABC):
     def ready(self) -> bool:
         """Return whether the loaded model wants traffic.
 
-        Called when somebody asks, on a thread of its own and beside `execute`, where `has_check` is true; never twice at once.
+        It is called if `has_check` is true, each time a client asks. The call runs on a thread of its own and
+        beside `execute`, and never twice at once.
         """
         return True
 
     def has_check(self) -> bool:
-        """Return whether the loaded model has a readiness check, so that `ready` is worth calling. Called once, after `load`."""
+        """Return whether the loaded model has a readiness check, so that `ready` is worth calling.
+
+        Called once, after `load`.
+        """
         return type(self).ready is not Backend.ready
 
     def unload(self) -> None:

@@ -1,16 +1,18 @@
 """ONNX models through ONNX Runtime, on the CPU or on a CUDA device.
 
-Theory of operation. Names, datatypes and shapes are compared with the configuration once, at load, and turned into `_Port`
-values; an execution then is a dictionary of arrays and one call. Three ways lead through that call:
+Theory of operation. Names, datatypes and shapes are compared with the configuration once, at load, and turned
+into `_Port` values. An execution then is a dictionary of arrays and one call. Three ways lead through that
+call:
 
-- *run*: small outputs. ONNX Runtime makes the arrays, the batch copies them out.
-- *bind*: outputs whose shapes are known beforehand and that together reach `_BIND_FROM` bytes are computed straight into
-  the batch's output memory. Binding costs about 10 µs more than `run` and saves a copy; the two break even near 256 KiB.
+- *run*: small outputs. ONNX Runtime makes the arrays, and the batch copies them out.
+- *bind*: outputs whose shapes are known beforehand and that together reach `_BIND_FROM` bytes are computed
+  straight into the batch's output memory. Binding costs about 10 µs more than `run` and saves a copy; the two
+  break even near 256 KiB.
 - *values*: BF16, which numpy cannot express, travels as bit patterns in `OrtValue`s.
 
-A batch that fails as a whole is run again request by request, so that only the request at fault gets the error. A kernel
-that fails on a CUDA device takes the process's CUDA context with it, and nothing would ever succeed there again: such a worker
-ends, to be started anew.
+A batch that fails as a whole is run again request by request, so that only the request at fault gets the
+error. A kernel that fails on a CUDA device takes the process's CUDA context with it, and nothing would ever
+succeed there again. Such a worker ends and is started anew.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ class _Port:
         self.scalar = scalar  # rank 0 in the model, [1] in the configuration
         self.row_shape = list(tensor.backend_dims)
         fixed = not scalar and tensor.datatype.size and min(self.row_shape, default=1) >= 0
-        # Bytes of one row (of the whole tensor where the model does not batch); 0 where only the model can tell.
+        # Bytes of one row, or of the whole tensor if the model does not batch; 0 if only the model can tell.
         self.row_bytes = int(np.prod(self.row_shape, dtype=np.int64)) * tensor.datatype.size if fixed else 0
 
 
@@ -107,7 +109,7 @@ class OnnxRuntimeBackend(Backend):
         try:
             for library in model.config.get("model_operations", {}).get("op_library_filename", ()):
                 options.register_custom_ops_library(_inside(model, library))
-            # It must not fall back to providers that nobody asked for.
+            # It must not fall back to providers that were not asked for.
             self._session = onnxruntime.InferenceSession(
                 path, options, providers=providers, enable_fallback=0
             )
@@ -158,7 +160,7 @@ class OnnxRuntimeBackend(Backend):
                 request.fail(error.code, error.message)
 
     def _select(self, batch: Batch) -> list[_Port]:
-        """Return the outputs that somebody asked for; the graph's other outputs are not computed."""
+        """Return the outputs that a request asks for; the graph's other outputs are not computed."""
         if len(self._outputs) == 1:
             return self._outputs
         wanted = batch.wanted_outputs
@@ -171,7 +173,10 @@ class OnnxRuntimeBackend(Backend):
     def _compute(
         self, inputs: Mapping[str, Array], outputs: Sequence[_Port], rows: int, allocate: Allocate | None
     ) -> list[Output]:
-        """Return the outputs of one run. Raises InvalidArgument for inputs that can't be passed, Internal for the rest."""
+        """Return the outputs of one run.
+
+        Raises InvalidArgument for inputs that can't be passed, and Internal for other failures.
+        """
         feeds = {}
         values = False
         for name, array in inputs.items():
@@ -219,7 +224,8 @@ class OnnxRuntimeBackend(Backend):
             results.append((port.name, port.datatype, array))
         try:
             self._session.run_with_iobinding(binding, self._run_options)
-        except Exception:  # noqa: BLE001  # either the request is at fault, and `_run` says so, or the shapes are
+        except Exception:  # noqa: BLE001
+            # Either the request is at fault, and `_run` says so, or the shapes are.
             results = self._run(feeds, outputs)
             self._bindable = False  # the model's outputs are not of the shape that its configuration gives
         return results
@@ -251,7 +257,10 @@ def _array(value: Any) -> Array:
 
 
 def _decoded(name: str, array: Array) -> Array:
-    """Return BYTES elements as the `str` objects that ONNX Runtime takes. Raises InvalidArgument where one is not UTF-8."""
+    """Return BYTES elements as the `str` objects that ONNX Runtime takes.
+
+    Raises InvalidArgument if one is not UTF-8.
+    """
     texts = np.empty(array.size, dtype=object)
     try:
         texts[:] = [element.decode() for element in array.ravel().tolist()]
@@ -263,7 +272,7 @@ def _decoded(name: str, array: Array) -> Array:
 
 
 def loses_device(text: str) -> bool:
-    """Whether an error of ONNX Runtime tells of a failure after which CUDA is of no more use to the process."""
+    """Whether an error of ONNX Runtime means that the process can no longer use CUDA."""
     return _LOST.search(text) is not None
 
 
@@ -280,7 +289,10 @@ def _describe(error: Exception) -> str:
 
 
 def _artifact(model: ModelInfo) -> str:
-    """Return the path of the model file; a directory of that name holds a `model.onnx` beside its external data."""
+    """Return the path of the model file.
+
+    A directory of that name holds a `model.onnx` beside its external data.
+    """
     path = os.path.join(model.version_directory, model.artifact or OnnxRuntimeBackend.default_artifact)
     if os.path.isdir(path):
         path = os.path.join(path, OnnxRuntimeBackend.default_artifact)
@@ -290,7 +302,7 @@ def _artifact(model: ModelInfo) -> str:
 
 
 def _integer(model: ModelInfo, key: str) -> int | None:
-    """Return the parameter `key`, or the backend setting of that name, as an integer; None where neither is set."""
+    """Return the parameter `key`, or the backend setting of that name, as an integer; None if not set."""
     text = model.parameters.get(key, model.settings.get(key))
     if text is None:
         return None
@@ -308,7 +320,10 @@ def _switch(model: ModelInfo, key: str) -> bool | None:
 
 
 def _session_options(onnxruntime: Any, model: ModelInfo) -> Any:
-    """Translate the configuration. A global thread pool needs no translation: one worker holds one session."""
+    """Translate the configuration.
+
+    A global thread pool needs no translation, because one worker holds one session.
+    """
     options = onnxruntime.SessionOptions()
     options.logid = model.instance_name
     options.log_severity_level = 3  # errors; warnings are about the graph's making and repeat at every load
@@ -350,7 +365,10 @@ def _graph_level(onnxruntime: Any, model: ModelInfo) -> Any:
 
 
 def _inside(model: ModelInfo, filename: str) -> str:
-    """Return the path of a file in the model directory. Raises LoadError for one that lies elsewhere or is missing."""
+    """Return the path of a file in the model directory.
+
+    Raises LoadError if the file lies elsewhere or is missing.
+    """
     root = os.path.realpath(model.model_directory)
     path = os.path.realpath(os.path.join(root, filename))
     if not path.startswith(root + os.sep) or not os.path.isfile(path):
@@ -428,7 +446,8 @@ def _check(tensor: TensorInfo, nodes: Mapping[str, Any], model: ModelInfo, side:
         )
     configured = [-1] * bool(model.max_batch_size) + tensor.backend_dims
     shape = [dim if isinstance(dim, int) else -1 for dim in node.shape]
-    # ONNX Runtime shows a scalar and a tensor of unknown rank alike, as []: only inputs of one element can be scalars.
+    # ONNX Runtime shows a scalar and a tensor of unknown rank alike, as []. Only inputs of one element can be
+    # scalars.
     scalar = not shape and configured == [1]
     if shape and (
         len(shape) != len(configured)

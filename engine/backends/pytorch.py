@@ -1,13 +1,15 @@
 """PyTorch models: TorchScript (`model.pt`), torch.export programs and AOTInductor packages (`model.pt2`).
 
-Theory of operation. Whatever was loaded becomes a `Program`: a callable that takes the configured inputs in their order, and
-the path of every output in what it returns. An execution wraps the batch's memory as tensors without a copy, calls the
-program and copies its results out once. On a CUDA device each lane has a stream of its own, and tensors pass through pinned
-memory on it; what lies on another device than the instance's is fetched with an ordinary, blocking copy.
+Theory of operation. Whatever was loaded becomes a `Program`: a callable that takes the configured inputs in
+their order, and the path of every output in what it returns. An execution wraps the batch's memory as tensors
+without a copy, calls the program and copies its results out once. On a CUDA device each lane has a stream of
+its own, and tensors pass through pinned memory on it. What lies on another device than the instance's is
+fetched with an ordinary, blocking copy.
 
-A batch that fails as a whole is run again request by request, so that only the request at fault gets the error, unless the
-program had written into its inputs by then. A kernel that fails takes the process's CUDA context with it, and nothing would ever
-succeed there again: such a worker ends, to be started anew.
+A batch that fails as a whole is run again request by request, so that only the request at fault gets the
+error. It is not run again if the program had written into its inputs by then. A kernel that fails takes the
+process's CUDA context with it, and nothing would ever succeed there again. Such a worker ends and is started
+anew.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ _TORCH_NAMES = {
 
 
 class PyTorchBackend(Backend):
-    """Runs `model.pt` and `model.pt2`. AOTInductor packages hold the interpreter lock for a whole execution."""
+    """Runs `model.pt` and `model.pt2`.
+
+    AOTInductor packages hold the interpreter lock for a whole execution.
+    """
 
     name = "pytorch"
     default_artifact = DEFAULT_ARTIFACTS[0]
@@ -132,7 +137,9 @@ class PyTorchBackend(Backend):
                 request.fail(error.code, error.message)
 
     def _arguments(self, inputs: Mapping[str, Array]) -> list[Any]:
-        """Return the inputs in the configuration's order: tensors over the same memory, lists of text for BYTES.
+        """Return the inputs in the configuration's order.
+
+        They are tensors over the same memory, and lists of text for BYTES.
 
         An input that was not sent is None. Raises InvalidArgument for BYTES that are not UTF-8.
         """
@@ -179,7 +186,8 @@ class PyTorchBackend(Backend):
                 stack.callback(torch.cuda.empty_cache)
             stack.enter_context(self._gradless())
             if self._amp is not None:
-                # Its cache of weights is the process's, and would hand one lane what another's stream is still computing.
+                # Its cache of weights is the process's. It would hand one lane what another lane's stream is
+                # still computing.
                 stack.enter_context(torch.autocast(self._device.type, dtype=self._amp, cache_enabled=False))
             if not self._optimized:
                 stack.enter_context(torch.jit.optimized_execution(False))
@@ -201,7 +209,10 @@ class PyTorchBackend(Backend):
         return argument
 
     def _fetched(self, tensor: TensorInfo, result: Any) -> Any:
-        """Return a result in CPU memory; one of the instance's GPU arrives once the lane's stream is synchronised."""
+        """Return a result in CPU memory.
+
+        A result of the instance's GPU arrives once the lane's stream is synchronised.
+        """
         torch = self._torch
         if tensor.datatype is DataType.BYTES:
             if not isinstance(result, list) or not all(isinstance(text, str) for text in result):

@@ -1,9 +1,11 @@
 """An in-memory batch, for testing backends without a server.
 
-Nothing here is used when models are served: `LocalBatch` follows the rules that the worker's batch follows, over plain
-arrays, so that a backend which passes its tests on one behaves on the other. A test reads::
+Nothing here is used when models are served. `LocalBatch` follows the same rules as the worker's batch, over
+plain arrays, so that a backend which passes its tests on one behaves on the other. A test reads::
 
-    model = model_info(directory, inputs=[TensorInfo("X", DataType.FP32, [4])], outputs=[...], max_batch_size=8)
+    model = model_info(
+        directory, inputs=[TensorInfo("X", DataType.FP32, [4])], outputs=[...], max_batch_size=8
+    )
     backend = MyBackend()
     backend.load(model)
     [answer] = run(backend, model, [LocalRequest({"X": np.ones((2, 4), "f4")})])
@@ -63,7 +65,8 @@ def model_info(
 ) -> ModelInfo:
     """Return what `Backend.load` takes, with defaults for what a test does not care about.
 
-    The model directory is the parent of `version_directory`; its last component is the version where it is a number.
+    The model directory is the parent of `version_directory`. The last component of that is the version if it
+    is a number.
     """
     directory = str(version_directory)
     parent, _, leaf = directory.rpartition("/")
@@ -91,7 +94,7 @@ def model_info(
 
 
 class LocalAnswer:
-    """What one request got: outputs by name, or a code and a message; or that it is to run again (`rescheduled`)."""
+    """What one request got: outputs by name, a code and a message, or that it runs again (`rescheduled`)."""
 
     __slots__ = ("code", "datatypes", "message", "outputs", "parameters", "rescheduled")
 
@@ -151,7 +154,10 @@ class LocalSender(ResponseSender):
         return self._request.is_cancelled
 
     def abandon(self) -> bool:
-        """Close it without a word: the request is to run again. False where the last response has been sent."""
+        """Close it without a response: the request is to run again.
+
+        False if the last response has been sent.
+        """
         with self._order:
             if self._closed:
                 return False
@@ -177,9 +183,9 @@ class LocalSender(ResponseSender):
 class LocalRequest(BatchRequest):
     """One request over the arrays in `inputs`, each [rows, *dims] where the model batches.
 
-    BYTES inputs are object arrays of `bytes`, BF16 inputs `uint16` bit patterns. `answer` is None until it has one.
-    Set `is_cancelled` to play a client that has left. What a decoupled model's sender sends is in `parts`; `ended` is set
-    with the final one.
+    BYTES inputs are object arrays of `bytes`, BF16 inputs `uint16` bit patterns. `answer` is None until it
+    has one. Set `is_cancelled` to simulate a client that has left. What a decoupled model's sender sends is
+    in `parts`; `ended` is set with the final one.
     """
 
     def __init__(
@@ -241,7 +247,10 @@ class LocalRequest(BatchRequest):
         return [(name, dt, _copied(name, dt, a)) for name, dt, a in outputs if name in self.requested_outputs]
 
     def take(self, part: LocalAnswer) -> None:
-        """Keep what a sender sent. A test's own class may raise SenderClosed here, as where the server has gone."""
+        """Keep what a sender sent.
+
+        A test's own class may raise SenderClosed here, as if the server had gone.
+        """
         self.parts.append(part)
 
     def fail(self, code: ErrorCode, message: str) -> None:
@@ -273,7 +282,10 @@ class LocalRequest(BatchRequest):
         return sender
 
     def reschedule(self) -> None:
-        """Say that it is to run again. Raises RuntimeError where there is an answer, or a sender has sent the last one."""
+        """Say that it is to run again.
+
+        Raises RuntimeError if there is an answer, or if a sender has sent the last one.
+        """
         sender = None if self._sender is None else self._sender()
         if self.open and (sender is None or not sender.abandon()):
             raise RuntimeError("this request has been answered already")
@@ -304,7 +316,8 @@ class LocalBatch(Batch):
             raise ValueError("a model without batching takes one request at a time")
         if len({tuple(request.inputs) for request in requests}) > 1:
             raise ValueError("the requests of a batch must carry the same inputs")
-        self.requests: Sequence[LocalRequest] = requests  # type: ignore[mutable-override]  # never assigned again
+        # It is never assigned again.
+        self.requests: Sequence[LocalRequest] = requests  # type: ignore[mutable-override]
         self.rows = sum(request.rows for request in requests)
         self._batches = bool(model.max_batch_size)
         self._stacked = {

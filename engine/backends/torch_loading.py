@@ -1,4 +1,4 @@
-"""How a PyTorch model gets from its file into memory: settings, kinds of artifact, and who is which argument."""
+"""How a PyTorch model gets from its file into memory: settings, kinds of artifact, order of arguments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ _CPU_FLAGS = {
 
 
 class Program:
-    """A loaded model: call it with the configured inputs in order (None: not sent), find outputs at `paths`."""
+    """A loaded model: call it with the configured inputs in order, and find its outputs at `paths`.
+
+    An input of None was not sent.
+    """
 
     __slots__ = ("call", "paths")
 
@@ -72,7 +75,10 @@ def amp_dtype(torch: Any, model: ModelInfo) -> Any:
 
 
 def device_of(torch: Any, model: ModelInfo) -> Any:
-    """Return the device that inputs go to. Raises LoadError where the instance wants a GPU and torch has none."""
+    """Return the device that inputs go to.
+
+    Raises LoadError if the instance wants a GPU and torch has none.
+    """
     if model.kind != "GPU":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -90,7 +96,10 @@ def device_of(torch: Any, model: ModelInfo) -> Any:
 
 
 def check_device(torch: Any, device: Any, failure: Exception, log: Callable[[str, str], None]) -> None:
-    """Raise SystemExit where `failure` has left a CUDA device unusable for this process. Waits for the device."""
+    """Raise SystemExit if `failure` has left a CUDA device unusable for this process.
+
+    Waits for the device.
+    """
     if device.type != "cuda":
         return
     try:
@@ -119,9 +128,11 @@ def set_process_options(torch: Any, model: ModelInfo) -> None:
     if flag(model, "DISABLE_CUDNN"):
         torch.backends.cudnn.enabled = False
     if "ENABLE_JIT_EXECUTOR" in model.parameters:
-        torch._C._jit_set_profiling_executor(flag(model, "ENABLE_JIT_EXECUTOR"))  # noqa: SLF001  # no public name
+        # There is no public name.
+        torch._C._jit_set_profiling_executor(flag(model, "ENABLE_JIT_EXECUTOR"))  # noqa: SLF001
     if "ENABLE_JIT_PROFILING" in model.parameters:
-        torch._C._jit_set_profiling_mode(flag(model, "ENABLE_JIT_PROFILING"))  # noqa: SLF001  # no public name
+        # There is no public name.
+        torch._C._jit_set_profiling_mode(flag(model, "ENABLE_JIT_PROFILING"))  # noqa: SLF001
     if flag(model, "ENABLE_WEIGHT_SHARING"):
         model.log(
             "info",
@@ -148,7 +159,7 @@ def load_program(torch: Any, model: ModelInfo, device: Any) -> Program:
 
 
 def _artifact(model: ModelInfo) -> str:
-    """Return the path of the model file: the configured one, or whichever of the two default names is there."""
+    """Return the path of the model file: the configured one, or the default name of the two that exists."""
     names = DEFAULT_ARTIFACTS if model.artifact in ("", DEFAULT_ARTIFACTS[0]) else (model.artifact,)
     paths = [os.path.join(model.version_directory, name) for name in names]
     for path in paths:
@@ -248,10 +259,12 @@ def _load_package(torch: Any, path: str, members: Sequence[str], model: ModelInf
         for member in members:
             if member.endswith("_metadata.json"):
                 _check_machine(json.loads(archive.read(member)), model)
-    # Packages trust the shapes they are given unless told otherwise, and read past the end of a tensor that is too small.
+    # By default, packages trust the shapes they are given, and read past the end of a tensor that is too
+    # small.
     os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
     index = model.device_id if model.kind == "GPU" else -1
-    package = torch._inductor.aoti_load_package(path, device_index=index)  # noqa: SLF001  # documented under this name
+    # It is documented under this name.
+    package = torch._inductor.aoti_load_package(path, device_index=index)  # noqa: SLF001
     return _package_program(package, package.loader.get_call_spec()[0], model)
 
 
@@ -276,7 +289,7 @@ def _check_machine(metadata: Mapping[str, str], model: ModelInfo) -> None:
 
 
 def _cpu_flags() -> set[str]:
-    """Return the first CPU's features, with an empty one that stands for those that nobody can look up."""
+    """Return the first CPU's features, with an empty one that stands for those that can't be looked up."""
     with open("/proc/cpuinfo") as file:
         for line in file:
             key, _, value = line.partition(":")
@@ -286,7 +299,10 @@ def _cpu_flags() -> set[str]:
 
 
 def _package_program(call: Callable[..., Any], spec: str, model: ModelInfo) -> Program:
-    """Return the program of a callable whose arguments are described by a serialised tree (`treespec_dumps`)."""
+    """Return the program of a callable whose arguments are described by a serialised tree.
+
+    The tree is that of `treespec_dumps`.
+    """
     positional, keyword = json.loads(spec)[1]["children_spec"]
     for child in [*positional["children_spec"], *keyword["children_spec"]]:
         if child["children_spec"]:

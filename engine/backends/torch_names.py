@@ -1,8 +1,10 @@
-"""Which configured tensor is which argument or result of a PyTorch model (contract, model_config.md section 8.2).
+"""Which configured tensor is which argument or result of a PyTorch model.
 
-Decisions over names only; nothing here knows torch. A *place* says where an input goes: a position among the positional
-arguments, or a keyword. A *path* says where an output is found: the keys and indices that lead from the returned value to it; an
-`int` in place of a path counts the returned value's leaves.
+Contract: model_config.md section 8.2.
+
+Decisions over names only; nothing here knows torch. A *place* says where an input goes: a position among the
+positional arguments, or a keyword. A *path* says where an output is found: the keys and indices that lead
+from the returned value to it. An `int` in place of a path counts the returned value's leaves.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ _KEY = re.compile(r"\[\s*(?:(-?\d{1,4})|['\"]?([^\]\['\"]+)['\"]?)\s*\]")
 def script_inputs(names: Sequence[str], arguments: Sequence[str], model: str) -> list[int]:
     """Return the position of each input of a TorchScript model whose forward takes `arguments`.
 
-    By argument name where all names are arguments, else by `<name>__<index>` where all are spelt so, else in order. Raises
-    LoadError for an index that does not exist or is used twice, and for more inputs than arguments.
+    Inputs go by argument name if all names are arguments, else by `<name>__<index>` if all are spelt so, else
+    in order. Raises LoadError for an index that does not exist or is used twice, and for more inputs than
+    arguments.
     """
     if len(names) > len(arguments):
         raise _counts(model, names, len(arguments))
@@ -42,8 +45,8 @@ def script_inputs(names: Sequence[str], arguments: Sequence[str], model: str) ->
 def package_inputs(names: Sequence[str], positional: int, keywords: Sequence[str], model: str) -> list[Place]:
     """Return the place of each input of a torch.export program or an AOTInductor package.
 
-    By `ARGS[i]` and `KWARGS[name]`, else by `<name>__<index>` over positional and then keyword arguments, else in that order.
-    Raises LoadError where not exactly these arguments are given.
+    Inputs go by `ARGS[i]` and `KWARGS[name]`, else by `<name>__<index>` over positional and then keyword
+    arguments, else in that order. Raises LoadError if not exactly these arguments are given.
     """
     order: list[Place] = [*range(positional), *keywords]
     if len(names) != len(order):

@@ -1,11 +1,12 @@
 """Models written in Python against `triton_python_backend_utils` (contract, python_backend.md).
 
-The model runs in the worker's own interpreter, on the thread that loaded it; a coroutine `execute` runs on an asyncio loop
-that lives on a thread of its own for as long as the model does, so that what the model started there goes on between batches.
-That of a decoupled model is not waited for.
+The model runs in the worker's own interpreter, on the thread that loaded it. A coroutine `execute` runs on an
+asyncio loop that lives on a thread of its own for as long as the model does, so that what the model started
+there goes on between batches. The coroutine of a decoupled model is not waited for.
 
-`tritium.concurrency` gives a worker several lanes. Coroutines of that many batches then share the loop. A plain `execute` is
-still called by one lane at a time, and the others wait for the responses that a model has left to its senders.
+`tritium.concurrency` gives a worker several lanes. Coroutines of that many batches then share the loop. A
+plain `execute` is still called by one lane at a time, and the other lanes wait for the responses that a model
+has left to its senders.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class PythonBackend(Backend):
             if self._host.metrics is not None:
                 self._host.metrics.flush()  # who sees the answers sees what was counted
 
-    # -- models that answer every request once --------------------------------------------------------------------
+    # -- models that answer every request once ---------------------------------------------------------------
 
     def _execute(self, batch: Batch) -> None:
         replies = BatchReplies(batch, self._guard, batches=self._info.max_batch_size > 0)
@@ -184,7 +185,7 @@ class PythonBackend(Backend):
         requests: Sequence[ServedRequest],
         responses: Sequence[InferenceResponse | None],
     ) -> None:
-        """Answer a batch: whole where that can be, else request by request, waiting for those that senders answer."""
+        """Answer a batch, whole if possible, else request by request, waiting for those with senders."""
         again = [request.rescheduled for request in requests]
         if replies.seal() and True not in again and respond_together(batch, responses):
             return
@@ -201,7 +202,8 @@ class PythonBackend(Backend):
             return
         try:
             reply.give(response)
-        except Exception as error:  # noqa: BLE001  # outputs that can't be encoded cost their own request only
+        except Exception as error:  # noqa: BLE001
+            # Outputs that can't be encoded cost only their own request.
             reply.fail(ErrorCode.INTERNAL, self._failure(describe(error)))
 
     def _reschedule(self, reply: Reply, response: InferenceResponse | None) -> None:
@@ -222,13 +224,13 @@ class PythonBackend(Backend):
     def _failure(self, reason: str) -> str:
         return f"Failed to process the request(s) for model '{self._info.instance_name}', message: {reason}"
 
-    # -- decoupled models -----------------------------------------------------------------------------------------
+    # -- decoupled models ------------------------------------------------------------------------------------
 
     def _execute_decoupled(self, batch: Batch, context: CallContext) -> None:
         """Hand over the batch's requests, whose senders may answer when this has long returned.
 
-        A coroutine is not waited for, unless the model says how many may run at once: the next batch may come while it is
-        suspended.
+        A coroutine is not waited for, unless the model says how many may run at once. The next batch may come
+        while the coroutine is suspended.
         """
         replies = BatchReplies(batch, self._guard, batches=self._info.max_batch_size > 0)
         streams = replies.open_streams()
@@ -237,7 +239,8 @@ class PythonBackend(Backend):
             with self._turn:
                 returned = self._begin(requests)
             if inspect.iscoroutine(returned):
-                context.running = self._limited  # else nobody waits for its calls, however soon they are made
+                # Without a limit nothing waits for its calls, however soon they are made.
+                context.running = self._limited
                 execution = self._loop.start(returned)
                 execution.add_done_callback(partial(self._ended, streams))
                 if self._limited:
@@ -253,7 +256,10 @@ class PythonBackend(Backend):
             replies.end()
 
     def _reschedule_streams(self, requests: Sequence[ServedRequest], streams: Sequence[StreamReply]) -> None:
-        """Have those run again that the model asks it for. A coroutine that is suspended has not said yet: too late."""
+        """Have those requests run again for which the model asks it.
+
+        If a coroutine is suspended, it has not asked yet, and then it is too late.
+        """
         for request, stream in zip(requests, streams):
             if request.rescheduled:
                 try:
@@ -282,7 +288,7 @@ class PythonBackend(Backend):
         for stream in streams:
             stream.fail(self._failure(reason))
 
-    # -- the rest of a model's life -------------------------------------------------------------------------------
+    # -- the rest of a model's life --------------------------------------------------------------------------
 
     def has_check(self) -> bool:
         """Whether the model has an `is_ready`."""
@@ -316,7 +322,8 @@ class PythonBackend(Backend):
             returned = finalize() if finalize is not None else None
             if inspect.iscoroutine(returned):
                 self._loop.run(returned)
-        except Exception as error:  # noqa: BLE001  # nobody is left to be told but the log
+        except Exception as error:  # noqa: BLE001
+            # Only the log is left to be told.
             self._info.log("error", f"finalize failed: {describe(error)}")
         self._loop.close()
         self._host.close()
@@ -363,7 +370,10 @@ def _whole_number(key: str, text: str) -> int:
 
 
 def _refuse_stub(model: ModelInfo) -> None:
-    """A stub is Triton's own process, built for one interpreter; that interpreter is all that is needed of it here."""
+    """Check the configured stub.
+
+    A stub is Triton's own process, built for one interpreter. Only that interpreter is needed of it here.
+    """
     if "EXECUTION_ENV_PATH" not in model.parameters:
         raise LoadError(
             f"model '{model.name}' brings a '{STUB}', which Tritium can't run: remove it, and name the environment that it was"

@@ -1,4 +1,7 @@
-"""The module `c_python_backend_utils`, under which Triton has the compiled part of `pb_utils`: the same objects by that name."""
+"""The module `c_python_backend_utils`, which Triton has for the compiled part of `pb_utils`.
+
+It holds the same objects under that name.
+"""
 
 from __future__ import annotations
 

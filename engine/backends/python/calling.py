@@ -1,7 +1,7 @@
 """Requests that a model sends to other models (BLS; contract, python_backend.md section 7).
 
-A call is made on behalf of the request that is being executed (`call_context`), whose deadline and cancellation are then the
-call's as well, and so is its trace where the model passes none.
+A call is made on behalf of the request that is being executed (`call_context`). That request's deadline and
+cancellation are then the call's as well, and so is its trace if the model passes none.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
 Response = TypeVar("Response")
 
+# From, and below: what the server accepts for these values of a request.
 _NUMBERS = {
     "model_version": (-(2**63), 2**63),
     "correlation_id": (0, 2**64),
     "flags": (0, 2**31),
     "timeout": (0, 2**63),
-}  # from, and below: what the server takes for a request's
+}
 
 ONLY_IN_EXECUTE = "BLS is only supported during the 'execute' function."
 
@@ -55,9 +56,10 @@ def prepare(
     trace: str | None,
     decoupled: bool,
 ) -> CallRequest:
-    """Return a call on behalf of the request being executed; `trace` is an OpenTelemetry context as JSON text.
+    """Return a call on behalf of the request being executed.
 
-    Raises TritonModelException outside `execute` (contract section 7), and for values that no request can have.
+    `trace` is an OpenTelemetry context as JSON text. Raises TritonModelException outside `execute` (contract
+    section 7), and for values that no request can have.
     """
     if current_host().phase != SERVING:
         raise TritonModelException(ONLY_IN_EXECUTE)
@@ -112,7 +114,7 @@ class Stream(Protocol):
         """Ask the callee for an end."""
 
     def give_up(self) -> None:
-        """Say that nobody reads on."""
+        """Say that the caller reads no further."""
 
 
 class _Refusal:
@@ -134,8 +136,8 @@ class _Refusal:
 class ResponseIterator(Generic[Response]):
     """The responses to a BLS request, as they come: `for`, `async for`, or `next`.
 
-    Iterating again once they are through gives them again from the first, so they are kept for as long as this is. The last one
-    may have no tensors. Whoever lets go of it before its end gives the call up.
+    A second iteration gives the responses again from the first, so they are kept for as long as this object
+    lives. The last response may have no tensors. Dropping this object before its end gives the call up.
     """
 
     def __init__(self, stream: Stream, read: Callable[[CallResponse], Response]) -> None:
@@ -191,7 +193,10 @@ class ResponseIterator(Generic[Response]):
         return self
 
     async def __anext__(self) -> Response:
-        """Wait for the next response on a thread of `async_exec`'s. Raises StopAsyncIteration after the last one."""
+        """Wait for the next response on a thread of `async_exec`'s.
+
+        Raises StopAsyncIteration after the last.
+        """
         import asyncio  # noqa: TID251  # as above
 
         ended = object()
@@ -201,7 +206,10 @@ class ResponseIterator(Generic[Response]):
         return found  # type: ignore[return-value]  # it is not `ended`
 
     def cancel(self) -> None:
-        """Ask the callee for an end. What it still sends comes, its last response in any case. Never waits."""
+        """Ask the callee for an end. Never waits.
+
+        What the callee still sends arrives, its last response in any case.
+        """
         self._stream.cancel()
 
 
@@ -241,9 +249,10 @@ class Call(Generic[Response]):
             self._stream.give_up()
 
     def run_async(self) -> Future[Response | ResponseIterator[Response]]:
-        """Begin it on a thread of the host's pool, and return what a coroutine awaits; cancelling that cancels the call.
+        """Begin it on a thread of the host's pool, and return what a coroutine awaits.
 
-        A decoupled call is made at once, without a thread, for its iterator has nothing to wait for. Raises RuntimeError where no event loop runs in this thread.
+        Cancelling that cancels the call. A decoupled call is made at once, without a thread, because its
+        iterator has nothing to wait for. Raises RuntimeError if no event loop runs in this thread.
         """
         import asyncio  # noqa: TID251  # as above
 

@@ -12,7 +12,7 @@ _PORT = ("name", "data_type", "dims")
 
 
 class ModelConfig:
-    """A model's configuration, for the model to complete. What contradicts what is configured raises ValueError."""
+    """A model's configuration, for the model to complete. Raises ValueError for what contradicts it."""
 
     def __init__(self, model_config: dict[str, Any]) -> None:
         self._model_config = model_config
@@ -43,7 +43,10 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: Mapping[str, Any]) -> None:  # noqa: A002  # the name is the contract's
-        """Add an input, or complete the configured one of that name: `name`, `data_type`, `dims`, `optional`."""
+        """Add an input, or complete the configured one of that name.
+
+        Its keys are `name`, `data_type`, `dims` and `optional`.
+        """
         self._add("input", input, (*_PORT, "optional"))
 
     def add_output(self, output: Mapping[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""Loading, unloading and asking after other models, from a Python model (contract, python_backend.md section 8)."""
+"""Loading, unloading and asking after other models, from a Python model.
+
+Contract: python_backend.md section 8.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,12 @@ READY = "model.ready"
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Load or reload a model, and wait until it serves. Only where the server runs with `--model-control-mode=explicit`.
+    """Load or reload a model, and wait until it serves.
 
-    `config` is a ModelConfig as JSON text, in place of the repository's. `files` are contents by path, as in
-    `{"file:1/model.onnx": b"..."}`, in place of the repository's files; they need a `config`.
+    This works only if the server runs with `--model-control-mode=explicit`. `config` is a ModelConfig as JSON
+    text, in place of the repository's. `files` are contents by path, as in `{"file:1/model.onnx": b"..."}`,
+    in place of the repository's files; they need a `config`.
+
     Raises TritonModelException with what the server says, and in `auto_complete_config` and `finalize`.
     """
     contents = _checked_files(model_name, files)
@@ -33,16 +38,18 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Unload a model: it gets no more requests, and answers those it has.
 
-    With `unload_dependents`, also what an ensemble is composed of and nobody else needs. Raises TritonModelException likewise.
+    With `unload_dependents`, also what an ensemble is composed of and no other model needs. Raises
+    TritonModelException likewise.
     """
     body = {"name": checked_text("model_name", model_name), "unload_dependents": bool(unload_dependents)}
     _ask(UNLOAD, body, "Failed to unload model: ")
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Return whether a model serves and its own readiness check agrees; version "" is the one that answers for the model.
+    """Return whether a model serves and its own readiness check agrees.
 
-    Raises TritonModelException for a model or version that the server does not know, or that has not been loaded.
+    Version "" is the version that answers for the model. Raises TritonModelException for a model or version
+    that the server does not know, or that has not been loaded.
     """
     body = {
         "name": checked_text("model_name", model_name),

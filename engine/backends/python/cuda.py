@@ -29,7 +29,10 @@ class Driver:
         self._contexts: dict[int, ctypes.c_void_p] = {}
 
     def copy_to_host(self, device: int, source: int, target: int, nbytes: int) -> None:
-        """Copy `nbytes` from device address `source` to host address `target`, after everything the device has to do."""
+        """Copy `nbytes` from device address `source` to host address `target`.
+
+        The copy comes after everything that the device has to do.
+        """
         with self._context(device):
             self._call("cuCtxSynchronize")
             self._call(
@@ -44,7 +47,7 @@ class Driver:
             )
 
     def synchronize(self, device: int) -> None:
-        """Wait until the device has done everything, so that whoever reads next needs no stream of ours."""
+        """Wait until the device has done everything, so that the next reader needs no stream of ours."""
         with self._context(device):
             self._call("cuCtxSynchronize")
 

@@ -1,8 +1,9 @@
 """DLPack capsules for numpy arrays, bfloat16 included, and for memory of devices.
 
-NumPy speaks DLPack but knows no bfloat16, and takes objects but no bare capsules. Both gaps are closed by writing into the
-capsule's own header (`DLManagedTensor`, dlpack.h): a bfloat16 tensor passes through numpy as 16-bit integers. Of device
-memory numpy knows nothing; a capsule over that is described and held, and shared by capsules of our own making.
+NumPy speaks DLPack but knows no bfloat16, and takes objects but no bare capsules. Both gaps are closed by
+writing into the capsule's own header (`DLManagedTensor`, dlpack.h): a bfloat16 tensor passes through numpy as
+16-bit integers. NumPy knows nothing of device memory. A capsule over that is described and held, and shared
+by capsules of our own making.
 """
 
 from __future__ import annotations
@@ -93,12 +94,15 @@ def is_capsule(value: object) -> bool:
 
 
 def _header(capsule: object) -> _Header:
-    """Return the capsule's header, in place. Raises ValueError for a capsule that was consumed or holds something else."""
+    """Return the capsule's header, in place.
+
+    Raises ValueError for a capsule that was consumed or holds something else.
+    """
     return _Header.from_address(_get_pointer(capsule, b"dltensor"))
 
 
 def capsule_device(capsule: object) -> tuple[int, int]:
-    """Return a capsule's (device type, device id). Raises ValueError for one that is no fresh DLPack capsule."""
+    """Return a capsule's (device type, device id). Raises ValueError if it is no fresh DLPack capsule."""
     header = _header(capsule)
     return header.device_type, header.device_id
 
@@ -132,7 +136,8 @@ def export(array: Array, *, bfloat16: bool) -> object:
 def consume(capsule: object) -> tuple[Array, bool]:
     """Return an array over a capsule's memory, and whether its `uint16` elements are bfloat16.
 
-    Raises ValueError for a capsule already consumed, BufferError or RuntimeError where numpy lacks the element type.
+    Raises ValueError for a capsule already consumed, and BufferError or RuntimeError if numpy lacks the
+    element type.
     """
     header = _header(capsule)
     bfloat16 = header.code == _BFLOAT and header.bits == 16
@@ -171,7 +176,7 @@ class DeviceMemory:
 
 
 def held(capsule: object) -> DeviceMemory | None:
-    """Return the memory of a fresh capsule, which it goes on to own; None where it is not contiguous in C order.
+    """Return the memory of a fresh capsule, which it goes on to own; None if it is not contiguous in C order.
 
     Raises BufferError for elements that no datatype has, ValueError for a capsule that was used.
     """
@@ -198,7 +203,7 @@ def _is_contiguous(shape: tuple[int, ...], strides: list[int]) -> bool:
 
 
 def share(memory: DeviceMemory) -> object:
-    """Return a fresh capsule over `memory`, whose owner lives for as long as somebody uses that."""
+    """Return a fresh capsule over `memory`; its owner lives until the last user of the capsule is done."""
     shape = (ctypes.c_int64 * max(1, len(memory.shape)))(*memory.shape)
     managed = _Managed(
         _Header(
@@ -222,7 +227,8 @@ def share(memory: DeviceMemory) -> object:
     return capsule
 
 
-_NAME = b"dltensor"  # what a capsule is called until somebody takes its tensor; the bytes must outlive all of them
+# What a capsule is called until its tensor is taken. The bytes must outlive all capsules.
+_NAME = b"dltensor"
 _shared: dict[int, object] = {}
 
 
@@ -234,6 +240,6 @@ def _delete(address: int) -> None:
 
 @_Destructor  # type: ignore[untyped-decorator]  # ctypes makes these types
 def _destroy(capsule: int) -> None:
-    """A capsule is gone; if nobody took its tensor, so is that."""
+    """A capsule is gone; if its tensor was never taken, so is that."""
     if _is_valid(capsule, _NAME):
         _shared.pop(_pointer_of(capsule, _NAME), None)

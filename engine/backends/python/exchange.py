@@ -62,7 +62,7 @@ class TritonError:
     CANCELLED = TritonErrorCode.CANCELLED
 
     def __init__(self, message: str | bytes, code: TritonErrorCode = TritonErrorCode.INTERNAL) -> None:
-        """Raises TypeError for a message that is no text, an exception say, and ValueError for a code that there is not."""
+        """Raises TypeError if the message is no text (an exception, say); ValueError for an unknown code."""
         self._message = as_text("the message of a TritonError", message)
         self._code = TritonErrorCode(code)
 
@@ -99,7 +99,10 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
-        """Raises TritonModelException with the contract's texts (section 5), and TypeError for what is no tensor and no error."""
+        """Raises TritonModelException with the contract's texts (section 5).
+
+        Raises TypeError for what is neither a tensor nor an error.
+        """
         self._outputs = list(output_tensors)
         self.plain = error is None and not parameters  # nothing but arrays in host memory
         if error is not None and not isinstance(error, TritonError):
@@ -137,7 +140,10 @@ class InferenceResponse:
         return self._parameters
 
     def as_outputs(self) -> list[Output]:
-        """Return the outputs as `BatchRequest.respond` takes them; those in a device's memory are copied to the host."""
+        """Return the outputs as `BatchRequest.respond` takes them.
+
+        Those in a device's memory are copied to the host.
+        """
         return [tensor.as_output() for tensor in self._outputs]
 
 
@@ -151,7 +157,7 @@ class InferenceTrace:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Parameter]) -> InferenceTrace:
-        """Return the trace whose W3C trace context (`traceparent`, `tracestate`) is among a request's parameters."""
+        """Return the trace whose W3C context (`traceparent`, `tracestate`) is in a request's parameters."""
         context = {key: parameters[key] for key in _TRACE_CONTEXT if key in parameters}
         return cls(json.dumps(context) if "traceparent" in context else None)
 
@@ -196,9 +202,10 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
-        """Make a request to a model (contract section 4.2); `timeout` is in microseconds, version -1 the policy's choice.
+        """Make a request to a model (contract section 4.2).
 
-        Raises TritonModelException with the contract's texts, and TypeError where a required argument is missing.
+        `timeout` is in microseconds; version -1 is the policy's choice. Raises TritonModelException with the
+        contract's texts, and TypeError if a required argument is missing.
         """
         _require(inputs=inputs, requested_output_names=requested_output_names, model_name=model_name)
         if not isinstance(correlation_id, (int, str)):
@@ -267,7 +274,10 @@ class InferenceRequest:
         return False
 
     def set_release_flags(self, flags: int) -> None:
-        """Say what becomes of the request after `execute`. Only a request that the server gave can be rescheduled."""
+        """Say what becomes of the request after `execute`.
+
+        Only a request that the server gave can be rescheduled.
+        """
         if flags != REQUEST_RELEASE_ALL:
             raise TritonModelException(
                 "only a request that execute was given can be rescheduled (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)"
@@ -282,7 +292,8 @@ class InferenceRequest:
     ) -> InferenceResponse | calling.ResponseIterator[InferenceResponse]:
         """Run this request on its model, and wait for the response; errors are in it, and not raised.
 
-        With `decoupled` any number of responses, by an iterator. Raises TritonModelException outside `execute`.
+        With `decoupled`, an iterator gives any number of responses. Raises TritonModelException outside
+        `execute`.
         """
         return self._call(decoupled=decoupled).run()
 
@@ -291,7 +302,8 @@ class InferenceRequest:
     ) -> Future[InferenceResponse | calling.ResponseIterator[InferenceResponse]]:
         """Begin to run this request, and return what gives `exec`'s result when it is awaited.
 
-        It waits on one of `thread-pool-size` threads, and the event loop goes on. Raises RuntimeError without an event loop.
+        The call waits on one of `thread-pool-size` threads, and the event loop goes on. Raises RuntimeError
+        without an event loop.
         """
         return self._call(decoupled=decoupled).run_async()
 
@@ -313,7 +325,10 @@ class InferenceRequest:
 
 
 class ServedRequest(InferenceRequest):
-    """A request that the server gave to `execute`. Only the backend makes these: many, so nothing is made before it is used."""
+    """A request that the server gave to `execute`.
+
+    Only the backend makes these. It makes many, so nothing in them is made before it is used.
+    """
 
     __slots__ = ("_index", "_own_flags", "_replies", "_request", "_start", "_tensors", "rescheduled")
 
@@ -333,9 +348,10 @@ class ServedRequest(InferenceRequest):
         )
 
     def set_release_flags(self, flags: int) -> None:
-        """Say what becomes of the request after `execute`: with RESCHEDULE it is run again (contract, scheduling.md 6.7).
+        """Say what becomes of the request after `execute`.
 
-        Raises TritonModelException for other flags.
+        With RESCHEDULE it is run again (contract, scheduling.md 6.7). Raises TritonModelException for other
+        flags.
         """
         if flags not in (REQUEST_RELEASE_ALL, REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(
@@ -378,7 +394,10 @@ class ServedRequest(InferenceRequest):
         return json.dumps(dict(self._request.parameters))
 
     def trace(self) -> InferenceTrace:
-        """Return the request's trace: the one whose context the client sent along as parameters or forwarded headers."""
+        """Return the request's trace.
+
+        The client sent its context along as parameters or forwarded headers.
+        """
         return InferenceTrace.of(self._request.parameters)
 
     def is_cancelled(self) -> bool:
@@ -405,7 +424,8 @@ class InferenceResponseSender:
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send the response; the final flag may come with it or after it.
 
-        That of a decoupled model may send any number of them, and waits where the client is slow to take them.
+        The sender of a decoupled model may send any number of responses, and waits if the client is slow to
+        take them.
         """
         if flags not in (0, RESPONSE_COMPLETE_FINAL):
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
@@ -435,11 +455,12 @@ def _response_of(answer: CallResponse) -> InferenceResponse:
         code = _CODES.get(answer.code.name, TritonErrorCode.INTERNAL)
         return InferenceResponse(error=TritonError(answer.message, code))
     response = InferenceResponse([Tensor.over(*output) for output in answer.outputs])
-    response._parameters = dict(answer.parameters) or None  # noqa: SLF001  # floats too, which models may not give themselves
+    # Floats too, which models may not give themselves.
+    response._parameters = dict(answer.parameters) or None  # noqa: SLF001
     return response
 
 
-# Triton has eight codes: what timed out was unavailable, and what is poisonous would be a failure of its model.
+# Triton has eight codes. A timeout becomes UNAVAILABLE; a poisonous request would be a failure of its model.
 _CODES = {**TritonErrorCode.__members__, "DEADLINE_EXCEEDED": TritonErrorCode.UNAVAILABLE}
 
 

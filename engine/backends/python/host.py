@@ -1,7 +1,7 @@
 """What `triton_python_backend_utils` knows of the model that uses it, and of the execution that runs.
 
-The module's functions take no model as an argument, so each thread belongs to one: that which was attached to it, or else the
-one that was loaded last, which in a process of its own is the only one.
+The module's functions take no model as an argument, so each thread belongs to one model. That is the model
+attached to the thread, or else the one that was loaded last, which in a process of its own is the only one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class Host:
         when_forked(self)
 
     def forked(self) -> None:
-        """This is a process that the model has forked. It may call, whatever its model was at: by now that may be another method."""
+        """This is a process that the model has forked.
+
+        It may call, whatever its model was at: by now that may be another method.
+        """
         self._making = threading.Lock()
         self._pool = self._readers = None  # whose threads are not here
         if self.phase == INITIALIZING:
@@ -78,9 +81,8 @@ class Host:
     @property
     def pool(self) -> ThreadPoolExecutor:
         """The threads of `async_exec`, at most `thread-pool-size` of them, made on first use."""
-        from concurrent.futures import (
-            ThreadPoolExecutor,
-        )  # with what it imports, too much for a model that makes no calls
+        # Imported here: with what it imports, it is too much for a model that makes no calls.
+        from concurrent.futures import ThreadPoolExecutor
 
         with self._making:
             if self._pool is None:
@@ -91,7 +93,10 @@ class Host:
 
     @property
     def readers(self) -> ThreadPoolExecutor:
-        """Threads that wait for a plain `for` in a coroutine: others, for those of the pool may all wait for what it gives."""
+        """Threads that wait for a plain `for` in a coroutine.
+
+        They are not the pool's, because all of the pool's threads may be waiting for what the `for` gives.
+        """
         from concurrent.futures import ThreadPoolExecutor
 
         with self._making:
@@ -140,7 +145,7 @@ def attach(host: Host) -> None:
 
 
 def current_host() -> Host:
-    """Return the model that the calling thread belongs to. Raises TritonModelException where there is none."""
+    """Return the model that the calling thread belongs to. Raises TritonModelException if there is none."""
     host = _attached.current or _Attached.last
     if host is None:
         raise TritonModelException(
@@ -150,10 +155,10 @@ def current_host() -> Host:
 
 
 class CallContext:
-    """One run of `execute`: on whose behalf calls are made that name nobody.
+    """One run of `execute`: calls that name no request are made on its behalf.
 
-    It goes along into the coroutines and the pool's threads that the run starts, for it lies in a context variable. Threads
-    of the model's own have none.
+    It lies in a context variable, so it goes along into the coroutines and the pool's threads that the run
+    starts. Threads of the model's own have none.
     """
 
     __slots__ = ("_batch", "_parent", "_traceparent", "running")
@@ -166,13 +171,16 @@ class CallContext:
 
     @property
     def parent(self) -> Origin | None:
-        """The request that is executed. Where there are several it is the batch: over when all of them are."""
+        """The request that is executed.
+
+        If there are several it is the batch, which is over when all of them are.
+        """
         self._look()
         return self._parent
 
     @property
     def traceparent(self) -> str:
-        """The W3C trace context that the request brought along; empty without one, and where there are several requests."""
+        """The W3C trace context that came with the request; empty without one, and if there are several."""
         self._look()
         return self._traceparent
 
@@ -187,7 +195,7 @@ class CallContext:
             self._parent = self._parent[0], WHOLE_BATCH
 
     def end(self, *, outlived: bool) -> None:
-        """`execute` has returned; with `outlived` its requests may still be open, and calls be made for them."""
+        """`execute` has returned; with `outlived` its requests may still be open and may still make calls."""
         self.running = False
         if outlived:
             self._look()

@@ -1,4 +1,4 @@
-"""The asyncio loop on which a model's coroutines run, on a thread of its own for as long as the model lives."""
+"""The asyncio loop of a model's coroutines, on a thread of its own for as long as the model lives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class EventLoop:
 
     def start(self, coroutine: Any) -> Future[Any]:
         """Begin to run `coroutine`, in the caller's context; the future is a thread's to wait for."""
-        import asyncio  # noqa: TID251  # the user's coroutines are written for it; costs 50 ms where they are not
+        # The user's coroutines are written for it. It costs 50 ms, so models without coroutines do not import
+        # it.
+        import asyncio  # noqa: TID251
 
         with self._starting:
             if self._loop is None:
@@ -38,7 +40,10 @@ class EventLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Any) -> Any:
-        """Return what `coroutine` returns, or raise what it raises. Not to be called on the loop's own thread."""
+        """Return what `coroutine` returns, or raise what it raises.
+
+        Do not call it on the loop's own thread.
+        """
         return self.start(coroutine).result()
 
     def close(self) -> None:
@@ -53,7 +58,7 @@ class EventLoop:
     def _run(self, loop: Any) -> None:
         self._attach()
         while self._loop is loop:
-            # What `sys.exit` raises in a task ends asyncio's loop before those who wait for the task are told.
+            # What `sys.exit` raises in a task ends asyncio's loop before the waiters for that task are told.
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 loop.run_forever()
 
@@ -75,9 +80,10 @@ def running_loop() -> Any:
 
 
 def go_on(loop: Any, done: Callable[[], bool]) -> None:
-    """Run other callbacks of the loop whose callback this is until `done`: a plain `for` in a coroutine can't give up its turn.
+    """Run other callbacks of the loop until `done`, from within one of its callbacks.
 
-    The turn of the loop that we are in has counted the callbacks that it will run. As many must be there when we return.
+    A plain `for` in a coroutine can't give up its turn. The loop has counted the callbacks that it will run
+    in its present turn. As many must be there when this returns.
     """
     import asyncio  # noqa: TID251  # as above
 

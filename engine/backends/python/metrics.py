@@ -1,8 +1,9 @@
 """Custom metrics of Python models (contract, python_backend.md section 9).
 
-Values live in the server, where all workers' objects of one family and one set of labels are one series. What a model does to
-them is told to the server in the order in which it was done, and before any answer that the model gives afterwards. A model
-that does so more than a thousand times a second has its changes put together, so that counting costs a scrape nothing.
+Values live in the server, where all workers' objects of one family and one set of labels are one series. The
+server is told of a model's changes in the order in which they were made, and before any answer that the model
+gives afterwards. If a model makes more than a thousand changes a second, they are put together, so that the
+cost of a scrape does not depend on how often a model counts.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ class _Pending:
         return 2 + len(self.counts)
 
     def told(self, series: int) -> list[Any]:
-        """Return it as it is told: series, what is put, what is added or observed in all, how often in each bucket."""
+        """Return the change as it is told.
+
+        These are the series, what is put, what is added or observed in all, and how often in each bucket.
+        """
         return [series, self.put, self.added, self.counts]
 
 
@@ -106,7 +110,7 @@ class Metrics:
                 self._thread.start()
 
     def forked(self) -> None:
-        """This is a process that the model has forked: what was pending is its parent's to tell, and nobody here would."""
+        """This is a process that the model has forked: its parent tells what was pending; forget it here."""
         self._begin()
 
     def change(self, series: int, change: Any) -> None:
@@ -196,7 +200,10 @@ class MetricFamily:
     HISTOGRAM = MetricKind.HISTOGRAM
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
-        """Register the family with the server, or find it there. Raises TritonModelException where that can't be."""
+        """Register the family with the server, or find it there.
+
+        Raises TritonModelException if it can't be.
+        """
         self._metrics: weakref.WeakSet[Metric] = weakref.WeakSet()
         self._host = current_host()
         self._name = name
@@ -234,7 +241,7 @@ class MetricFamily:
 
 
 class Metric:
-    """One series; made by `MetricFamily.Metric`. It is shown for as long as somebody, in any worker, holds it."""
+    """One series; made by `MetricFamily.Metric`. It is shown as long as any worker holds it."""
 
     def __init__(
         self, host: Host, family: str, kind: MetricKind, labels: Mapping[str, str], buckets: Sequence[float]
@@ -254,7 +261,10 @@ class Metric:
         self._held = True
 
     def increment(self, value: float) -> None:
-        """Add `value`: to a counter what is not negative, to a gauge anything. Raises TritonModelException."""
+        """Add `value`: to a counter what is not negative, to a gauge anything.
+
+        Raises TritonModelException.
+        """
         what = "Failed to increment metric value: "
         self._require(what, "Increment", MetricKind.COUNTER, MetricKind.GAUGE)
         number = float(value)
@@ -293,7 +303,10 @@ class Metric:
         self._telling.change(self._series, change)
 
     def value(self) -> float:
-        """Return what a counter or gauge stands at, with what all workers did to it. Raises TritonModelException."""
+        """Return the value of a counter or gauge, with what all workers did to it.
+
+        Raises TritonModelException.
+        """
         what = "Failed to get metric value: "
         self._require(what, "Value", MetricKind.COUNTER, MetricKind.GAUGE)
         self._telling.flush()
@@ -306,9 +319,8 @@ class Metric:
         """The family is gone: the series can't be used any more."""
         if self._held:
             self._held = False
-            if (
-                self._process == self._telling.process
-            ):  # else it is a forked child's copy, and the series not its to release
+            # Otherwise it is a forked child's copy, which must not release the series.
+            if self._process == self._telling.process:
                 self._telling.release(self._series)
 
     def _require(self, what: str, operation: str, *kinds: MetricKind) -> None:

@@ -31,13 +31,17 @@ RESCHEDULED_TOO_LATE: Final = (
 class BatchReplies:
     """What the requests of one batch share: their inputs, and how they are answered.
 
-    Most models answer by what `execute` returns, so a request has no reply of its own before its sender is asked for.
+    Most models answer by what `execute` returns, so a request has no reply of its own until its sender is
+    asked for.
     """
 
     __slots__ = ("_batch", "_batches", "_guard", "_over", "_replies", "_requests", "_sealed", "_whole")
 
     def __init__(self, batch: Batch, guard: threading.Condition, *, batches: bool) -> None:
-        """`guard` is the backend's; see `Reply`. With `batches` the first dimension of inputs is the batch's."""
+        """`guard` is the backend's; see `Reply`.
+
+        With `batches` the first dimension of inputs is the batch's.
+        """
         self._batch = batch
         self._requests: Sequence[BatchRequest] = batch.requests
         self._guard = guard
@@ -48,7 +52,10 @@ class BatchReplies:
         self._whole: list[Whole] | None = None
 
     def inputs_of(self, request: BatchRequest, start: int) -> list[Tensor]:
-        """Return the inputs of the request whose first row is `start`; views of the batch's, which are read once."""
+        """Return the inputs of the request whose first row is `start`.
+
+        They are views of the batch's inputs, which are read once.
+        """
         whole = self._whole
         if whole is None:
             whole = self._whole = self._read()
@@ -105,7 +112,10 @@ class BatchReplies:
         return [reply for reply in replies if isinstance(reply, Reply)]
 
     def seal(self) -> bool:
-        """Refuse senders from now on, unless the model has one: whether nobody but the caller can answer."""
+        """Refuse senders from now on, unless the model has one.
+
+        Returns whether senders are refused, so that only the caller can answer.
+        """
         with self._guard:
             self._sealed = not self._replies
             return self._sealed
@@ -123,10 +133,10 @@ class BatchReplies:
 
 
 class Reply:
-    """The one answer of a request, from whichever side it comes: `execute`'s list, or a sender on any thread.
+    """The one answer of a request, from either side: `execute`'s list, or a sender on any thread.
 
-    `guard` is the backend's: answers are written into memory that the batch's requests share, and whoever waits for a
-    sender waits on it.
+    `guard` is the backend's. It guards the memory for answers, which the batch's requests share. A thread
+    that waits for a sender waits on it.
     """
 
     __slots__ = ("_request", "answered", "closed", "guard", "senders")
@@ -160,7 +170,7 @@ class Reply:
                 self._request.fail(code, message)
 
     def reschedule(self) -> None:
-        """Have the request run again in place of an answer. Raises TritonModelException where there is one."""
+        """Have the request run again in place of an answer. Raises TritonModelException if there is one."""
         with self.guard:
             if self._request is None or self.answered:
                 raise TritonModelException(RESCHEDULED_TOO_LATE)
@@ -179,7 +189,7 @@ class Reply:
             self._request = None
 
     def wait_for_senders(self) -> None:
-        """Return once the request is answered, or once nobody is left who could."""
+        """Return once the request is answered, or once no sender is left that could answer it."""
         with self.guard:
             while not self.answered and self.senders:
                 self.guard.wait()
@@ -196,7 +206,10 @@ class Reply:
             self.guard.notify_all()
 
     def send(self, response: InferenceResponse | None, *, final: bool) -> None:
-        """Take what a sender was given. Raises TritonModelException for what a model that is not decoupled may not send."""
+        """Take what a sender was given.
+
+        Raises TritonModelException for what a model that is not decoupled may not send.
+        """
         with self.guard:
             if self.closed:
                 raise TritonModelException(CLOSED)
@@ -222,8 +235,8 @@ class Reply:
 class StreamReply:
     """The responses to one request of a decoupled model.
 
-    The request is open for as long as the model holds it or one of its senders: what the model lets go of without the
-    final flag ends with an error.
+    The request is open for as long as the model holds it or one of its senders. If the model drops these
+    without the final flag, the request ends with an error.
     """
 
     __slots__ = ("_request", "_sender")
@@ -233,7 +246,7 @@ class StreamReply:
         self._request: BatchRequest | None = request
 
     def reschedule(self) -> None:
-        """Have the request run again; its senders are closed. Raises TritonModelException where it has ended."""
+        """Have the request run again; its senders are closed. Raises TritonModelException if it has ended."""
         if self._request is None:
             raise TritonModelException(RESCHEDULED_TOO_LATE)
         try:
@@ -246,13 +259,16 @@ class StreamReply:
         self._request = None
 
     def sender_made(self) -> None:
-        """Nothing: whoever has a sender holds this."""
+        """Do nothing: a sender keeps this object alive."""
 
     def sender_dropped(self) -> None:
         """Nothing, likewise."""
 
     def send(self, response: InferenceResponse | None, *, final: bool) -> None:
-        """Send what a sender was given; wait while the client has much to take. Raises TritonModelException."""
+        """Send what a sender was given; wait while the client has much to take.
+
+        Raises TritonModelException.
+        """
         try:
             if response is None:
                 self._sender.finish()

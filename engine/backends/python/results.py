@@ -23,7 +23,10 @@ class Wrong(Exception):
 def checked(
     returned: Any, requests: Sequence[ServedRequest], replies: BatchReplies
 ) -> Sequence[InferenceResponse | None]:
-    """Return one response, or None, for each request. Raises Wrong for anything that `execute` must not return."""
+    """Return one response, or None, for each request.
+
+    Raises Wrong for anything that `execute` must not return.
+    """
     if returned is None and (replies.any_sender() or any(request.rescheduled for request in requests)):
         return [None] * len(requests)
     if not isinstance(returned, list):
@@ -48,7 +51,7 @@ def not_a_response(value: object) -> str:
 
 
 def not_none(value: object) -> str:
-    """Return the text for an element in the place of a rescheduled request; its spelling is the contract's."""
+    """Return the text for an element in the place of a rescheduled request, spelt as in the contract."""
     return (
         "Expected a None object in the execute function return list for reschduled request, found type"
         f" '{type(value)}'."
@@ -56,10 +59,10 @@ def not_none(value: object) -> str:
 
 
 def respond_together(batch: Batch, responses: Sequence[InferenceResponse | None]) -> bool:
-    """Answer a whole batch at once, where its responses differ in nothing but their values. False: nothing has happened.
+    """Answer a whole batch at once, if its responses differ only in their values.
 
-    One copy into the output memory for each output instead of one for each output of each request, and one description
-    for the server to read.
+    Returns False if nothing has happened. There is one copy into the output memory for each output, instead
+    of one for each output of each request, and one description for the server to read.
     """
     if len(responses) == 1:
         return _respond_alone(batch.requests[0], responses[0])

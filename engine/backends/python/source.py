@@ -33,8 +33,8 @@ _NOT_THE_MODELS = (
 class Source:
     """One model's file. `path` is absolute.
 
-    `model_directory` and `version_directory` are what the model is told. Where its file only points at another
-    (`tritium.linked`), they are that one's from `load` on.
+    `model_directory` and `version_directory` are what the model is told. If the model's file only points at
+    another (`tritium.linked`), they are that one's from `load` on.
     """
 
     __slots__ = (
@@ -53,9 +53,8 @@ class Source:
         filename = model.artifact or DEFAULT_ARTIFACT
         if not filename.endswith(".py"):
             raise LoadError(f"Model name must end with '.py'. Model name is \"{filename}\".")
-        self.path = os.path.join(
-            model.version_directory, filename
-        )  # a backend's file is named by its whole path
+        # A backend's file is named by its whole path.
+        self.path = os.path.join(model.version_directory, filename)
         if not os.path.isfile(self.path):
             raise LoadError(f"Python model file not found in '{self.path}'")
         self._directory = os.path.dirname(self.path)
@@ -67,12 +66,13 @@ class Source:
         self._added: list[str] = []
 
     def load(self) -> Any:
-        """Import `<version>.<stem>`, afresh, and return the class `TritonPythonModel`, or what stands for it. Raises what the model's code raises.
+        """Import `<version>.<stem>`, afresh, and return the class `TritonPythonModel`, or what stands for it.
 
-        The model's folders go on `sys.path` after the standard library and before what is installed, until `forget`.
+        Raises what the model's code raises. The model's folders go on `sys.path` after the standard library
+        and before what is installed, until `forget`.
         """
-        # A model's directory is read, never written to. And bytecode is known by second and size: of two versions of a file
-        # that were written within a second the first would be run for ever.
+        # A model's directory is read, never written to. Also, bytecode is matched by second and size: if two
+        # versions of a file were written within a second, the first would be run for ever.
         sys.dont_write_bytecode = True
         self._add_paths()
         self._forget_modules()
@@ -109,9 +109,10 @@ class Source:
 
 
 def describe(error: BaseException, *, within: str = "") -> str:
-    """Return `Type: message` and the frames that `error` came through, innermost first (contract, section 4.3).
+    """Return `Type: message` and the frames that `error` came through, innermost first.
 
-    Tritium's own frames are left out, and where `within` names a directory, all others that have no file in it.
+    See the contract, section 4.3. Tritium's own frames are left out. If `within` names a directory, so are
+    all other frames whose file is outside it.
     """
     frames = [
         frame

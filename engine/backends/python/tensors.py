@@ -32,7 +32,10 @@ def decoded(what: str, value: Any) -> Any:
 
 
 def as_text(what: str, value: object) -> str:
-    """Return a text that a model gives as `str` or `bytes`. Raises TypeError for what is neither, else as `decoded` does."""
+    """Return a text that a model gives as `str` or `bytes`.
+
+    Raises TypeError for any other type, else as `decoded` does.
+    """
     text = decoded(what, value)
     if not isinstance(text, str):
         raise TypeError(f"{what} is a str or bytes, got {type(value)}")
@@ -52,7 +55,7 @@ TRITON_STRING_TO_NUMPY = {
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """Return the numpy type of a configuration's data type, `TYPE_FP32` for one. Raises KeyError for others and BF16."""
+    """Return the numpy type of a data type, such as `TYPE_FP32`. Raises KeyError for others and BF16."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
@@ -81,7 +84,7 @@ def datatype_of(dtype: np.dtype[Any]) -> DataType | None:
 
 
 def serialize_byte_tensor(input_tensor: Array) -> Any:
-    """Return the elements in C order, each as a 4-byte little-endian length and its bytes; `str` elements as UTF-8.
+    """Return the elements in C order, each as a 4-byte little-endian length and its bytes; `str` as UTF-8.
 
     An empty array gives `()`, one that is neither of objects nor of bytes gives None.
     """
@@ -173,7 +176,10 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str | bytes, tensor: Any) -> Tensor:
-        """Return a tensor over the memory of a DLPack capsule, or of an object that exports one: the CPU's, or a CUDA device's."""
+        """Return a tensor over the memory of a DLPack capsule, or of an object that exports one.
+
+        The memory is the CPU's, or a CUDA device's.
+        """
         name = as_text("a tensor's name", name)
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
@@ -231,7 +237,10 @@ class DeviceTensor(Tensor):
         self._memory = memory
 
     def as_output(self) -> tuple[str, DataType, Array]:
-        """Return what `BatchRequest.respond` takes: a copy in host memory. Raises TritonModelException where there is none."""
+        """Return what `BatchRequest.respond` takes: a copy in host memory.
+
+        Raises TritonModelException if there is none.
+        """
         memory = self._memory
         array = np.empty(memory.shape, memory.datatype.numpy)
         if array.nbytes:
@@ -254,7 +263,7 @@ class DeviceTensor(Tensor):
         return False
 
     def to_dlpack(self) -> object:
-        """Return a DLPack capsule over the tensor's memory, once all that was to be written to it has been."""
+        """Return a DLPack capsule over the tensor's memory, once all pending writes to it are done."""
         try:
             cuda.driver().synchronize(self._memory.device_id)
         except cuda.CudaError as error:

@@ -1,7 +1,7 @@
 """The module that Python models import as `pb_utils` (contract, python_backend.md).
 
-It is put into `sys.modules` under the name `triton_python_backend_utils` before a model is imported. What needs a server raises
-`TritonModelException` where there is none, and never at import.
+It is put into `sys.modules` under the name `triton_python_backend_utils` before a model is imported. What
+needs a server raises `TritonModelException` if there is none, and never at import.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ class Logger:
         _log(LogLevel.VERBOSE, message)
 
 
-Logger.LogLevel = LogLevel  # type: ignore[attr-defined]  # in the class it would hide the type of `log`'s argument
+# Defined in the class it would hide the type of `log`'s argument.
+Logger.LogLevel = LogLevel  # type: ignore[attr-defined]
 
 
 def _log(level: LogLevel, message: str) -> None:
