@@ -1,4 +1,7 @@
-"""What a directory is that was given as a model repository and holds no models: what is told, and what to do instead."""
+"""What to say of a directory that was given as a model repository and holds no models.
+
+The text names what the directory is, and what to do instead.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ _LOOKED_AT: Final = 1000  # entries of a directory
 def is_model(directory: Path) -> bool:
     """Whether this is the directory of one model, and not of many.
 
-    A model has a configuration, or version directories with files in them. Of a repository whose models are called by
-    numbers, those directories have configurations or versions of their own.
+    A model has a configuration, or version directories with files in them. In a repository whose models have
+    numbers for names, those directories have configurations or versions of their own.
     """
     try:
         if (directory / "config.pbtxt").exists():
@@ -33,9 +36,9 @@ def _holds_a_version(directory: Path) -> bool:
 
 
 def single_model(repository: Path) -> str:
-    """Return what to say of a repository that is the directory of one model; nothing where it is a repository.
+    """Return what to say of a repository that is the directory of one model; nothing if it is a repository.
 
-    One that has a stray config.pbtxt, and models beside it, is one.
+    A directory with a stray config.pbtxt and models beside it is a repository.
     """
     if not is_model(repository) or any(map(is_model, _folders(repository))):
         return ""

@@ -1,4 +1,7 @@
-"""Directories that were made for a model, such as a download: they live as long as a version of it may read them."""
+"""Directories that were made for a model, such as a download.
+
+Each lives as long as a version of the model may read it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class _Job:
 
 
 class Janitor:
-    """The actor that removes what nobody uses any more, off the loop. What waits outlives its crash."""
+    """The actor that removes what is no longer used, off the loop. What waits outlives its crash."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -62,7 +65,10 @@ class Janitor:
         return ChildSpec(name, self.run, intensity=INTENSITY, on_exhausted=OnExhausted.RETRY_AT_CAP)
 
     async def run(self, ctx: ChildContext) -> None:
-        """Remove one after the other. What it crashes over comes after the others, `TRIES` times in all, and is then left."""
+        """Remove one after the other.
+
+        A removal that crashes the actor comes after the others, `TRIES` times in all, and is then left.
+        """
         ctx.started()
         while True:
             while self._jobs:
@@ -71,7 +77,8 @@ class Janitor:
                     self._leave(job)
                     continue
                 job.tries += 1
-                self._jobs.rotate(-1)  # until it is done: whoever comes after a crash begins with the others
+                # Move it to the end until it is done: after a crash, the next run begins with the others.
+                self._jobs.rotate(-1)
                 await self._remove(job.removal)
                 self._jobs.remove(job)
             await self._arrived.next_ring()
@@ -91,14 +98,18 @@ class Janitor:
         )
 
     def finish(self) -> None:
-        """The server has ended, and its workers with it: remove what is left, here and now, and what was in use to the end."""
+        """Remove what is left, here and now, and what was in use to the end.
+
+        The server has ended, and its workers with it.
+        """
         left = [*(job.removal for job in self._jobs), *(copy.removal for copy in self._in_use)]
         self._jobs.clear()
         self._in_use.clear()
         for removal in left:
             try:
                 removal.run()
-            except Exception as error:  # noqa: BLE001 (no supervisor is left, and the others are to be removed)
+            except Exception as error:  # noqa: BLE001
+                # No supervisor is left, and the other directories must still be removed.
                 self._log(Event.COPY_ABANDONED, level="error", path=str(removal.path), reason=repr(error))
 
 

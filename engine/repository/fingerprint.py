@@ -1,12 +1,16 @@
-"""What a model directory holds: by metadata, which is cheap and tells that something was written, and by content, which decides.
+"""What a model directory holds, by metadata and by content.
 
-`survey` walks a model directory once. Its `stamp` names every file with its size, inode, and times, so that whatever is written
-changes it: a rewrite that restores size and modification time still moves the change time, which nobody can set. `contents` are
-digests of the bytes, and say whether a model is another one; a file is read again only if its metadata changed (`Digests`).
+Metadata is cheap and tells that something was written. Content decides.
 
-Nothing outside of the repository is ever read. Everything is opened through descriptors, and where a descriptor really leads is
-asked of the kernel after it was opened, so that a link that is switched between check and use leads nowhere. A link out, and whatever
-else makes a directory unfit to be served, is a problem of the survey.
+`survey` walks a model directory once. Its `stamp` names every file with its size, inode, and times, so that
+any write changes it. A rewrite that restores size and modification time still moves the change time, which no
+program can set. `contents` are digests of the bytes, and say whether a model is another one. A file is read
+again only if its metadata changed (`Digests`).
+
+Nothing outside of the repository is ever read. Everything is opened through descriptors. After each open the
+kernel is asked where the descriptor really leads, so that a link switched between check and use leads
+nowhere. A link out of the repository is a problem of the survey, and so is whatever else makes a directory
+unfit to be served.
 """
 
 from __future__ import annotations
@@ -84,7 +88,10 @@ class Identity(NamedTuple):
 
     @property
     def token(self) -> str:
-        """The part that a stamp does not hold otherwise. The device is not in it: a mount that returns may have another."""
+        """The part that a stamp does not hold otherwise.
+
+        The device is not in it, because a mount that returns may have another.
+        """
         return f"{self.mtime:x}.{self.ctime:x}.{self.inode:x}"
 
 
@@ -148,7 +155,7 @@ class Root:
 
 
 class Survey(NamedTuple):
-    """One walk over a model directory. Paths are relative to it, in POSIX form, as they are seen through links."""
+    """One walk over a model directory. Paths are relative to it, in POSIX form, as seen through links."""
 
     name: str
     files: Mapping[str, Identity]  # regular files
@@ -185,10 +192,11 @@ def survey(root: Root, name: str, *, alive: Callable[[], None] = lambda: None) -
 
 
 class Digests:
-    """SHA-256 of files, remembered for as long as a file's identity stays. May be used by several threads at once.
+    """SHA-256 of files, remembered for as long as a file's identity stays.
 
-    A digest of a file that was written just now is not remembered, since a file can be written twice within one tick of
-    its file system's clock. `wall_ns` is the clock that such times are compared with.
+    Several threads may use it at once. A digest of a file that was written just now is not remembered, since
+    a file can be written twice within one tick of its file system's clock. `wall_ns` is the clock that such
+    times are compared with.
     """
 
     def __init__(self, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
@@ -200,10 +208,10 @@ class Digests:
     def digest(
         self, root: Root, path: str, identity: Identity, *, alive: Callable[[], None] = lambda: None
     ) -> str:
-        """Return the digest (hex) of the file at `path`, relative to `root`, which a survey found to be `identity`.
+        """Return the digest (hex) of the file at `path`, relative to `root`.
 
-        `alive` is called before each piece and may raise. Raises Unsettled where the file is or becomes another, LeadsOut,
-        and OSError where it can't be read.
+        A survey found the file to be `identity`. `alive` is called before each piece and may raise. Raises
+        Unsettled if the file is or becomes another, LeadsOut, and OSError if it can't be read.
         """
         with self._lock:
             known = self._known.get(identity)
@@ -244,8 +252,8 @@ def contents(
 ) -> Contents:
     """Return the digests of what a survey found: of each version directory, and of everything else.
 
-    Markers and manifests speak about a model and are no part of it. Raises FetchCancelled where `cancelled` says so, and
-    like `Digests.digest`.
+    Markers and manifests speak about a model and are no part of it. Raises FetchCancelled if `cancelled` says
+    so, and the errors of `Digests.digest`.
     """
 
     def alive() -> None:
@@ -292,7 +300,7 @@ class _Walk:
         self._entries = 0
 
     def directory(self, fd: int, prefix: str, above: tuple[tuple[int, int], ...]) -> None:
-        """Walk over an open directory; `above` are those that it was reached through, to end loops of links."""
+        """Walk over an open directory; `above` are those that led to it, to end loops of links."""
         self._alive()
         status = os.fstat(fd)
         identity = (status.st_dev, status.st_ino)
@@ -359,7 +367,10 @@ class _Walk:
             self.others[path] = f"{stat.S_IFMT(status.st_mode):o}.{identity.token}"
 
     def refuse(self, path: str, problem: Problem) -> None:
-        """Take note of what keeps the directory from being served. It is part of the stamp, so that mending it is seen."""
+        """Record what keeps the directory from being served.
+
+        It is part of the stamp, so that a repair is seen.
+        """
         self.others[path] = problem.message
         self.problems.append(problem)
 

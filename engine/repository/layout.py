@@ -1,7 +1,8 @@
-"""What lies in a model repository: models, and their version directories (contract, repository.md sections 1 and 2).
+"""What lies in a model repository: models, and their version directories.
 
-Pure functions over directories. What is found is named by the entries of a listing, so that no name leads anywhere else,
-and a link is followed only as far as its own repository (DESIGN section 9).
+Contract: repository.md sections 1 and 2. These are pure functions over directories. What is found is named by
+the entries of a listing, so that no name leads anywhere else. A link is followed only as far as its own
+repository (DESIGN section 9).
 """
 
 from __future__ import annotations
@@ -78,10 +79,11 @@ def scan(repositories: Sequence[Path]) -> Scan:
 
 
 def candidate_names(listing: int | Path) -> tuple[str, ...]:
-    """Return the names of a repository's first-level directories, sorted; `listing` may be an open descriptor.
+    """Return the names of a repository's first-level directories, sorted.
 
-    A link to a directory is a candidate as well, wherever it leads: whether it is fit to be served is for others to say.
-    Names that are not UTF-8 are none, for no client could ever ask for them. Raises OSError where it can't be listed.
+    `listing` may be an open descriptor. A link to a directory is a candidate as well, wherever it leads;
+    other code decides whether it is fit to be served. Names that are not UTF-8 are left out, because no
+    client could ever ask for them. Raises OSError if the repository can't be listed.
     """
     with os.scandir(listing) as entries:
         return tuple(sorted(entry.name for entry in entries if _sayable(entry.name) and _is_directory(entry)))
@@ -124,7 +126,8 @@ def version_directories(model_directory: Path) -> tuple[tuple[VersionDirectory, 
             continue
         if path.name != digits[0]:
             problems.append(_prefixed(path, number, taken=number in found))
-        # Of a link only the target is used from here on: it may be switched at any time. Sorted: `1` comes before `1abc`.
+        # From here on only a link's target is used, because the link may be switched at any time. Sorted: `1`
+        # comes before `1abc`.
         found.setdefault(number, resolved if path.is_symlink() else path)
     return tuple(VersionDirectory(number, found[number]) for number in sorted(found)), tuple(problems)
 
@@ -146,7 +149,7 @@ def select_versions(policy: ModelVersionPolicy, available: Iterable[int]) -> tup
 
 
 def _candidate(path: Path, repository: Path) -> ModelDirectory | Problem | None:
-    """Return the model at `path`, None where that is no directory, or what is wrong with its name or its link."""
+    """Return the model at `path`, None if that is no directory, or what is wrong with its name or link."""
     try:
         if not path.is_dir():
             return None
@@ -162,9 +165,11 @@ def _candidate(path: Path, repository: Path) -> ModelDirectory | Problem | None:
 def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except PermissionError:  # of what a link leads to: whoever looks into it will say so
+    except PermissionError:
+        # This is about what a link leads to. The code that looks into it will report it.
         return True
-    except OSError as error:  # on a mount that does not answer, nobody knows
+    except OSError as error:
+        # On a mount that does not answer, this cannot be known.
         if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG):
             raise
         return False
@@ -188,7 +193,10 @@ def _resolved_inside(path: Path, root: Path) -> Path | None:
 
 
 def leads_out(path: Path, *, name: str = "") -> Problem:
-    """Return the problem of a link that leads out of its repository; `name` is how it is called, if not by its last part."""
+    """Return the problem of a link that leads out of its repository.
+
+    `name` is how the link is called, if not by its last part.
+    """
     return Problem(
         message=f"'{shown(name or path.name)}' is a link out of the model repository",
         path=Path(shown(str(path))),

@@ -1,11 +1,12 @@
 """A repository in a local directory, which may be a mount that comes and goes.
 
-Theory of operation. A directory is known by its device and inode. While something is mounted on it, it has the identity of what is
-mounted; without the mount the path leads to another directory, mostly an empty one, and that must not be taken for a
-repository whose models were all removed. So whatever has another identity than before is not believed: an empty directory never, another
-one once it has been there for some seconds, which is how a mount comes back. Nor is an empty directory after the repository could
-not be read, since identities are used again. Each call opens the directory anew and holds on to it, so that all that one
-call sees is of one directory.
+Theory of operation. A directory is known by its device and inode. While something is mounted on it, it has
+the identity of what is mounted. Without the mount the path leads to another directory, mostly an empty one,
+and that must not be taken for a repository whose models were all removed. So a directory with another
+identity than before is not believed. If it is empty, it never is. If it is not, it is believed once it has
+been there for some seconds, which is how a mount comes back. An empty directory is also not believed after
+the repository could not be read, since identities are used again. Each call opens the directory anew and
+holds on to it, so that everything one call sees is of one directory.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ RETURN_AFTER: Final = 1.0
 class LocalSource:
     """Implements `engine.repository.source.Source` over the directory at `path`.
 
-    `digests` may be shared among sources. With `compare` false nobody needs to know what a model holds, and `fetch` reads no
-    file. `clock` counts seconds and may stand anywhere; it is read from threads.
+    `digests` may be shared among sources. With `compare` false the contents of models are not needed, and
+    `fetch` reads no file. `clock` counts seconds and may stand anywhere; it is read from threads.
     """
 
     def __init__(
@@ -88,19 +89,26 @@ class LocalSource:
         return names
 
     def stamp(self, name: str) -> Stamp | None:
-        """Return what is there of the model `name`, or None if there is no such model. Raises SourceUnavailable."""
+        """Return what is there of the model `name`, or None if there is no such model.
+
+        Raises SourceUnavailable.
+        """
         found = self._survey(name)
         return None if found is None else found.stamp
 
     def problems(self, name: str) -> tuple[Problem, ...]:
-        """Return what makes a model's directory unfit to be served, such as a link out. Raises SourceUnavailable."""
+        """Return what makes a model's directory unfit to be served, such as a link out.
+
+        Raises SourceUnavailable.
+        """
         found = self._survey(name)
         return () if found is None else found.problems
 
     def look(self, name: str, *, alive: Callable[[], None] = lambda: None) -> Seen | None:
         """Return the stamp of a model and whether it is complete, or None if there is no such model.
 
-        For the watcher, who looks at one model after the other. `alive` is called now and then. Raises SourceUnavailable.
+        This is for the watcher, which looks at one model after the other. `alive` is called now and then.
+        Raises SourceUnavailable.
         """
         with self._opened() as root:
             found = survey(root, name, alive=alive) if _is_plain(name) else None
@@ -118,10 +126,11 @@ class LocalSource:
         progress: Callable[[FetchProgress], None],
         cancelled: Callable[[], bool],
     ) -> Fetched:
-        """Return the model's own directory, and what it holds: nothing is copied, so there is no progress to tell of.
+        """Return the model's own directory, and what it holds.
 
-        The directory stays as it is for as long as its owner leaves it alone. Raises SourceUnavailable, FetchFailed
-        where there is no such model, where it is unfit or is being written, and FetchCancelled.
+        Nothing is copied, so there is no progress to tell of. The directory stays as it is for as long as its
+        owner leaves it alone. Raises SourceUnavailable, FetchCancelled, and FetchFailed if there is no such
+        model, or if it is unfit or is being written.
         """
         del progress
         with self._opened() as root:
@@ -157,7 +166,10 @@ class LocalSource:
 
     @contextmanager
     def _opened(self) -> Iterator[Root]:
-        """Open the repository for the time of the block. Raises SourceUnavailable, also for what happens in the block."""
+        """Open the repository for the time of the block.
+
+        Raises SourceUnavailable, also for what happens in the block.
+        """
         try:
             with Root(self._path) as root:
                 self._admit(root)

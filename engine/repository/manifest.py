@@ -1,11 +1,13 @@
 """Whether a model directory is whole, where something in it says so.
 
-A manifest, `SHA256SUMS` as `sha256sum` prints it, stands in the model directory or in a version directory and lists files below it.
-What it lists must be there and must match: a model that does not is never served. It vouches for what it lists, so that a model is
-known to be complete once manifests that match list all of its files.
+A manifest, `SHA256SUMS` as `sha256sum` prints it, stands in the model directory or in a version directory and
+lists files below it. What it lists must be there and must match; otherwise the model is never served. It
+vouches only for what it lists, so a model is known to be complete once manifests that match list all of its
+files.
 
-A marker, `_SUCCESS` in the model directory, is written last by whoever copies. It counts for as long as nothing is newer than
-it; by change times, because modification times are copied along. One that doesn't count is as if it were not there.
+A marker is the file `_SUCCESS` in the model directory. A tool that copies a model writes it last. It counts
+for as long as nothing is newer than it. Change times decide that, because modification times are copied
+along. A marker that doesn't count is as if it were not there.
 """
 
 from __future__ import annotations
@@ -50,9 +52,9 @@ def completeness(
 ) -> Completeness:
     """Return whether the model of a survey is known to be complete, or to be incomplete.
 
-    A file that has grown or was rewritten in place since the `previous` survey is still being written: it is not read before two
-    surveys agree on it, or a large copy would be read anew at each look. `alive` is called now and then, while files are
-    read. Raises OSError where the file system itself does not answer.
+    A file that has grown or was rewritten in place since the `previous` survey is still being written. It is
+    not read before two surveys agree on it; otherwise a large copy would be read anew at each look. `alive`
+    is called now and then, while files are read. Raises OSError if the file system itself does not answer.
     """
     check = _Check(root, found, digests, alive)
     check.missing()
@@ -73,11 +75,11 @@ def verify_manifest(
     digests: Digests | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> list[Problem]:
-    """Return what is wrong with a model directory by its manifests; nothing where it has none.
+    """Return what is wrong with a model directory by its manifests; nothing if it has none.
 
-    Links are followed within the `repository`, which is the directory that the model's stands in unless it is given. With
-    `digests` that were used to fetch the model, no file is read again. Once `cancelled`, the rest is not looked at.
-    Reads files: not for the event loop.
+    Links are followed within the `repository`, which by default is the directory that the model's stands in.
+    With `digests` that were used to fetch the model, no file is read again. Once `cancelled`, the rest is not
+    looked at. Reads files, so do not call it on the event loop.
     """
     try:
         with Root(repository or model_directory.parent) as root:
@@ -145,7 +147,7 @@ class _Check:
                 self._wrong(manifest, f"'{shown(path)}' is listed in {manifest} and is not there")
 
     def still_written(self, previous: Survey | None) -> None:
-        """Find files that are being written: those that changed since the survey before, and are not others."""
+        """Find files that are being written: they changed since the survey before, and are no other files."""
         for manifest, path, _ in self._entries():
             now = self._found.files.get(path)
             before = None if previous is None else previous.files.get(path)
@@ -219,7 +221,10 @@ class _Check:
 
 
 def _newer_than_marker(found: Survey) -> bool:
-    """Whether anything came after the marker. The directory that it stands in changed with it, and by being moved here."""
+    """Whether anything came after the marker.
+
+    The directory that it stands in changed with it, and by being moved here.
+    """
     written = found.files[MARKER].ctime
     return any(identity.ctime > written for identity in found.files.values()) or any(
         changed > written for changed in found.directories.values()

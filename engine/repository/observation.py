@@ -1,4 +1,7 @@
-"""One look at every repository, for the watcher (`actors.scheduling.settling`). A source that hangs holds up no other."""
+"""One look at every repository, for the watcher (`actors.scheduling.settling`).
+
+A source that hangs holds up no other.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ class Looked(Protocol):
     """A source that knows more about its models than a stamp."""
 
     def look(self, name: str, *, alive: Callable[[], None]) -> Seen | None:
-        """Return what is there of a model, or None; `alive` is called now and then. Raises SourceUnavailable."""
+        """Return what is there of a model, or None; `alive` is called now and then.
+
+        Raises SourceUnavailable.
+        """
 
 
 def view(source: Source, *, alive: Callable[[], None] = lambda: None) -> View:
@@ -55,9 +61,10 @@ def _stamp_only(source: Source) -> Callable[..., Seen | None]:
 class Observer:
     """Looks at all sources at once, each on a thread of its own, whenever it is called.
 
-    It never has two threads for one source, so that a mount that hangs costs one thread, whatever becomes of who asked: this
-    object outlives the watcher. A look that takes longer than `patience` seconds goes on, and is part of a later observation;
-    the source is not in the present one. After `hung_after` seconds without a sign of life it is there as unavailable.
+    There are never two threads for one source. A mount that hangs so costs one thread, whatever becomes of
+    the caller: this object outlives the watcher. A look that takes longer than `patience` seconds goes on and
+    is part of a later observation; its source is not in the present one. After `hung_after` seconds without a
+    sign of life the source is reported as unavailable.
     """
 
     def __init__(
@@ -112,11 +119,14 @@ class _Looker:
 
     @property
     def idle(self) -> bool:
-        """Whether no look is going on, and none has ended that nobody has heard of."""
+        """Whether no look is going on, and the result of the last one has been taken."""
         return not self.busy and self._ended is None
 
     def run(self) -> None:
-        """Look, unless that is going on. Whatever goes wrong is the outcome: perhaps nobody waits for this thread any more."""
+        """Look, unless a look is going on.
+
+        Any error is kept as the outcome, because perhaps no caller waits for this thread any more.
+        """
         if self._looking.acquire(blocking=False):
             try:
                 self._alive()
@@ -125,7 +135,10 @@ class _Looker:
                 self._looking.release()
 
     def take(self) -> View | None:
-        """Return what was seen, once. An error that no source should raise says no more than one that it may."""
+        """Return what was seen, once.
+
+        An error that no source should raise says no more than one that it may.
+        """
         ended, self._ended = self._ended, None
         match ended:
             case outcome.Error(error):

@@ -1,6 +1,7 @@
-"""From the repositories to what the catalog is told: fetches a model, reads its configuration, compares by content.
+"""From the repositories to what the catalog is told.
 
-Everything that touches a disk or a network runs on threads; one that hangs is left behind and holds up nobody.
+It fetches a model, reads its configuration, and compares by content. Everything that touches a disk or a
+network runs on threads. A thread that hangs is left behind and holds up no other work.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from engine.repository.source import (
     SourceUnavailable,
 )
 
-READS_AT_ONCE: Final = 8  # of each repository, so that one that hangs uses up nobody else's
+# Of each repository, so that one that hangs does not use up the reads of the others.
+READS_AT_ONCE: Final = 8
 LISTING_SECONDS: Final = 20.0  # a repository that can't be listed by then counts as one that can't be read
 
 Report = Callable[[str, Mapping[str, object]], None]
@@ -75,7 +77,8 @@ class RepositoryReader:
     ) -> None:
         """`digests` are shared with the local sources, so that no file is read twice.
 
-        `builder` makes what Python models run in; without one they run on the server's own interpreter, whatever they ask for.
+        `builder` makes what Python models run in. Without a builder they run on the server's own interpreter,
+        whatever they ask for.
         """
         self._builder = builder
         self._standing: Environments | None = None if builder is None else builder.cache
@@ -93,7 +96,7 @@ class RepositoryReader:
         return Listing(keys=keys, failures=failures)
 
     async def read(self, key: ModelKey, override: Override | None, report: Report) -> FoundModel | None:
-        """Return a model as it stands, downloaded where it is not here. See `actors.operations.ModelSource`."""
+        """Return a model as it stands, downloaded if it is not here. See `actors.operations.ModelSource`."""
         handover = _Handover()
         files = uploaded.normalised(override.files) if override is not None else {}
         read: Callable[[], FoundModel | _Unbuilt]
@@ -118,9 +121,8 @@ class RepositoryReader:
                 outcomes = await self._builder.prepare(found.environments, report)
                 again = partial(found.again, Standing(self._builder.cache, outcomes))
                 found = await trio.to_thread.run_sync(again, abandon_on_cancel=True, limiter=limiter)
-            if isinstance(
-                found, _Unbuilt
-            ):  # its files changed meanwhile, or somebody has removed what was built
+            # Its files changed meanwhile, or what was built has been removed.
+            if isinstance(found, _Unbuilt):
                 raise Unreadable(f"the environment of model '{key.name}' is not what it was; load it again")
         except BaseException:
             if (removal := handover.give_up()) is not None:
@@ -260,7 +262,10 @@ class _Unbuilt:
 
 
 class _Handover:
-    """What a thread made for a caller who may have left meanwhile: one of the two has it removed, or its user."""
+    """What a thread made for a caller that may have left meanwhile.
+
+    Either the thread or the caller has it removed, or its user does.
+    """
 
     def __init__(self) -> None:
         self.given_up = False
@@ -276,7 +281,10 @@ class _Handover:
         removal.run()
 
     def give_up(self) -> Removal | None:
-        """Nobody will use it; return how what there is is removed. For the caller, who need not come back."""
+        """Give it up; return how to remove what there is.
+
+        This is for the caller, which need not come back.
+        """
         with self._lock:
             self.given_up = True
             return self.removal

@@ -1,9 +1,10 @@
 """Where models come from: the seam between a repository's storage and everything that loads from it.
 
-A source lists names, tells cheaply whether a model changed (`stamp`), and hands out a local directory to load from
-(`fetch`), which it keeps whole until `release`. Everything here is synchronous, is called from worker threads, and may be
-called by several at once. What a directory *holds* is described by digests of content alone, the same for every source
-(`contents_of`), so that a model that was copied, touched or moved to another storage is still the same model.
+A source lists names, tells cheaply whether a model changed (`stamp`), and hands out a local directory to load
+from (`fetch`), which it keeps whole until `release`. Everything here is synchronous, is called from worker
+threads, and may be called by several at once. What a directory *holds* is described by digests of content
+alone, the same for every source (`contents_of`). So a model that was copied, touched or moved to another
+storage is still the same model.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ class FetchCancelled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A cheap identity of what is there now: (relative path, size, token) of every file, sorted; no content is read.
+    """A cheap identity of what is there now: (relative path, size, token) of every file, sorted.
+
+    No content is read.
+
 
     The token is whatever changes when a file is written: a modification time, an entity tag.
     """
@@ -52,8 +56,9 @@ class Stamp:
 class Contents:
     """SHA-256 digests (hex) of what a model directory holds.
 
-    `digest` is of everything; `versions` of each version directory; `shared` of all that lies in none, but for the
-    configuration files (`config.pbtxt`, `configs/`), which are compared by what they mean.
+    `digest` is of everything; `versions` of each version directory; `shared` of all that lies in none.
+    Configuration files (`config.pbtxt`, `configs/`) are not in `shared`, because they are compared by what
+    they mean.
     """
 
     digest: str
@@ -73,9 +78,10 @@ class FetchProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """A local model directory, whose last component is the model's name, and what it holds if that was looked at.
+    """A local model directory, named like its model, and what it holds if that was looked at.
 
-    `verified`: where it has a manifest, every file that it lists has been found to be what it says.
+    The last component of its path is the model's name. If it is `verified` and has a manifest, every file
+    listed there has been found to be what the manifest says.
     """
 
     path: Path
@@ -94,7 +100,10 @@ class Source(Protocol):
         """Return the candidate model names, sorted. Raises SourceUnavailable."""
 
     def stamp(self, name: str) -> Stamp | None:
-        """Return what is there of the model `name`, or None if there is no such model. Raises SourceUnavailable."""
+        """Return what is there of the model `name`, or None if there is no such model.
+
+        Raises SourceUnavailable.
+        """
 
     def fetch(
         self,
@@ -105,12 +114,16 @@ class Source(Protocol):
     ) -> Fetched:
         """Return a local directory of the model `name`, which stays as it is until it is released.
 
-        `progress` is called on the caller's thread, now and then; `cancelled` on any thread, and must not wait.
-        Raises SourceUnavailable, FetchFailed (the model is gone, or is not fit to be fetched), FetchCancelled.
+        `progress` is called on the caller's thread, now and then; `cancelled` on any thread, and must not
+        wait. Raises SourceUnavailable, FetchFailed (the model is gone, or is not fit to be fetched),
+        FetchCancelled.
         """
 
     def release(self, path: Path) -> None:
-        """Take note that a directory which `fetch` returned is used no more. Once for each fetch; never raises."""
+        """Take note that a directory which `fetch` returned is no longer used.
+
+        Call it once for each fetch; it never raises.
+        """
 
 
 def version_of(directory: str) -> int | None:
@@ -124,9 +137,9 @@ def version_of(directory: str) -> int | None:
 def contents_of(files: Mapping[str, str], directories: Iterable[str] = ()) -> Contents:
     """Return the digests of a model directory from its files' digests.
 
-    `files` maps relative POSIX paths to SHA-256 hex digests; `directories` names the version directories that may hold no
-    file at all (an ensemble's), and deeper ones don't matter. Of two directories for one version the first by name counts,
-    as it does where versions are found, and the other is shared content.
+    `files` maps relative POSIX paths to SHA-256 hex digests. `directories` names the version directories that
+    may hold no file at all (an ensemble's); deeper ones don't matter. Of two directories for one version the
+    first by name counts, as it does when versions are found, and the other is shared content.
     """
     tops = {PurePosixPath(path).parts[0] for path in files if "/" in path}
     tops.update(PurePosixPath(path).parts[0] for path in directories if path.strip("/"))
@@ -155,12 +168,13 @@ def contents_of(files: Mapping[str, str], directories: Iterable[str] = ()) -> Co
 def read_manifest(text: str) -> dict[str, str]:
     """Return the digests of a `SHA256SUMS` file by path, relative and without `./`.
 
-    Empty lines and lines that begin with `#` mean nothing, nor does what a manifest says of itself (it was being written).
-    Raises ValueError, naming the line, at any other line that is not one of `sha256sum`'s, and at a path that is absolute
-    or leads upwards.
+    Empty lines, lines that begin with `#`, and what a manifest says of itself (it was being written) mean
+    nothing. Raises ValueError, naming the line, at any other line that is not one of `sha256sum`'s, and at a
+    path that is absolute or leads upwards.
     """
     found: dict[str, str] = {}
-    # `splitlines` would also end a line within a name, at a U+2028 for one, which `sha256sum` writes as it is.
+    # `splitlines` would also end a line within a name, for example at a U+2028, which `sha256sum` writes as
+    # it is.
     for number, ended in enumerate(text.split("\n"), start=1):
         line = ended.removesuffix("\r")
         if not line.strip() or line.startswith("#"):

@@ -10,10 +10,13 @@ from actors.messages.errors import InvalidArgument
 
 
 def normalised(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the files by normalised path. Raises InvalidArgument for a path that leads out, or through a file."""
+    """Return the files by normalised path.
+
+    Raises InvalidArgument for a path that leads out, or through a file.
+    """
     found: dict[str, bytes] = {}
     for given, content in files.items():
-        # Triton puts the model's directory in front of what is given, so that one or more slashes there mean nothing.
+        # Triton puts the model's directory in front of the given path, so leading slashes there mean nothing.
         path = posixpath.normpath(given.lstrip("/"))
         if not given or path.startswith("../") or path in (".", "..") or "\0" in path:
             raise InvalidArgument(
@@ -29,7 +32,10 @@ def normalised(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def write(parent: Path, name: str, files: Mapping[str, bytes]) -> Path:
-    """Write normalised `files` into a fresh directory of `parent` called `name`, and return it. Raises OSError."""
+    """Write normalised `files` into a fresh directory of `parent` called `name`.
+
+    Returns it; raises OSError.
+    """
     directory = parent / name
     directory.mkdir()
     for path, content in files.items():

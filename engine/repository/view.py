@@ -1,4 +1,7 @@
-"""The repository as an operator sees it over the network: what runs, what is on its way, what else there is to load."""
+"""The repository as an operator sees it over the network.
+
+It shows what runs, what is on its way, and what else there is to load.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ LISTING_SECONDS: Final = 5.0
 
 
 class RepositoryView:
-    """Implements `actors.interfaces.Repository`: the index from router and repositories, changes through the catalog."""
+    """Implements `actors.interfaces.Repository`.
+
+    The index comes from the router and the repositories; changes go through the catalog.
+    """
 
     def __init__(self, router: Router, catalog: Catalog, source: ModelSource) -> None:
         self._router = router
@@ -27,7 +33,10 @@ class RepositoryView:
         self._source = source
 
     async def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
-        """Return every version with its state, and the models that were never loaded (contract, repository.md section 4)."""
+        """Return every version with its state, and the models that were never loaded.
+
+        Contract: repository.md section 4.
+        """
         if ready_only:
             return self._router.index(ready_only=True)
         listing = Listing(keys=(), failures=("it takes too long",))
@@ -35,7 +44,8 @@ class RepositoryView:
             listing = await self._source.listing()
         entries = self._router.index()
         there = {*listing.keys, *self._catalog.busy}
-        if listing.failures:  # nobody knows that something is gone
+        # Then it is not known that something is gone.
+        if listing.failures:
             there.update(ModelKey(entry.name, entry.namespace) for entry in entries)
         return [self._with_progress(entry) for entry in merged(entries, there)]
 
@@ -53,9 +63,10 @@ class RepositoryView:
 
 
 def merged(entries: Iterable[IndexEntry], present: Iterable[ModelKey]) -> list[IndexEntry]:
-    """Add models that nobody loaded by name alone; leave out what was unloaded and is in no repository any more.
+    """Add models that were never loaded, by name alone.
 
-    What serves is told of though its directory has gone: Triton hides it, and an operator would look for it in vain.
+    A model that was unloaded and is in no repository any more is left out. A model that serves is listed even
+    if its directory has gone: Triton hides it, and an operator would look for it in vain.
     """
     there = set(present)
     shown = [

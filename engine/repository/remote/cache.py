@@ -1,16 +1,16 @@
-"""What was downloaded, by content, for every model of every repository and every process that shares the directory.
+"""What was downloaded, by content, shared by all models, repositories and processes of a directory.
 
     objects/<sha256>            the bytes, read-only; hard-linked into the model directories that use them
     records/<sha256>            size, modification time and inode when the bytes were last known to be right
     index/<identity>            which bytes an object of a storage was (`RemoteObject.identity`)
-    partial/<identity>          a download under way, locked by whoever is at it (`partials`)
+    partial/<identity>          a download under way, locked by its downloader (`partials`)
     staging/, models/           directories under construction and in use (`trees`)
 
-Nothing is changed where it lies: files are written aside and renamed, so that a reader sees all of one or nothing. An
-object that was altered afterwards (a model that writes to its own files writes to the cache) no longer fits its record; it
-is read again, and thrown away if it is not what its name says. An object is in use while a second name links to it; the
-others are dropped, longest unused first, when the whole grows beyond its bound. A record's own modification time is when
-its object was last used.
+Nothing is changed where it lies. Files are written aside and renamed, so that a reader sees all of one or
+nothing. A model that writes to its own files writes to the cache. An object that was altered in that way no
+longer fits its record. It is read again, and thrown away if it is not what its name says. An object is in use
+while a second name links to it. The others are dropped, longest unused first, when the whole grows beyond its
+bound. A record's own modification time is when its object was last used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _FOLDERS: Final = ("objects", "records", "index", "partial", "staging", "models"
 
 
 class Cache:
-    """The objects of a cache directory, which may hold `limit` bytes beside what is in use. Any thread may call."""
+    """The objects of a cache directory, which may hold `limit` bytes beside what is in use.
+
+    Any thread may call.
+    """
 
     def __init__(self, root: Path, *, limit: int = DEFAULT_LIMIT) -> None:
         self.root = root
@@ -45,7 +48,7 @@ class Cache:
     def prepare(self) -> None:
         """Make the directory. Raises InvalidArgument if others could write to it, OSError."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Whoever owns a link may lead it elsewhere at any time.
+        # The owner of a link may lead it elsewhere at any time.
         found, link = self.root.stat(), self.root.lstat()
         own = {found.st_uid, link.st_uid} <= {os.geteuid(), 0}
         if not own or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -81,13 +84,13 @@ class Cache:
         return True
 
     def partial(self, identity: str, size: int) -> Partial | None:
-        """Return the download of an object, locked, as far as it came; None while somebody else is at it."""
+        """Return the download of an object, locked, as far as it came; None while another has the lock."""
         path = self.root / "partial" / identity
         descriptor = take(path, exclusive=True, wait=False)
         return None if descriptor is None else Partial(path, descriptor, size)
 
     def adopt(self, partial: Partial, identity: str, digest: str, target: Path) -> None:
-        """Make a complete download, whose digest is given, an object, and put it at `target`, where nothing is yet."""
+        """Make a complete download of a known digest an object, and link it to the unused path `target`."""
         if self._is_right(digest, partial.size) and self.place(digest, target):
             partial.discard()
         else:
@@ -141,7 +144,8 @@ class Cache:
             return 0
 
     def _drop_object(self, path: Path) -> bool:
-        # Whoever links to it between the look and the removal keeps the bytes; whoever comes after downloads them again.
+        # A process that links to it between the look and the removal keeps the bytes. A later one downloads
+        # them again.
         path.unlink(missing_ok=True)
         (self.root / "records" / path.name).unlink(missing_ok=True)
         return True
@@ -168,7 +172,10 @@ class Cache:
                 Path(entry.path).unlink(missing_ok=True)
 
     def _is_right(self, digest: str, size: int) -> bool:
-        """Return whether the object is here as its name says, reading it only if it isn't as it was last seen."""
+        """Return whether the object is here as its name says.
+
+        It is read only if it differs from when it was last seen.
+        """
         path = self._object(digest)
         try:
             status = path.stat(follow_symlinks=False)
@@ -203,7 +210,8 @@ class Cache:
     def _write(self, folder: str, name: str, text: str) -> None:
         """Write a small file that is there in whole or not at all.
 
-        It may not outlive a crash of the machine: then an object is read again, or an index entry makes no sense.
+        It may not outlive a crash of the machine. After such a crash an object is read again, or an index
+        entry makes no sense.
         """
         aside = self.root / "staging" / f"{secrets.token_hex(8)}.new"
         aside.write_text(text, encoding="ascii")

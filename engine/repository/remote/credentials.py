@@ -1,7 +1,9 @@
-"""Who asks: what the environment or a credential file says of one URI (contract, repository.md section 9).
+"""The identity to use for one URI, by the environment or a credential file.
 
-Nothing here reaches a network. What a credential file says replaces what the environment says, and is read anew when an
-attempt with it has failed (`stores`).
+Contract: repository.md section 9.
+
+Nothing here reaches a network. What a credential file says replaces what the environment says. The file is
+read anew when an attempt with it has failed (`stores`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ _DEFAULT_REGION: Final = "us-east-1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Credentials:
-    """An access key, or else the name of an AWS profile; neither means AWS's own chain, "" its default profile."""
+    """An access key, or else the name of an AWS profile.
+
+    Neither of them means AWS's own chain; "" is its default profile.
+    """
 
     key_id: str = ""
     secret_key: str = field(default="", repr=False)
@@ -33,14 +38,17 @@ class S3Credentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcsCredentials:
-    """A JSON file of a user or a service account; "" means the metadata server if there is one, else nobody."""
+    """A JSON file of a user or a service account.
+
+    "" means the metadata server if there is one, else no identity.
+    """
 
     path: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AzureCredentials:
-    """An account's key, an identity, or nobody: `auth_type` is "key", "managed_identity", "default" or ""."""
+    """An account's key, an identity, or none: `auth_type` is "key", "managed_identity", "default" or ""."""
 
     account: str = ""
     key: str = field(default="", repr=False)
@@ -70,17 +78,20 @@ _AUTH_TYPES: Final = ("", "key", "managed_identity", "default")
 
 
 def find(uri: str, scheme: Scheme, environ: Mapping[str, str]) -> Credentials:
-    """Return whom to be for `uri`.
+    """Return the identity to use for `uri`.
 
-    Raises NotFound if a credential file is named and has nothing for it, InvalidArgument if that file, or the environment,
-    can't be understood.
+    Raises NotFound if a credential file is named and has nothing for it, and InvalidArgument if that file, or
+    the environment, can't be understood.
     """
     path = environ.get(CREDENTIAL_FILE, "")
     return _from_file(Path(path), uri, scheme) if path else _from_environment(scheme, environ)
 
 
 def prefix_of(uri: str, scheme: Scheme, environ: Mapping[str, str]) -> str:
-    """Return the prefix of the credential file that speaks for `uri`; "" without such a file. Raises as `find` does."""
+    """Return the prefix of the credential file that is for `uri`; "" without such a file.
+
+    Raises as `find`.
+    """
     path = environ.get(CREDENTIAL_FILE, "")
     return _match(Path(path), uri, scheme)[0] if path else ""
 

@@ -1,12 +1,14 @@
-"""From objects to files in a directory under construction: in parallel, resumable, checked, and stopped between chunks.
+"""From objects to files in a directory under construction.
 
-A fetch is a handful of steps for each object: look in the cache or take up the download (`_begin`), transfer segments
-(`_transfer`), check and keep the whole (`_finish`). A step runs on the source's threads, which bound what all its fetches
-do at once, and returns the steps that follow. The caller's thread deals them out, no more at a time than would fill the
-threads, so that a small model isn't behind all of a large one.
+Downloads are parallel, resumable, checked, and stopped between chunks.
 
-A call into the library can't be interrupted. When a fetch ends early its last steps are left behind, each to notice after
-its chunk; an object's download stays locked until the last of them is done with it.
+A fetch is a handful of steps for each object: look in the cache or take up the download (`_begin`), transfer
+segments (`_transfer`), check and keep the whole (`_finish`). A step runs on the source's threads, which bound
+what all its fetches do at once, and returns the steps that follow. The caller's thread deals them out, no
+more at a time than would fill the threads, so that a small model isn't behind all of a large one.
+
+A call into the library can't be interrupted. When a fetch ends early its last steps are left behind, each to
+notice after its chunk. An object's download stays locked until the last of them is done with it.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Verdict(Enum):
 def judge(digest: str, *, expected: str, fits_tag: bool, doubted: str) -> Verdict:
     """Judge bytes with this SHA-256.
 
-    `expected` is what the model's manifest says, or ""; `doubted` the digest that the object arrived with before, or "".
+    `expected` is what the model's manifest says, or "". `doubted` is the digest that the object arrived with
+    before, or "".
     """
     # A manifest outweighs a tag; and where the same bytes arrived twice, it is the tag that is no MD5.
     if digest == expected if expected else (fits_tag or digest == doubted):
@@ -64,8 +67,9 @@ def judge(digest: str, *, expected: str, fits_tag: bool, doubted: str) -> Verdic
 class Tags:
     """Whether a storage's entity tags are MD5 digests of the bytes, as most are that look so.
 
-    Those of objects encrypted with keys of a key service look so as well. One that doesn't fit its bytes is therefore
-    evidence of nothing until the object has arrived a second time, in a transfer of its own, exactly the same.
+    The tags of objects encrypted with keys of a key service look so as well. So a tag that doesn't fit its
+    bytes is no evidence until the object has arrived a second time, in a transfer of its own, exactly the
+    same.
     """
 
     def __init__(self) -> None:
@@ -114,7 +118,7 @@ class _Job:
                 raise _Stopped
 
     def abandon(self) -> None:
-        """Let go of the download, as soon as nobody works on it."""
+        """Let go of the download as soon as no step works on it."""
         with self.lock:
             self.abandoned = True
             if not self.working:
@@ -162,8 +166,8 @@ class Download:
     def run(self, files: Mapping[str, RemoteObject], expected: Mapping[str, str]) -> dict[str, str]:
         """Bring `files` into the staging directory and return their SHA-256 digests.
 
-        `expected` holds the digests that some of them must have. Raises FetchFailed, FetchCancelled, SourceUnavailable,
-        `stores.ObjectChanged`, OSError.
+        `expected` holds the digests that some of them must have. Raises FetchFailed, FetchCancelled,
+        SourceUnavailable, `stores.ObjectChanged`, OSError.
         """
         jobs = [
             _Job(
@@ -253,7 +257,8 @@ class Download:
         if partial is None:
             return (_Later(self._beginning(job)),)
         job.take_up(partial)
-        if self._cached(job):  # by whoever held it until now
+        # The download's last holder has completed it until now.
+        if self._cached(job):
             with job.at_work():
                 partial.discard()
             return ()

@@ -1,7 +1,8 @@
 """Locks between processes that share a cache.
 
-`flock` binds to an open file: it counts between threads too, and ends with the process whatever ends it. A lock file may
-be removed or renamed by whoever holds it exclusively; who waited for it meanwhile holds nothing, and starts over.
+`flock` binds to an open file: it counts between threads too, and ends with the process whatever ends it. The
+exclusive holder of a lock file may remove or rename it. A process that waited for it meanwhile holds nothing,
+and starts over.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from pathlib import Path
 
 
 def take(path: Path, *, exclusive: bool, wait: bool) -> int | None:
-    """Return a descriptor that holds the lock on the file at `path`, made if need be; closing it gives the lock up.
+    """Return a descriptor that holds the lock on the file at `path`, made if need be.
 
-    Without `wait`, returns None if somebody else holds it. Raises OSError.
+    Closing it gives the lock up. Without `wait`, returns None if another holder has it. Raises OSError.
     """
     operation = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
     while True:
@@ -33,7 +34,10 @@ def take(path: Path, *, exclusive: bool, wait: bool) -> int | None:
 
 
 def make_exclusive(descriptor: int) -> bool:
-    """Turn a shared lock into an exclusive one; False if others share it, and then it may be lost: close it."""
+    """Turn a shared lock into an exclusive one.
+
+    Returns False if others share it. Then the lock may be lost: close it.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

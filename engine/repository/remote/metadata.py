@@ -1,7 +1,8 @@
 """Google's metadata server: the identity of the machine a server runs on, where it has one.
 
-The library beneath would ask too, but only when it is needed and with the patience of its retries; whether there is such
-a server at all must be known before, as without one the storage is asked as nobody.
+The library beneath would ask too, but only when it is needed and with the patience of its retries. Whether
+there is such a server at all must be known before, because without one the storage is asked without an
+identity.
 """
 
 from __future__ import annotations

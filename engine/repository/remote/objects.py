@@ -1,7 +1,7 @@
 """Which files a model's objects stand for. Pure: nothing here touches a network or a disk.
 
-An object's key may be anything its writer liked; a path that is written to may not. What can't be a file inside the
-model's directory is refused here, before a byte of it is asked for.
+An object's key may be anything its writer liked; a path that is written to may not. What can't be a file
+inside the model's directory is refused here, before a byte of it is asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST_PATH: Final = 2048  # bytes, below the cache's own directory: with it, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteObject:
-    """One object as a listing shows it. `etag` is without quotation marks, "" where the storage gives none."""
+    """One object as a listing shows it. `etag` is without quotation marks, "" if the storage gives none."""
 
     key: str
     size: int
@@ -35,7 +35,8 @@ class RemoteObject:
 
     def identity(self, storage: str) -> str:
         """Return a name for these very bytes in `storage`, fit to be a file's name."""
-        # The time is no part of it where there is an entity tag: writing the same bytes again gives the same tag.
+        # With an entity tag the time is no part of it, because writing the same bytes again gives the same
+        # tag.
         stamp = [self.etag, self.version] if self.etag else [self.modified, self.version]
         return hashlib.sha256(json.dumps([storage, self.key, self.size, *stamp]).encode()).hexdigest()
 
@@ -62,9 +63,9 @@ def is_model_name(name: str) -> bool:
 def tree_of(root: str, objects: Iterable[RemoteObject]) -> Tree:
     """Return the tree of the objects under the key `root`.
 
-    Storages have no directories; tools leave empty objects in their place. An empty object that others lie under is one
-    of those; any other may be, which only the storage can tell (`markers`). Raises FetchFailed at a key that can't be a
-    file below `root`.
+    Storages have no directories; tools leave empty objects in their place. An empty object that others lie
+    under is such a directory. Any other empty object may be one, which only the storage can tell (`markers`).
+    Raises FetchFailed at a key that can't be a file below `root`.
     """
     found: dict[str, RemoteObject] = {}
     for entry in objects:

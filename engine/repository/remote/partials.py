@@ -1,7 +1,8 @@
 """A download that may be interrupted: a file with holes, and a journal of what has been written to it.
 
-The journal's records follow the bytes that they tell of, so that a killed process leaves nothing claimed that isn't there.
-A machine that crashes may lose the bytes and keep the record; a journal is therefore good only until the next boot.
+The journal's records follow the bytes that they tell of, so that a killed process claims no bytes that aren't
+there. A machine that crashes may lose the bytes and keep the record. A journal is therefore good only until
+the next boot.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Partial:
         os.fsync(self._descriptor)
 
     def make_read_only(self) -> None:
-        """Let nobody write to the file any more."""
+        """Allow no more writes to the file."""
         os.fchmod(self._descriptor, 0o444)
 
     def discard(self) -> None:

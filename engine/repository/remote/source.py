@@ -52,12 +52,12 @@ def open_source(
 ) -> RemoteSource:
     """Return the repository at a remote `uri`, whose downloads are kept below `cache_directory`.
 
-    `environ` holds the credentials and the endpoints, and is the process's own: AWS's chain and the Azure identities read
-    some of it themselves. `parallelism` bounds the requests at a time, `cache_bytes` what is kept of models that aren't
-    in use. Nothing is asked of the storage yet.
+    `environ` holds the credentials and the endpoints, and is the process's own: AWS's chain and the Azure
+    identities read some of it themselves. `parallelism` bounds the requests at a time, and `cache_bytes`
+    bounds what is kept of models that aren't in use. Nothing is asked of the storage yet.
 
-    Raises a TritiumError with the contract's text if the URI, the credential file or the environment says nothing usable,
-    or if the library isn't installed.
+    Raises a TritiumError with the contract's text if the URI, the credential file or the environment says
+    nothing usable, or if the library isn't installed.
     """
     location = parse(uri)
     parent = environ.get(_MOUNTS[location.scheme])
@@ -132,7 +132,7 @@ class RemoteSource:
         self._prepared = False
 
     def names(self) -> Sequence[str]:
-        """Return the names below the repository that have objects below them, and that can be a directory's, sorted."""
+        """Return the names below the repository that have objects and can be a directory's, sorted."""
         try:
             found = self._buckets.of("").directories(self._location.prefix)
         except FetchFailed as error:  # a key in the repository itself that is no path
@@ -179,7 +179,10 @@ class RemoteSource:
         raise FetchFailed(f"'{name}' in {self.uri} changed while it was read, {_LISTINGS} times in a row")
 
     def release(self, path: Path) -> None:
-        """Remove a directory that was fetched, if this was its last user; its files stay in the cache for a while."""
+        """Remove a directory that was fetched, if this was its last user.
+
+        Its files stay in the cache for a while.
+        """
         self._trees.release(path)
         with suppress(OSError):
             self._cache.evict()
@@ -286,7 +289,10 @@ class _Count:
 
 
 def _expected(name: str, root: Path, manifests: Iterable[str], tree: Tree) -> dict[str, str]:
-    """Return the digests of manifests. Raises FetchFailed if one can't be read, or names what isn't there (yet)."""
+    """Return the digests of manifests.
+
+    Raises FetchFailed if one can't be read, or names what isn't there (yet).
+    """
     expected: dict[str, str] = {}
     there = tree.files.keys() | tree.markers.keys()
     for manifest in manifests:

@@ -1,7 +1,8 @@
 """Asking an object storage: obstore behind a narrow seam, its errors told in our words.
 
-obstore is imported here and nowhere else, and only when the first remote repository is opened. Its calls block without
-holding the interpreter's lock; they can't be interrupted, so that everything is asked for in pieces, under time limits.
+obstore is imported here and nowhere else, and only when the first remote repository is opened. Its calls
+block without holding the interpreter's lock. They can't be interrupted, so everything is asked for in pieces,
+under time limits.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _REFUSED: Final = re.compile(
 _REASON: Final = re.compile(r"<Code>([^<]+)</Code>\s*<Message>([^<]{1,200})")
 _SIGNATURE: Final = re.compile(r"\bsig=[^&\s\"']*")
 
-# Contract, repository.md section 9. Google's and Azure's texts say no more; ours adds the reason after the sentence.
+# Contract, repository.md section 9. Google's and Azure's texts say no more; ours add the reason after the
+# sentence.
 _CLIENT_FAILED: Final[Mapping[Scheme, str]] = {
     Scheme.S3: "Unable to create S3 filesystem client. Check account credentials. Exception: '{kind}' Message: '{text}'",
     Scheme.GCS: "Unable to create GCS client. Check account credentials. ({text})",
@@ -62,8 +64,8 @@ class UnsafeListing(FetchFailed):
 class Patience:
     """How long one request may take, in seconds, and how often it is tried again.
 
-    A request transfers at most one segment of a download (8 MiB), so that `request` asks for 70 kB/s; `silence` is what
-    notices a connection that died.
+    A request transfers at most one segment of a download (8 MiB), so that `request` asks for 70 kB/s.
+    `silence` notices a connection that died.
     """
 
     connect: float = 5.0
@@ -77,7 +79,10 @@ PATIENCE: Final = Patience()
 
 
 class Bucket(Protocol):
-    """What is asked of an object storage. Keys are whole; every method may be called from several threads at once.
+    """What is asked of an object storage.
+
+    Keys are whole; every method may be called from several threads at once.
+
 
     All raise SourceUnavailable where the storage can't be asked.
     """
@@ -102,7 +107,8 @@ class Bucket(Protocol):
 class CloudBucket:
     """A bucket, or Azure's container, for one URI. Implements `Bucket`.
 
-    The client is made when it is first needed, and once more whenever an attempt fails that other credentials may mend.
+    The client is made when it is first needed, and again whenever an attempt fails that other credentials may
+    repair.
     """
 
     def __init__(
@@ -117,9 +123,8 @@ class CloudBucket:
         self._errors = importlib.import_module("obstore.exceptions")
         self._lock = threading.Lock()
         self._made: tuple[int, Any] = (0, None)  # generation, client
-        whom.find(
-            uri, location.scheme, self._environ
-        )  # a mistake in the settings is told before the first request
+        # A mistake in the settings is told before the first request.
+        whom.find(uri, location.scheme, self._environ)
 
     @property
     def storage(self) -> str:
@@ -273,7 +278,7 @@ def _obstore(scheme: Scheme) -> Any:
 def _endpoint(at: Location, environ: Mapping[str, str]) -> str:
     """Return where the storage is asked; "" for S3 where the region decides.
 
-    The environment's variables are the ones each storage's own tools know: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`,
+    The variables are the ones that each storage's own tools know: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`,
     `STORAGE_EMULATOR_HOST`, and the Azure command line's `AZURE_STORAGE_SERVICE_ENDPOINT`.
     """
     if at.endpoint:
@@ -300,8 +305,9 @@ def _client_of(
 ) -> Any:
     """Return obstore's client.
 
-    Whatever decides who asks, and whom, is given in full: the library fills every gap from variables of its own, which may
-    mean another account, and tries the cloud's metadata address in the end.
+    Everything that decides on the identity and the storage is given in full. Otherwise the library would fill
+    gaps from variables of its own, which may mean another account, and would try the cloud's metadata address
+    in the end.
     """
     stores = importlib.import_module("obstore.store")
     match identity:
@@ -322,7 +328,8 @@ def _client_of(
             config = {"base_url": endpoint, "skip_signature": False}
             token: MetadataToken | None = None
             if environ.get("STORAGE_EMULATOR_HOST"):
-                config["skip_signature"] = True  # an emulator knows nobody
+                # An emulator knows no identities.
+                config["skip_signature"] = True
             elif path:
                 config["application_credentials"] = path
             else:
@@ -354,7 +361,7 @@ def _azure_identity(at: Location, identity: AzureCredentials) -> dict[str, Any]:
 
 
 def _s3_provider(identity: S3Credentials, environ: Mapping[str, str]) -> tuple[Any, str]:
-    """Return what tells the library who asks, None for nobody, and the profile's region."""
+    """Return what tells the library its identity, None for anonymous access, and the profile's region."""
     if identity.key_id:
         fixed = {
             "access_key_id": identity.key_id,
@@ -384,7 +391,8 @@ def _s3_provider(identity: S3Credentials, environ: Mapping[str, str]) -> tuple[A
             session.get_component("credential_provider").remove("iam-role")
         region = str(session.get_scoped_config().get("region", ""))
         if session.get_credentials() is None:
-            return None, region  # as AWS's own client: a public bucket can be read by nobody in particular
+            # This is what AWS's own client does: a public bucket can be read without an identity.
+            return None, region
         return adapter.Boto3CredentialProvider(session), region
     except boto_errors.BotoCoreError as error:
         raise _Unusable(f"{type(error).__name__}: {error}") from error
@@ -405,7 +413,7 @@ def _described(meta: Any) -> RemoteObject:
 
 
 def _text(error: BaseException) -> str:
-    """Return an error's first line, with the storage's own words instead of its XML, and without signatures."""
+    """Return an error's first line, with the storage's own words instead of its XML, without signatures."""
     whole = str(error)
     line = whole.partition("\n")[0].partition(": <?xml")[0].strip().rstrip(":")
     reason = _REASON.search(whole)

@@ -1,10 +1,10 @@
-"""Model directories in a cache: built aside out of links, given a name by what they hold, removed with their last user.
+"""Model directories in a cache: built from links, named by content, removed with their last user.
 
     staging/<random>/<name>       one under construction; `<random>.lock` is held by its builder
     models/<digest>/<name>        one in use; `<digest>.lease` is shared by all who use it, in any process
     models/<digest>.<random>      one being removed
 
-A lock ends with its process, so that what is not locked any more is a crash's, and swept.
+A lock ends with its process. So what is no longer locked was left by a crash, and is swept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class Staging:
         self._discarded = False
 
     def path(self, relative: str) -> Path:
-        """Return where a file belongs, its directories made. Raises FileNotFoundError once it is discarded."""
+        """Return where a file belongs, its directories made.
+
+        Raises FileNotFoundError once it is discarded.
+        """
         target = self.root / relative
         with self._making:
             if self._discarded:
@@ -91,7 +94,7 @@ class Trees:
         return target
 
     def release(self, path: Path) -> None:
-        """One user less of a directory that was published; unknown ones are nobody's."""
+        """One user less of a directory that was published; an unknown directory is ignored."""
         if path.parent.parent == self._models:
             self._let_go(path.parent.name)
 
@@ -156,7 +159,7 @@ def _mend(good: Path, target: Path) -> None:
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Return whether two files are the same bytes, without reading them: a link, or a copy that kept its time."""
+    """Return whether two files are the same bytes, without reading them: a link, or a copy of equal time."""
     try:
         first, second = one.stat(follow_symlinks=False), other.stat(follow_symlinks=False)
     except OSError:

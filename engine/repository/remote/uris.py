@@ -33,8 +33,8 @@ _AZURE_ACCOUNT: Final = re.compile(r"[A-Za-z0-9_-]+")
 class Location:
     """Where a remote repository is.
 
-    `bucket` is Azure's container. `prefix` is the repository's path in it, without slashes at its ends, "" for all of it.
-    `endpoint` is empty where the storage's own is meant; `account` and `query` are Azure's.
+    `bucket` is Azure's container. `prefix` is the repository's path in it, without slashes at its ends, ""
+    for all of it. `endpoint` is empty if the storage's own is meant; `account` and `query` are Azure's.
     """
 
     scheme: Scheme
@@ -55,7 +55,10 @@ def is_remote(uri: str) -> bool:
 
 
 def parse(uri: str) -> Location:
-    """Return what a remote repository's URI says. Raises Internal with the contract's text where it says too little."""
+    """Return what a remote repository's URI says.
+
+    Raises Internal with the contract's text if it says too little.
+    """
     scheme, _, rest = uri.partition("://")
     match Scheme(scheme):
         case Scheme.S3:
