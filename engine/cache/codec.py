@@ -1,8 +1,8 @@
 """Entries as bytes, for a store that keeps nothing else.
 
-Layout: four bytes that say so, the length of a JSON head (four bytes, little-endian), the head, and the outputs' data one behind the
-other. The head lists name, datatype, shape and size of each output. What comes back is not trusted: the store may be shared with
-anybody.
+The layout is: four bytes that mark an entry, the length of a JSON head (four bytes, little-endian), the head,
+and the outputs' data one behind the other. The head lists name, datatype, shape and size of each output. What
+is read back is not trusted: the store may be shared with any other client.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def encoded(entry: Entry) -> bytes:
 
 
 def decoded(data: bytes) -> Entry:
-    """Return the entry that was encoded as `data`, with memory of its own. Raises MalformedEntry for anything else."""
+    """Return the entry that was encoded as `data`, with memory of its own.
+
+    Raises MalformedEntry otherwise.
+    """
     if data[: len(MAGIC)] != MAGIC:
         raise MalformedEntry("it does not begin as an entry does")
     at = _HEAD_AT + int.from_bytes(data[len(MAGIC) : _HEAD_AT], "little")

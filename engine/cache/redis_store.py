@@ -1,6 +1,7 @@
 """A Redis server as a store of answers. Needs the library of the extra `tritium[redis]`.
 
-Each entry is one string, `engine.cache.codec`'s, under a key of its own; how long it stays is Redis' `maxmemory-policy`'s affair.
+Each entry is one string, `engine.cache.codec`'s, under a key of its own. Redis' `maxmemory-policy` decides
+how long it stays.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class RedisStore:
     """Implements `actors.far_cache.Store`. Its connections are shared by the threads that call it."""
 
     def __init__(self, settings: RedisCache) -> None:
-        """Connect to nobody yet. Raises OSError, ssl.SSLError among them, where the TLS files can't be used."""
+        """Make no connection yet.
+
+        Raises OSError, which includes ssl.SSLError, if the TLS files can't be used.
+        """
         self.name = "redis"
         options: dict[str, Any] = {
             "host": settings.host,
@@ -66,7 +70,10 @@ class RedisStore:
 
 
 def patience(settings: RedisCache) -> float:
-    """Return how many seconds a request may wait for Redis: for a connection of the pool, its set-up, and the answer."""
+    """Return how many seconds a request may wait for Redis.
+
+    The wait is for a connection of the pool, its set-up, and the answer.
+    """
     return (
         settings.wait_timeout + (settings.connect_timeout or TIMEOUT) + (settings.socket_timeout or TIMEOUT)
     )
@@ -81,7 +88,10 @@ def tls_context(tls: RedisTls) -> ssl.SSLContext:
 
 
 class _TlsConnection(redis.Connection):
-    """A connection whose certificate may be for another name than the one that is connected to, which the library has not."""
+    """A connection whose certificate may be for another name than the one that is connected to.
+
+    The library has no such connection.
+    """
 
     def __init__(self, *, context: ssl.SSLContext, server_name: str, **options: Any) -> None:
         super().__init__(**options)  # type: ignore[no-untyped-call]  # the library has no types here

@@ -1,4 +1,7 @@
-"""Which response cache the operator asked for. Contract: repository.md section 10 and scheduling.md section 8."""
+"""Which response cache the operator asked for.
+
+Contract: repository.md section 10, scheduling.md section 8.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ class LocalCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisTls:
-    """How the server is made sure of. Paths of PEM files; empty: the system's authorities, no client certificate, `host`."""
+    """How the server's identity is checked: paths of PEM files.
+
+    If they are empty: the system's authorities, no client certificate, and `host`.
+    """
 
     cert: str = ""
     key: str = ""
@@ -126,7 +132,10 @@ class _Options:
         return word in _TRUE
 
     def refuse_others(self, known: Sequence[str]) -> None:
-        """Raise SettingsError for a setting that is not `known`. First of all: what is missing may have been misspelt."""
+        """Raise SettingsError for a setting that is not `known`.
+
+        This comes before other checks, because a setting that is missing may have been misspelt.
+        """
         for name in self._settings:
             if name not in known:
                 raise SettingsError(

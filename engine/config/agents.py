@@ -1,8 +1,8 @@
 """Repository agents: whether the files of a model are the ones that its configuration vouches for.
 
-Contract, repository.md section 11. Only the agent `checksum` is known, which is built in: each of its parameters maps
-`MD5:<file>` (or, here, `SHA256:<file>`), the file relative to the model directory, to the digest that it must have.
-Agents that are libraries of their own, or that rewrite the model, are refused.
+Contract, repository.md section 11. Only the agent `checksum` is known, which is built in. Each of its
+parameters maps `MD5:<file>` (or, here, `SHA256:<file>`), the file relative to the model directory, to the
+digest that it must have. Agents that are libraries of their own, or that rewrite the model, are refused.
 """
 
 from __future__ import annotations

@@ -66,15 +66,17 @@ def traits_of(backend: Any, *, name: str, target: str = "") -> BackendTraits:
 
 def _completes(backend: Any) -> bool:
     hook = getattr(getattr(backend, "complete_config", None), "__func__", None)
-    return hook is not None and hook is not Backend.complete_config.__func__  # type: ignore[attr-defined]  # of a classmethod
+    # The ignored attribute is a classmethod's.
+    return hook is not None and hook is not Backend.complete_config.__func__  # type: ignore[attr-defined]
 
 
 def discover(directory: Path | None = None) -> Mapping[str, BackendTraits]:
     """Import every registered backend class and return its traits by name.
 
-    An installed entry point goes before our own table. One that can't be imported is listed with the reason, which
-    the models that want it are then told. In `directory`, what has a `model.py` is a backend written in Python (contract,
-    python_backend.md section 12), unless there is one by that name already. Raises OSError where it can't be listed.
+    An installed entry point goes before our own table. A backend that can't be imported is listed with the
+    reason, which is then told to the models that want it. In `directory`, an entry with a `model.py` is a
+    backend written in Python (contract, python_backend.md section 12), unless there is one by that name
+    already. Raises OSError if the directory can't be listed.
     """
     targets = dict(BUILT_IN)
     targets.update((entry.name, entry.value) for entry in entry_points(group=GROUP))
@@ -99,13 +101,17 @@ def _inspect(name: str, target: str) -> BackendTraits:
         for part in attribute.split("."):
             found = getattr(found, part)
         traits = traits_of(found, name=name, target=target)
-    except Exception as error:  # noqa: BLE001  # a third party's module may raise anything; its models are told
+    except Exception as error:  # noqa: BLE001
+        # A third party's module may raise anything; its models are told.
         return BackendTraits(name=name, target=target, unavailable=f"{type(error).__name__}: {error}")
     return replace(traits, missing=_missing(name)) if target == BUILT_IN.get(name) else traits
 
 
 def _missing(name: str) -> str:
-    """Return what keeps a backend of ours from running here, with the cure; its workers have the server's interpreter."""
+    """Return what keeps a backend of ours from running here, with the cure.
+
+    Its workers have the server's interpreter.
+    """
     package, extra = _NEEDS.get(name, ("", ""))
     if not package or not is_missing(package):
         return ""

@@ -1,8 +1,8 @@
 """What a configuration leaves out: names, backend, version policy, batching sizes, instance groups.
 
-Contract: model_config.md sections 1 (normalisation), 5 (instance groups) and 7 (backend and platform). Inputs and
-outputs come from the model itself (section 7.1, `engine.config.inspection`), which is asked in between: after the backend
-is known, and before what follows from the batch size is filled in.
+Contract: model_config.md sections 1 (normalisation), 5 (instance groups) and 7 (backend and platform). Inputs
+and outputs come from the model itself (section 7.1, `engine.config.inspection`). The model is asked after the
+backend is known, and before what follows from the batch size is filled in.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ Fill = Callable[[ModelConfig, Provenance], list[Problem]]
 class Completed:
     """A configuration with everything filled in that can be.
 
-    `uncounted` holds the positions of instance groups whose count nobody wrote; `provenance` knows where all values are from.
+    `uncounted` holds the positions of instance groups without a written count. `provenance` knows where all
+    values are from.
     """
 
     config: ModelConfig
@@ -75,10 +76,11 @@ def complete(
     source: Source | None = None,
     fill: Fill | None = None,
 ) -> Completed:
-    """Return a completed copy of `written`, which is from `source`. Without `auto_complete` only the normalisation
-    is applied, and a known platform gives the backend.
+    """Return a completed copy of `written`, which is from `source`.
 
-    `name` is the model's where its directory is called otherwise. Where the backend can't be found, `fill` is not asked.
+    Without `auto_complete` only the normalisation is applied, and a known platform gives the backend. `name`
+    is the model's name if its directory is called otherwise. If the backend can't be found, `fill` is not
+    asked.
     """
     config = ModelConfig()
     config.CopyFrom(written)
@@ -104,7 +106,9 @@ def complete(
 
 
 def backend_of(platform: str, backends: Mapping[str, BackendTraits]) -> str:
-    """Return the backend that a platform stands for without any completion, or nothing (contract, section 7.1).
+    """Return the backend that a platform stands for without any completion, or nothing.
+
+    See the contract, section 7.1.
 
     `libtorch` is not among them: only completion takes it for `pytorch_libtorch`.
     """
@@ -119,10 +123,10 @@ def backend_of(platform: str, backends: Mapping[str, BackendTraits]) -> str:
 def infer_backend(
     config: ModelConfig, directory: str, entries: frozenset[str], backends: Mapping[str, BackendTraits]
 ) -> tuple[str, list[Problem]]:
-    """Fill `backend`, `platform` and `default_model_filename` in place, in the contract's order of evaluation.
+    """Fill `backend`, `platform` and `default_model_filename` in place, in the contract's order.
 
-    `entries` are the names in the model's first version directory, called `directory`. Returns what gave the values away, and
-    what kept the backend from being found.
+    `entries` are the names in the model's first version directory, called `directory`. Returns what gave the
+    values away, and what kept the backend from being found.
     """
     if config.platform == ENSEMBLE:
         return "", []
@@ -158,7 +162,8 @@ def _apply(config: ModelConfig, rule: _Rule, *, discovered: bool) -> None:
     config.backend = rule.backend
     if not config.platform or config.platform == "libtorch":
         config.platform = rule.platform
-    # A discovered or platform-given `model.pt` is left out of the reported configuration; the backend falls back to it.
+    # A discovered or platform-given `model.pt` is left out of the reported configuration; the backend falls
+    # back to it.
     left_out = rule.filename == "model.pt" and (discovered or by_platform)
     if not config.default_model_filename and not left_out:
         config.default_model_filename = rule.filename
@@ -200,12 +205,16 @@ def _undetermined(name: str) -> Problem:
 
 
 def _first_version(model_directory: Path) -> tuple[str, frozenset[str]]:
-    """Return the name of the lexicographically first subdirectory and the names inside it; nothing where there is none."""
+    """Return the name of the lexicographically first subdirectory and the names inside it.
+
+    Both are empty if there is none.
+    """
     try:
         directories = sorted(entry for entry in model_directory.iterdir() if entry.is_dir())
         if directories:
             return directories[0].name, frozenset(entry.name for entry in directories[0].iterdir())
-    except OSError:  # what can't be listed can't be probed; whoever opens it says why
+    except OSError:
+        # What can't be listed can't be probed. The code that opens it says why.
         pass
     return "", frozenset()
 

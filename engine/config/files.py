@@ -1,4 +1,6 @@
-"""The files that a configuration names beside the model: labels, warmup data, initial states. Read once, at loading.
+"""The files that a configuration names beside the model: labels, warmup data, initial states.
+
+They are read once, at loading.
 
 Names are resolved inside the model directory and never followed out of it (DESIGN section 9).
 """
@@ -71,7 +73,7 @@ def read_files(config: ModelConfig, model_directory: Path) -> Files:
 def read_initial_states(
     config: ModelConfig, model_directory: Path
 ) -> tuple[Mapping[str, bytes], list[Problem]]:
-    """Return the data of every sequence state that begins with a file, as far as the rules about it are kept."""
+    """Return the data of every sequence state that begins with a file, if the rules about it are kept."""
     states: dict[str, bytes] = {}
     problems: list[Problem] = []
     for at, state in enumerate(config.sequence_batching.state):

@@ -1,4 +1,7 @@
-"""The JSON form of a configuration, as the config endpoint and the python backend show it (contract, http.md section 3.2)."""
+"""The JSON form of a configuration, as the config endpoint and the python backend show it.
+
+Contract: http.md section 3.2.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _LEFT_AS_STRINGS: Final = frozenset(
 
 
 def config_json(config: ModelConfig) -> bytes:
-    """Return the body of the config endpoint: proto names, defaults written out, unset sub-messages left out."""
+    """Return the body of the config endpoint.
+
+    It has proto names, defaults written out, and unset sub-messages left out.
+    """
     return json.dumps(json_value(config), ensure_ascii=False, separators=(",", ":")).encode()
 
 

@@ -1,4 +1,7 @@
-"""A model directory → what runs, or all that keeps it from running. The one call of the server and of `tritium check`."""
+"""From a model directory to what runs, or to all that keeps it from running.
+
+It is the one call of the server and of `tritium check`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from engine.environments.declared import Environment
 from engine.repository.layout import VersionDirectory, select_versions, version_directories
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
-# Backends that can't do without knowing what goes in and out; others may have models that take and give nothing.
+# Backends that must know what goes in and out. Others may have models that take and give nothing.
 _NEED_TENSORS = frozenset(("onnxruntime", "pytorch"))
 
 
@@ -59,10 +62,10 @@ class VersionConfig:
 class LoadedConfig:
     """What became of a model's configuration.
 
-    `specs` has one entry a version, ascending, and none where there is an error; `versions` are those that the policy
-    chose either way, and `configs` their completed configurations, also where they are wrong. Errors stand before
-    warnings in `problems`. `readable` is false where the file can't be parsed, for which the contract has an answer of
-    its own (repository.md section 5).
+    `specs` has one entry for each version, ascending, and none if there is an error. `versions` are those
+    that the policy chose either way, and `configs` their completed configurations, also if they are wrong.
+    Errors stand before warnings in `problems`. `readable` is false if the file can't be parsed, for which the
+    contract has an answer of its own (repository.md section 5).
     """
 
     name: str
@@ -75,9 +78,9 @@ class LoadedConfig:
         Problem, ...
     ] = ()  # the errors among `problems` that are ours: valid, and not served by this version
     readable: bool = True
-    unbuilt: tuple[
-        Environment, ...
-    ] = ()  # that have to be built before anything else can be said; then there are no specs, and this is to be read again
+    # Environments that have to be built before anything else can be said. Then there are no specs, and this
+    # is to be read again.
+    unbuilt: tuple[Environment, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -137,18 +140,23 @@ def load_model_config(
 ) -> LoadedConfig:
     """Read, complete, validate and translate the configuration of the model in `model_directory`.
 
-    `gpus` is how many there are; `environ` is what processes that run model code inherit, by default as in `engine.inheritance`; `backend_settings` holds the command line's settings by backend, those for every
-    backend under ""; `config_name` chooses `configs/<name>.pbtxt`. `override`, the JSON configuration of a load request,
-    stands in the file's place. `namespace` and `content`, a digest by version, are passed on to the specifications.
-    `execution_timeout`, in seconds, is that of a model whose parameters don't say. `model_name` is the model's where its directory is called otherwise, as a copy of a remote one may be.
+    `gpus` is how many GPUs there are. `environ` is what processes that run model code inherit, by default as
+    in `engine.inheritance`. `backend_settings` holds the command line's settings by backend, those for every
+    backend under "". `config_name` chooses `configs/<name>.pbtxt`. `override`, the JSON configuration of a
+    load request, stands in the file's place. `namespace` and `content`, a digest by version, are passed on to
+    the specifications. `execution_timeout`, in seconds, is that of a model whose parameters don't say.
+    `model_name` is the model's name if its directory is called otherwise, as a copy of a remote one may be.
 
-    `environments` are those that there are; one that a Python model asks for and that has to be built first is told of as
-    `unbuilt`, unless no model code is to be run: then there is a warning. Without any, what models ask for is left out of account.
+    `environments` are those that exist. If a Python model asks for one that has to be built first, that is
+    returned as `unbuilt`; if no model code is to be run, there is a warning instead. Without `environments`,
+    what models ask for is not considered.
 
-    Each version is completed from its own file. Python models are run for that, each in a process of its own, unless
-    `run_model_code` is false. With `verify_files` the model files are held against it as well (see
-    `engine.config.inspection.verify`), which a server leaves to the backends. Never raises for a mistake of the model's owner. Reads files and may wait for processes: not
-    for the event loop. Safe to call on several threads at once.
+    Each version is completed from its own file. Python models are run for that, each in a process of its own,
+    unless `run_model_code` is false. With `verify_files` the model files are compared with it as well (see
+    `engine.config.inspection.verify`), which a server leaves to the backends.
+
+    Never raises for a mistake of the model's owner. It reads files and may wait for processes, so do not call
+    it on the event loop. Several threads may call it at once.
     """
     model_directory = model_directory.absolute()  # specifications outlive the working directory
     name = model_name or model_directory.name
@@ -162,9 +170,8 @@ def load_model_config(
         parsed = parse_override(override, model_directory)
         source = Source(name="override")
     file = path if os.path.lexists(path) else model_directory
-    named = (
-        Path("override") if override is not None else file
-    )  # where problems without a place of their own are
+    # Where problems without a place of their own are.
+    named = Path("override") if override is not None else file
     if parsed.config is None:
         also = _wrong_besides(
             parsed, model_directory, name, path, backends=backends, gpus=gpus, auto_complete=auto_complete
@@ -206,9 +213,8 @@ def load_model_config(
         if chosen_runtimes.unbuilt and run_model_code and not agents:
             return LoadedConfig(name=name, path=path, versions=versions, unbuilt=chosen_runtimes.unbuilt)
     runtimes = chosen_runtimes.runtimes
-    if (
-        auto_complete and not base.problems and not agents
-    ):  # of files that are vouched for, the right ones only
+    # Of files that are vouched for, only the right ones are read.
+    if auto_complete and not base.problems and not agents:
         inspections = [
             Inspection(
                 model_directory=model_directory,
@@ -323,7 +329,7 @@ def _wrong_besides(
     gpus: int,
     auto_complete: bool,
 ) -> list[Problem]:
-    """Return the rules that the readable part of a configuration breaks, whatever the rest of it should have been."""
+    """Return the rules that the readable part of a configuration breaks, whatever the rest might be."""
     if parsed.partial is None:
         return []
     partial = complete(
@@ -346,9 +352,10 @@ def check(
     gpus: int = 0,
     auto_complete: bool = True,
 ) -> list[Problem]:
-    """Return everything that is wrong with a completed configuration but for versions and `tritium.*` settings.
+    """Return everything that is wrong with a completed configuration.
 
-    `name` is what the model must be called. What is valid, and only not served by this version, is told by `refusals`.
+    Versions and `tritium.*` settings are left out. `name` is what the model must be called. `refusals` tells
+    of what is valid, and only not served by this version.
     """
     config = completed.config
     problems = _name(config, name)
@@ -370,7 +377,8 @@ def _read(path: Path, repository: Path, *, auto_complete: bool) -> parse.Parsed:
         present = True
     except (FileNotFoundError, NotADirectoryError):
         present = False
-    except OSError as error:  # nobody may look into the directory, for one
+    except OSError as error:
+        # For example, the server has no permission to look into the directory.
         return parse.Parsed(config=None, problems=(parse.unreadable(path, error.strerror or str(error)),))
     if present:
         if inside(repository, str(path)) is None:
@@ -399,7 +407,10 @@ def _name(config: ModelConfig, name: str) -> list[Problem]:
 
 
 def _missing_tensors(config: ModelConfig, path: Path) -> list[Problem]:
-    """Tell what nothing completes where auto-completion is off; where it is on, it has told why it could not."""
+    """Tell what stays empty because auto-completion is off.
+
+    If it is on, it has told why it could not complete.
+    """
     if config.backend not in _NEED_TENSORS:
         return []
     given = {"input": config.input or config.batch_input, "output": config.output}
@@ -439,7 +450,10 @@ def _versions(
 
 
 def _closed(chosen: list[VersionDirectory]) -> Iterator[Problem]:
-    """Warn of directories that can't be listed, so that no model file is found; one that is named may load all the same."""
+    """Warn of directories that can't be listed, so that no model file is found.
+
+    A model file that is named may load all the same.
+    """
     for directory in chosen:
         try:
             os.listdir(directory.path)

@@ -1,11 +1,12 @@
 """Where everything stands in a `config.pbtxt`, and every token in it that the schema has no place for.
 
-protobuf's own parser decides what a file means, but it stops at the first mistake and forgets positions. This walk
-over the same tokens, guided by the schema, goes on: it notes a mistake, steps over the field that has it, and continues.
+protobuf's own parser decides what a file means, but it stops at the first mistake and forgets positions. This
+walk over the same tokens, guided by the schema, goes on: it notes a mistake, steps over the field that has
+it, and continues.
 It never fails. Where brackets don't match it stops, and says so, because what follows can't be told apart.
 
-Every mistake has a *span*, the smallest whole field around it. `without_spoilt` blanks those spans, and what is left of
-the file is then a configuration whose other rules can be checked in the same pass.
+Every mistake has a *span*, the smallest whole field around it. `without_spoilt` blanks those spans. What is
+left of the file is then a configuration whose other rules can be checked in the same pass.
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_]\w*\Z")
 _CLOSING: Final = {"{": "}", "<": ">", "[": "]"}
 _BRACKETS: Final = re.compile(r"[{}<>\[\]]")
-_MOST_FAULTS: Final = 100  # more are no help to anybody
+# More do not help the reader.
+_MOST_FAULTS: Final = 100
 
 Place: TypeAlias = tuple[int, int]  # line and column, from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A token that the schema has no place for. `meant` is the key of the field that its author may have had in mind."""
+    """A token that the schema has no place for.
+
+    `meant` is the key of the field that its author may have had in mind.
+    """
 
     line: int
     column: int
@@ -56,7 +61,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Spoilt:
-    """A field with a fault of its own, from its name up to the next field: `start` to `end`, which is not included."""
+    """A field with a fault of its own, from its name up to the next field.
+
+    It spans `start` to `end`, which is not included.
+    """
 
     key: str
     start: Place
@@ -82,10 +90,11 @@ class Outline:
     bytes_for_string: list[Spelling] = field(default_factory=list)  # each TYPE_BYTES
     repeated_entries: list[tuple[str, Place]] = field(default_factory=list)  # map keys that were there before
     lost: bool = False  # the walk stopped before the end of the file
-    _first: dict[str, Place] = field(default_factory=dict, init=False, repr=False)  # once somebody asks
+    # Filled at the first question.
+    _first: dict[str, Place] = field(default_factory=dict, init=False, repr=False)
 
     def find(self, key: str) -> Place | None:
-        """Return where `key` or the nearest field around it stands; None where nothing of it is in the file."""
+        """Return where `key` or the nearest field around it stands; None if nothing of it is in the file."""
         first = self._first
         if not first:
             for name, line, column in self.records:
@@ -144,9 +153,8 @@ class _Given:
     """What one message holds so far."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    present: dict[str, int] = field(
-        default_factory=dict
-    )  # singular fields that may not come again: their line
+    # Singular fields that may not come again: their line.
+    present: dict[str, int] = field(default_factory=dict)
     chosen: dict[str, str] = field(default_factory=dict)  # by oneof
 
 
@@ -197,7 +205,7 @@ class _Walk:
         self._latest = ""  # key of the last field
         self._unspanned = False  # a fault was noted, and the field around it is not over
 
-    # -- messages and fields ------------------------------------------------------------------------------------
+    # -- messages and fields -------------------------------------------------------------------------------
 
     def message(self, descriptor: Any, prefix: str, *, opened: Place, end: str) -> None:
         """Walk fields up to the token `end`, which is left to the caller."""
@@ -359,7 +367,7 @@ class _Walk:
             self._skip_value()
 
     def _is_absent(self) -> bool:
-        """Whether what comes is no value: a closing bracket, a separator, the end, or the next field's name."""
+        """Whether what comes is no value but a closing bracket, a separator, the end, or the next field."""
         tokens = self._tokens
         token = tokens.token
         if not token or token in "}>]:;,":
@@ -388,7 +396,7 @@ class _Walk:
         for at in range(spoilt, len(result.spoilt)):
             result.spoilt[at] = replace(result.spoilt[at], key=renamed(result.spoilt[at].key))
 
-    # -- scalars ------------------------------------------------------------------------------------------------
+    # -- scalars -------------------------------------------------------------------------------------------
 
     def _scalar(self, declared: Any, key: str) -> bool:
         """Check and step over one value; return whether it differs from the field's default."""
@@ -471,7 +479,7 @@ class _Walk:
             meant, hint = field_suggestion(descriptor, name)
         self._note(prefix + name, message, hint, place=place, meant=prefix + meant if meant else "")
 
-    # -- stepping over ------------------------------------------------------------------------------------------
+    # -- stepping over -------------------------------------------------------------------------------------
 
     def _skip_value(self) -> None:
         """Step over the value of a field that is wrong or unknown."""
@@ -514,7 +522,7 @@ class _Walk:
                 self._lose("", f"'{tokens.token}' does not close what is open here", f"'{expected[-1]}' does")
             tokens.advance()
 
-    # -- noting -------------------------------------------------------------------------------------------------
+    # -- noting --------------------------------------------------------------------------------------------
 
     def _note(
         self, key: str, message: str, hint: str = "", *, place: Place | None = None, meant: str = ""

@@ -1,8 +1,9 @@
-"""The configuration that a load request brings along: ModelConfig as JSON (contract, model_config.md section 1).
+"""The configuration that comes with a load request: ModelConfig as JSON.
 
-protobuf's JSON parser stops at its first mistake, and knows enums by their exact names only. This reader takes the schema's
-own names and their camelCase, enums in any case, and 64-bit numbers as numbers or strings, and tells every mistake by its
-place in the document, such as `input[0].dims[1]`.
+Contract: model_config.md section 1. protobuf's JSON parser stops at its first mistake, and knows enums by
+their exact names only. This reader takes the schema's own names and their camelCase, enums in any case, and
+64-bit numbers as numbers or strings. It tells every mistake by its place in the document, such as
+`input[0].dims[1]`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _LONGEST_SHOWN: Final = 40
 
 
 def parse_override(text: str, model_directory: Path) -> Parsed:
-    """Read `text`, a JSON ModelConfig for the model in `model_directory`. Every mistake in it is told at once."""
+    """Read `text`, a JSON ModelConfig for the model in `model_directory`. Every mistake is told at once."""
     reader = _Reader(model_directory)
     try:
         document = json.loads(text, object_pairs_hook=_Object, parse_constant=_no_constant)

@@ -1,4 +1,7 @@
-"""`config.pbtxt`: text format → ModelConfig, with every mistake told at its place (contract, model_config.md section 1)."""
+"""`config.pbtxt`: from text format to ModelConfig, with every mistake told at its place.
+
+Contract: model_config.md section 1.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,8 @@ from engine.config.outline import Fault, Outline, Place, outline, respelt, witho
 from engine.config.problems import Problem, Severity
 from protocols.kserve.proto.model_config_pb2 import DataType, ModelConfig
 
-LARGEST_FILE: Final = (
-    16 * 1024 * 1024
-)  # a configuration takes a few kilobytes; this one is a model by mistake
+# A configuration takes a few kilobytes. A larger file is a model by mistake.
+LARGEST_FILE: Final = 16 * 1024 * 1024
 
 # Names that published configurations give to backends.
 _BACKENDS: Final = {"tensorrtllm": "tensorrt_llm"}
@@ -40,11 +42,12 @@ _REFUSED: Final = (text_format.ParseError, RecursionError, ValueError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """A configuration as written; `config` is None where it can't be read. `text` serves to find positions.
+    """A configuration as written; `config` is None if it can't be read. `text` serves to find positions.
 
-    Where only some fields can't be read, `partial` is the configuration without them: its rules can be checked as well
-    (see `engine.config.partial`), and `blanked` is the text with those fields blanked, every position unmoved. `spoilt`
-    are the keys of the fields that were left out, or that their authors may have meant.
+    If only some fields can't be read, `partial` is the configuration without them: its rules can be checked
+    as well (see `engine.config.partial`). `blanked` is then the text with those fields blanked, every
+    position unmoved. `spoilt` are the keys of the fields that were left out, or that their authors may have
+    meant.
     """
 
     config: ModelConfig | None
@@ -68,7 +71,8 @@ def config_path(model_directory: Path, config_name: str = "") -> Path:
 def _is_there(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # whoever reads it says why that can't be done
+    except OSError:
+        # The code that reads it says why that can't be done.
         return True
 
 
@@ -156,7 +160,7 @@ def unreadable(
 def _refused(
     text: str, clean: str, found: Outline, error: Exception, warnings: list[Problem], path: Path
 ) -> Parsed:
-    """Return all that can be told about a text that protobuf refused with `error`, in the order of the file."""
+    """Return all that can be told about a text that protobuf refused with `error`, in the file's order."""
     problems = [_fault(fault, path) for fault in found.faults]
     partial, blanked = None, ""
     if not problems:

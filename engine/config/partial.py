@@ -1,8 +1,8 @@
 """Which rules a configuration breaks for certain, where some of its fields can't be read.
 
-`engine.config.parse` leaves out what it can't read, and the rules are checked on the rest, so that an author learns of
-everything at once. What is missing because it was left out is no mistake of its own, and what was compared with it
-says nothing.
+`engine.config.parse` leaves out what it can't read, and the rules are checked on the rest, so that an author
+learns of everything at once. What is missing because it was left out is no mistake of its own. A comparison
+with what was left out says nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Final
 
 from engine.config.problems import Problem, within
 
-# Fields that the rules about others look at: while one can't be read, what the rule says of the others is open.
+# Fields that the rules about others look at. While such a field can't be read, what the rule says of the
+# others is open.
 _JUDGED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "name": ("name",),
     "backend": (

@@ -1,4 +1,7 @@
-"""What is wrong with a model's configuration, as values: nothing here is raised, so that all of it can be told at once."""
+"""What is wrong with a model's configuration, as values.
+
+Nothing here is raised, so that all of it can be told at once.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ class Severity(Enum):
 class Problem:
     """One thing that is wrong, where it stands, and what would have worked.
 
-    `line` and `column` count from 1; 0 where the problem has no place in the file (something is missing).
-    `key` names the field as `input[0].dims` or `parameters["tritium.retry"]`. `versions` are those that have it, none
-    where all do.
+    `line` and `column` count from 1; both are 0 if the problem has no place in the file (something is
+    missing). `key` names the field as `input[0].dims` or `parameters["tritium.retry"]`. `versions` are those
+    that have the problem, none if all do.
     """
 
     message: str
@@ -46,7 +49,10 @@ class Problem:
 
     @property
     def brief(self) -> str:
-        """The message as it follows its place: with the versions that it is about, and without the file's name once more."""
+        """The message as it follows its place.
+
+        It has the versions that it is about, and does not repeat the file's name.
+        """
         blamed = ", ".join(map(str, self.versions))
         whose = f"version{'s' if len(self.versions) > 1 else ''} {blamed}: " if blamed else ""
         message = self.message if self.path is None else self.message.replace(f" from {self.path}: ", ": ", 1)

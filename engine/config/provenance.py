@@ -1,8 +1,9 @@
 """Where each value of a completed configuration came from.
 
-A configuration is seen as *leaves*: key → value, with the keys that problems use (`input[0].dims`, `parameters["x"].string_value`).
-A sub-message without content is a leaf too, for its presence means something. After each step of the completion the leaves are
-compared with those before it, and what is new or different is put down to that step; so no step needs to keep account itself.
+A configuration is seen as *leaves*: key → value, with the keys that problems use (`input[0].dims`,
+`parameters["x"].string_value`). A sub-message without content is a leaf too, because its presence means
+something. After each step of the completion the leaves are compared with those before it. What is new or
+different is attributed to that step, so no step needs to keep account itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from engine.config.outline import outline
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 DEFAULT: Final = "default"
-_WRITTEN: Final = ""  # an origin that is looked up once somebody asks
+# An origin that is looked up at the first question.
+_WRITTEN: Final = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line of a configuration in text format; `key` is empty for one that only opens or closes a message."""
+    """A line of a configuration in text format.
+
+    `key` is empty for a line that only opens or closes a message.
+    """
 
     text: str
     key: str = ""
@@ -71,7 +76,7 @@ class _Absent:
 
 
 def leaves(message: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield (key, value) of everything that is set in `message`; the value of an empty sub-message is None."""
+    """Yield (key, value) of everything that is set in `message`; an empty sub-message has the value None."""
     for field, value in message.ListFields():
         name = prefix + field.name
         if field.message_type is None:
@@ -103,7 +108,10 @@ def _messages(field: Any, name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def text_lines(message: Any, prefix: str = "", indent: str = "") -> Iterator[Line]:
-    """Yield `message` in text format, a leaf a line, each with its key. A message of one leaf stands on that leaf's line."""
+    """Yield `message` in text format, one leaf on each line, each with its key.
+
+    A message of one leaf stands on that leaf's line.
+    """
     for field, value in sorted(message.ListFields(), key=lambda each: each[0].index):  # the schema's order
         name = prefix + field.name
         if field.message_type is None:

@@ -1,7 +1,8 @@
-"""What the schema has and this version does not do. Nothing is accepted in silence: docs/model_configuration.md has the table.
+"""What the schema has and this version does not do.
 
-A field that changes answers is refused (UNSUPPORTED). One that only hints at how to be fast, and hints at something that
-does not exist here, is a warning.
+Nothing is accepted in silence: docs/model_configuration.md has the table. A field that changes answers is
+refused (UNSUPPORTED). A field that only hints at how to be fast, and hints at something that does not exist
+here, is a warning.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def is_ensemble(config: ModelConfig) -> bool:
 def refusals(config: ModelConfig, found: Iterable[Problem] = ()) -> list[Problem]:
     """Return an error for everything `config` asks for that this version does not do.
 
-    `found` is what is wrong with the configuration: of a field that is invalid, no more is said than that. So an owner
-    can tell what is wrong (INVALID_ARG) from what is right and only not served yet (UNSUPPORTED).
+    `found` is what is wrong with the configuration. Of a field that is invalid, no more is said than that. So
+    an owner can tell what is wrong (INVALID_ARG) from what is right and only not served yet (UNSUPPORTED).
     """
     invalid = {problem.key for problem in found if problem.is_error}
     return [

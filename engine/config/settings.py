@@ -1,6 +1,7 @@
-"""Tritium's own settings of a model: `parameters { key: "tritium.…" }`, so that every file stays a valid Triton file.
+"""Tritium's own settings of a model: `parameters { key: "tritium.…" }`.
 
-They are documented in docs/model_configuration.md, and a key that starts with `tritium.` and is not there is an error.
+In this form every file stays a valid Triton file. The settings are documented in docs/model_configuration.md.
+A key that starts with `tritium.` and is not documented there is an error.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ PREFIX: Final = "tritium."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritiumSettings:
-    """The settings of one model. `worker` is None where each instance group decides (see `engine.config.translate`)."""
+    """The settings of one model.
+
+    `worker` is None if each instance group decides (see `engine.config.translate`).
+    """
 
     isolation: Literal["process", "thread"] = "process"
     retry: Retry = Retry.ALWAYS
@@ -75,8 +79,8 @@ def read_settings(
 ) -> tuple[TritiumSettings, tuple[Problem, ...]]:
     """Return the settings in a model's `parameters`, defaults where `traits` decides them, and every mistake.
 
-    `policy` is the model's completed version policy: a setting may not speak of versions that it leaves out. `config` is
-    all of its configuration: a setting may not ask for what its scheduler does not do.
+    `policy` is the model's completed version policy: a setting may not speak of versions that it leaves out.
+    `config` is all of its configuration: a setting may not ask for what its scheduler does not do.
     """
     values: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -233,7 +237,7 @@ def _without_a_queue_of_its_own(values: Mapping[str, Any], config: ModelConfig) 
 
 
 def _not_recyclable(values: Mapping[str, Any], config: ModelConfig) -> list[Problem]:
-    """Tell of settings about worker processes where there are none, or where a model would lose what it remembers."""
+    """Tell of settings about worker processes if there are none, or if a model would lose its memory."""
     if config.HasField("ensemble_scheduling"):
         return [
             _problem(key, f"'{key}' is set for an ensemble, which has no workers", "set it for its models")
@@ -377,7 +381,7 @@ def _boolean(text: str) -> bool:
 
 
 def _json(read: Callable[[Any], object]) -> Callable[[str], object]:
-    """Return a reader of JSON that `read` makes something of. It raises InvalidDocument where that can't be done."""
+    """Return a reader of JSON that `read` interprets. It raises InvalidDocument if that can't be done."""
 
     def read_text(text: str) -> object:
         try:

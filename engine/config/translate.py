@@ -79,9 +79,9 @@ def translate(
 ) -> ModelSpec:
     """Return the specification of one version of a model.
 
-    `config` has been completed and has passed `validate` and `refusals`; `uncounted` are the instance groups whose
-    count nobody wrote; `settings` is what the command line says for this backend; `states` is what files say that sequence
-    states begin with.
+    `config` has been completed and has passed `validate` and `refusals`. `uncounted` are the instance groups
+    without a written count. `settings` is what the command line says for this backend. `states` is what files
+    say that sequence states begin with.
     """
     return ModelSpec(
         name=config.name,
@@ -134,7 +134,7 @@ _ARTIFACT_OF: Final[Mapping[str, str]] = {"torch_aoti": "model.pt2"}
 
 
 def artifact(config: ModelConfig, traits: BackendTraits) -> str:
-    """Return the model's file name inside its version directory; of a backend written in Python, that backend's path."""
+    """Return the model's file name inside its version directory; the path of a backend in Python."""
     usual = _ARTIFACT_OF.get(config.platform, traits.default_artifact)
     return traits.implementation or config.default_model_filename or usual
 
@@ -144,8 +144,9 @@ def instances(
 ) -> tuple[InstanceSpec, ...]:
     """Return one specification a worker: `<group>_<i>`, counted through all devices of a group.
 
-    A group shares one worker on each device where `tritium.worker` says so, or says nothing, the backend can, and
-    nobody wrote a count: what was only a default then costs no second copy of the weights.
+    A group shares one worker on each device if `tritium.worker` says so. It also does if `tritium.worker`
+    says nothing, the backend can, and no count was written. Then what was only a default costs no second copy
+    of the weights.
     """
     specs: list[InstanceSpec] = []
     numbers: Counter[str] = Counter()

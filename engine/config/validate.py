@@ -1,7 +1,8 @@
-"""The rules a completed configuration must keep (contract, model_config.md sections 4 and 6), in the order of the contract.
+"""The rules a completed configuration must keep, in the order of the contract.
 
-Every rule that is broken is told, not only the first; the first becomes the reason for which the model is not loaded.
-The rules themselves are in `engine.config.rules`, by the part of the schema that they are about.
+Contract: model_config.md sections 4 and 6. Every rule that is broken is told, not only the first; the first
+becomes the reason for which the model is not loaded. The rules themselves are in `engine.config.rules`, by
+the part of the schema that they are about.
 """
 
 from __future__ import annotations
@@ -178,7 +179,10 @@ def _cache(config: ModelConfig) -> Iterator[Problem]:
 
 
 def _unknown_numbers(message: Any, prefix: str) -> Iterator[Problem]:
-    """Tell of enum fields that hold a number without a name: protobuf reads any, and no feature knows them."""
+    """Tell of enum fields that hold a number without a name.
+
+    protobuf reads any number, and no feature knows these.
+    """
     for field, value in message.ListFields():
         key = prefix + field.name
         if is_map(field):

@@ -1,6 +1,7 @@
-"""What a field of the schema takes, and what somebody who wrote something else may have meant.
+"""What a field of the schema takes, and what an author who wrote something else may have meant.
 
-The first part serves both spellings of a configuration, protobuf's text format and JSON; the second the text format alone.
+The first part serves both spellings of a configuration, protobuf's text format and JSON. The second part
+serves the text format alone.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def bounds_hint(field: Any) -> str:
 
 
 def field_suggestion(descriptor: Any, name: str) -> tuple[str, str]:
-    """Return the field of a message that `name` may have meant (or an empty string), and a hint for its author."""
+    """Return the field of a message that `name` may have meant (or an empty string), and a hint."""
     known = descriptor.fields_by_name
     snake = re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower()
     if snake in known:
@@ -122,7 +123,7 @@ def boolean_meant(text: str) -> str:
 
 
 def scalar_value(declared: Any, token: str) -> object:
-    """Return the value that protobuf makes of a token for a field that is no string, or None where it makes none."""
+    """Return the value that protobuf makes of a token for a field that is no string, or None."""
     if token[0] in QUOTES or declared.type == FieldDescriptor.TYPE_STRING:
         return None
     try:

@@ -1,11 +1,13 @@
-"""Entry point of a worker process; run by path, `python …/engine/worker/__main__.py <socket> <parent> [<backend>]`.
+"""Entry point of a worker process, run by path.
+
+The command is `python …/engine/worker/__main__.py <socket> <parent> [<backend>]`.
 
 The arguments are the descriptor of the socket, the server's process id and, in a spare, the backend to import beforehand.
 
-The worker's import closure is this list and one backend, and nothing else of ours: the standard library, numpy, and the
-modules below. It runs on any Python from 3.9 with numpy. Once the backend class is imported, the names `engine`, `actors`,
-`protocols` and `chaos` are given up: our modules keep their references to each other, and the user's model code may have
-modules of its own by those names.
+The worker's import closure is this list and one backend, and nothing else of ours: the standard library,
+numpy, and the modules below. It runs on any Python from 3.9 with numpy. Once the backend class is imported,
+the names `engine`, `actors`, `protocols` and `chaos` are given up. Our modules keep their references to each
+other, and the user's model code may have modules of its own by those names.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ OUR_NAMES = frozenset({"engine", "actors", "protocols", "chaos"})
 
 
 def take_arguments() -> list[str]:
-    """Return this process's arguments, and leave a model the `sys.argv` that it has in Triton: a program without a name or arguments."""
+    """Return this process's arguments, and leave a model the `sys.argv` that it has in Triton.
+
+    That is the one of a program without a name or arguments.
+    """
     arguments = sys.argv[1:]
     sys.argv[:] = [""]
     return arguments
@@ -47,8 +52,9 @@ def take_arguments() -> list[str]:
 def find_ours(root: str) -> None:
     """Make our packages importable from `root`, and nothing else that lies there.
 
-    Another interpreter than the server's must not find what is installed for the server's. `sys.path` begins with the
-    directory of the script that is run, whose modules are no top-level names, and ends up without that too.
+    Another interpreter than the server's must not find what is installed for the server's. `sys.path` begins
+    with the directory of the script that is run. The modules there are no top-level names, so that entry is
+    removed too.
     """
     sys.path[0] = root
     import actors  # noqa: F401  # from now on their modules are found by their own `__path__`

@@ -1,11 +1,12 @@
-"""One connection of a process for the calls it makes: letters go out in their order, answers come in to whoever waits for them.
+"""One connection of a process for the calls it makes.
 
-Any thread may send and wait. Nobody reads for the others' sake: of the threads that wait, one reads the connection and hands the
-others what is theirs, which spares a thread switch per answer.
+Letters go out in their order; answers come in to the threads that wait for them. Any thread may send and
+wait. There is no thread that only reads. Of the threads that wait, one reads the connection and hands the
+others what is theirs, which saves a thread switch for each answer.
 
-A process that a worker forks inherits the worker's line, and must not use it: what both send would be numbered twice, and each would
-read the other's answers. So it leaves that alone (`sever`), and asks the server for a line of its own when it first has something
-to say (`branch`).
+A process that a worker forks inherits the worker's line, and must not use it: what both send would be
+numbered twice, and each would read the other's answers. So it leaves that alone (`sever`), and asks the
+server for a line of its own when it first has something to say (`branch`).
 """
 
 from __future__ import annotations
@@ -39,12 +40,16 @@ class Exchange:
         self.changed = threading.Condition(lock)
         self.number = 0
         self.parts: deque[Part] = deque()
-        self.unwanted = False  # nobody will read it
+        # It will not be read.
+        self.unwanted = False
         self._part: Part | None = None  # whose bytes are still coming
         self._assembled = bytearray()
 
     def receive(self, part: Part, segment: memoryview | None) -> bool:
-        """Take a part's first frame, and the segment with its bytes if there is one; whether that was all of it."""
+        """Take a part's first frame, and the segment with its bytes if there is one.
+
+        Returns whether that was all of it.
+        """
         if segment is not None:
             part.data = segment
             return self._deliver(part)
@@ -75,12 +80,16 @@ class Exchange:
 class Line:
     """A connection for calls. Every method may be called from any thread.
 
-    A thread that waits becomes the reader where there is none. A reader that has got what it waited for has another one
-    take over: whoever leaves `wait` sees to that, for the one that was chosen before may have been served meanwhile.
+    A thread that waits becomes the reader if there is none. When a reader has got what it waited for, another
+    thread takes over. Each thread that leaves `wait` sees to that, because the one that was chosen before may
+    have been served meanwhile.
     """
 
     def __init__(self, sock: socket.socket, *, why_lost: str = "") -> None:
-        """`sock` is this process's end of a SOCK_SEQPACKET connection, blocking. With `why_lost` nothing comes or goes by it."""
+        """`sock` is this process's end of a SOCK_SEQPACKET connection, blocking.
+
+        With `why_lost` nothing is sent or received over it.
+        """
         self.why_lost = why_lost or GONE
         self._sock = sock
         self._number = 0  # of the last letter that is answered
@@ -157,7 +166,7 @@ class Line:
             exchange.changed.notify_all()
 
     def close(self) -> None:
-        """Close the connection: whoever waits is told that the server went away."""
+        """Close the connection: the threads that wait are told that the server went away."""
         if self._severed:
             return  # it is another process's
         self._lose()
@@ -166,7 +175,10 @@ class Line:
         self._sock.close()
 
     def sever(self) -> None:
-        """This process has been forked from the one whose line it is: leave that alone, whatever its threads were about to do with it."""
+        """This process has been forked from the one whose line it is.
+
+        Leave the line alone, whatever its threads were about to do with it.
+        """
         self._severed = True
         self._begin_anew(lost=True)
 
@@ -200,7 +212,10 @@ class Line:
                     self._waiting[0].changed.notify()
 
     def _read_until(self, exchange: Exchange) -> None:
-        """Read for everybody until `exchange` has a part. With the lock held, which is given up meanwhile."""
+        """Read for all threads until `exchange` has a part.
+
+        Call it with the lock held; the lock is given up meanwhile.
+        """
         self._reading = True
         try:
             while not exchange.parts and not self._lost:
@@ -240,10 +255,10 @@ class Line:
 
 
 def branch(root: socket.socket) -> Line:
-    """Return a line of this process's own, which the server is asked for over the one that was inherited. Waits for its answer.
+    """Return a line of this process's own, which the server is asked for over the inherited one.
 
-    The answer comes over a connection that goes along with the question, for others may read what comes over `root`. Where there is
-    no answer, or a refusal, the line is lost.
+    Waits for the server's answer. That comes over a connection that goes along with the question, because
+    other processes may read what comes over `root`. If there is no answer, or a refusal, the line is lost.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:

@@ -1,7 +1,8 @@
 """Exchanges that this worker begins: inference calls to other models, and questions to the server.
 
-They have a connection of their own (`engine.worker.call_line`), so that a lane which executes need not read for them, and nothing is
-paid where a model makes no calls. Each process that the worker forks and that calls has one too.
+They have a connection of their own (`engine.worker.call_line`), so that a lane which executes need not read
+for them, and a model that makes no calls pays nothing. Each process that the worker forks and that calls has
+one too.
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ class CallFailed(Exception):
 class CallRequest:
     """One request to another model, or to the caller's own.
 
-    `inputs` are (name, datatype, array) with the batch dimension where the callee batches; BYTES takes an object array,
-    BF16 `uint16` bit patterns. `timeout` is in microseconds, 0 for none. `parent` is `BatchRequest.origin` of the request on
-    whose behalf the call is made: its deadline and its cancellation are the call's as well. With an index of -1 that is the whole
-    batch: the latest deadline, and the cancellation of all. `blocking` says that the execution of `parent` can't end before
-    the call does; only such calls count when the server looks for a deadlock.
-    `decoupled` allows any number of responses; without it, a decoupled callee refuses.
+    `inputs` are (name, datatype, array) with the batch dimension if the callee batches; BYTES takes an object
+    array, BF16 `uint16` bit patterns. `timeout` is in microseconds, 0 for none.
+
+    `parent` is `BatchRequest.origin` of the request on whose behalf the call is made: its deadline and its
+    cancellation are the call's as well. With an index of -1 that is the whole batch: the latest deadline, and
+    the cancellation of all. `blocking` says that the execution of `parent` can't end before the call does;
+    only such calls count when the server looks for a deadlock. `decoupled` allows any number of responses;
+    without it, a decoupled callee refuses.
     """
 
     __slots__ = (
@@ -105,10 +108,10 @@ class CallRequest:
 
 
 class CallResponse:
-    """One response to a call: outputs (arrays of its own) and parameters, or an error where `code` is not None.
+    """One response to a call: outputs (arrays of its own) and parameters, or an error if `code` is set.
 
-    The message of an error is complete, as contract/python_backend.md section 7 has it. `final` ends the stream; the last
-    one of a decoupled callee may have neither outputs nor an error.
+    The message of an error is complete, as contract/python_backend.md section 7 has it. `final` ends the
+    stream. The last response of a decoupled callee may have neither outputs nor an error.
     """
 
     __slots__ = ("code", "final", "message", "outputs", "parameters")
@@ -130,10 +133,11 @@ class CallResponse:
 
 
 class CallStream:
-    """The responses to one call, in order: iterate from any one thread; the last one has `final` set, and always comes.
+    """The responses to one call, in order.
 
-    Where the server goes away, the last one is an error with code UNAVAILABLE; iteration itself never raises. A stream that
-    nobody holds any more is cancelled.
+    Iterate from any one thread. The last response has `final` set, and always comes. If the server goes away,
+    the last one is an error with code UNAVAILABLE; iteration itself never raises. A stream is cancelled when
+    its last reference is dropped.
     """
 
     _ended = True  # until there is an exchange
@@ -175,12 +179,18 @@ class CallStream:
             self._parts = self._nbytes = 0
 
     def cancel(self) -> None:
-        """Ask the callee for an end. What it still sends comes, the last response in any case. Idempotent, never waits."""
+        """Ask the callee for an end. Idempotent, never waits.
+
+        What the callee still sends arrives, the last response in any case.
+        """
         if not self._ended:
             self._line.send(frames.encode_cancel(self._exchange.number, STOP_SENDING))
 
     def give_up(self) -> None:
-        """Say that nobody reads on: what is under way still comes, and then an error with code CANCELLED."""
+        """Say that the caller reads no further.
+
+        What is under way still comes, and then an error with code CANCELLED.
+        """
         if not self._ended:
             self._line.send(frames.encode_cancel(self._exchange.number, GIVE_UP))
 
@@ -191,10 +201,13 @@ class CallStream:
 
 
 class Calls:
-    """What `ModelInfo.calls` offers a backend. Every method may be called from any thread, and in processes that the worker forks."""
+    """What `ModelInfo.calls` offers a backend.
+
+    Every method may be called from any thread, and in processes that the worker forks.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
-        """`sock` is this worker's end of a SOCK_SEQPACKET connection, blocking; it is closed with the process."""
+        """`sock` is this worker's end of a SOCK_SEQPACKET connection, blocking; closed with the process."""
         self._root = sock
         self._line: Line | None = Line(sock)
         self._forked = False
@@ -217,10 +230,11 @@ class Calls:
     def ask(
         self, subject: str, body: Mapping[str, Any], attachments: Mapping[str, bytes] | None = None
     ) -> dict[str, Any]:
-        """Ask the server and wait for its answer; both bodies are JSON objects, large bytes go into `attachments`.
+        """Ask the server and wait for its answer.
 
-        Raises CallFailed with the server's error, with UNAVAILABLE where it went away, and with INVALID_ARG where the question is too
-        large to be asked.
+        Both bodies are JSON objects; large bytes go into `attachments`. Raises CallFailed with the server's
+        error, with UNAVAILABLE if it went away, and with INVALID_ARG if the question is too large to be
+        asked.
         """
         try:
             letter, pieces = _written(frames.ASK, subject, body, attachments or {})
@@ -245,12 +259,15 @@ class Calls:
         self._opened().post(letter, pieces)
 
     def close(self) -> None:
-        """Close the connection: whoever waits is told that the server went away."""
+        """Close the connection: the threads that wait are told that the server went away."""
         if self._line is not None and not self._forked:
             self._line.close()
 
     def forked(self) -> None:
-        """This is a process that has just been forked: what it calls goes over a line of its own, made when there is something to say."""
+        """This is a process that has just been forked.
+
+        Its calls go over a line of its own, made when there is something to say.
+        """
         line, self._line = self._line, None
         if line is not None:
             line.sever()

@@ -1,8 +1,9 @@
-"""Entry point of a process that completes one configuration; run by path, `python …/engine/worker/completion.py <pipe> <parent>`.
+"""Entry point of a process that completes one configuration, run by path.
 
-The request is JSON on standard input, the answer JSON on the pipe; whatever model code prints is the server's to collect. The
-process is thrown away afterwards, with everything that model code has imported or broken in it. Its import closure is
-this list and one backend, as for a worker, and it runs on any Python from 3.9.
+The command is `python …/engine/worker/completion.py <pipe> <parent>`. The request is JSON on standard input,
+the answer JSON on the pipe. The server collects whatever model code prints. The process is thrown away
+afterwards, with everything that model code has imported or broken in it. Its import closure is this list and
+one backend, as for a worker, and it runs on any Python from 3.9.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ def _die_with(parent: int) -> None:
 
 
 def _answer(request: Mapping[str, Any], root: str) -> dict[str, Any]:
-    """Return the completed configuration under `config` (None: there is nothing to add), or the `error` that kept it."""
+    """Return the completed configuration under `config`, or the `error` that kept it.
+
+    A `config` of None means that there is nothing to add.
+    """
     import importlib
 
     from engine.backends.base import LoadError, ModelInfo
@@ -83,9 +87,8 @@ def _answer(request: Mapping[str, Any], root: str) -> dict[str, Any]:
         model = ModelInfo(**request["model"], log=log)
         free_names(root)
         completed = backend.complete_config(model)
-        plain = json.loads(
-            json.dumps(completed, default=_plain)
-        )  # what can't be sent is the model's mistake as well
+        # What can't be sent is the model's mistake as well.
+        plain = json.loads(json.dumps(completed, default=_plain))
     except LoadError as error:
         return {"error": str(error)[:_TEXT_LIMIT], "log": lines}
     except BaseException as error:  # noqa: BLE001  # `sys.exit` in a model is a failure like any other

@@ -54,7 +54,10 @@ class Slot:
         self.generation += 1
 
     def place(self, nbytes: int, batch_id: int, ask_for_room: AskForRoom) -> int:
-        """Return the offset of `nbytes` free bytes in the output segment, waiting for the server to grow it if need be."""
+        """Return the offset of `nbytes` free bytes in the output segment.
+
+        If need be, it waits for the server to grow the segment.
+        """
         offset = align(self.used)
         end = offset + nbytes
         if end > self.segments[OUTPUT].size:
@@ -171,7 +174,7 @@ class WorkerBatch(Batch):
         ask_for_room: AskForRoom,
         open_requests: OpenRequests | None = None,
     ) -> None:
-        """`open_requests` is a decoupled model's: its requests may be answered by senders, and its inputs are copied."""
+        """`open_requests` is a decoupled model's: senders may answer its requests, and its inputs are copied."""
         self._job = job
         self._slot = slot
         self._model = model
@@ -303,7 +306,10 @@ class WorkerBatch(Batch):
         return offset
 
     def answer(self, index: int, answer: Answer) -> None:
-        """Record the answer of request `index`. Raises RuntimeError at a second one, or where it is a sender's to answer."""
+        """Record the answer of request `index`.
+
+        Raises RuntimeError at a second one, or if a sender is to answer.
+        """
         if self._answers[index] is not None:
             raise RuntimeError("this request has been answered already")
         if self._senders and self._senders[index] is not None:

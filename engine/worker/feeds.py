@@ -1,10 +1,11 @@
 """Where a worker's batches come from: the socket itself for one lane, a reader thread for several.
 
-With one lane nothing needs to be read while the model computes: a cancel is a flag in the control page, the server's death
-is a signal, and a segment that was asked for is read by who asked. So the lane reads for itself, which saves a thread
-switch per batch and the fight over the interpreter lock that comes with it. Several lanes share the connection through a
-reader thread. A decoupled model has one as well: its credit comes at any time, while its lane executes. So has one with a
-readiness check, which is asked for at any time too.
+With one lane nothing needs to be read while the model computes. A cancel is a flag in the control page, the
+server's death is a signal, and a segment that was asked for is read by the thread that asked. So the lane
+reads for itself, which saves a thread switch for each batch, and the contention for the interpreter lock that
+comes with it. Several lanes share the connection through a reader thread. A decoupled model has one as well:
+its credit comes at any time, while its lane executes. So has a model with a readiness check, which is asked
+for at any time too.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ class Incoming:
         on_probe: Callable[[], None],
         on_parts: Mapping[int, Callable[[bytes], None]] | None = None,
     ) -> None:
-        """`on_probe` answers the server's question after the model's readiness. `on_parts`, by kind, are a decoupled model's."""
+        """`on_probe` answers the server's question after the model's readiness.
+
+        `on_parts`, by kind, are a decoupled model's.
+        """
         self._sock = sock
         self._slots = slots
         self._on_disconnect = on_disconnect
@@ -154,7 +158,9 @@ class ThreadedFeed(Feed):
                 with self._changed:
                     self._more = more
                     self._changed.notify_all()
-        finally:  # by an error as well, such as a segment that can't be mapped: nobody reads on, so the lanes must end
+        finally:
+            # This also runs after an error, such as a segment that can't be mapped. Nothing reads any more,
+            # so the lanes must end.
             with self._changed:
                 self._more = False
                 self._changed.notify_all()
@@ -178,7 +184,10 @@ class ThreadedFeed(Feed):
 def make_feed(
     incoming: Incoming, lanes: int, *, on_end: Callable[[], None] | None = None, threaded: bool = False
 ) -> Feed:
-    """Return the feed for so many lanes. With `on_end`, called at the connection's end, or `threaded` it has a reader thread in any case."""
+    """Return the feed for so many lanes.
+
+    With `on_end`, called at the connection's end, or with `threaded` it has a reader thread in any case.
+    """
     if lanes == 1 and on_end is None and not threaded:
         return DirectFeed(incoming)
     return ThreadedFeed(incoming, lanes, on_end)

@@ -1,7 +1,8 @@
-"""What must not go on as it was in a process that this one forks: connections, locks that other threads hold, and threads.
+"""What must not go on as it was in a process that this one forks.
 
-A model may fork, by `multiprocessing` above all. Whoever keeps something that a child must not use tells it so by `when_forked`. What
-is forked by other means than Python's own (`os.fork`) is not noticed.
+These are connections, locks that other threads hold, and threads. A model may fork, by `multiprocessing`
+above all. Code that keeps something that a child must not use registers it by `when_forked`. A fork by other
+means than Python's own (`os.fork`) is not noticed.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ class Forkable(Protocol):
     """Something that a child process must have another of."""
 
     def forked(self) -> None:
-        """This is a process that has just been forked, with the one thread that did it. Called before anything else runs here."""
+        """This is a process that has just been forked, with the one thread that did it.
+
+        It is called before anything else runs here.
+        """
 
 
 _known: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 
 def when_forked(what: Forkable) -> None:
-    """Have `forked` called in each process that is forked while somebody still holds `what`."""
+    """Have `forked` called in each process that is forked while there is still a reference to `what`."""
     _known.add(what)
 
 

@@ -1,7 +1,8 @@
 """What a worker imposes on itself before it has any thread and any of its model's code. See docs/worker_life.md.
 
-It comes in an environment variable, so that it holds from the first line on: a sandbox that a thread enters does not hold for
-threads that are there already, and importing numpy starts some. Children inherit all of it.
+The limits come in an environment variable, so that they hold from the first line on. A sandbox that a thread
+enters does not hold for threads that are there already, and importing numpy starts some. Children inherit all
+of it.
 
 Nothing here fails: what the system refuses is told to the server, which tells the operator.
 """
@@ -60,7 +61,10 @@ def _confine(wanted: Mapping[str, Any], root: str) -> list[str]:
 
 
 def _bound_memory(ceiling: int) -> list[str]:
-    """Have what can't be meant fail where it is asked for: one allocation could fill the machine between two looks."""
+    """Make an unreasonable allocation fail at once.
+
+    One allocation could fill the machine between two measurements.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard != resource.RLIM_INFINITY:
         ceiling = min(ceiling, hard)

@@ -1,8 +1,8 @@
 """The requests of a decoupled model that are open in this worker: who may send, and how much the server has taken.
 
-A model sends from whichever threads it likes, during `execute` and after it. A sender waits while a window of its own
-request is on its way (`actors.frames`), so that a client which stalls stalls the thread that serves it, and nobody else.
-The thread that reads the connection hands out credit and never waits.
+A model sends from whichever threads it likes, during `execute` and after it. A sender waits while a window of
+its own request is on its way (`actors.frames`). So a client which stalls only stalls the thread that serves
+it. The thread that reads the connection hands out credit and never waits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Window:
         self.cancelled = False
 
     def wait_for_room(self, nbytes: int) -> None:
-        """Wait until another part may be sent, and count it. Raises SenderClosed where the server went away."""
+        """Wait until another part may be sent, and count it. Raises SenderClosed if the server went away."""
         with self._changed:
             while self._open and (self._parts >= WINDOW_PARTS or self._nbytes >= WINDOW_BYTES):
                 self._changed.wait()
@@ -92,7 +92,7 @@ class OpenRequests:
         self._windows.pop((batch_id, index), None)
 
     def on_credit(self, packet: bytes) -> None:
-        """Hand out credit; what comes too late is nobody's."""
+        """Hand out credit; credit for a request that has ended is dropped."""
         batch_id, index, parts, nbytes = frames.decode_credit(packet)
         window = self._windows.get((batch_id, index))
         if window is not None:
@@ -105,14 +105,14 @@ class OpenRequests:
             window.cancelled = True
 
     def close(self) -> None:
-        """The server said stop, or went away: nobody is to wait for it."""
+        """The server said stop, or went away: no thread may go on waiting for it."""
         self._closed = True
         for window in list(self._windows.values()):
             window.close()
 
 
 class WorkerSender(ResponseSender):
-    """Sends the responses to one request. When nobody holds it any more, the request is over."""
+    """Sends the responses to one request. When its last reference is dropped, the request is over."""
 
     def __init__(
         self, requests: OpenRequests, window: Window, batch_id: int, index: int, wanted: Sequence[str]
@@ -155,7 +155,10 @@ class WorkerSender(ResponseSender):
         return self._window.cancelled
 
     def abandon(self) -> bool:
-        """Close it without a word: the request is to run again. False where the last response has been sent."""
+        """Close it without a response: the request is to run again.
+
+        False if the last response has been sent.
+        """
         with self._order:
             if self._closed:
                 return False
@@ -182,7 +185,8 @@ class WorkerSender(ResponseSender):
 
     def __del__(self) -> None:
         if not self._closed:
-            with contextlib.suppress(Exception):  # nobody could be told
+            # There is nothing left that could be told.
+            with contextlib.suppress(Exception):
                 self.fail(
                     ErrorCode.INTERNAL,
                     f"model '{self._requests.model_name}' let go of a request without its final response",

@@ -1,4 +1,7 @@
-"""What a worker does because it is a process of its own: die with the server, know its limits, report its crash."""
+"""What a worker does because it is a process of its own.
+
+It dies with the server, knows its limits, and reports its crash.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _EXIT_ORPHANED = 79
 
 
 def run(descriptor: int, parent: int, free_names: Callable[[], None], expected: str = "") -> None:
-    """Serve over the inherited socket, then end the process without running anybody's exit handlers twice.
+    """Serve over the inherited socket, then end the process without running exit handlers twice.
 
     `expected` is the backend, `module:Class`, that a spare is kept for.
     """
@@ -50,7 +53,8 @@ def _import_beforehand(backend: str) -> None:
     module, _, name = backend.partition(":")
     try:
         getattr(importlib.import_module(module), name).prepare()
-    except Exception:  # noqa: BLE001  # whoever loads a model with it is told
+    except Exception:  # noqa: BLE001
+        # The code that loads a model with this backend is told.
         return
 
 

@@ -1,11 +1,13 @@
-"""Shuts this process in: what it and its children can't do any more, whatever code they run. Linux, by ctypes.
+"""Restricts what this process and its children can do, whatever code they run. Linux, by ctypes.
 
-Three mechanisms of the kernel, none of which needs a privilege. `no_new_privs` keeps set-user-id programs from giving any.
-A seccomp filter, a small program that the kernel runs at every system call, refuses some of them by their number and their plain
-arguments. Landlock refuses files by their path, TCP ports, and signals to those outside.
+There are three mechanisms of the kernel, none of which needs a privilege. `no_new_privs` keeps set-user-id
+programs from giving any. A seccomp filter, a small program that the kernel runs at every system call, refuses
+some calls by their number and their plain arguments. Landlock refuses files by their path, TCP ports, and
+signals to processes outside.
 
-References: `Documentation/userspace-api/landlock.rst`, `no_new_privs.rst` and `seccomp_filter.rst` of the kernel, and the numbers
-of system calls in its `arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h` (arm64).
+References: `Documentation/userspace-api/landlock.rst`, `no_new_privs.rst` and `seccomp_filter.rst` of the
+kernel, and the numbers of system calls in its `arch/x86/entry/syscalls/syscall_64.tbl` and
+`include/uapi/asm-generic/unistd.h` (arm64).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
-# -- entering ----------------------------------------------------------------------------------------------------
+# -- entering --------------------------------------------------------------------------------------------
 
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
@@ -34,10 +36,11 @@ _TO_LOOK_INTO_OTHERS = (19, 21, 38)
 
 
 def enter(level: str, *, childless: bool, read: Sequence[str], write: Sequence[str]) -> list[str]:
-    """Enter the sandbox `level`: "off", "basic" or "strict". To be called while there is one thread only.
+    """Enter the sandbox `level`: "off", "basic" or "strict". Call it while there is one thread only.
 
-    `childless` refuses new processes, at any level. A strict sandbox may read and run what lies under `read`, and do
-    anything under `write`. Returns what could not be applied, in words for an operator; never raises for that.
+    `childless` refuses new processes, at any level. A strict sandbox may read and run what lies under `read`,
+    and do anything under `write`. Returns what could not be applied, in words for an operator; never raises
+    for that.
     """
     strict = level == "strict"
     dropped = {"off": (), "basic": _TO_LOOK_INTO_OTHERS, "strict": _ALL_CAPABILITIES}[level]
@@ -77,7 +80,10 @@ def _refuse_new_privileges() -> None:
 
 
 def _drop_capability_bounds(dropped: Iterable[int]) -> None:
-    """Have no program that is run from here gain these. Without the right to do so there is nothing to gain."""
+    """Keep programs that are run from here from gaining these capabilities.
+
+    Without the right to do so there is nothing to gain.
+    """
     for capability in dropped:
         _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
 
@@ -87,9 +93,8 @@ def _drop_capabilities(dropped: Iterable[int]) -> None:
     sets = ctypes.create_string_buffer(_CAPABILITY_SETS.size)
     _check(_LIBC.capget(header, sets))
     kept = ~sum(1 << capability for capability in dropped)
-    words = _CAPABILITY_SETS.unpack_from(
-        sets
-    )  # effective, permitted, inheritable; then the upper halves of each
+    # Effective, permitted, inheritable; then the upper halves of each.
+    words = _CAPABILITY_SETS.unpack_from(sets)
     halves = (kept & 0xFFFFFFFF, kept >> 32 & 0xFFFFFFFF)
     _CAPABILITY_SETS.pack_into(sets, 0, *(word & halves[at // 3] for at, word in enumerate(words)))
     _check(_LIBC.capset(header, sets))
@@ -102,7 +107,7 @@ def _check(result: int) -> int:
     return result
 
 
-# -- the filter of system calls --------------------------------------------------------------------------------------
+# -- the filter of system calls --------------------------------------------------------------------------
 
 # By machine: the kernel's number for it, and its numbers of system calls. None: it has no such call.
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -184,7 +189,8 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
 _FIRST_REFUSED = "ptrace"  # it and those below it are refused at every level but "off"
 _STRICTLY_REFUSED = ("setpgid", "setsid")
 
-# A CPU limit of a second, set on the server by `prlimit`, kills it. So these take no process id but 0 and the worker's own.
+# A CPU limit of a second, set on the server by `prlimit`, kills it. So these take only 0 and the worker's own
+# process id.
 _OF_ITSELF = (
     "prlimit64",
     "sched_setscheduler",
@@ -196,8 +202,8 @@ _OF_ITSELF = (
 # Thread pools pin their own threads by thread id, which no filter can tell from a process id.
 _STRICTLY_OF_ITSELF = ("sched_setaffinity",)
 _ONE_PROCESS = {"setpriority": 0, "ioprio_set": 1}  # PRIO_PROCESS, IOPRIO_WHO_PROCESS: not all of a user's
-# These have the kernel signal whichever process a descriptor is said to belong to: F_SETOWN, F_SETSIG, F_SETOWN_EX;
-# FIOSETOWN, SIOCSPGRP.
+# These have the kernel signal whichever process a descriptor is said to belong to: F_SETOWN, F_SETSIG,
+# F_SETOWN_EX; FIOSETOWN, SIOCSPGRP.
 _OWNERSHIP = {"fcntl": (8, 10, 15), "ioctl": (0x8901, 0x8902)}
 
 _AF_UNIX = 1
@@ -257,7 +263,7 @@ def _refusals(level: str, *, childless: bool) -> list[tuple[str, int]]:
     refused: list[tuple[str, int]] = []
     if childless:
         refused += [("fork", errno.EAGAIN), ("vfork", errno.EAGAIN)]
-    # What it is asked for lies behind a pointer, where no filter can see it. C libraries fall back on `clone`.
+    # Its arguments lie behind a pointer, where no filter can see them. C libraries fall back on `clone`.
     refused.append(("clone3", errno.ENOSYS))
     if level != "off":
         names = list(_NUMBERS)
@@ -321,7 +327,7 @@ def _install(instructions: bytes) -> None:
     _check(_LIBC.syscall(number, _SET_MODE_FILTER, _FILTER_ALL_THREADS, argument))
 
 
-# -- files -------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------------
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION = 1
@@ -375,7 +381,8 @@ def _enter_landlock(read: Iterable[str], write: Iterable[str], *, files: bool) -
 
 
 def _restrict(version: int, read: Sequence[str], write: Sequence[str], *, files: bool) -> None:
-    # Whoever is in any domain can't look into processes outside of it, so there is one even if it refuses nothing else.
+    # A process in any domain can't look into processes outside of it, so there is one even if it refuses
+    # nothing else.
     everything = (1 << _RIGHTS.get(version, _RIGHTS_SINCE_5)) - 1
     rights = everything if files else 0 if version >= _TCP_SINCE else _REFER
     fields = [rights]

@@ -1,7 +1,8 @@
 """The worker's loop: load one model, run its batches, say what happened.
 
-The main thread loads, then runs lane 0; further lanes have a thread each, and any of them may send. Where frames come from
-is `engine.worker.feeds`. The same loop serves `tritium.isolation = "thread"`, where it runs on a thread of the server.
+The main thread loads, then runs lane 0. Further lanes have a thread each, and any of them may send.
+`engine.worker.feeds` says where frames come from. The same loop serves `tritium.isolation = "thread"`, where
+it runs on a thread of the server.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ class Serving:
         when_forked(self)
 
     def forked(self) -> None:
-        """This is a process that the model has forked: the connection is the worker's, who alone may say anything but log lines."""
+        """This is a process that the model has forked.
+
+        The connection is the worker's; this process may send nothing on it but log lines.
+        """
         self._forked = True
         if self._open is not None:
             self._open.forked = True
@@ -86,7 +90,8 @@ class Serving:
         body = self._receive_load()
         try:
             backend, model = self._load(body)
-        except Exception as error:  # noqa: BLE001  # any failure of the user's code or files is the load's reason
+        except Exception as error:  # noqa: BLE001
+            # Any failure of the user's code or files is the load's reason.
             said = _describe(error)
             found = pointers_in(body["model"]["version_directory"])
             if found:
@@ -180,9 +185,10 @@ class Serving:
         try:
             self._execute(backend, model, lane)
         except BaseException as error:
-            # `sys.exit` in a model, or a bug of ours. What this lane held would never be answered; so the server is shown a
-            # broken connection, settles everything and starts another worker. A process that is about to exit shows that
-            # itself, and with its status, unless its exit handlers take long.
+            # `sys.exit` in a model, or a bug of ours. What this lane held would never be answered. So the
+            # server is shown a broken connection, settles everything and starts another worker. A process
+            # that is about to exit shows that itself, and with its status, unless its exit handlers take
+            # long.
             if self._forked:
                 raise
             if lane or not isinstance(error, SystemExit):
@@ -213,7 +219,8 @@ class Serving:
                 backend.execute(batch)
             except TritiumError as error:
                 batch.fail(error.code, error.message)
-            except Exception as error:  # noqa: BLE001  # the model's exception is its clients' answer, not a crash
+            except Exception as error:  # noqa: BLE001
+                # The model's exception is its clients' answer, not a crash.
                 batch.fail(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
                 self._log("error", f"execute raised\n{traceback.format_exc()}")
             if self._forked:
@@ -258,14 +265,17 @@ class Serving:
 
 
 def _end_of_child() -> None:
-    """End a process that `execute` has forked and that has come out of it: two would read on where one is expected."""
+    """End a process that `execute` has forked and that has returned from it.
+
+    Otherwise two processes would read on where one is expected.
+    """
     sys.stderr.write("a process that `execute` had forked returned from it: it is ended here\n")
     sys.stderr.flush()
     os._exit(0)
 
 
 def _encoded(result: frames.Result) -> bytes:
-    """Return the frame of a result; of errors in its place, where the model gave more than a frame can say."""
+    """Return the frame of a result; one of errors instead if the model gave more than a frame can say."""
     try:
         packet = result.encode()
         if len(packet) <= frames.MAX_SPILLED:
@@ -287,7 +297,10 @@ def _says_ready(backend: Backend) -> bool:
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
-    """Return the reason of a failed load: the operator's own mistake in plain words, anything else with its traceback."""
+    """Return the reason of a failed load.
+
+    The operator's own mistake is told in plain words, anything else with its traceback.
+    """
     if isinstance(error, LoadError):
         return {"message": _cut(str(error)), "traceback": ""}
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -295,7 +308,10 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
 
 def _cut(text: str, characters: int = _TEXT_LIMIT) -> str:
-    """Return the beginning of `text` that a frame has room for: at most so many characters, and `_JSON_LIMIT` bytes of JSON."""
+    """Return the beginning of `text` that a frame has room for.
+
+    That is at most so many characters, and `_JSON_LIMIT` bytes of JSON.
+    """
     text = text[:characters]
     nbytes = len(json.dumps(text))
     while nbytes > _JSON_LIMIT:

@@ -1,7 +1,8 @@
-"""Whether a configuration and its model can meet: what a backend refuses at the load, told before (contract, model_config.md 8.1).
+"""Whether a configuration and its model can meet: what a backend refuses at the load, told before.
 
-Decisions over values, for `tritium check`: a server leaves them to the backend, which knows the model once it is loaded. What an
-ONNX file leaves open (a type, a rank) may become anything, and is no disagreement.
+Contract: model_config.md 8.1. These are decisions over values, for `tritium check`. A server leaves them to
+the backend, which knows the model once it is loaded. What an ONNX file leaves open (a type, a rank) may
+become anything, and is no disagreement.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _TAKE_NOTHING_ELSE: Final = ("onnxruntime", "pytorch")  # a Python model may loo
 
 
 def disagreements(config: ModelConfig, ports: Ports, file: str) -> Iterator[Problem]:
-    """Yield where a completed configuration, of a model without sequences, contradicts the ONNX file called `file`."""
+    """Yield where a completed configuration contradicts the ONNX file called `file`.
+
+    The configuration is that of a model without sequences.
+    """
     defaulted = {port.name for port in ports.defaulted}
     expected = sum(tensor.name not in defaulted for tensor in config.input)
     if expected != len(ports.inputs):
@@ -45,9 +49,10 @@ def disagreements(config: ModelConfig, ports: Ports, file: str) -> Iterator[Prob
 
 
 def warmup_misfits(config: ModelConfig, ports: Ports | None) -> Iterator[Problem]:
-    """Yield what samples have that the model does not take; `ports` are an ONNX file's, by which that is certain.
+    """Yield what samples have that the model does not take.
 
-    Names beside those of `input` are a scheduler's controls and states where there are sequences.
+    `ports` are an ONNX file's, by which that is certain. If there are sequences, names beside those of
+    `input` are a scheduler's controls and states.
     """
     known = {} if ports is None else {port.name: port for port in (*ports.inputs, *ports.defaulted)}
     declared = {tensor.name: tensor for tensor in config.input}

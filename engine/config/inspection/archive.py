@@ -1,4 +1,4 @@
-"""Zip archives that nobody vouches for: what they list and what their small members hold, within bounds."""
+"""Zip archives from untrusted sources: what they list and what their small members hold, within bounds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import Final
 
 from engine.config.inspection.ports import Unloadable, Unreadable, opened
 
-# What torch writes. Of the others Python unpacks all that it has read at once: a few hundred bytes become gigabytes.
+# What torch writes. With other methods Python unpacks all that it has read at once: a few hundred bytes
+# become gigabytes.
 _BOUNDED: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-# The list of members is read whole, and each takes some hundred bytes of ours; a model of ten thousand weights needs one MiB.
+# The list of members is read whole, and each takes some hundred bytes of ours. A model of ten thousand
+# weights needs one MiB.
 _LARGEST_READ: Final = 8 * 1024 * 1024
 
 _FLATBUFFER: Final = b"PTMF"  # in bytes 4 to 8 of TorchScript as mobile devices want it

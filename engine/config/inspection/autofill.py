@@ -1,7 +1,8 @@
-"""From what a model says of itself to the fields that its configuration leaves out (contract, model_config.md section 7.1).
+"""From what a model says of itself to the fields that its configuration leaves out.
 
-Decisions over values: nothing here reads a file or runs anything. Each edits a configuration in place, tells its
-`Provenance` of every step, and returns what keeps the configuration from being completed.
+Contract: model_config.md section 7.1. These are decisions over values: nothing here reads a file or runs
+anything. Each edits a configuration in place, tells its `Provenance` of every step, and returns what keeps
+the configuration from being completed.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def fill_from_program(
 ) -> list[Problem]:
     """Fill in the missing sides of a PyTorch model.
 
-    Batching stays as configured: Triton completes nothing here, and a leading symbol may be anything. Where it is
-    configured, all leading dimensions must be one and the same symbol.
+    Batching stays as configured: Triton completes nothing here, and a leading symbol may be anything. If
+    batching is configured, all leading dimensions must be one and the same symbol.
     """
     if is_complete(config) or config.max_batch_size < 0:
         return []
@@ -175,7 +176,7 @@ def snippet(side: str, ports: Sequence[Port], *, batches: bool) -> str:
 def fill_from_answer(
     config: ModelConfig, answer: Mapping[str, Any], provenance: Provenance, origin: str
 ) -> list[Problem]:
-    """Take over what may be taken over from the configuration that a backend has completed, given as JSON values."""
+    """Take over what is allowed from the configuration that a backend has completed, given as JSON values."""
     wanted: dict[str, Any] = {key: answer[key] for key in _TAKEN_OVER if key in answer}
     if config.WhichOneof("scheduling_choice") is None:
         wanted |= {key: answer[key] for key in _SCHEDULERS if answer.get(key) is not None}

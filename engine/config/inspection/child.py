@@ -1,7 +1,8 @@
 """Asks a backend to complete a configuration, in a process that is thrown away afterwards.
 
-Model code runs there: it may hang, print without end, crash or leave processes behind. It gets a deadline and a process group of its
-own, which is killed at the end whatever became of it; its output is bounded; the server's secrets are not in its environment.
+Model code runs there: it may hang, print without end, crash or leave processes behind. The process gets a
+deadline and a process group of its own, which is killed at the end in any case. Its output is bounded, and
+the server's secrets are not in its environment.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _ENVIRONMENT: Final = {"PYTHONDONTWRITEBYTECODE": "1"}  # a model's directory is
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of it. `config` is None where there is nothing to add, and where `error` or `broken` say why it failed."""
+    """What came of it.
+
+    `config` is None if there is nothing to add, and if `error` or `broken` say why it failed.
+    """
 
     config: Mapping[str, Any] | None = None
     error: str = ""  # the model's own words
@@ -49,10 +53,13 @@ def ask(
     runtime: Runtime | None = None,
     confined: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Let the backend class `module:Class` complete the configuration in `model`, the fields of its `ModelInfo`.
+    """Let the backend class `module:Class` complete the configuration in `model`.
 
-    It has the variables `environ`, those of a server that is told nothing else by default. It runs on the interpreter of `runtime`, the server's own by default, and within the limits that the variables `confined`
-    tell (`engine.confining`), as the model's workers will. Waits for up to `timeout` seconds; never raises for what model code does. Must not run on an event loop.
+    `model` has the fields of the backend's `ModelInfo`. The process has the variables `environ`; the default
+    is those of a server that is told nothing else. It runs on the interpreter of `runtime`, the server's own
+    by default. Its limits are those that the variables `confined` tell (`engine.confining`), as the model's
+    workers will have them. The call waits for up to `timeout` seconds and never raises for what model code
+    does. It must not run on an event loop.
     """
     request = json.dumps({"backend": backend, "model": model}).encode()
     runtime = runtime or Runtime()
@@ -119,7 +126,10 @@ class _Heard:
         return len(self.answer) > _LARGEST_ANSWER
 
     def drain(self) -> None:
-        """Take what is left once the child has ended. One that has escaped its group may write on; it is not heard out."""
+        """Take what is left once the child has ended.
+
+        A process that has escaped the child's group may write on, but its further output is not read.
+        """
         for descriptor in self._sinks:
             for _ in range(_LARGEST_ANSWER // _CHUNK + 1):
                 if not self.read(descriptor):
@@ -134,8 +144,10 @@ def _wait(process: subprocess.Popen[bytes], readable: int, timeout: float) -> An
         finished = _listen(
             heard, (readable, process.stdout.fileno()), process.pid, time.monotonic() + timeout
         )
-    finally:  # also where the server has run out of descriptors to listen with
-        _kill_group(process.pid)  # before it is reaped: until then its number is nobody else's
+    finally:
+        # This also runs if the server has run out of descriptors to listen with.
+        # Kill before the child is reaped: until then no other process can have its number.
+        _kill_group(process.pid)
         process.wait()
         heard.drain()
         process.stdout.close()
@@ -143,7 +155,10 @@ def _wait(process: subprocess.Popen[bytes], readable: int, timeout: float) -> An
 
 
 def _listen(heard: _Heard, pipes: tuple[int, int], child: int, deadline: float) -> bool:
-    """Read until the process `child` has ended; False where it still runs at the deadline, or answers without end."""
+    """Read until the process `child` has ended.
+
+    Returns False if it still runs at the deadline, or answers without end.
+    """
     ended = os.pidfd_open(child)
     try:
         with selectors.DefaultSelector() as selector:

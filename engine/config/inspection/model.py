@@ -1,7 +1,9 @@
-"""Asks a model what its configuration leaves out: from its file where the format tells, else through its backend.
+"""Asks a model what its configuration leaves out.
 
-Files are read here without a framework (`onnx_file`, `torch_file`). Where a backend class has a `complete_config` of its own, as the
-python backend has for `auto_complete_config`, it is called in a process of its own (`child`), and its word goes before ours.
+The answer comes from the model's file if its format tells, else through its backend. Files are read here
+without a framework (`onnx_file`, `torch_file`). A backend class may have a `complete_config` of its own, as
+the python backend has for `auto_complete_config`. Then that is called in a process of its own (`child`), and
+its answer takes precedence over ours.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ _PLAIN_CLASSES: Final = (
 class Inspection:
     """One version of a model, to be asked. An instance is a `complete.Fill`.
 
-    `settings` is what the command line says for its backend; without `run_model_code` only files are read. Model code runs on
-    `runtime`.
+    `settings` is what the command line says for its backend. Without `run_model_code` only files are read.
+    Model code runs on `runtime`.
     """
 
     model_directory: Path
@@ -84,7 +86,8 @@ class Inspection:
         traits = self.backends.get(config.backend, BackendTraits(name=config.backend))
         file_name = artifact(config, traits)
         if not traits.implementation and leads_out(self.version.path, file_name, self.model_directory.parent):
-            return []  # whoever checks the versions says so
+            # The code that checks the versions says so.
+            return []
         if traits.completes:
             return self._ask_backend(config, provenance, traits, file_name)
         if not self.applies(config):
@@ -140,7 +143,8 @@ class Inspection:
         model = self._model(config, file_name)
         confined = self._confined(model["parameters"], traits, path.parent)
         if confined is None:
-            return []  # whoever reads the settings says why
+            # The code that reads the settings says why.
+            return []
         timeout, problems = self._timeout(config)
         answer = child.ask(
             traits.target,
@@ -170,7 +174,7 @@ class Inspection:
         return problems
 
     def _placed(self, problems: list[Problem], path: Path) -> list[Problem]:
-        """Return the problems with the model file that they come from: as their place, or beside that of a field."""
+        """Return the problems with the model file as their place, or beside the place of a field."""
         within = self.version.path.parent
         file = path.relative_to(within) if path.is_relative_to(within) else path
         return [
@@ -190,7 +194,7 @@ class Inspection:
     def _confined(
         self, parameters: Mapping[str, str], traits: BackendTraits, place: Path
     ) -> Mapping[str, str] | None:
-        """Return the variables that limit the model's code as in its workers; None where the limits make no sense."""
+        """Return the variables that limit the model's code as in its workers; None for impossible limits."""
         confining = {key: parameters[key] for key in CONFINING if key in parameters}
         settings, problems = read_settings(confining, traits)
         if problems:
@@ -276,7 +280,10 @@ def leads_out(version_directory: Path, file_name: str, repository: Path) -> bool
 
 
 def _may_complete(path: Path) -> bool:
-    """Whether a Python model may have `auto_complete_config`: by its text, so that most need not be run to learn that."""
+    """Whether a Python model may have `auto_complete_config`.
+
+    Its text decides, so that most models need not be run to learn that.
+    """
     if not os.path.isfile(path):
         return False  # the backend says so at the load, with the contract's text
     try:

@@ -1,7 +1,7 @@
 """Inputs and outputs of an ONNX model, read from its protobuf without ONNX Runtime and without its weights.
 
-Field numbers are those of onnx.proto. Only the main graph counts; what an input's initializer gives a default to is
-not asked of clients, so it is no input here, as in ONNX Runtime.
+Field numbers are those of onnx.proto. Only the main graph counts. An input that an initializer gives a
+default to is not asked of clients, so it is no input here, as in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Value:
 
 
 def read_onnx(path: Path) -> Ports:
-    """Return the inputs and outputs of the model in `path`. Raises Unreadable for anything but an ONNX model."""
+    """Return the inputs and outputs of the model in `path`. Raises Unreadable if it is no ONNX model."""
     with opened(path) as descriptor:
         try:
             if os.pread(descriptor, 8, 0)[4:] == _ORT_FORMAT:

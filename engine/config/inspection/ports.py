@@ -14,7 +14,7 @@ from engine.worker.pointers import POINTER, is_pointer
 
 
 class Unreadable(Exception):
-    """A model file is missing, damaged, or of no kind that is known here. The message says what is wrong with it."""
+    """A model file is missing, damaged, or of no known kind. The message says what is wrong with it."""
 
 
 class Unloadable(Unreadable):
@@ -29,8 +29,9 @@ class Pointer(Unloadable):
 class Port:
     """One input or output as the file has it, batch dimension included.
 
-    `datatype` is None for an element type that no configuration can name; `shape` has -1 for a dimension of any size, and
-    is None where the file leaves even the rank open. `symbols` has the name of each variable dimension, "" where it has none.
+    `datatype` is None for an element type that no configuration can name. `shape` has -1 for a dimension of
+    any size, and is None if the file leaves even the rank open. `symbols` has the name of each variable
+    dimension, "" for one without a name.
     """
 
     name: str
@@ -42,7 +43,10 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """All that a model takes and gives, in the file's order; `defaulted` are inputs that the file has a value for."""
+    """All that a model takes and gives, in the file's order.
+
+    `defaulted` are inputs that the file has a value for.
+    """
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -51,7 +55,10 @@ class Ports:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Open a regular file for reading; yields its descriptor. Raises Unreadable: opening a pipe would wait for a writer."""
+    """Open a regular file for reading; yields its descriptor.
+
+    Raises Unreadable for other kinds of file: opening a pipe would wait for a writer.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:

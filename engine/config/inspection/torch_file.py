@@ -1,8 +1,9 @@
-"""Inputs and outputs of PyTorch's files, read from their archives without torch and without running anything of theirs.
+"""Inputs and outputs of PyTorch's files, read from their archives without torch.
 
-A torch.export archive holds its graph's signature as JSON, with datatypes, sizes and symbols: all that a configuration needs. An
-AOTInductor package does where the exported program was packed with it; otherwise it holds compiled code, and TorchScript a
-program without shapes. Of those, enough is found to say what the model takes.
+Nothing of theirs is run. A torch.export archive holds its graph's signature as JSON, with datatypes, sizes
+and symbols: all that a configuration needs. So does an AOTInductor package if the exported program was packed
+with it; otherwise it holds compiled code. TorchScript holds a program without shapes. Of the last two, enough
+is found to say what the model takes.
 """
 
 from __future__ import annotations
@@ -78,9 +79,10 @@ _CONTAINERS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sketch:
-    """What a file tells where that is not enough for a configuration.
+    """What a file tells if that is not enough for a configuration.
 
-    Ports are as complete as they can be: a `datatype` or `shape` of None is not known, and a known shape is an example's.
+    Ports are as complete as they can be. A `datatype` or `shape` of None is not known, and a known shape is
+    an example's.
     """
 
     kind: str  # what the file is
@@ -300,7 +302,10 @@ def _result_types(returned: str) -> list[str]:
 
 
 def _forward(text: str, class_name: str) -> tuple[list[tuple[str, str]], str]:
-    """Return the (name, type) of forward's arguments and its return type, from a class's code as TorchScript prints it."""
+    """Return the (name, type) of forward's arguments and its return type.
+
+    They come from a class's code as TorchScript prints it.
+    """
     start = re.search(rf"^class {re.escape(class_name)}\(", text, re.MULTILINE)
     if start is None:
         raise Unreadable(f"it holds no class {class_name}")

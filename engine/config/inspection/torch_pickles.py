@@ -1,6 +1,7 @@
-"""The two things that are wanted of TorchScript's pickles: the module's class, and the inputs it was traced with.
+"""Two things from TorchScript's pickles: the module's class, and the inputs it was traced with.
 
-Nothing is unpickled: the few operations that torch writes are followed over plain values, and any other ends the attempt.
+Nothing is unpickled. The few operations that torch writes are followed over plain values, and any other ends
+the attempt.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ def main_class(head: bytes) -> tuple[str, str]:
 
 
 def traced_inputs(content: bytes) -> tuple[Example | None, ...]:
-    """Return the example inputs of forward, None for one that is no tensor; empty where they can't be made out."""
+    """Return the example inputs of forward; empty if they can't be made out.
+
+    An input that is no tensor is None.
+    """
     try:
         traced = _follow(content)
         return tuple(value if isinstance(value, Example) else None for value in traced["forward"])
@@ -72,7 +76,10 @@ def traced_inputs(content: bytes) -> tuple[Example | None, ...]:
 
 
 def _follow(content: bytes) -> Any:
-    """Return the value that a pickle of dicts, lists, tuples, text, numbers and tensors stands for. Raises on any other."""
+    """Return the value that a pickle stands for. Raises for anything unknown.
+
+    The pickle may hold dicts, lists, tuples, text, numbers and tensors.
+    """
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}

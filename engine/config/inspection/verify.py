@@ -1,4 +1,6 @@
-"""Whether a version's model file can be loaded, as far as that is certain without a framework and without running it.
+"""Whether a version's model file can be loaded.
+
+It says only what is certain without a framework and without running the file.
 
 For `tritium check`. A server lets the backend find out, which is the only one to know for sure.
 """
@@ -28,12 +30,17 @@ _LARGEST_SOURCE: Final = 16 * 1024 * 1024
 def verify(
     config: ModelConfig, version: VersionDirectory, repository: Path, traits: BackendTraits
 ) -> Iterator[Problem]:
-    """Yield what keeps a version, whose completed configuration is `config`, from loading. Model code is not executed."""
+    """Yield what keeps a version from loading; `config` is its completed configuration.
+
+    Model code is not executed.
+    """
     file_name = artifact(config, traits)
     if not traits.implementation and leads_out(version.path, file_name, repository):
-        return  # whoever checks the versions says so
+        # The code that checks the versions says so.
+        return
     ports: Ports | None = None
-    if traits.target in ("", BUILT_IN.get(traits.name)):  # of other backends nobody knows what they read
+    # It is not known what other backends read.
+    if traits.target in ("", BUILT_IN.get(traits.name)):
         match traits.name:
             case "onnxruntime":
                 path = onnx_path(version, file_name)

@@ -1,7 +1,8 @@
-"""Protocol buffers straight from a file: field by field, reading little of what is skipped and nothing of the schema.
+"""Protocol buffers straight from a file, field by field.
 
-A model of gigabytes is a few thousand fields, nearly all of whose bytes are weights. The reader fetches small windows of the file
-and jumps over what nobody asks for. Files are not trusted: every length is held against what encloses it, and
+It reads little of what is skipped and nothing of the schema. A model of gigabytes is a few thousand fields,
+nearly all of whose bytes are weights. The reader fetches small windows of the file and jumps over what is not
+asked for. Files are not trusted: every length is checked against what encloses it, and
 the work that a file may cause is bounded.
 """
 
@@ -34,7 +35,10 @@ _FIXED: Final = {Kind.FIXED64: 8, Kind.FIXED32: 4}
 
 
 class Reader:
-    """A position in the file behind `descriptor`, which stays the caller's. All methods raise Unreadable, and OSError."""
+    """A position in the file behind `descriptor`, which stays the caller's.
+
+    All methods raise Unreadable, and OSError.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -48,8 +52,8 @@ class Reader:
     def fields(self, end: int) -> Iterator[tuple[int, Kind, int]]:
         """Yield (field number, kind, value) up to the position `end`.
 
-        The value of a varint is itself, that of a length-delimited field the position where it ends; the reader then stands
-        where it begins, and however much of it is read, goes on behind it.
+        The value of a varint is itself. The value of a length-delimited field is the position where it ends;
+        the reader then stands where it begins. However much of it is read, the reader goes on behind it.
         """
         while self.position < end:
             self._fields += 1

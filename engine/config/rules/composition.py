@@ -1,6 +1,7 @@
-"""Ensembles, as far as the models that they are made of say (contract, model_config.md 4.8 and repository.md 7).
+"""Ensembles, as far as the models that they are made of say.
 
-Pure functions for whoever loads: they are given what is known of the composing models, as plain values.
+Contract: model_config.md 4.8 and repository.md 7. These are pure functions for the code that loads: they are
+given what is known of the composing models, as plain values.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class ComposingModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependency:
-    """How a composing model stands. `invalid` and `failure` are the texts of what went wrong, empty where nothing did."""
+    """How a composing model stands. `invalid` and `failure` tell what went wrong, and are empty otherwise."""
 
     versions: frozenset[int] = frozenset()  # those that are loaded
     invalid: str = ""  # why its configuration can't be used
@@ -65,7 +66,7 @@ def _tensor(spec: InputSpec | OutputSpec, *, optional: bool = False) -> Composin
     )
 
 
-# -- which models there are ---------------------------------------------------------------------------------------
+# -- which models there are ------------------------------------------------------------------------------
 
 
 def unavailable_models(ensemble: str, models: Iterable[str]) -> Problem:
@@ -82,7 +83,7 @@ def unavailable_models(ensemble: str, models: Iterable[str]) -> Problem:
 def dependency_problems(
     config: ModelConfig, dependencies: Mapping[str, Dependency | None]
 ) -> Iterator[Problem]:
-    """Tell which composing models keep the ensemble `config` from being loaded; None stands for one that is not there."""
+    """Tell which composing models keep the ensemble `config` from being loaded; None is a missing one."""
     ensemble = config.name
     missing = {
         step.model_name
@@ -135,7 +136,7 @@ def find_cycle(start: str, depends_on: Mapping[str, Sequence[str]]) -> tuple[str
 
 
 def circular_dependency(start: str, depends_on: Mapping[str, Sequence[str]]) -> Problem | None:
-    """Return the problem of an ensemble that contains itself, directly or through others; None where it doesn't.
+    """Return the problem of an ensemble that contains itself, directly or through others, if it does.
 
     The text is Triton's, which names both ends of the cycle; the hint has every model of it.
     """
@@ -149,7 +150,7 @@ def circular_dependency(start: str, depends_on: Mapping[str, Sequence[str]]) -> 
     )
 
 
-# -- how they fit together ----------------------------------------------------------------------------------------
+# -- how they fit together -------------------------------------------------------------------------------
 
 
 def is_decoupled(models: Iterable[ComposingModel]) -> bool:
@@ -158,7 +159,7 @@ def is_decoupled(models: Iterable[ComposingModel]) -> bool:
 
 
 def composition_problems(config: ModelConfig, models: Sequence[ComposingModel]) -> list[Problem]:
-    """Check that the steps of the ensemble `config` fit together; `models` has the composing model of each step.
+    """Check that the steps of the ensemble `config` fit together; `models` has each step's composing model.
 
     `config` has passed `engine.config.validate`.
     """

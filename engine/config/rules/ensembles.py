@@ -123,7 +123,10 @@ def _link(config: ModelConfig, tensors: dict[str, _Tensor]) -> Iterator[Problem]
 
 
 def _flow(config: ModelConfig, tensors: dict[str, _Tensor]) -> Iterator[Problem]:
-    """Follow the tensors from the ensemble's inputs; what is not reached is not connected, what ends is unused."""
+    """Follow the tensors from the ensemble's inputs.
+
+    A tensor that is not reached is not connected. A tensor that ends is unused.
+    """
     name = config.name
     for at, tensor in enumerate(config.input):
         if tensor.name not in tensors:

@@ -1,4 +1,7 @@
-"""Instance groups and their rate limiters (contract, model_config.md section 4.9, scheduling.md section 5)."""
+"""Instance groups and their rate limiters.
+
+Contract: model_config.md section 4.9, scheduling.md section 5.
+"""
 
 from __future__ import annotations
 

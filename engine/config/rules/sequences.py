@@ -64,7 +64,10 @@ def _checkpoint(config: ModelConfig) -> Iterator[Problem]:
 
 
 def _name_clashes(config: ModelConfig) -> Iterator[Problem]:
-    """Whatever the scheduler gives to a model, clients can't: its names are its own (contract, scheduling.md section 6.3)."""
+    """Refuse clients what the scheduler gives to a model: its names are its own.
+
+    Contract: scheduling.md section 6.3.
+    """
     taken = {tensor.name: "an input of the configuration" for tensor in config.input}
     for at, control in enumerate(config.sequence_batching.control_input):
         if control.name in taken:

@@ -1,4 +1,7 @@
-"""Inputs, outputs, and what is made of them for ragged batches (contract, model_config.md sections 4.1 to 4.4)."""
+"""Inputs, outputs, and what is made of them for ragged batches.
+
+Contract: model_config.md sections 4.1 to 4.4.
+"""
 
 from __future__ import annotations
 
