@@ -1,13 +1,14 @@
 """Unpacks a packed environment, such as conda-pack makes, without trusting it to stay where it is put.
 
-No member is ever written through a link: directories and files come first, hard links to these next, symbolic links last,
-when all directories that these lie in have been made, and a name that needs two of them is refused. Where links lead is looked at
-once all of them are there, for the way of one may go over another. None may lead out, but for that of a packed virtual
-environment to its Python. Set-user-id bits, devices and owners are not taken over; times are, since compiled modules are only
-used while the times of their sources are what they were.
+No member is ever written through a link. Directories and files come first, hard links to these next, and
+symbolic links last, when all directories that these lie in have been made. A name that needs two of them is
+refused. Where links lead is checked once all of them are there, because the way of one may go over another.
+None may lead out, except the link of a packed virtual environment to its Python. Set-user-id bits, devices
+and owners are not taken over. Times are, since compiled modules are only used while the times of their
+sources are unchanged.
 
-The module `tarfile` reads what a header says is long in one piece, and searches it in quadratic time. So it reads from a `_Meter`, which
-bounds each header and everything together.
+The module `tarfile` reads what a header says is long in one piece, and searches it in quadratic time. So it
+reads from a `_Meter`, which bounds each header and everything together.
 Standard library only.
 """
 
@@ -109,7 +110,7 @@ def _opened(archive: Path) -> IO[bytes]:
 
 
 class _Meter:
-    """The unfolded file as `tarfile` reads it: no header is longer than it may be, nor is everything together."""
+    """The unfolded file as `tarfile` reads it: each header is bounded, and so is everything together."""
 
     def __init__(self, file: IO[bytes], most: int, archive: Path) -> None:
         self._file = file

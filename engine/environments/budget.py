@@ -1,6 +1,7 @@
-"""What building an environment may take. An archive is a stranger's file; unpacking it must not cost more than it looks like.
+"""What building an environment may take.
 
-Packages of a requirements file may be compiled, which takes what it takes: such a build is limited by its time alone
+An archive comes from an untrusted source; unpacking it must not cost more than its size suggests. Packages of
+a requirements file may be compiled, which takes what it takes. Such a build is limited by its time alone
 (`engine.environments.builder`).
 Standard library only.
 """
@@ -13,9 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-UNPACKING_MEMORY: Final = (
-    2 * 1024**3
-)  # of address space; a tar file with two million members takes half of it
+# Of address space. A tar file with two million members takes half of it.
+UNPACKING_MEMORY: Final = 2 * 1024**3
 _CPU_AT_LEAST: Final = 60
 _CPU_FOR_A_MIB: Final = 1  # the slowest honest case, bzip2, takes a third of that
 _FREE_BYTES: Final = 1024**3
@@ -37,12 +37,15 @@ def cpu_seconds(kind: str, source: Path) -> int:
 
 
 def unfolded_bytes(packed: int) -> int:
-    """Return to how many bytes an archive of `packed` bytes may unfold: a gigabyte is free, beyond it the ratio counts."""
+    """Return to how many bytes an archive of `packed` bytes may unfold.
+
+    A gigabyte is free; beyond it the ratio counts.
+    """
     return max(_FREE_BYTES, _LARGEST_RATIO * packed)
 
 
 def limit_cpu(seconds: int) -> None:
-    """Have the kernel end this process, and any that it starts, when it has used `seconds` of CPU. 0: no limit."""
+    """Have the kernel end this process, and any that it starts, after `seconds` of CPU. 0: no limit."""
     if seconds:
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         # A hard limit a little above: at the soft one SIGXCPU says why.
@@ -51,7 +54,7 @@ def limit_cpu(seconds: int) -> None:
 
 @contextmanager
 def limited_memory(most: int = UNPACKING_MEMORY) -> Iterator[None]:
-    """Limit the address space of this process for the time of the block; what is beyond raises MemoryError."""
+    """Limit the address space of this process for the block; what is beyond raises MemoryError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_within(most, soft), hard))
     try:

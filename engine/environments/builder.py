@@ -1,7 +1,8 @@
 """Has environments built that are not there yet.
 
-That is done by a program of its own (`engine.environments.building`), so that it blocks nobody, ends with whoever waits
-for it, and neither an archive nor a package's installation script has anything to do with the server's own process.
+A program of its own does that (`engine.environments.building`). So it blocks no other work and ends with the
+caller that waits for it. Neither an archive nor a package's installation script touches the server's own
+process.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class EnvironmentBuilder:
         log: Log,
         within: float = BUILD_SECONDS,
     ) -> None:
-        """`environ` is the server's: pip's own variables and those about proxies and compilers are handed on to builds.
+        """`environ` is the server's.
+
+        pip's own variables and those about proxies and compilers are handed on to builds.
 
         A build may take `within` seconds.
         """
@@ -137,7 +140,7 @@ class EnvironmentBuilder:
 
 
 async def _run(command: list[str], environ: Mapping[str, str], tell: Callable[[str], None]) -> dict[str, Any]:
-    """Run the program; return its last word, or `broken` where it has none. All that it has started ends with it."""
+    """Run the program; return its last word, or `broken` if it has none. All that it started ends with it."""
     mark = secrets.token_hex(16)
     try:
         process = await trio.lowlevel.open_process(
@@ -161,7 +164,8 @@ async def _run(command: list[str], environ: Mapping[str, str], tell: Callable[[s
             with contextlib.suppress(OSError):  # no descriptor left: it then ends by `kill`
                 await _exited(process.pid)
     finally:
-        family.kill()  # not reaped yet: its number is nobody else's
+        # It is not reaped yet: no other process can have its number.
+        family.kill()
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(family.end)
             await process.wait()
@@ -178,7 +182,7 @@ async def _exited(pid: int) -> None:
 
 
 class _Heard:
-    """What the program has told so far, a line of JSON at a time; anything else is somebody's last words."""
+    """What the program has told so far, a line of JSON at a time. Any other output is noise."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell

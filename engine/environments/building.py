@@ -1,16 +1,17 @@
 """The program that builds one environment; run by path, `python …/engine/environments/building.py <order>`.
 
-The order is JSON. What it is doing is told on standard output, a JSON object a line, the last of which holds `facts` or
-an `error`. Standard input is a lifeline: when it ends, because the server has lost interest or has died, so does everything
-in this process group.
+The order is JSON. The program tells its steps on standard output, one JSON object on each line. The last
+object holds `facts` or an `error`. Standard input is a lifeline: when it ends, because the server no longer
+wants the result or has died, everything in this process group ends too.
 
-Two processes do that. The first watches the lifeline and touches nothing that anybody else has made; the second builds, within
-limits (`engine.environments.budget`). One process would not do: a single call into C can hold the interpreter for minutes, and then
-no thread of it sees the lifeline end.
+Two processes do that. The first watches the lifeline and touches nothing that other code has made. The second
+builds, within limits (`engine.environments.budget`). One process would not do: a single call into C can hold
+the interpreter for minutes, and then no thread of it sees the lifeline end.
 
-Theory of operation. Whoever holds the lock of an environment may build it, in its final place: the scripts of an environment
-name the place that it was made in, so that it can't be moved there afterwards. The marker is written when it is whole. Who gets
-the lock and finds a directory without a marker finds what an interrupted build has left, and removes it.
+Theory of operation. The holder of an environment's lock may build it, in its final place: the scripts of an
+environment name the place that it was made in, so that it can't be moved there afterwards. The marker is
+written when it is whole. If the holder finds a directory without a marker, an interrupted build has left it,
+and the holder removes it.
 Standard library only.
 """
 
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 def _watch(child: int, source: str, seconds: int) -> int:
-    """Wait for the child, and kill this process group where the lifeline ends first; return the exit status."""
+    """Wait for the child, and kill this process group if the lifeline ends first; return the exit status."""
     ended = os.pidfd_open(child)
     poll = select.poll()
     poll.register(0, select.POLLIN)
@@ -154,7 +155,7 @@ def _acquire(descriptor: int) -> None:
 
 
 def _clear(target: Path) -> None:
-    """Remove what an interrupted build has left; nobody is to find half of it under the environment's name."""
+    """Remove what an interrupted build has left, so that half of it is not found under the environment's name."""
     if not os.path.lexists(target):
         return
     aside = target.with_name(f"{target.name}.removed")

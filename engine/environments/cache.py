@@ -1,4 +1,7 @@
-"""Which environments this machine has, and what runs in them. Never builds one: see `engine.environments.builder`."""
+"""Which environments this machine has, and what runs in them.
+
+This never builds one: see `engine.environments.builder`.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ class NotBuilt(Exception):
 
 
 class Environments(Protocol):
-    """What whoever reads configurations asks of environments."""
+    """What the code that reads configurations asks of environments."""
 
     def runtime(self, environment: Environment) -> Runtime:
         """Return what runs in it. Raises NotBuilt, and EnvironmentFailed where it can't be had at all."""
 
 
 class Standing:
-    """What is known of environments while one model is read: what `EnvironmentBuilder.prepare` has come to."""
+    """What is known of environments while one model is read: the results of `EnvironmentBuilder.prepare`."""
 
     def __init__(
         self, cache: Environments, outcomes: Mapping[Environment, Runtime | EnvironmentFailed]
@@ -46,12 +49,15 @@ class EnvironmentCache:
     """The built environments in one directory, which several servers may share. Implements `Environments`."""
 
     def __init__(self, directory: Path, *, environ: Mapping[str, str]) -> None:
-        """`environ` is the server's. The directory need not be there before the first environment is built."""
+        """`environ` is the server's. The directory may be missing until the first environment is built."""
         self._directory = directory.absolute()
         self._environ = environ
 
     def runtime(self, environment: Environment) -> Runtime:
-        """Return what runs in an environment that is here. Raises NotBuilt; always for a directory, which is not ours."""
+        """Return what runs in an environment that is here.
+
+        Raises NotBuilt; always for a directory, which is not ours.
+        """
         facts = None if environment.kind is Kind.DIRECTORY else read_marker(self.path(environment))
         if facts is None:
             raise NotBuilt

@@ -1,4 +1,7 @@
-"""The runtimes of a model's versions, and all that keeps them from having one: a part of reading its configuration."""
+"""The runtimes of a model's versions, and all that keeps them from having one.
+
+This is a part of reading a model's configuration.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def _failed(error: EnvironmentFailed, version: VersionDirectory) -> Problem:
 
 
 def not_built_yet(chosen: Chosen) -> list[Problem]:
-    """Return what is to be said where nobody is going to build what is missing, as in `tritium check`."""
+    """Return what is to be said if what is missing will not be built, as in `tritium check`."""
     return [
         Problem(
             severity=Severity.WARNING,
@@ -116,7 +119,7 @@ def _without(parameters: Mapping[str, str], traits: BackendTraits) -> Chosen:
 def _contradictions(
     parameters: Mapping[str, str], versions: Sequence[VersionDirectory], model_directory: Path
 ) -> list[Problem]:
-    """Warn of a requirements file that nobody installs because there is a packed environment."""
+    """Warn of a requirements file that is not installed because there is a packed environment."""
     if not parameters.get(PATH_PARAMETER):
         return []
     found = {requirements.find(version.path, model_directory) for version in versions}

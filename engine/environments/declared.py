@@ -1,4 +1,7 @@
-"""Which environment a version of a model asks for, if any (contract, python_backend.md section 12, and Tritium's own)."""
+"""Which environment a version of a model asks for, if any.
+
+Contract: python_backend.md section 12, and Tritium's own.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +47,9 @@ def declared(
 ) -> Environment | None:
     """Return what a version asks for; None where it runs on the server's own interpreter.
 
-    `EXECUTION_ENV_PATH` among its parameters goes before a `requirements.txt`, which counts where `install` is true. Reads
-    and digests files, gigabytes of them perhaps: not for the event loop. Raises EnvironmentFailed.
+    `EXECUTION_ENV_PATH` among its parameters goes before a `requirements.txt`, which counts if `install` is
+    true. It reads and digests files, gigabytes of them perhaps, so do not call it on the event loop. Raises
+    EnvironmentFailed.
     """
     given = parameters.get(PATH_PARAMETER, "")
     if given:

@@ -1,4 +1,6 @@
-"""Finds out how processes are started in an environment: its Python, and the variables that its activation sets.
+"""Finds out how processes are started in an environment.
+
+It finds the environment's Python, and the variables that its activation sets.
 
 Standard library only.
 """
@@ -36,8 +38,8 @@ sys.stdout.write("\\n" + json.dumps(found))
 def examine(directory: Path, source: Path) -> Facts:
     """Return how to start processes in the environment at `directory`, which was made from `source`.
 
-    Runs its activation script and its Python. Raises EnvironmentFailed where it has none, or one that no worker runs on:
-    older than 3.9, or without numpy.
+    Runs its activation script and its Python. Raises EnvironmentFailed if it has none, or one that no worker
+    runs on: older than 3.9, or without numpy.
     """
     if not os.path.lexists(directory / ACTIVATE):
         raise EnvironmentFailed(
@@ -82,8 +84,8 @@ def _python(directory: Path) -> Path:
 def activation(directory: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Return the variables that the activation script sets, and what it puts before the search paths.
 
-    The environment's own `bin` and `lib` directories lead, as the reference implementation has it. Without a bash there is
-    nothing that could run the script, and they are all.
+    The environment's own `bin` and `lib` directories lead, as the reference implementation has it. Without a
+    bash nothing could run the script, and these directories are all.
     """
     before = bare_environ()
     after = _activated(directory, before)

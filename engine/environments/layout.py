@@ -1,7 +1,8 @@
-"""Where built environments are, and how one is known to be whole: shared by the server and the program that builds.
+"""Where built environments are, and how one is known to be whole.
 
-`<cache>/<kind>-<digest>/` is an environment, whose marker is written last; without the marker it is what an interrupted
-build has left, and nobody runs anything in it. `<cache>/<kind>-<digest>.lock` is locked by whoever builds it.
+The server and the program that builds share this. `<cache>/<kind>-<digest>/` is an environment, whose marker
+is written last. Without the marker it is what an interrupted build has left, and nothing runs in it. The
+process that builds it locks `<cache>/<kind>-<digest>.lock`.
 Standard library only.
 """
 
@@ -24,7 +25,10 @@ FORMAT: Final = 1
 
 
 class EnvironmentFailed(Exception):
-    """A model can't have the environment that it asks for. The message is its reason; `hint` says what would have worked."""
+    """A model can't have the environment that it asks for.
+
+    The message is its reason; `hint` says what would have worked.
+    """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -35,8 +39,8 @@ class EnvironmentFailed(Exception):
 class Facts:
     """What was found out about an environment when it was built.
 
-    `search` are directories that go before what the server has in variables such as PATH; `environ` are the other
-    variables that its activation sets.
+    `search` are directories that go before those that the server has in variables such as PATH. `environ` are
+    the other variables that its activation sets.
     """
 
     interpreter: str
@@ -47,16 +51,17 @@ class Facts:
 
 
 def bare_environ() -> dict[str, str]:
-    """Return the variables that an environment's own programs are run with: nothing of the server's but where things are.
+    """Return the variables that an environment's own programs are run with.
 
-    The mark is that of the build, by which what they leave behind is known.
+    Of the server's variables only those that say where things are go along. The mark is that of the build,
+    which identifies the processes that these programs leave behind.
     """
     mark = {MARK: os.environ[MARK]} if MARK in os.environ else {}
     return {"PATH": os.environ.get("PATH", os.defpath), "HOME": os.environ.get("HOME", "/"), **mark}
 
 
 def missing_activate(directory: Path) -> str:
-    """Return the text of the contract (python_backend.md section 12) for a directory that is no environment."""
+    """Return the contract's text for a directory that is no environment (python_backend.md section 12)."""
     return f"Path {directory / ACTIVATE} does not exist. The Python environment should contain an 'activate' script."
 
 

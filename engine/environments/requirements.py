@@ -1,7 +1,8 @@
 """What a requirements file stands for, as a digest: two files of one digest are installed alike.
 
-Other requirements and constraints files that it names count with their content, as do local packages that are installed by
-their path. What an index or a `--find-links` directory offers does not: an environment stays what it was when it was built.
+Other requirements and constraints files that it names count with their content, as do local packages that are
+installed by their path. What an index or a `--find-links` directory offers does not count: an environment
+stays what it was when it was built.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def find(version_directory: Path, model_directory: Path) -> Path | None:
 
 
 def digest(path: Path, *, root: Path) -> str:
-    """Return the SHA-256 (hex) of everything that decides what `path` installs: its files, this Python, this machine.
+    """Return the SHA-256 (hex) of what decides what `path` installs: its files, this Python, this machine.
 
     `root` is the model repository, which files that it includes must not lie outside of. Raises EnvironmentFailed.
     """
@@ -152,5 +153,8 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _numpy() -> str:
-    """Return the version of the server's numpy, which an environment gets where nothing in it wants another."""
+    """Return the version of the server's numpy.
+
+    An environment gets that version if nothing in it wants another.
+    """
     return metadata.version("numpy")

@@ -23,15 +23,19 @@ _SERVERS_OWN: Final = frozenset(
 
 
 def interpreter(runtime: Runtime) -> str:
-    """Return the path of the Python that a process of the model is started with: the server's own unless it has another."""
+    """Return the path of the Python that a process of the model is started with.
+
+    It is the server's own unless the model has another.
+    """
     return runtime.interpreter or sys.executable
 
 
 def variables(environ: Mapping[str, str], runtime: Runtime) -> dict[str, str]:
-    """Return the environment variables of such a process, from what a process of the server's own interpreter would get.
+    """Return the environment variables of such a process.
 
-    In another interpreter nothing that was installed for the server's is found by way of PYTHONPATH or the user's own
-    site-packages directory.
+    They are made from what a process of the server's own interpreter would get. In another interpreter
+    nothing that was installed for the server's is found by way of PYTHONPATH or the user's own site-packages
+    directory.
     """
     if not runtime.interpreter:
         return dict(environ)

@@ -1,7 +1,7 @@
 """Makes a virtual environment of the server's Python from a requirements file.
 
-Its numpy is the one that the requirements lead to. Where they lead to none it is a copy of the server's, which the worker
-needs and which nothing has to be fetched for.
+Its numpy is the one that the requirements lead to. If they lead to none it is a copy of the server's, which
+the worker needs and for which nothing has to be fetched.
 Standard library and pip only.
 """
 
@@ -105,7 +105,10 @@ def complaint(said: list[str]) -> str:
 
 
 def _copy_numpy(packages: Path) -> None:
-    """Copy the files of the server's numpy, or link them where the file system can: they are never written again."""
+    """Copy the files of the server's numpy, or link them if the file system can.
+
+    They are never written again.
+    """
     distribution = metadata.distribution("numpy")
     for file in distribution.files or ():
         if ".." in file.parts:

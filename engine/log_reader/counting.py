@@ -16,7 +16,10 @@ from engine.log_reader.timeline import DEATH_LEVELS, Outage, Outages
 
 @dataclass(slots=True)
 class Tally:
-    """What became of some requests. Durations are seconds from acceptance to the end, of all that completed."""
+    """What became of some requests.
+
+    Durations are seconds from acceptance to the end, of all that completed.
+    """
 
     requests: int = 0
     completed: int = 0
@@ -75,10 +78,10 @@ class Interval:
 
 
 def rates(lines: Iterable[Line], seconds: float) -> Sequence[Interval]:
-    """Return the requests by intervals of `seconds` and by model; intervals and models without any are left out.
+    """Return the requests by intervals of `seconds` and by model, without empty intervals and models.
 
-    Intervals begin at multiples of their length since 1970. Requests that the server made of itself (steps, calls and copies)
-    count for the models that they were made to.
+    Intervals begin at multiples of their length since 1970. Requests that the server made itself (steps,
+    calls and copies) count for the models that they were made to.
     """
     tallies: dict[tuple[float, str], Tally] = {}
     for line in lines:
@@ -94,7 +97,10 @@ def rates(lines: Iterable[Line], seconds: float) -> Sequence[Interval]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A log on one page. `began` and `ended` are the first and last time in it, in seconds since 1970; 0 without a line."""
+    """A log on one page.
+
+    `began` and `ended` are the first and last time in it, in seconds since 1970; 0 without a line.
+    """
 
     lines: int
     began: float

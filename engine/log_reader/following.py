@@ -1,9 +1,10 @@
 """Logs that are still being written: what is added, through rotation and truncation.
 
-`Tail` is one file under a name, as `tail -F` sees it. It is told to look, and never waits: whoever follows decides how often.
-Rotation by renaming is noticed because the name leads to another file; what was still written to the old one is read to its end
-first. Rotation by copying and truncating is noticed because the file is shorter than what was read of it. What was
-written between the copy and the truncation is lost to `copytruncate`, whoever reads.
+`Tail` is one file under a name, as `tail -F` sees it. It looks when it is told to, and never waits; its
+caller decides how often. Rotation by renaming is noticed because the name leads to another file. What was
+still written to the old file is read to its end first. Rotation by copying and truncating is noticed because
+the file is shorter than what was read of it. `copytruncate` loses what was written between the copy and the
+truncation, for every reader.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _CHUNK: Final = 1024 * 1024
 
 
 class Tail:
-    """One file that grows. A name that leads nowhere, for now, is a file without lines. Close it at the end."""
+    """One file that grows.
+
+    A name that leads nowhere, for now, is a file without lines. Close it at the end.
+    """
 
     def __init__(self, path: str, census: Census, *, from_end: bool = False) -> None:
         """`from_end`: what is in it already is not wanted. Raises LogUnreadable for what can't be opened."""
@@ -67,7 +71,10 @@ class Tail:
             raise LogUnreadable(f"{self.path} can't be read: {error.strerror or error}") from error
 
     def _moved(self, file: IO[bytes]) -> bool:
-        """Whether the name leads to another file by now. One that was removed and not made again yet is read on."""
+        """Whether the name leads to another file by now.
+
+        A file that was removed and not made again yet is read on.
+        """
         try:
             there = os.stat(self.path)
         except OSError:
@@ -116,8 +123,8 @@ def follow(
 ) -> Iterator[Line]:
     """Yield the lines of growing files, what is in them first unless `from_end`, until `pause` returns False.
 
-    `pause` is called when there is nothing new, and waits. Lines that one look finds in several files are in the order of
-    time; those that a later look finds come after them. Raises LogUnreadable.
+    `pause` is called when there is nothing new, and waits. Lines that one look finds in several files are in
+    the order of time. Lines that a later look finds come after them. Raises LogUnreadable.
     """
     counted = Census() if census is None else census
     with contextlib.ExitStack() as open_files:

@@ -1,7 +1,8 @@
-"""From the lines that people read, Triton's two forms and the console's, back to events and keys, as far as they tell them.
+"""From the lines that people read back to events and keys, as far as the lines tell them.
 
-They say less than JSON does: the default form has no year and the console's no date, for which the latest that is not
-ahead of now is taken; a number and a text that looks like one are the same. Each scan is linear in the line.
+These are Triton's two forms and the console's. They say less than JSON does: the default form has no year and
+the console's no date. The latest date that is not ahead of now is taken for it. A number and a text that
+looks like one are the same. Each scan is linear in the line.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Told:
 
 
 def parse_text(text: str, *, now: datetime) -> Told | None:
-    """Return what a line in one of the forms for people says, or None where it is none. `now` gives the year or day."""
+    """Return what a line in one of the forms for people says, or None. `now` gives the year or day."""
     line = _COLOURS.sub("", text).rstrip("\r\n")
     try:
         if found := _DEFAULT.fullmatch(line):
@@ -144,7 +145,7 @@ def _of_first_line(said: str, level: str) -> tuple[str, dict[str, Any]]:
 
 
 def _sayer(level: str, keys: Mapping[str, Any]) -> str:
-    """Return the event whose sentence is somebody's own words."""
+    """Return the event whose sentence is free text."""
     if "category" in keys:
         return Event.PYTHON_WARNING.value
     if "model" in keys:

@@ -1,7 +1,9 @@
 """From a line of text to a line of the log, and back to nothing where it is none.
 
-A line of the server's log is one JSON object with `timestamp`, `level` and `event`, as `--log-format=json` writes it, or a line
-of one of the other formats (`engine.log_reader.formats`), which tells the same with some loss. What stands between the lines (a library's warning, a core dump's last words, a line that a full disk cut in two) is no line.
+A line of the server's log is one JSON object with `timestamp`, `level` and `event`, as `--log-format=json`
+writes it, or a line of one of the other formats (`engine.log_reader.formats`), which tells the same with some
+loss. Anything between the lines (a library's warning, a core dump's last words, a line that a full disk cut
+in two) is no line.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Line:
     """Its place in that file, from 1; 0 where a live file was joined in the middle."""
 
     def matches(self, event: str, keys: Mapping[str, object]) -> bool:
-        """Whether it tells of `event`, with at least these keys and values; `level` is one that every line has."""
+        """Whether it tells of `event`, with at least these keys and values; every line has a `level`."""
         given = {"level": self.level, **self.keys}
         return self.event == event and all(
             name in given and given[name] == value for name, value in keys.items()
@@ -51,7 +53,8 @@ def parse(
 ) -> Line | None:
     """Return the line that `text` is, or None where it is not a line of the log.
 
-    `now` is the time by which a line of another format than JSON gets its year or day; by default it is the present.
+    `now` is the time by which a line of another format than JSON gets its year or day; by default it is the
+    present.
     """
     if text[:1] not in ("{", b"{"):
         return _parse_text(text, source=source, number=number, now=now or datetime.now(UTC))

@@ -1,4 +1,4 @@
-"""Logs at rest: plain files, compressed archives, pipes, and several of them at once, in the order of time."""
+"""Logs at rest: plain files, compressed archives, pipes, and several of them in the order of time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LogUnreadable(Exception):
 
 @dataclass(slots=True)
 class Census:
-    """What reading has come across; whoever reads hands one in, and looks at it afterwards."""
+    """What reading has come across; the reader's caller hands one in, and looks at it afterwards."""
 
     lines: int = 0
     broken: dict[str, int] = field(default_factory=dict)
@@ -50,9 +50,9 @@ def read(
 ) -> Iterator[Line]:
     """Yield the lines of the logs in `paths`, merged by time where there are several; `-` is standard input.
 
-    Names that end in `.gz`, `.bz2`, `.xz` and `.zst` are archives. Lines of one file keep their order, even where the
-    wall clock was set back. What is no line is counted in `census` and passed over, and so is what an archive was cut off in.
-    Raises LogUnreadable where a file can't be opened or read.
+    Names that end in `.gz`, `.bz2`, `.xz` and `.zst` are archives. Lines of one file keep their order, even
+    if the wall clock was set back. What is no line is counted in `census` and skipped, and so is a line at
+    which an archive was cut off. Raises LogUnreadable if a file can't be opened or read.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     counted = Census() if census is None else census

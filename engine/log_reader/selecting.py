@@ -28,7 +28,9 @@ class NoTime(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What a line must be to be wanted. Empty fields ask for nothing; of several values in one field any will do.
+    """What a line must be to be wanted.
+
+    Empty fields ask for nothing; of several values in one field any will do.
 
     `models`, `events` and `instances` take the wildcards of a shell. Times are seconds since 1970.
     """
@@ -56,7 +58,7 @@ class Selection:
 
 
 def model_of(line: Line) -> str:
-    """Return the model that a line is about, by its key or by the actor's place in the tree; empty for none."""
+    """Return the model that a line is about, by its key or by the actor's place in the tree; or empty."""
     model = line.keys.get("model")
     if isinstance(model, str):
         return model
@@ -80,7 +82,7 @@ def actor_of(line: Line) -> str:
 
 
 def concerns(line: Line, request: str) -> bool:
-    """Whether a line is about a request, or names it among others. `#12` is the server's own number for one."""
+    """Whether a line is about a request, or names it among others. `#12` is the server's number for one."""
     keys = line.keys
     if request.startswith("#") and request[1:].isdecimal():
         number = int(request[1:])
@@ -129,8 +131,8 @@ def span(text: str) -> float:
 def moment(text: str, *, now: float) -> float:
     """Return the seconds since 1970 that `text` says: a time of day, a date, both, or how long before `now`.
 
-    `2026-11-21T01:57:53.9Z` and `2026-11-21 01:57` are absolute, in UTC unless they say otherwise, as the log is; `01:57` is of the
-    day of `now`, in UTC; `5m` is five minutes before `now`. Raises NoTime.
+    `2026-11-21T01:57:53.9Z` and `2026-11-21 01:57` are absolute, in UTC unless they say otherwise, as the log
+    is. `01:57` is of the day of `now`, in UTC. `5m` is five minutes before `now`. Raises NoTime.
     """
     whole = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d}T{text}" if _TIME_OF_DAY.fullmatch(text) else text
     try:

@@ -1,4 +1,4 @@
-"""The lives of instances and models: starts, exits and their reasons, restarts, and how long each was away."""
+"""The lives of instances and models: starts, exits, restarts, and how long each was away."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """What happened to whom, in the log's order, and the outages among it in the order in which they began."""
+    """What happened to instances and models, in the log's order, and the outages in order of their beginning."""
 
     events: Sequence[Line]
     outages: Sequence[Outage]
@@ -78,7 +78,10 @@ class Timeline:
 
 
 def tells_of_life(line: Line) -> bool:
-    """Whether a line belongs in a timeline: it tells that somebody came, went, or changed, and of no request."""
+    """Whether a line belongs in a timeline.
+
+    It tells that an instance or a model came, went, or changed, and is not about a request.
+    """
     if line.event in _OUTPUT:
         return False
     return line.event in _SINGLES or line.event.startswith(_FAMILIES)

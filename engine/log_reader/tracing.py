@@ -1,7 +1,8 @@
 """One request through every stage that the log knows of, with what was done for it: steps, calls, copies.
 
-With `--log-requests=true` the log has one line for each request, at its end, and names the requests that a dying worker held.
-The stages before the end are then figured out from the times in that line. With `--log-verbose=1` as well, each stage has a line.
+With `--log-requests=true` the log has one line for each request, at its end, and names the requests that a
+dying worker held. The stages before the end are then derived from the times in that line. With
+`--log-verbose=1` as well, each stage has a line.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What the log says of one id. `ends` has clients' requests first; empty where none has ended, or none was logged."""
+    """What the log says of one id.
+
+    `ends` has clients' requests first; empty if none has ended, or none was logged.
+    """
 
     request: str
     stages: Sequence[Stage]
@@ -58,8 +62,8 @@ class Trace:
 def trace(lines: Iterable[Line], request: str) -> Trace:
     """Follow `request`, a client's id or `#` and the server's number, through `lines`.
 
-    What the server made for other requests' sake is held in memory until the end of the lines, because a step ends before
-    the request that it is of.
+    Requests that the server made for other requests are held in memory until the end of the lines, because a
+    step ends before the request that it belongs to.
     """
     about: list[Line] = []
     internal: list[Line] = []

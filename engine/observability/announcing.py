@@ -1,4 +1,4 @@
-"""What is told beside events: the tables at start, why a server can't go on, and what Python itself has to say.
+"""What is told beside events: the tables at start, fatal errors, and what Python itself has to say.
 
 With `--log-format=json` all of it is events, so that nothing but JSON lines leaves the process. In the other formats
 the tables are text for people, as Triton prints them, and a failure is a line `error: …` on stderr.
@@ -29,7 +29,10 @@ class Announcer:
         self._log = log
 
     def tables(self, models: Sequence[IndexEntry], options: Sequence[tuple[str, str]]) -> None:
-        """Show the models with their states, and the options. Models that nobody has asked to load are counted only."""
+        """Show the models with their states, and the options.
+
+        Models that were never asked to load are only counted.
+        """
         if not self._json:
             terminal = not self._file and sys.stdout.isatty()
             text = startup_text(models, options, terminal=terminal)

@@ -9,7 +9,7 @@ from protocols.listening import ConnectionCounts
 
 
 class ConnectionSource(Protocol):
-    """Whoever accepts connections. `protocols.listening.Listener` does."""
+    """What accepts connections. `protocols.listening.Listener` does."""
 
     def counts(self) -> ConnectionCounts:
         """Return what is the case now."""
@@ -49,7 +49,10 @@ _FAMILIES: Final[Sequence[tuple[str, str, str, str, Callable[[ConnectionCounts],
 
 
 def connection_blocks(sources: Mapping[str, Sequence[ConnectionSource]]) -> Iterator[str]:
-    """Yield the text of each family. `sources` are the listeners of each protocol; those of one are counted together."""
+    """Yield the text of each family.
+
+    `sources` are the listeners of each protocol; those of one protocol are counted together.
+    """
     counts = {protocol: [each.counts() for each in listeners] for protocol, listeners in sources.items()}
     for name, kind, explanation, reason, read in _FAMILIES:
         head = f"# HELP {name} {explanation}\n# TYPE {name} {kind}\n" if explanation else ""

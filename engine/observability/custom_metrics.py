@@ -1,11 +1,11 @@
 """Metrics that models make up: the series of all workers, and what each worker may do to them.
 
-Contract, python_backend.md section 9. A family is known by its name, a series by its family and labels; every worker that makes
-one with the same labels shares it. A series is shown for as long as a worker refers to it, and all references of a worker end
-with it. A family's name stays taken, up to `MAX_FAMILIES` of them.
+Contract, python_backend.md section 9. A family is known by its name, a series by its family and labels. Every
+worker that makes a series with the same labels shares it. A series is shown for as long as a worker refers to
+it, and all references of a worker end with it. A family's name stays taken, up to `MAX_FAMILIES` of them.
 
-Nothing here waits. What a worker sends is checked: a model's mistake is `InvalidArgument`, what no worker of ours would
-send is `FrameError`, which ends the worker.
+Nothing here waits. What a worker sends is checked. A model's mistake is `InvalidArgument`. What no worker of
+ours would send is `FrameError`, which ends the worker.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class CustomMetrics:
     def register(self, name: str, description: str, kind: str) -> None:
         """Make the family, or find it; the description is its first one.
 
-        Raises Unsupported where metrics are off, InvalidArgument, AlreadyExists where the name has another kind, and
-        Unavailable where there are too many.
+        Raises Unsupported if metrics are off, InvalidArgument, AlreadyExists if the name has another kind,
+        and Unavailable if there are too many.
         """
         if not self._enabled:
             raise Unsupported("metrics are not allowed (--allow-metrics=false)")
@@ -172,7 +172,10 @@ class CustomMetrics:
         return self._series[number].value
 
     def change(self, number: int, put: float | None, added: float, counts: Sequence[int]) -> None:
-        """Put a gauge to a value, add to what there is, and count in the buckets. Raises FrameError for what can't be."""
+        """Put a gauge to a value, add to what there is, and count in the buckets.
+
+        Raises FrameError for what can't be.
+        """
         series = self._series[number]
         kind = series.family.kind
         if (put is not None and kind != "gauge") or (kind == "counter" and not added >= 0):
@@ -206,7 +209,10 @@ class CustomMetrics:
 
 
 class MetricsHold:
-    """What one worker refers to, and may do with it. Requests are the JSON objects of `engine.backends.python.metrics`."""
+    """What one worker refers to, and may do with it.
+
+    Requests are the JSON objects of `engine.backends.python.metrics`.
+    """
 
     def __init__(self, metrics: CustomMetrics) -> None:
         self._metrics = metrics
@@ -214,7 +220,10 @@ class MetricsHold:
         self._closed = False
 
     def family(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Make or find a family: `name`, `description`, `kind`. Raises as `CustomMetrics.register` does, and FrameError."""
+        """Make or find a family: `name`, `description`, `kind`.
+
+        Raises as `CustomMetrics.register` does, and FrameError.
+        """
         kind = _text(body, "kind")
         if kind not in _KINDS:
             raise FrameError(f"a metric family of kind {kind[:32]!r}")
@@ -222,7 +231,10 @@ class MetricsHold:
         return {}
 
     def series(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Make or find a series and refer to it once more: `family`, `labels`, `buckets`; return its number as `series`."""
+        """Make or find a series and refer to it once more; return its number as `series`.
+
+        The request has `family`, `labels` and `buckets`.
+        """
         if self._closed:
             raise Unavailable("the worker has ended")
         labels, bounds = body.get("labels"), body.get("buckets")
@@ -249,7 +261,10 @@ class MetricsHold:
         return {"value": self._metrics.value(number)}
 
     def change(self, body: Mapping[str, Any]) -> None:
-        """Apply `changes`, each [series, put, added, counts]. One that is let go of is left out. Raises FrameError."""
+        """Apply `changes`, each [series, put, added, counts]. Raises FrameError.
+
+        A series that was let go of is left out.
+        """
         for change in _list(body, "changes"):
             if not isinstance(change, list) or len(change) != 4:
                 raise FrameError("a change of a metric has other than four parts")

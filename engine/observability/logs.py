@@ -1,11 +1,12 @@
 """Logging: which events become lines, how the lines look, and who writes them.
 
-Events come from the closed list in `actors.messages.events`; everything else about them is a key. They are rendered where
-they happen and written by one thread, which takes lines from a bounded queue. So a full disk, a stalled pipe or a closed
-terminal costs lines (counted, and told once writing works again), never the event loop or the server.
+Events come from the closed list in `actors.messages.events`; everything else about them is a key. They are
+rendered where they happen and written by one thread, which takes lines from a bounded queue. So a full disk,
+a stalled pipe or a closed terminal costs lines (counted, and told once writing works again), never the event
+loop or the server.
 
-Bind once and keep the result (`log = structlog.get_logger().bind(model=...)`): on a bound logger a switched-off level is a
-method that does nothing, on the bare proxy it is a look-up each time.
+Bind once and keep the result (`log = structlog.get_logger().bind(model=...)`). On a bound logger a
+switched-off level is a method that does nothing; on the bare proxy it is a look-up each time.
 
 Reference: contract observability.md section 4.
 """
@@ -101,7 +102,8 @@ class LogSink:
         self._wake.set()
         self._thread.join(timeout)
         if self._owns and not self._thread.is_alive():
-            with contextlib.suppress(OSError):  # the flush inside failed, and there is nobody left to tell
+            # The flush inside failed, and there is no place left to report it.
+            with contextlib.suppress(OSError):
                 self._out.close()
 
     def _run(self) -> None:
@@ -183,7 +185,8 @@ def configure_logging(
 ) -> None:
     """Make structlog follow the settings and write to `sink`.
 
-    `strict` is for tests and development: an event that is not in the list raises ValueError where it is logged.
+    `strict` is for tests and development: an event that is not in the list raises ValueError where it is
+    logged.
     """
     structlog.configure(
         processors=processors(settings, sink, strict=strict, wall_ns=wall_ns, environ=environ),
@@ -410,7 +413,10 @@ def _traceback(exc_info: Any, *, whole: bool) -> str:
 
 
 def _leave_out_machinery(told: traceback.TracebackException) -> None:
-    """Take out the frames of the machinery, of causes and contexts too; a traceback of nothing else stays as it is."""
+    """Take out the frames of the machinery, of causes and contexts too.
+
+    A traceback of nothing else stays as it is.
+    """
     ahead, seen = [told], set()
     while ahead:
         each = ahead.pop()
@@ -429,9 +435,10 @@ _TIMES: Final = ("queue_us", "compute_input_us", "compute_infer_us", "compute_ou
 
 
 class RequestLog:
-    """Writes the canonical line of each request, at its end, where `--log-requests` asks for it.
+    """Writes the canonical line of each request, at its end, if `--log-requests` asks for it.
 
-    With `failures_only` it tells at the first verbose level why requests failed, as Triton does, and nothing else.
+    With `failures_only` it tells at the first verbose level why requests failed, as Triton does, and nothing
+    else.
     """
 
     def __init__(self, log: FilteringBoundLogger, *, failures_only: bool = False) -> None:
@@ -449,9 +456,11 @@ class RequestLog:
         message: str = "",
         about: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """Log how `request` ended. `outcome` is one of the `request_*` events, `message` what its client was told.
+        """Log how `request` ended.
 
-        `times` are nanoseconds as in `InferResponse.timing`, `about` what else is known: by whom it was executed and the like.
+        `outcome` is one of the `request_*` events, `message` what its client was told. `times` are
+        nanoseconds as in `InferResponse.timing`. `about` is what else is known, such as the instance that
+        executed it.
         """
         if self._failures_only:
             if message:

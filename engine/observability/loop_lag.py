@@ -1,4 +1,4 @@
-"""How late the event loop runs. A loop that lags makes every request wait, whoever is to blame."""
+"""How late the event loop runs. A loop that lags makes every request wait, whatever the cause."""
 
 from __future__ import annotations
 

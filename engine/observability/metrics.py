@@ -1,9 +1,9 @@
-"""Prometheus metrics: read when they are scraped, written in the text format 0.0.4, served by a small ASGI app.
+"""Prometheus metrics: read at each scrape, written in the text format 0.0.4, served by a small ASGI app.
 
-Nothing is counted here. Counters live with the models (`actors.statistics`), and a scrape reads them once. The text is
-written by hand, since prometheus-client cannot print a counter without the suffix `_total`, and Triton's have none.
-A model's labels are put into words once a scrape, and a family is one block of text, so that a scrape of a thousand models
-can let the loop go on between blocks.
+Nothing is counted here. Counters live with the models (`actors.statistics`), and a scrape reads them once.
+The text is written by hand, since prometheus-client cannot print a counter without the suffix `_total`, and
+Triton's have none. A model's labels are put into words once a scrape, and a family is one block of text. So a
+scrape of a thousand models can let the loop go on between blocks.
 
 Reference: contract observability.md section 1, http.md section 11.
 """
@@ -276,7 +276,8 @@ _SUMMARIES: Final = (
 )
 
 
-# Of models whose answers are kept; these have no summary of requests (contract, observability.md section 1.3).
+# Of models whose answers are kept. These have no summary of requests (contract, observability.md section
+# 1.3).
 _CACHE_SUMMARIES: Final = (
     (
         "nv_cache_hit_summary_per_model",
@@ -326,7 +327,8 @@ def new_statistics(
 ) -> ModelStatistics:
     """Return a model's statistics, observing what the settings ask for and no more.
 
-    `first_response_buckets` are the histogram's upper bounds in milliseconds, where the model has bounds of its own.
+    `first_response_buckets` are the histogram's upper bounds in milliseconds, if the model has bounds of its
+    own.
     """
     return ModelStatistics(
         summaries=LatencySummaries(settings.summary_quantiles) if settings.summary_latencies else None,
@@ -777,7 +779,10 @@ def _worker_blocks(source: WorkerSource) -> Iterator[str]:
 
 
 def cache_blocks(source: CacheSource) -> Iterator[str]:
-    """Yield what the response cache counts for the server as a whole: contract section 1.6, and what is Tritium's own."""
+    """Yield what the response cache counts for the server as a whole.
+
+    That is contract section 1.6, and what is Tritium's own.
+    """
     cache, far = source.cache, source.far
     if cache.near is not None:
         near = cache.near
@@ -870,8 +875,8 @@ def _escaped(value: str) -> str:
 
 
 def _model_labels(model: ModelSample) -> dict[str, str]:
-    # A tag's key is the configuration's, and one that is no label name would spoil the whole scrape; so would two
-    # underscores in front, which Prometheus keeps for itself.
+    # A tag's key is the configuration's. A key that is no label name would spoil the whole scrape; so would
+    # two underscores in front, which Prometheus keeps for itself.
     tags = {"_" + re.sub(r"[^a-zA-Z0-9_]", "_", key).lstrip("_"): value for key, value in model.tags.items()}
     labels = {**tags, "model": model.name, "version": str(model.version)}
     return {**labels, "namespace": model.namespace} if model.namespace else labels

@@ -25,7 +25,7 @@ _OUTCOMES: Final = {
 
 
 def request_hook(protocol: str = "", *, failures_only: bool = False) -> RequestHook:
-    """Return what is called at the end of each request, where `--log-requests` or `--log-verbose` asks for it.
+    """Return what is called at the end of each request, if `--log-requests` or `--log-verbose` asks for it.
 
     `protocol` is that of the frontend which calls it; empty for requests that the server makes of itself.
     """
@@ -62,7 +62,7 @@ def request_hook(protocol: str = "", *, failures_only: bool = False) -> RequestH
 
 
 def _waited(record: RequestRecord | None, since: float, now: float) -> int:
-    """Return the nanoseconds that a request which failed had waited before its last execution, if there was one."""
+    """Return the nanoseconds that a failed request had waited before its last execution, if there was one."""
     if record is None:
         return 0
     return int(((now if record.last_dispatch is None else record.last_dispatch) - since) * 1e9)

@@ -41,14 +41,14 @@ class ModelSample:
 
 
 class MetricsSource(Protocol):
-    """Whoever knows the loaded models."""
+    """What knows the loaded models."""
 
     def models(self) -> Iterable[ModelSample]:
         """Return every loaded model version."""
 
 
 class ReadinessSource(Protocol):
-    """Whoever knows whether the server is ready."""
+    """What knows whether the server is ready."""
 
     @property
     def is_ready(self) -> bool:
@@ -59,35 +59,35 @@ class ReadinessSource(Protocol):
 
 
 class LoadSource(Protocol):
-    """Whoever knows which loads failed."""
+    """What knows which loads failed."""
 
     def loads(self) -> Iterable[LoadCounts]:
         """Return what is counted of each model's loads."""
 
 
 class TrafficSource(Protocol):
-    """Whoever knows how requests are shared out over models' versions."""
+    """What knows how requests are shared out over models' versions."""
 
     def samples(self) -> Iterable[TrafficSample]:
         """Return every model that has, or had, a traffic plan."""
 
 
 class CustomSource(Protocol):
-    """Whoever has the metrics that models make up. `engine.observability.custom_metrics.CustomMetrics` does."""
+    """What has the metrics that models make up. `engine.observability.custom_metrics.CustomMetrics` does."""
 
     def blocks(self) -> Iterable[str]:
         """Return the text of each family that has a series."""
 
 
 class GrpcSource(Protocol):
-    """Whoever accepts gRPC connections. `protocols.grpc.listener.GrpcListener` does."""
+    """What accepts gRPC connections. `protocols.grpc.listener.GrpcListener` does."""
 
     def statistics(self) -> GrpcStatistics:
         """Return what is the case now."""
 
 
 class CacheSource(Protocol):
-    """Whoever keeps answers. `engine.cache.open.OpenCache` does."""
+    """What keeps answers. `engine.cache.open.OpenCache` does."""
 
     @property
     def cache(self) -> ResponseCache:
@@ -99,14 +99,14 @@ class CacheSource(Protocol):
 
 
 class WorkerSource(Protocol):
-    """Whoever starts workers. `engine.spares.Spares` does."""
+    """What starts workers. `engine.spares.Spares` does."""
 
     def statistics(self) -> SpareCounts:
         """Return what is the case now."""
 
 
 class ResidencySource(Protocol):
-    """Whoever knows how much memory models take. `actors.residency.Residents` does."""
+    """What knows how much memory models take. `actors.residency.Residents` does."""
 
     def samples(self) -> ResidencySample:
         """Return what is the case now."""

@@ -1,4 +1,7 @@
-"""What supervisors report, as log lines. The supervisor alone logs a crash, so this is where tracebacks come from."""
+"""What supervisors report, as log lines.
+
+The supervisor alone logs a crash, so this is where tracebacks come from.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,10 @@ class MachineSample:
 
 
 class MachineSampler:
-    """Samples the machine, at most once an `interval` of seconds: CPU use needs a span to be measured over."""
+    """Samples the machine, at most once an `interval` of seconds.
+
+    CPU use needs a span to be measured over.
+    """
 
     def __init__(self, *, interval: float, clock: Callable[[], float], proc: Path = Path("/proc")) -> None:
         self._interval = interval

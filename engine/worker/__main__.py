@@ -2,7 +2,8 @@
 
 The command is `python …/engine/worker/__main__.py <socket> <parent> [<backend>]`.
 
-The arguments are the descriptor of the socket, the server's process id and, in a spare, the backend to import beforehand.
+The arguments are the descriptor of the socket, the server's process id and, in a spare, the backend to import
+beforehand.
 
 The worker's import closure is this list and one backend, and nothing else of ours: the standard library,
 numpy, and the modules below. It runs on any Python from 3.9 with numpy. Once the backend class is imported,

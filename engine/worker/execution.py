@@ -174,7 +174,7 @@ class WorkerBatch(Batch):
         ask_for_room: AskForRoom,
         open_requests: OpenRequests | None = None,
     ) -> None:
-        """`open_requests` is a decoupled model's: senders may answer its requests, and its inputs are copied."""
+        """`open_requests` is a decoupled model's: senders answer its requests, and its inputs are copied."""
         self._job = job
         self._slot = slot
         self._model = model

@@ -1,4 +1,6 @@
-"""What a worker imposes on itself before it has any thread and any of its model's code. See docs/worker_life.md.
+"""What a worker imposes on itself before it has any thread and any of its model's code.
+
+See docs/worker_life.md.
 
 The limits come in an environment variable, so that they hold from the first line on. A sandbox that a thread
 enters does not hold for threads that are there already, and importing numpy starts some. Children inherit all

@@ -1,4 +1,6 @@
-"""The requests of a decoupled model that are open in this worker: who may send, and how much the server has taken.
+"""The requests of a decoupled model that are open in this worker.
+
+It knows who may send, and how much the server has taken.
 
 A model sends from whichever threads it likes, during `execute` and after it. A sender waits while a window of
 its own request is on its way (`actors.frames`). So a client which stalls only stalls the thread that serves

@@ -1,6 +1,7 @@
 """Whether files of a model are what Git LFS leaves in place of the real ones: texts of some 130 bytes.
 
-Frameworks say of such a file that it is corrupt, in words of their own. Reference: the Git LFS specification, "The Pointer".
+Frameworks say of such a file that it is corrupt, in words of their own. Reference: the Git LFS specification,
+"The Pointer".
 """
 
 from __future__ import annotations
