@@ -1,8 +1,9 @@
 """A declared model as the class `TritonPythonModel` that the Python backend runs.
 
-How a function is called follows from what it is. One that batches has the rows of several requests joined; one that asks for the
-`Request`, or is a generator, is called for each request; a coroutine's calls for the requests of a batch are under way together.
-What is raised for one call answers the requests of that call, and no others.
+How a function is called follows from what it is. A function that batches has the rows of several requests
+joined. A function that asks for the `Request`, or is a generator, is called for each request. The calls of a
+coroutine for the requests of a batch are under way together. What is raised for one call answers the requests
+of that call, and no others.
 """
 
 from __future__ import annotations
@@ -50,11 +51,14 @@ class AdaptedModel:
 
     @classmethod
     def auto_complete_config(cls, config: ModelConfig) -> ModelConfig:
-        """Tell the configuration what the hints say. Raises ValueError where it says something else already."""
+        """Tell the configuration what the hints say. Raises ValueError if it already says something else."""
         return complete(config, cls.declared)
 
     def initialize(self, arguments: Mapping[str, str]) -> None:
-        """Make the object behind a class; of a function there is none. Raises DeclarationError for another configuration."""
+        """Make the object behind a class; a function has none.
+
+        Raises DeclarationError for another configuration.
+        """
         instance = Instance.from_arguments(arguments)
         compare(self.declared, instance)
         self._inputs = self.declared.signature.inputs
@@ -64,7 +68,10 @@ class AdaptedModel:
         self.target = _made(target, instance) if self.declared.is_class else target
 
     def finalize(self) -> Any:
-        """Close the object behind a class, where it can be closed. Where that is a coroutine, the backend waits for it."""
+        """Close the object behind a class, if it can be closed.
+
+        If that is a coroutine, the backend waits for it.
+        """
         return self.target.close() if self.declared.is_class and hasattr(self.target, "close") else None
 
 
@@ -73,11 +80,14 @@ class _Values(AdaptedModel):
 
     @property
     def takes_batches(self) -> bool:
-        """Whether a batch can be given to one call as it is: the function joins, and all rows of a batch are of the same dims."""
+        """Whether a batch can be given to one call as it is.
+
+        The function joins, and all rows of a batch are of the same dims.
+        """
         return self.declared.joins and not self._ragged
 
     def execute_batch(self, batch: Batch) -> None:
-        """Answer a batch by one call over its stacked tensors, which spares making requests and responses of it."""
+        """Answer a batch by one call over its stacked tensors, without requests and responses for each."""
         arguments = {name: batch.stacked(name) for name in batch.input_names if name in self._inputs}
         try:
             outputs = self._answerer.outputs(self.target(**arguments), batch.rows)
@@ -101,7 +111,10 @@ class _Values(AdaptedModel):
 
 
 def batch_execution(model: object) -> Callable[[Batch], None] | None:
-    """Return what runs a whole batch of `model` in one call, None where requests must be given to it one by one."""
+    """Return what runs a whole batch of `model` in one call.
+
+    Returns None if requests must be given to it one by one.
+    """
     return model.execute_batch if isinstance(model, _Values) and model.takes_batches else None
 
 

@@ -27,7 +27,10 @@ class Answerer:
         self._instance = instance_name
 
     def in_order(self, calls: Sequence[Call], outcomes: Sequence[Any]) -> list[InferenceResponse]:
-        """Return one response a request of the batch, in its order; an outcome is what a call gave, or what it raised."""
+        """Return one response for each request of the batch, in its order.
+
+        An outcome is what a call gave, or what it raised.
+        """
         answers: dict[int, InferenceResponse] = {}
         for call, outcome in zip(calls, outcomes):
             answers.update(zip(call.positions, self._responses(call, outcome)))
@@ -46,7 +49,10 @@ class Answerer:
         return InferenceResponse(error=self.failure(error))
 
     def failure(self, error: BaseException) -> TritonError:
-        """Return what a client is told of `error`: what a `RequestError` says, else the contract's text (section 4.3)."""
+        """Return what a client is told of `error`.
+
+        That is what a `RequestError` says, else the contract's text (section 4.3).
+        """
         if isinstance(error, RequestError):
             return TritonError(error.message, TritonErrorCode[error.code])
         reason = (
@@ -59,7 +65,8 @@ class Answerer:
             return [self.error(outcome)] * len(call.positions)
         try:
             outputs = self.outputs(outcome, sum(call.rows))
-        except Exception as error:  # noqa: BLE001  # what can't be made an output is the model's mistake, and its clients' answer
+        except Exception as error:  # noqa: BLE001
+            # What can't be made an output is the model's mistake, and its clients' answer.
             return [self.error(error)] * len(call.positions)
         return [_response(outputs)] if len(call.rows) == 1 else _split(outputs, call.rows)
 

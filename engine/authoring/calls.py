@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """One call: which requests of the batch it answers, by position, how many rows each has, and what it is called with."""
+    """One call: which requests of the batch it answers, how many rows each has, and its arguments.
+
+    Requests are given by position.
+    """
 
     positions: Sequence[int]
     rows: Sequence[int]
@@ -24,9 +27,10 @@ class Call(NamedTuple):
 
 
 def calls_of(requests: Sequence[InferenceRequest], declared: Declared) -> list[Call]:
-    """Return the calls for a batch: one for all requests that can be joined where the function batches, else one for each.
+    """Return the calls for a batch.
 
-    Requests can be joined where they carry the same inputs of the same dims.
+    If the function batches, there is one call for all requests that can be joined, else one for each.
+    Requests can be joined if they carry the same inputs of the same dims.
     """
     each = [_call(position, request, declared) for position, request in enumerate(requests)]
     if not declared.joins or len(each) == 1:

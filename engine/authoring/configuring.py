@@ -17,7 +17,10 @@ _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
 def complete(config: ModelConfig, declared: Declared) -> ModelConfig:
-    """Complete a configuration from a declaration. Raises ValueError where the two contradict each other (contract, section 11)."""
+    """Complete a configuration from a declaration.
+
+    Raises ValueError if the two contradict each other (contract, section 11).
+    """
     signature = declared.signature
     config.set_max_batch_size(declared.max_batch_size)
     values = config.as_dict()
@@ -36,9 +39,9 @@ def complete(config: ModelConfig, declared: Declared) -> ModelConfig:
 
 
 def compare(declared: Declared, instance: Instance) -> None:
-    """Hold the configuration that an instance runs with against the declaration. Raises DeclarationError where they differ.
+    """Compare the configuration that an instance runs with with the declaration.
 
-    Completion has done that already, where it is on.
+    Raises DeclarationError if they differ. Completion has checked that already, if it is on.
     """
     signature, config = declared.signature, instance.config
     who = f"model '{instance.model}': '{signature.name}'"
@@ -67,7 +70,10 @@ def compare(declared: Declared, instance: Instance) -> None:
 
 
 def _of_sequences(config: Mapping[str, Any], side: str) -> set[str]:
-    """Return the tensors that `sequence_batching` gives a model, or takes from it, which are no inputs and outputs of clients."""
+    """Return the tensors that `sequence_batching` gives a model, or takes from it.
+
+    They are no inputs and outputs of clients.
+    """
     batching = config.get("sequence_batching", {})
     controls = batching.get("control_input", ()) if side == "input" else ()
     return {each["name"] for each in controls} | {

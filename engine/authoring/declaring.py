@@ -18,7 +18,10 @@ _MARK = "__tritium_model__"
 
 
 class Declared(NamedTuple):
-    """What `tritium.model` was told, by the hints and by its arguments. `max_queue_delay` is in seconds, None where none is asked for."""
+    """What `tritium.model` was told, by the hints and by its arguments.
+
+    `max_queue_delay` is in seconds, None if none is asked for.
+    """
 
     target: Any  # the function, or the class
     signature: Signature
@@ -32,7 +35,10 @@ class Declared(NamedTuple):
 
     @property
     def joins(self) -> bool:
-        """Whether the rows of several requests are given to one call: it batches, and asks for nothing of a single request."""
+        """Whether the rows of several requests are given to one call.
+
+        They are if the function batches and asks for nothing of a single request.
+        """
         return bool(self.max_batch_size) and not self.signature.request and not self.signature.kind.decoupled
 
 
@@ -55,11 +61,12 @@ def model(
 ) -> Any:
     """Make a function the model of its file; it stays the function it is, and can be called as before.
 
-    Parameters hinted with `FP32[Array, 16]` and the like are inputs, optional ones where they have a default; what is returned is
-    the output called `output`, or one for each field of a NamedTuple, TypedDict or dataclass. With `max_batch_size` over 0 every
-    array has a batch dimension in front, and one call may have the rows of several requests, for which it waits up to
-    `max_queue_delay` seconds. A generator gives any number of responses to a request; `async` functions run on an event loop
-    that lives as long as the model. Of a class, `__call__` is the function; see docs/authoring.md. Raises DeclarationError.
+    Parameters hinted with `FP32[Array, 16]` and the like are inputs; those with a default are optional. The
+    return value is the output called `output`, or one output for each field of a NamedTuple, TypedDict or
+    dataclass. With `max_batch_size` over 0 every array has a batch dimension in front, and one call may have
+    the rows of several requests, for which it waits up to `max_queue_delay` seconds. A generator gives any
+    number of responses to a request. `async` functions run on an event loop that lives as long as the model.
+    Of a class, `__call__` is the function; see docs/authoring.md. Raises DeclarationError.
     """
     if function is None:
         return lambda given: _declare(given, max_batch_size, max_queue_delay, output)
@@ -101,7 +108,8 @@ def declared_in(module: ModuleType) -> Declared | None:
 
     What the module imported from elsewhere does not count. Raises DeclarationError where there are several.
     """
-    own = [  # of functions and classes alone, for what else lies in a module may do anything when it is asked for an attribute
+    # Only functions and classes: anything else in a module may run code when it is asked for an attribute.
+    own = [
         value
         for value in list(vars(module).values())
         if isinstance(value, (FunctionType, type)) and value.__module__ == module.__name__

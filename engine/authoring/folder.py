@@ -46,10 +46,12 @@ def check_file(file: Path) -> Path:
 
 
 def write_repository(file: Path, into: Path, config: Path | None = None) -> Path:
-    """Make a repository in `into` with one model that runs `file` where it lies; return the model's directory.
+    """Make a repository in `into` with one model that runs `file` where it lies.
 
-    Its version is that of the file's folder in a repository, else 1. `config`, a config.pbtxt, is copied; without one the
-    configuration is completed from the model. Raises NotAModelFile.
+    Returns the model's directory.
+
+    Its version is that of the file's folder in a repository, else 1. `config`, a config.pbtxt, is copied;
+    without one the configuration is completed from the model. Raises NotAModelFile.
     """
     path = check_file(file)
     directory = into / model_name(file)
@@ -65,7 +67,10 @@ def write_repository(file: Path, into: Path, config: Path | None = None) -> Path
 
 
 def config_beside(file: Path) -> Path | None:
-    """Return the config.pbtxt that belongs to `file`: beside it, or in a repository beside its version directory."""
+    """Return the config.pbtxt that belongs to `file`.
+
+    It lies beside the file, or in a repository beside the file's version directory.
+    """
     folder = file.absolute().parent
     for place in (folder, *([folder.parent] if folder.name.isdigit() else [])):
         if (place / "config.pbtxt").is_file():

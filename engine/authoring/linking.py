@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def linked(path: str, package: str) -> Any:
     """Import the file at `path` as a module of `package`, and return its model's class.
 
-    The modules beside the file can be imported by it, by name and relatively, before what is installed; `__file__` is the file's own,
-    so that what it reads from its folder is found. Raises ImportError that says what the file's code raises, and where.
+    It can import the modules beside the file, by name and relatively, before what is installed. `__file__` is
+    the file's own, so that what it reads from its folder is found. Raises ImportError that says what the
+    file's code raises, and where.
     """
     _find_modules_in(os.path.dirname(path), sys.modules[package].__path__)
     stem = os.path.basename(path)[: -len(".py")]
@@ -36,7 +37,10 @@ def linked(path: str, package: str) -> Any:
 
 
 def model_directory(folder: str) -> str:
-    """Return the model's directory for a file in `folder`: in a repository that above, where the file's is a version's."""
+    """Return the model's directory for a file in `folder`.
+
+    In a repository that is the folder above, if the file's folder is a version's.
+    """
     return os.path.dirname(folder) if os.path.basename(folder).isdigit() else folder
 
 
@@ -55,7 +59,7 @@ def _place(error: Exception, path: str) -> str:
 
 
 def _find_modules_in(directory: str, package_path: MutableSequence[str]) -> None:
-    """Find modules in `directory` before what is installed, and before what lies beside the file that points here."""
+    """Find modules in `directory` before what is installed, and before what lies beside the linking file."""
     if directory not in sys.path:
         later = ("site-packages", "dist-packages", *package_path)
         at = (at for at, path in enumerate(sys.path) if path.endswith(later))

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 
 def model_class(module: ModuleType, *, called: str = "") -> Any:
-    """Return the class to make the model's object of: `TritonPythonModel`, or what stands for a `tritium.model`.
+    """Return the class to make the model's object of.
 
-    `called` is what its author calls the module, where that is not its name. Raises DeclarationError where the module has both,
-    and AttributeError where it has neither.
+    That is `TritonPythonModel`, or what stands for a `tritium.model`. `called` is what its author calls the
+    module, if that is not its name. Raises DeclarationError if the module has both, and AttributeError if it
+    has neither.
     """
     declared = declared_in(module)
     if declared is None:

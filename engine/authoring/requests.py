@@ -1,4 +1,7 @@
-"""What a model written with `tritium.model` may know of a request, and of itself, and how it refuses a request."""
+"""What a model written with `tritium.model` may know of a request, and of itself.
+
+It also has how such a model refuses a request.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Instance:
-    """What a model class's constructor may be given: which instance it is for (contract, python_backend.md section 1.1)."""
+    """What a model class's constructor may be given: which instance it is for.
+
+    Contract: python_backend.md section 1.1.
+    """
 
     model: str
     version: int

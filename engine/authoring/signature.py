@@ -60,8 +60,8 @@ class Input(NamedTuple):
 class Signature(NamedTuple):
     """What a function takes and gives, read off its hints.
 
-    `request` names the parameter that takes the `Request`, empty where there is none. `bare` says that the function returns an
-    array and nothing around it, which is the one output there is.
+    `request` names the parameter that takes the `Request`, empty if there is none. `bare` says that the
+    function returns an array and nothing around it, which is the one output there is.
     """
 
     name: str
@@ -75,9 +75,12 @@ class Signature(NamedTuple):
 def read_signature(
     function: Callable[..., Any], *, name: str, output: str, method: bool = False
 ) -> Signature:
-    """Return the signature of `function`, called `name` in messages; `output` names an output that has no name of its own.
+    """Return the signature of `function`, called `name` in messages.
 
-    `method` says that the first parameter is `self`. Raises DeclarationError for hints that say nothing of a tensor.
+    `output` names an output that has no name of its own.
+
+    `method` says that the first parameter is `self`. Raises DeclarationError for hints that say nothing of a
+    tensor.
     """
     hints = _hints(function, f"'{name}'")
     inputs: dict[str, Input] = {}

@@ -40,7 +40,10 @@ def send_all(
 async def send_all_async(
     target: Callable[..., Any], call: Call, sender: InferenceResponseSender, answerer: Answerer
 ) -> None:
-    """Do the same for an asynchronous generator. Where the client is slow, a thread of the loop's pool waits, and not the loop."""
+    """Do the same for an asynchronous generator.
+
+    If the client is slow, a thread of the loop's pool waits, and not the loop.
+    """
     import asyncio  # noqa: TID251  # the loop of user code, as in the backend
 
     loop = asyncio.get_running_loop()

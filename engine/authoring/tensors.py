@@ -1,6 +1,7 @@
 """The names that a type hint declares a tensor with: `FP32[Array, 16]` is sixteen 32-bit floats.
 
-To a type checker such a hint is `Annotated[Array, 16]`, hence an `Array`; here it carries what a configuration says of a tensor.
+To a type checker such a hint is `Annotated[Array, 16]`, hence an `Array`. Here it carries what a
+configuration says of a tensor.
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ Array = np.ndarray[Any, Any]
 
 
 class DeclarationError(TypeError):
-    """A function or class can't be made a model: its type hints or the decorator's arguments make no sense."""
+    """A function or class can't be made a model: its type hints or the decorator's arguments are wrong."""
 
 
 class TensorType(NamedTuple):
-    """What a hint says of a tensor. `dims` are without the batch dimension, -1 is any length (contract, model_config.md section 3)."""
+    """What a hint says of a tensor.
+
+    `dims` are without the batch dimension; -1 is any length (contract, model_config.md section 3).
+    """
 
     datatype: DataType
     dims: tuple[int, ...]

@@ -24,8 +24,9 @@ class WrongOutput(TypeError):
 def outputs_of(given: Any, signature: Signature, *, rows: int | None, batched: bool) -> list[Output]:
     """Return the outputs in what a function returned or yielded, checked against what it declares.
 
-    An array must be of the declared datatype and dims; where the model is `batched`, the batch dimension comes before these, and is
-    `rows` long unless that is None. Numbers, text and lists are made arrays. An output that is None is left out. Raises WrongOutput.
+    An array must be of the declared datatype and dims. If the model is `batched`, the batch dimension comes
+    before these, and is `rows` long unless that is None. Numbers, text and lists are made arrays. An output
+    that is None is left out. Raises WrongOutput.
     """
     outputs = []
     for name, value in _named(given, signature).items():
@@ -58,7 +59,10 @@ def _named(given: Any, signature: Signature) -> Mapping[str, Any]:
 
 
 def _array(value: Any, declared: TensorType, where: str) -> Array:
-    """Return `value` as a C-contiguous array of the declared datatype; only what is no array yet is converted."""
+    """Return `value` as a C-contiguous array of the declared datatype.
+
+    Only a value that is no array yet is converted.
+    """
     if declared.datatype is DataType.BYTES:
         return _text(value, where)
     if not isinstance(value, (np.ndarray, np.generic)):

@@ -265,9 +265,10 @@ def inspect(
 def _in_environments(
     read: Callable[..., LoadedConfig], cache: EnvironmentCache, *, run_model_code: bool, build: bool
 ) -> LoadedConfig:
-    """Read a configuration whose model code runs in the environments that it asks for, as far as these are there.
+    """Read a configuration whose model code runs in the environments that it asks for, if these are there.
 
-    Building takes minutes and a network, and is for the server to do unless `build`; one that is unpacked is only looked at.
+    Building takes minutes and a network, and is for the server to do unless `build`. An environment that is
+    unpacked is only looked at.
     """
     config = read(run_model_code=run_model_code, environments=cache)
     if not config.unbuilt:

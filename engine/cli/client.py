@@ -1,4 +1,7 @@
-"""What commands that talk to a running server share: the address, the headers, requests in JSON, redrawing."""
+"""What commands that talk to a running server share.
+
+These are the address, the headers, requests in JSON, and redrawing.
+"""
 
 from __future__ import annotations
 
@@ -145,9 +148,10 @@ def watch(
     drawn: Callable[[Any], RenderableType],
     plain: Callable[[Any], str],
 ) -> int:
-    """Ask and redraw until interrupted or told to end. A server that goes away and comes back is part of what is watched.
+    """Ask and redraw until interrupted or told to end.
 
-    Where nobody's terminal is written to, each round is written whole, below the one before.
+    A server that goes away and comes back is part of what is watched. If the output is no terminal, each
+    round is written whole, below the one before.
     """
     with _ended_by_signals():
         if sys.stdout.isatty():

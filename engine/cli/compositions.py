@@ -23,7 +23,8 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig
 def held_against_models(findings: Sequence[Finding], *, complete: bool) -> list[Finding]:
     """Return the findings with what keeps ensembles from being made up of their models.
 
-    `complete` says that a model which is not among them is nowhere; else ensembles that need others are left as they are.
+    `complete` says that a model which is not among them is nowhere. Otherwise ensembles that need other
+    models are left as they are.
     """
     by_name = {finding.name: finding for finding in findings}
     parts = {

@@ -16,7 +16,10 @@ from engine.environments.layout import EnvironmentFailed
 def prepared(
     cache: EnvironmentCache, environments: Sequence[Environment]
 ) -> Mapping[Environment, Runtime | EnvironmentFailed]:
-    """Build environments as the server would, telling of the steps on standard error; return what has come of each."""
+    """Build environments as the server would; return what has come of each.
+
+    The steps are told on standard error.
+    """
     import trio  # a check that needs none of this is quicker without
 
     from engine.environments.builder import EnvironmentBuilder

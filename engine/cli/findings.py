@@ -116,7 +116,7 @@ def as_lines(report: Report) -> Iterator[StyledLine]:
 
 
 def one_line_each(report: Report) -> Iterator[str]:
-    """Yield a line for each model, with the first thing that is wrong with it, and one for each bad repository."""
+    """Yield a line for each model, with the first thing that is wrong with it, and each bad repository."""
     for problem in report.problems:
         yield printable(str(problem))
     for finding in report.findings:
@@ -164,7 +164,7 @@ def _finding(finding: Finding) -> Iterator[StyledLine]:
 
 
 def _problem(problem: Problem, indent: str) -> Iterator[StyledLine]:
-    """Yield a problem: its message, and what would have worked on lines of its own where that is more than one."""
+    """Yield a problem: its message, and what would have worked, on lines of its own if it has several."""
     head, word, rest = str(problem).partition(problem.severity.value)  # the first one: paths come before it
     if problem.path is not None:
         at = len(str(problem.path))

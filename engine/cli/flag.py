@@ -36,7 +36,10 @@ class Group(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """One flag. `default` and `metavar` are for the reader; the values themselves are typed in `engine.settings`."""
+    """One flag.
+
+    `default` and `metavar` are for the reader; the values themselves are typed in `engine.settings`.
+    """
 
     name: str
     kind: Kind = Kind.TEXT
@@ -70,7 +73,7 @@ class OneOf:
         return "" if self.choice(value) is not None else self._complaint
 
     def choice(self, value: str) -> str | None:
-        """Return the choice that `value` is, in its own letter case; None for a value that is none of them."""
+        """Return the choice that `value` is, in its own letter case; None if it is none of them."""
         return next((each for each in self.choices if each.lower() == value.lower()), None)
 
 

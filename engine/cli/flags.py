@@ -3,10 +3,10 @@
 A flag stands in one of three relations to this server:
 
 - *honoured*: it does what its help says;
-- *without effect* (`no_effect`): it tunes a part of Triton that has no counterpart here, no answer can differ for it, and
-  giving it earns a warning, so that command lines written for Triton keep working;
-- *refused* (`instead`): what it asks for is not offered, and quietly serving without it would deceive. Values in
-  `harmless` ask for what happens anyway and are let through.
+- *without effect* (`no_effect`): it tunes a part of Triton that has no counterpart here, so no answer can
+  differ for it. Giving it earns a warning, so that command lines written for Triton keep working;
+- *refused* (`instead`): what it asks for is not offered, and quietly serving without it would deceive. Values
+  in `harmless` ask for what happens anyway and are let through.
 
 Reference: contract repository.md section 10.
 """

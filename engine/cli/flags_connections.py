@@ -1,4 +1,7 @@
-"""The flags about connections, of HTTP and gRPC alike: a part of the table in `engine.cli.flags`. All are Tritium's own."""
+"""The flags about connections, of HTTP and gRPC alike.
+
+This is a part of the table in `engine.cli.flags`. All are Tritium's own.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A supervision tree that is taller than the screen: what is calm is folded into counts, what matters stays.
+"""A supervision tree that is taller than the screen: calm nodes are folded into counts, the others stay.
 
-Calm is what runs, has not been restarted, and says nothing of work in hand. A node is folded together with all below it, if all of that
-is calm; its parent counts it. As little is folded as makes the tree fit. Where it does not fit with everything folded that is calm, what was
-restarted but has run well since counts as calm too, and then what is left is cut to a line each. Pure: documents in, documents out.
+A node is calm if it runs, has not been restarted, and reports no work in hand. A node is folded together with
+all below it, if all of that is calm; its parent counts it. As little is folded as makes the tree fit. If it
+does not fit with every calm node folded, nodes that were restarted but have run well since count as calm too.
+Then what is left is cut to a line each. Pure: documents in, documents out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _TOLD_FIRST: Final = (*_BUSY, "phase", "attempt", "pid")
 
 
 def fold(document: Node, fits: Callable[[Node], bool]) -> Node:
-    """Return as much of the tree as `fits`. What does not fit however little it is comes back with a line for each node."""
+    """Return as much of the tree as `fits`.
+
+    If even the smallest form does not fit, it is returned with a line for each node.
+    """
     now = document.get("now")
     recent = _Folding(now=now if isinstance(now, int | float) else None)
     for folding in (_Folding(now=None), recent, replace(recent, short=True)):
@@ -66,7 +70,10 @@ def folded_away(document: Node) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Folding:
-    """How much to fold: in each branch what is deeper than its depth, restarts of long before `now` notwithstanding."""
+    """How much to fold: in each branch what is deeper than its depth.
+
+    Restarts long before `now` do not prevent that.
+    """
 
     now: float | None
     depths: Mapping[str, int] = field(default_factory=dict)
@@ -103,14 +110,14 @@ def _walk(node: Node) -> Iterator[Node]:
 
 
 def _news(node: Node) -> Mapping[str, object]:
-    """Return what the node says of itself, the most interesting first, without what it says there is nothing of."""
+    """Return what the node says of itself, the most interesting first, without empty values."""
     info = node.get("info") or {}
     keys = [*(key for key in _TOLD_FIRST if key in info), *(key for key in info if key not in _TOLD_FIRST)]
     return {key: info[key] for key in keys if info[key] is not None and info[key] not in ([], {}, "")}
 
 
 def _calm(node: Node, now: float | None) -> bool:
-    """Whether nobody needs to see the node; with `now`, one that was restarted long ago is calm again."""
+    """Whether the node needs no attention; with `now`, a node that was restarted long ago is calm again."""
     info = node.get("info") or {}
     return (
         node.get("state") == "running"

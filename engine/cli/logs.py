@@ -1,4 +1,7 @@
-"""`tritium logs`: what the JSON lines of a server's log say, live or from archives. The reading is `engine.log_reader`."""
+"""`tritium logs`: what the JSON lines of a server's log say, live or from archives.
+
+The reading is `engine.log_reader`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tritium logs` shows: lines, and reports as pages of aligned columns; with colours where a terminal reads."""
+"""What `tritium logs` shows: lines, and reports as pages of aligned columns; with colours on a terminal."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _CALLSITE: Final = frozenset({"filename", "lineno"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A heading and rows of cells, the first of which are the columns' names. `styles` are of the rows after it, for rich.
+    """A heading and rows of cells, the first of which are the columns' names.
 
-    Without rows there is `otherwise`, in words.
+    `styles` are of the rows after it, for rich. Without rows there is `otherwise`, in words.
     """
 
     title: str
@@ -102,7 +102,7 @@ class LineWriter:
 
 
 def keys_text(keys: Mapping[str, Any]) -> str:
-    """Return keys as `name=value` words; values with blanks in quotes, and where in the source it was said left out."""
+    """Return keys as `name=value` words, without the source location; values with blanks are quoted."""
     left_out = _CALLSITE | {"exception"}
     return " ".join(f"{printable(str(name))}={_value(keys[name])}" for name in keys if name not in left_out)
 

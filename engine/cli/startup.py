@@ -11,9 +11,11 @@ from engine.cli.text import aligned, printable
 
 
 def startup_text(models: Sequence[IndexEntry], options: Sequence[tuple[str, str]], *, terminal: bool) -> str:
-    """Return the models with their states, and the options: drawn for a terminal, plain and aligned otherwise.
+    """Return the models with their states, and the options.
 
-    Models that nobody has asked to load are counted, not listed: there may be thousands.
+    They are drawn for a terminal, plain and aligned otherwise.
+
+    Models that were never asked to load are counted, not listed: there may be thousands.
     """
     attempted = [entry for entry in models if entry.state or entry.reason]
     rows = [(entry.name, str(entry.version or "-"), _status(entry)) for entry in attempted]

@@ -1,7 +1,7 @@
 """`tritium traffic`: how a model's requests are shared out over its versions, on a running server.
 
-The server answers and takes `/v2/tritium/models/<model>/traffic`; `docs/traffic.md` describes the documents. What a plan may say is
-checked there, so that this command and any other client get the same answer.
+The server answers and takes `/v2/tritium/models/<model>/traffic`; `docs/traffic.md` describes the documents.
+The server checks what a plan may say, so that this command and any other client get the same answer.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _rows(document: Document) -> Iterator[tuple[str, ...]]:
 
 
 def _latency(seconds: float) -> str:
-    """Return a latency in three digits: `0.878 ms`, `12 ms`, `1.02 s`, and from a minute on as other durations."""
+    """Return a latency in three digits: `0.878 ms`, `12 ms`, `1.02 s`; from a minute on as a duration."""
     if seconds >= 60:
         return duration(seconds)
     return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds * 1e3:.3g} ms"

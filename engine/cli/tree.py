@@ -1,7 +1,8 @@
 """`tritium tree`: the live supervision tree of a running server.
 
-The server answers `GET /v2/tritium/tree` with the root's node, as `actors.supervision.tree.Snapshot.as_dict` makes it. Its
-clock's readings mean nothing here, so that `since` is shown where the root says too what time it is `now` on that clock.
+The server answers `GET /v2/tritium/tree` with the root's node, as `actors.supervision.tree.Snapshot.as_dict`
+makes it. Its clock's readings mean nothing here, so `since` is shown only if the root also says what time it
+is `now` on that clock.
 """
 
 from __future__ import annotations
@@ -129,7 +130,10 @@ def drawn(document: Node) -> Tree:
 
 
 class Fitted:
-    """The tree for a terminal, whole where there is room for it, else with so much folded that it fits; redrawn at its size."""
+    """The tree for a terminal, whole if there is room for it, else folded until it fits.
+
+    It is redrawn at the terminal's size.
+    """
 
     def __init__(self, document: Node) -> None:
         self._document = document

@@ -1,9 +1,10 @@
 """Which variables of the environment are settings, which are Kubernetes' own, and which nothing here knows.
 
-For each Service of a namespace, Kubernetes gives every container variables that begin with the Service's name in capitals.
-A Service named `tritium`, or `tritium-` and anything, so makes variables that look like settings: `TRITIUM_SERVICE_HOST`,
-`TRITIUM_PORT=tcp://10.0.0.7:8000`, and for `tritium-metrics` even `TRITIUM_METRICS_PORT=tcp://10.0.0.8:8002`, the name of a
-flag's variable. The last one is told from a setting by its value: a port is a number.
+For each Service of a namespace, Kubernetes gives every container variables that begin with the Service's name
+in capitals. So a Service named `tritium`, or `tritium-` and anything, makes variables that look like
+settings: `TRITIUM_SERVICE_HOST`, `TRITIUM_PORT=tcp://10.0.0.7:8000`, and for `tritium-metrics` even
+`TRITIUM_METRICS_PORT=tcp://10.0.0.8:8002`, the name of a flag's variable. The last one is told from a setting
+by its value: a port is a number.
 
 Reference: "Discovering services, environment variables" in Kubernetes' documentation of Services.
 """

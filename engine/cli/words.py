@@ -1,4 +1,6 @@
-"""From the words of a command line, or from variables, to values by flag, checked against the table and read as types.
+"""From the words of a command line, or from variables, to values by flag.
+
+They are checked against the table and read as types.
 
 What the values mean together is `engine.settings`' business.
 """
@@ -40,7 +42,10 @@ class SettingsError(Exception):
 
 
 def scan_argv(argv: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values given for each flag, by its own name, in order; a word without dashes is a model repository."""
+    """Return the values given for each flag, by its own name, in order.
+
+    A word without dashes is a model repository.
+    """
     given: dict[str, list[str]] = {}
     words = iter(argv)
     for word in words:
@@ -74,7 +79,7 @@ def _repository(word: str) -> str:
 
 
 def scan_environ(environ: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the values given for each flag; a variable set to nothing counts as unset, one that is not known too."""
+    """Return the values given for each flag; an empty variable counts as unset, as does an unknown one."""
     given: dict[str, list[str]] = {}
     for variable, value in settings_among(environ).items():
         flag = BY_VARIABLE.get(variable)
@@ -101,7 +106,10 @@ def _split(flag: Flag, value: str) -> list[str]:
 
 
 def _split_repositories(value: str) -> Iterator[str]:
-    """Split at colons, save for those inside a URI: one of these ends only before an absolute path or another URI."""
+    """Split at colons, except those inside a URI.
+
+    A URI ends only before an absolute path or another URI.
+    """
     while value:
         uri = REMOTE.match(value)
         end = _URI_END.search(value, uri.end()) if uri else re.search(":", value)
@@ -237,7 +245,10 @@ _WIDE: Final = frozenset(
 
 
 def read_memory_limit(text: str, total: int) -> int:
-    """Return the bytes that `--resident-memory-limit` means of `total`: a size, or a share such as `80%`. Raises SettingsError."""
+    """Return the bytes that `--resident-memory-limit` means of `total`. Raises SettingsError.
+
+    The value is a size, or a share such as `80%`.
+    """
     share = re.fullmatch(r"([0-9]{1,19}(?:\.[0-9]+)?)\s*%", text.strip())
     if share is None:
         return read_size("resident-memory-limit", text, or_such_as="80%")

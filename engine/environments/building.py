@@ -155,7 +155,7 @@ def _acquire(descriptor: int) -> None:
 
 
 def _clear(target: Path) -> None:
-    """Remove what an interrupted build has left, so that half of it is not found under the environment's name."""
+    """Remove what an interrupted build has left; half of it must not remain under the environment's name."""
     if not os.path.lexists(target):
         return
     aside = target.with_name(f"{target.name}.removed")

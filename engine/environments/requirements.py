@@ -43,7 +43,8 @@ def find(version_directory: Path, model_directory: Path) -> Path | None:
 def digest(path: Path, *, root: Path) -> str:
     """Return the SHA-256 (hex) of what decides what `path` installs: its files, this Python, this machine.
 
-    `root` is the model repository, which files that it includes must not lie outside of. Raises EnvironmentFailed.
+    `root` is the model repository, which files that it includes must not lie outside of. Raises
+    EnvironmentFailed.
     """
     return _Digest(root).of(path)
 
@@ -97,7 +98,7 @@ class _Digest:
             self._add_package(local.group("path"), within)
 
     def _add_package(self, name: str, within: Path) -> None:
-        """Add what lies there, if that is a path as pip takes one and not the name of a package in an index."""
+        """Add what lies there, if it is a path as pip takes one and not a package's name in an index."""
         if "/" in name or name.startswith(".") or name.lower().endswith(_PACKED):
             path = within.parent / name
             for file in _files(path):

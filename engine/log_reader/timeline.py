@@ -64,7 +64,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """What happened to instances and models, in the log's order, and the outages in order of their beginning."""
+    """What happened to instances and models, in the log's order, and the outages in order of beginning."""
 
     events: Sequence[Line]
     outages: Sequence[Outage]

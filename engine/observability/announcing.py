@@ -1,7 +1,7 @@
 """What is told beside events: the tables at start, fatal errors, and what Python itself has to say.
 
-With `--log-format=json` all of it is events, so that nothing but JSON lines leaves the process. In the other formats
-the tables are text for people, as Triton prints them, and a failure is a line `error: …` on stderr.
+With `--log-format=json` all of it is events, so that nothing but JSON lines leaves the process. In the other
+formats the tables are text for people, as Triton prints them, and a failure is a line `error: …` on stderr.
 """
 
 from __future__ import annotations

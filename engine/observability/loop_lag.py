@@ -15,7 +15,8 @@ _WINDOW: Final = 30.0
 class LoopLag:
     """The lag of a timer, in seconds: the last one, and the highest of the last half minute to minute.
 
-    Forgetting old peaks makes the maximum a gauge that an alert can clear, and no scrape resets it for another.
+    The maximum forgets old peaks, so that it is a gauge that an alert can clear, and no scrape resets it for
+    another.
     """
 
     def __init__(self) -> None:

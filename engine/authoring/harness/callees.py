@@ -1,4 +1,7 @@
-"""The server, as far as a model under test can tell: fakes of the models it calls, of model control and of custom metrics."""
+"""The server, as far as a model under test can tell.
+
+These are fakes of the models it calls, of model control and of custom metrics.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ Callee = Callable[[Call], Any]
 
 
 class FakeServer(Calls):
-    """Answers what a model asks of its server, and remembers it: `made` holds the calls, `asked` what was asked of other models."""
+    """Answers what a model asks of its server, and remembers it.
+
+    `made` holds the calls, `asked` what was asked of other models.
+    """
 
     def __init__(self, callees: Mapping[str, Callee]) -> None:
         self.made: list[Call] = []

@@ -29,8 +29,8 @@ class ModelNotLoaded(Exception):
 def complete(file: Path, config: Mapping[str, Any] | None, parameters: Mapping[str, str] | None) -> ModelSpec:
     """Return the specification of the model in `file`, version 1 or that of its folder in a repository.
 
-    The fields of `config`, a ModelConfig as JSON, stand in the place of those of its config.pbtxt, where there is one; `parameters` are
-    added. The rest is completed from the model. Raises ModelNotLoaded, and NotAModelFile.
+    The fields of `config`, a ModelConfig as JSON, replace those of its config.pbtxt, if there is one;
+    `parameters` are added. The rest is completed from the model. Raises ModelNotLoaded, and NotAModelFile.
     """
     file = check_file(file)
     override = json_format.MessageToJson(_merged(file, config, parameters), preserving_proto_field_name=True)

@@ -1,4 +1,7 @@
-"""A model under test: the real backend over a model's file, in this process, with a test in the place of server and clients."""
+"""A model under test: the real backend over a model's file, in this process.
+
+A test takes the place of server and clients.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,10 @@ def open_model(
 ) -> Iterator[TestedModel]:
     """Load the model in a file, of either style, and unload it in the end.
 
-    `config` replaces fields of its configuration, `parameters` are added to that. `models` are fakes of the models that it calls, by name:
-    each takes a `Call` and returns outputs by name, yields them, or raises. Whatever the model does must end `within` so many
-    seconds. Raises ModelNotLoaded with all that would keep a server from loading it, and ModelHung.
+    `config` replaces fields of its configuration; `parameters` are added to that. `models` are fakes of the
+    models that it calls, by name: each takes a `Call` and returns outputs by name, yields them, or raises.
+    Whatever the model does must end `within` so many seconds. Raises ModelNotLoaded with all that would keep
+    a server from loading it, and ModelHung.
     """
     file = Path(path)
     model = TestedModel(file, complete(file, config, parameters), models or {}, within)
@@ -93,7 +97,10 @@ class TestedModel:
 
     @property
     def asked(self) -> Sequence[tuple[str, Mapping[str, Any]]]:
-        """What the model asked of other models, in order: `model.load`, `model.unload` or `model.ready`, and with what."""
+        """What the model asked of other models, in order, with its arguments.
+
+        Each is one of `model.load`, `model.unload` and `model.ready`.
+        """
         return self._server.asked
 
     @property
@@ -103,7 +110,10 @@ class TestedModel:
         return {name: float(value) for name, value in _SAMPLE.findall(text)}
 
     def infer(self, request: Request | Mapping[str, Any]) -> Answer:
-        """Return the one response to a request. Raises InferenceFailed where that is an error, and AssertionError where there are several."""
+        """Return the one response to a request.
+
+        Raises InferenceFailed if that is an error, and AssertionError if there are several.
+        """
         responses = self.responses(request)
         if len(responses) != 1:
             raise AssertionError(
@@ -120,9 +130,9 @@ class TestedModel:
     def batch(self, requests: Sequence[Request | Mapping[str, Any]]) -> list[list[Answer]]:
         """Return the responses to each of several requests that one `execute` is given.
 
-        What a server would refuse is refused with its text, and never reaches the model. The controls and states of sequences, which a
-        server adds, are the test's to give, among the inputs. Raises ValueError where no server would
-        put these requests together, and ModelHung where one of them does not end.
+        What a server would refuse is refused with its text, and never reaches the model. A server adds the
+        controls and states of sequences; here the test gives them, among the inputs. Raises ValueError if no
+        server would put these requests together, and ModelHung if one of them does not end.
         """
         asked = [each if isinstance(each, Request) else Request(each) for each in requests]
         accepted: dict[int, FaultyRequest] = {}
@@ -143,7 +153,10 @@ class TestedModel:
         return self._do(self._backend.ready, "is_ready")
 
     def wait_logged(self, text: str) -> LogLine:
-        """Return the first line with `text` in it, once there is one: threads of the model's may be late. Raises ModelHung."""
+        """Return the first line with `text` in it, once there is one: the model's threads may be late.
+
+        Raises ModelHung.
+        """
         with self._logged:
             if self._logged.wait_for(lambda: any(text in line.message for line in self.logs), self._within):
                 return next(line for line in self.logs if text in line.message)
@@ -230,4 +243,4 @@ class _Nowhere:
     """A reply port for requests that are only looked at."""
 
     def put(self, part: InferResponse | Exception, *, final: bool) -> None:
-        """Nothing: nobody waits."""
+        """Do nothing: nothing waits for the answer."""

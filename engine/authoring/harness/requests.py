@@ -18,7 +18,10 @@ Parameter = bool | int | float | str
 
 
 class InferenceFailed(Exception):
-    """A request was answered with an error: `code` is its name, such as INVALID_ARG, and `message` what a client reads."""
+    """A request was answered with an error.
+
+    `code` is its name, such as INVALID_ARG, and `message` what a client reads.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -30,9 +33,9 @@ class InferenceFailed(Exception):
 class Fault:
     """What goes wrong while a request is answered.
 
-    `cancelled`: the client has left before the model begins. `cancelled_after`: it leaves when it has had so many responses,
-    `cancelled_in`: after so many seconds. `cut_off_after`: after so many responses every `send` raises, as it does where the
-    server has gone.
+    `cancelled`: the client has left before the model begins. `cancelled_after`: it leaves when it has had so
+    many responses; `cancelled_in`: after so many seconds. `cut_off_after`: after so many responses every
+    `send` raises, as if the server had gone.
     """
 
     cancelled: bool = False
@@ -43,7 +46,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One request. Inputs are arrays, or what one can be made of, with the batch dimension in front where the model batches.
+    """One request.
+
+    Inputs are arrays, or what one can be made of, with the batch dimension in front if the model batches.
 
     `timeout` is in seconds, 0 for none; the model is told of it, and nothing ends by itself.
     """
@@ -61,7 +66,7 @@ class Request:
 
 
 class Answer(Mapping[str, Array]):
-    """One response: its outputs by name, as arrays of their own, its `parameters`, or in their place an `error`."""
+    """One response: its outputs by name, as arrays of their own, its `parameters`, or instead an `error`."""
 
     def __init__(self, answer: LocalAnswer) -> None:
         self._outputs = answer.outputs
@@ -111,7 +116,8 @@ class FaultyRequest(LocalRequest):
     def take(self, part: LocalAnswer) -> None:
         """Keep a response, unless that is what goes wrong. Raises SenderClosed."""
         if self.fault.cut_off_after is not None and len(self.parts) >= self.fault.cut_off_after:
-            self.ended.set()  # as far as anybody will learn
+            # As far as can be known.
+            self.ended.set()
             raise SenderClosed("the server has gone")
         super().take(part)
         if self.fault.cancelled_after is not None and len(self.parts) >= self.fault.cancelled_after:
@@ -124,7 +130,7 @@ class FaultyRequest(LocalRequest):
 
 
 def as_array(value: Any, datatype: DataType) -> Array:
-    """Return `value` as the array a client would send; one that is an array already is left as it is. Raises ValueError."""
+    """Return `value` as the array a client would send; an array is left as it is. Raises ValueError."""
     if datatype is DataType.BYTES:
         array = np.asarray(value, dtype=object)
         elements = np.empty(array.size, dtype=object)

@@ -17,7 +17,10 @@ class ModelHung(Exception):
 
 
 class ModelThread:
-    """Runs one thing after the other, as a worker's main thread does. It is a daemon: one that hangs does not hold up the tests."""
+    """Runs one thing after the other, as a worker's main thread does.
+
+    It is a daemon: if it hangs, it does not hold up the tests.
+    """
 
     def __init__(self) -> None:
         self.hung = False  # it does not come back
@@ -26,7 +29,10 @@ class ModelThread:
         self._thread.start()
 
     def run(self, function: Callable[[], T], *, what: str, within: float) -> T:
-        """Return what `function` returns or raises. Raises ModelHung after `within` seconds; the thread is lost then."""
+        """Return what `function` returns or raises.
+
+        Raises ModelHung after `within` seconds; the thread is lost then.
+        """
         done = threading.Event()
         result: list[T] = []
         raised: list[BaseException] = []
@@ -55,7 +61,8 @@ class ModelThread:
             job()
 
     def _stack(self) -> str:
-        frame: Any = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001  # the documented way to another thread's stack
+        # This is the documented way to another thread's stack.
+        frame: Any = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001
         lines = traceback.format_stack(frame) if frame is not None else []
         first = next(
             (at for at, line in enumerate(lines) if __file__ not in line and "threading.py" not in line), 0

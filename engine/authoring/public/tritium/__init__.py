@@ -1,6 +1,7 @@
 """Write models for Tritium: `import tritium`. The names are explained in docs/authoring.md.
 
-This is the one package whose names are imported from it and not from its modules: it is the face of `engine.authoring`.
+This is the one package whose names are imported from it and not from its modules: it is the face of
+`engine.authoring`.
 """
 
 from __future__ import annotations
