@@ -14,7 +14,10 @@ from actors.specs import Confinement, Sandbox
 from engine.worker.limits import VARIABLE
 
 _CEILING_ROOM: Final = 1024**3
-"""Private memory beyond twice the limit that may be asked for, touched or not: stacks of threads and pools take some."""
+"""Private memory beyond twice the limit that may be asked for, touched or not.
+
+Stacks of threads and pools take some.
+"""
 
 
 def confining_environ(limits: Confinement, files: Iterable[Path], *, kind: str = "CPU") -> dict[str, str]:

@@ -34,7 +34,7 @@ from protocols.kserve.categories import Category
 from protocols.listening import Listener
 
 _ANSWERS_WITHIN: Final = 0.5
-"""Seconds that answers have to reach their clients, before those without one are told that the server ends."""
+"""Seconds that answers have to reach clients; then clients without one are told that the server ends."""
 
 
 def v2_app(settings: Settings, server: Server, *, on_finished: RequestHook | None) -> V2App:

@@ -61,13 +61,19 @@ SECRET_SUFFIXES: Final = ("_KEY", "_PASSWORD", "_SECRET", "_TOKEN")
 """What a variable with such a prefix is called where it is a secret after all, such as `HF_TOKEN`."""
 
 _SETTINGS: Final = "TRITIUM_"
-"""How the server's own settings begin: their values may be keys and passwords, and none of them is for a model."""
+"""How the server's own settings begin.
+
+Their values may be keys and passwords, and none of them is for a model.
+"""
 
 _FOR_ONE_PROCESS: Final = frozenset(
     {"LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"}
     | {"PYTHONINSPECT", "PYTHONSAFEPATH"}
 )
-"""What a service manager gives to the server's process alone, and what would keep a worker from starting or ending."""
+"""What a service manager gives to the server's process alone.
+
+The PYTHON variables would keep a worker from starting or ending.
+"""
 
 _CACHE: Final = frozenset({USERNAME_VARIABLE, PASSWORD_VARIABLE})
 

@@ -50,7 +50,10 @@ _THREAD_VARIABLES: Final = (
 )
 _OPEN_FILES: Final = 4096
 BURIALS_AT_ONCE: Final = 8
-"""Dead workers whose processes are looked for on threads of their own: no instance waits behind files that are read for others."""
+"""Dead workers whose processes are looked for on threads of their own.
+
+So no instance waits behind files that are read for others.
+"""
 
 _CGROUP_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
 

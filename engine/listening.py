@@ -35,7 +35,7 @@ RESTRICTABLE_APIS: Final = (
 )
 
 LEAST_CONNECTION_BYTES: Final = 128 * 1024
-"""Two first windows of HTTP/2 (65,535 bytes): one call that arrives, and the answer of another that leaves."""
+"""Two first windows of HTTP/2 (65,535 bytes): one call that arrives, and another's answer that leaves."""
 
 _FOR_EVER: Final = 2**31 - 1  # gRPC's INT_MAX, in milliseconds: never
 _UNIX_PATH_MAX: Final = 107  # bytes of `sun_path`, less its end (unix(7))

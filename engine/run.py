@@ -25,7 +25,7 @@ from engine.surroundings import in_the_way
 from engine.tree import Log, RunningServer, ServerFailed, advice_on_repositories, open_server
 
 Beside = Callable[[RunningServer, Log], Awaitable[None]]
-"""What a composition root of its own runs beside the server, from when its tree stands until it is told to end."""
+"""What a composition root runs beside the server, from when its tree is up until it is told to end."""
 
 
 async def _nothing(running: RunningServer, log: Log) -> None:

@@ -78,9 +78,8 @@ class MetricsSettings:
     counter_latencies: bool = True
     histogram_latencies: bool = False
     summary_latencies: bool = False
-    summary_quantiles: Mapping[float, float] = field(
-        default_factory=lambda: _DEFAULT_QUANTILES
-    )  # quantile → error
+    # Quantile → error.
+    summary_quantiles: Mapping[float, float] = field(default_factory=lambda: _DEFAULT_QUANTILES)
 
 
 def default_cache_directory(environ: Mapping[str, str]) -> str:

@@ -22,11 +22,17 @@ QUIET: Final = 1.0
 """Seconds after a worker was started without a spare before one is made: by then most models have loaded."""
 
 LINGER: Final = 60.0
-"""Seconds that a spare outlives the last worker of its key: twice the longest pause before an instance's next start."""
+"""Seconds that a spare outlives the last worker of its key.
+
+This is twice the longest pause before an instance's next start.
+"""
 
 FIRST_PAUSE: Final = 2.0
 LONGEST_PAUSE: Final = 300.0
-"""Seconds until another one is tried where a spare could not be started, or died while it waited; doubled each time."""
+"""Seconds until another spare is tried if one could not be started, or died while it waited.
+
+They are doubled each time.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,10 @@ import tempfile
 from typing import Final
 
 FEW_FILES: Final = 1024
-"""Open files below which a server is short of them: a connection takes one, a worker some ten, the server itself some twenty."""
+"""Open files below which a server is short of them.
+
+A connection takes one, a worker some ten, the server itself some twenty.
+"""
 
 
 def in_the_way() -> list[str]:

@@ -23,7 +23,10 @@ PREFIX: Final = b"tritium:response:"
 """What every key in Redis begins with."""
 
 TIMEOUT: Final = 0.5
-"""Seconds for connecting, and for each answer, where the operator leaves it to us: more than that is no cache's use."""
+"""Seconds for connecting, and for each answer, unless the operator sets them.
+
+A cache that is slower than that is of no use.
+"""
 
 
 class RedisStore:

@@ -239,9 +239,8 @@ def _to_number(word: str, flag: Flag) -> float:
     return value
 
 
-_WIDE: Final = frozenset(
-    {"http-max-input-size", "pinned-memory-pool-byte-size", "response-cache-byte-size"}
-)  # byte counts: 64 bits
+# Byte counts: 64 bits.
+_WIDE: Final = frozenset({"http-max-input-size", "pinned-memory-pool-byte-size", "response-cache-byte-size"})
 
 
 def read_memory_limit(text: str, total: int) -> int:

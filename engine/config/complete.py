@@ -48,7 +48,10 @@ _RULES: Final = (
 
 
 Fill = Callable[[ModelConfig, Provenance], list[Problem]]
-"""Completes a configuration, whose backend is known, in place from the model itself; see `engine.config.inspection.model`."""
+"""Completes a configuration, whose backend is known, in place from the model itself.
+
+See `engine.config.inspection.model`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

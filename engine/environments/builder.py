@@ -37,7 +37,10 @@ _BUILDERS: Final = frozenset(
     {"CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "PKG_CONFIG_PATH", "CARGO_HOME", "RUSTUP_HOME", "NETRC"}
     | {name for each in ("HTTP", "HTTPS", "ALL", "NO") for name in (f"{each}_PROXY", f"{each.lower()}_proxy")}
 )
-"""Variables that a build gets besides those that a worker does, together with pip's own: packages come from somewhere."""
+"""Variables that a build gets besides those of a worker, together with pip's own.
+
+They say where packages come from.
+"""
 
 _LARGEST_LINE: Final = 1024 * 1024  # of what the program tells
 

@@ -21,7 +21,7 @@ LOG: Final = "build.log"
 ACTIVATE: Final = Path("bin", "activate")
 
 FORMAT: Final = 1
-"""Counted up when what a build does changes, so that what earlier versions have built is not taken for the same."""
+"""Increased when what a build does changes, so that builds of earlier versions are not taken for the same."""
 
 
 class EnvironmentFailed(Exception):

@@ -26,9 +26,8 @@ _EDITABLE: Final = re.compile(r"(?:-e|--editable)(?:\s|=)")
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*$")
 _LOCAL: Final = re.compile(r"(?:[^\s@/]+\s*@\s*)?(?:file:(?://(?:localhost)?)?)?(?P<path>[^\s;#\[]+)")
 _PACKED: Final = (".whl", ".tar.gz", ".tar.bz2", ".tar.xz", ".tgz", ".zip")
-_LEFT_BY_BUILDS: Final = re.compile(
-    r"build|__pycache__|.+\.egg-info|\.git|\.hg"
-)  # within a package's directory
+# Within a package's directory.
+_LEFT_BY_BUILDS: Final = re.compile(r"build|__pycache__|.+\.egg-info|\.git|\.hg")
 _LARGEST_FILE: Final = 4 * 1024 * 1024  # bytes of one requirements file
 _MOST_FILES: Final = 20_000  # of all that counts
 _CHUNK: Final = 1024 * 1024

@@ -19,7 +19,10 @@ _SERVERS_OWN: Final = frozenset(
     }
     | {"VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CONDA_PROMPT_MODIFIER"}
 )
-"""Variables that lead a Python to a library, packages or compiled files that were made for another one, or name that one."""
+"""Variables that lead a Python to files that were made for another one, or that name that one.
+
+The files are libraries, packages or compiled files.
+"""
 
 
 def interpreter(runtime: Runtime) -> str:

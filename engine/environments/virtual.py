@@ -32,7 +32,10 @@ _ELSEWHERE: Final = frozenset(
     {"PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_PYTHON", "PIP_DRY_RUN", "PIP_REQUIREMENT"}
     | {"PYTHONPATH", "PYTHONHOME"}
 )
-"""Variables by which pip would install somewhere else, or something else, or find installed what the environment won't have."""
+"""Variables by which pip would install somewhere else, or something else.
+
+By some, it would also take packages for installed that the environment won't have.
+"""
 
 
 def make(directory: Path, requirements: Path, progress: Callable[[str], None]) -> None:

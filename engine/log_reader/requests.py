@@ -22,7 +22,7 @@ class Spent:
     """Where the time of a request went, in seconds; together they are all of it."""
 
     queue: float
-    """Waiting: for room in the queue, for company in a batch, for an instance, behind another batch in its worker."""
+    """Waiting for room in the queue, to fill a batch, for an instance, or behind a batch in its worker."""
     earlier: float
     """Executions that came to nothing, and the restart of what they had killed."""
     compute_input: float

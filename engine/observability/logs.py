@@ -363,7 +363,10 @@ _PROBLEMS: Final = frozenset(
         Event.PYTHON_ERROR.value,
     }
 )
-"""Events that are told with an `error` or a `warning`, which is a sentence of its own: what they are about goes on."""
+"""Events that are told with an `error` or a `warning`, which is a sentence of its own.
+
+What they are about goes on.
+"""
 _UNLOADED: Final = "successfully unloaded '{model}' version {version}"
 
 

@@ -33,7 +33,7 @@ from engine.repository.layout import leads_out, shown
 from engine.repository.source import MANIFEST, Contents, FetchCancelled, Stamp, contents_of, version_of
 
 MARKER: Final = "_SUCCESS"
-"""The file that whoever copies a model may write last, as Hadoop and Spark do."""
+"""The file that a tool which copies a model may write last, as Hadoop and Spark do."""
 
 MOST_ENTRIES: Final = 250_000  # a model that brings an unpacked environment has some 100,000 files
 DEEPEST: Final = 64

@@ -42,7 +42,7 @@ from engine.repository.source import (
 )
 
 RETURN_AFTER: Final = 1.0
-"""Seconds between two looks that must find the same directory before it is taken for the repository's return."""
+"""Seconds between two looks that must find the same directory before it counts as the repository's return."""
 
 
 class LocalSource:

@@ -20,7 +20,10 @@ PATIENCE: Final = 5.0
 """Seconds that one observation waits for sources; what takes longer is in the next."""
 
 HUNG_AFTER: Final = 60.0
-"""Seconds without any sign of life after which a source is said not to answer. A hard NFS mount hangs for ever."""
+"""Seconds without any sign of life after which a source is said not to answer.
+
+A hard NFS mount hangs for ever.
+"""
 
 
 @runtime_checkable

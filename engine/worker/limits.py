@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "TRITIUM_WORKER_LIMITS"
-"""A JSON object: `ceiling` of private memory in bytes, `watched`, `childless`, `sandbox`, and paths to `read` and to `write`."""
+"""A JSON object.
+
+Its keys are `ceiling` of private memory in bytes, `watched`, `childless`, `sandbox`, and the paths to `read`
+and to `write`.
+"""
 
 unapplied: list[str] = []
 """What was asked for and could not be had, each with its reason, for an operator to read."""

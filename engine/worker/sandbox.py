@@ -32,7 +32,10 @@ _CAPABILITY_VERSION = 0x20080522
 _CAPABILITY_SETS = struct.Struct("=6I")
 _ALL_CAPABILITIES = tuple(range(64))
 _TO_LOOK_INTO_OTHERS = (19, 21, 38)
-"""CAP_SYS_PTRACE, CAP_SYS_ADMIN and CAP_PERFMON: each opens /proc/<pid>/environ and the like, whatever Landlock says."""
+"""CAP_SYS_PTRACE, CAP_SYS_ADMIN and CAP_PERFMON.
+
+Each opens /proc/<pid>/environ and the like, whatever Landlock says.
+"""
 
 
 def enter(level: str, *, childless: bool, read: Sequence[str], write: Sequence[str]) -> list[str]:
@@ -321,9 +324,8 @@ def _unless(test: int, constant: int, refusal: int) -> list[tuple[int, int, int,
 def _install(instructions: bytes) -> None:
     number = _NUMBERS["seccomp"][os.uname().machine == "aarch64"]
     kept = ctypes.create_string_buffer(instructions)
-    argument = struct.pack(
-        "HP", len(instructions) // _INSTRUCTION.size, ctypes.addressof(kept)
-    )  # `struct sock_fprog`
+    # A `struct sock_fprog`.
+    argument = struct.pack("HP", len(instructions) // _INSTRUCTION.size, ctypes.addressof(kept))
     _check(_LIBC.syscall(number, _SET_MODE_FILTER, _FILTER_ALL_THREADS, argument))
 
 

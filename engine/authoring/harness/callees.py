@@ -41,7 +41,10 @@ class Call:
 
 
 Callee = Callable[[Call], Any]
-"""A fake model: takes the call and returns its outputs by name, or yields such for a decoupled one. Raises to answer with an error."""
+"""A fake model: takes the call and returns its outputs by name, or yields them for a decoupled one.
+
+It raises to answer with an error.
+"""
 
 
 class FakeServer(Calls):
