@@ -378,7 +378,8 @@ class OomKills:
             fields = dict(line.split() for line in _CGROUP_EVENTS.read_text().splitlines())
             return int(fields.get("oom_kill", 0))
         except (OSError, ValueError):
-            return 0  # no such control group: an OOM kill looks like any other SIGKILL
+            # Without such a control group, an OOM kill looks like any other SIGKILL.
+            return 0
 
 
 class ThreadWorker:

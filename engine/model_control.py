@@ -126,7 +126,8 @@ class ModelControl:
     def _check_circle(self, caller: str, name: str) -> None:
         """Raise InvalidArgument if the load of `name` waits, directly or not, for the caller's own."""
         paths: list[tuple[str, ...]] = [(caller, name)]
-        seen = {name}  # each is looked at once: there may be as many paths as hostile models care to make
+        # Each is looked at once: there may be as many paths as hostile models care to make.
+        seen = {name}
         for path in paths:  # which grows meanwhile
             if path[-1] == caller:
                 raise InvalidArgument(

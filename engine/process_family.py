@@ -29,9 +29,12 @@ from engine.process_mark import MARK
 
 _MOST_SEEN: Final = 4096  # processes that one look takes in
 _MOST_AT_ONCE: Final = 64  # of them that are killed on the event loop
-_FEW_THREADS: Final = 32  # whose children are read in so short a time that an event loop needn't be spared it
-_MANY_THREADS: Final = 1000  # that takes some 10 ms, which a kill may
-_ROUNDS: Final = 20  # of killing what those that were just killed had started meanwhile
+# Threads whose children are read so fast that it may happen on an event loop.
+_FEW_THREADS: Final = 32
+# Reading the children of so many threads takes some 10 ms, which a kill may take.
+_MANY_THREADS: Final = 1000
+# Rounds of killing what the processes that were just killed had started meanwhile.
+_ROUNDS: Final = 20
 _REAPED_WITHIN: Final = 1.0  # seconds
 _ENDED: Final = "ZX"  # states of /proc/<pid>/stat
 

@@ -79,7 +79,8 @@ def memory_total(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup
         try:
             text = file.read_text().strip()
         except OSError:
-            continue  # the root of the hierarchy has no limit, nor has one that is not mounted
+            # The root of the hierarchy has no limit, nor has one that is not mounted.
+            continue
         if text.isdigit():  # not `max`
             limits.append(int(text))
     return min(limits)

@@ -32,7 +32,8 @@ def linked(path: str, package: str) -> Any:
     try:
         spec.loader.exec_module(module)
         return model_class(module, called=stem)
-    except Exception as error:  # a reason tells only of frames in the repository, where this file is not
+    except Exception as error:
+        # A reason tells only of frames in the repository, and this file is not there.
         raise ImportError(f"{_place(error, path)}: {type(error).__name__}: {error}") from error
 
 

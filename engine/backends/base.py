@@ -132,9 +132,8 @@ class ModelInfo:
         self.lanes = lanes  # how many `execute` calls may run at once, each on a thread of its own
         self.threads = threads  # CPU threads one execution may use
         self.decoupled = decoupled  # requests may have any number of responses, by `BatchRequest.sender`
-        self.calls = (
-            calls  # of other models, and questions to the server; None while a configuration is completed
-        )
+        # For calls of other models, and questions to the server; None while a configuration is completed.
+        self.calls = calls
         self.log = log  # log("info" | "warning" | "error" | "verbose", message)
 
 
@@ -193,10 +192,10 @@ class BatchRequest(ABC):
     timeout: int  # microseconds, 0: none
     priority: int
     parameters: Mapping[str, Parameter]
-    requested_outputs: Sequence[str]  # never empty: all declared outputs where the client named none
-    origin: tuple[int, int] | None = (
-        None  # what names it where a call is made on its behalf (`CallRequest.parent`)
-    )
+    # Never empty: all declared outputs if the client named none.
+    requested_outputs: Sequence[str]
+    # It identifies this request when a call is made on its behalf (`CallRequest.parent`).
+    origin: tuple[int, int] | None = None
 
     @property
     @abstractmethod

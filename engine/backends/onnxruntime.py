@@ -326,7 +326,8 @@ def _session_options(onnxruntime: Any, model: ModelInfo) -> Any:
     """
     options = onnxruntime.SessionOptions()
     options.logid = model.instance_name
-    options.log_severity_level = 3  # errors; warnings are about the graph's making and repeat at every load
+    # Errors. Warnings are about the graph's making and repeat at every load.
+    options.log_severity_level = 3
     intra = _integer(model, "intra_op_thread_count")
     options.intra_op_num_threads = model.threads if intra is None else intra
     inter = _integer(model, "inter_op_thread_count")

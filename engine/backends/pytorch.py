@@ -150,7 +150,8 @@ class PyTorchBackend(Backend):
                 arguments[position] = _texts(name, array)
                 continue
             if not array.flags.writeable:
-                array = array.copy()  # torch has no read-only tensors, and a model may write into its inputs
+                # Torch has no read-only tensors, and a model may write into its inputs.
+                array = array.copy()
             if name in self._bfloat16:
                 arguments[position] = self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16)
             else:
@@ -236,7 +237,8 @@ class PyTorchBackend(Backend):
             result = result.contiguous().view(torch.int16)
         result = result.detach().contiguous()
         if result.device.type == "cpu" or result.device != self._device:
-            return result.cpu()  # as it is, or copied before the call returns: no stream of ours leads there
+            # As it is, or copied before the call returns: no stream of ours leads there.
+            return result.cpu()
         host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
         return host.copy_(result, non_blocking=True)
 

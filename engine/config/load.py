@@ -74,9 +74,8 @@ class LoadedConfig:
     specs: tuple[ModelSpec, ...] = ()
     configs: tuple[VersionConfig, ...] = ()
     problems: tuple[Problem, ...] = ()
-    unserved: tuple[
-        Problem, ...
-    ] = ()  # the errors among `problems` that are ours: valid, and not served by this version
+    # The errors among `problems` that are ours: valid, and not served by this version.
+    unserved: tuple[Problem, ...] = ()
     readable: bool = True
     # Environments that have to be built before anything else can be said. Then there are no specs, and this
     # is to be read again.

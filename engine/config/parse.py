@@ -165,7 +165,8 @@ def _refused(
     partial, blanked = None, ""
     if not problems:
         problems = [_refusal(error, clean, found, path)]
-    elif not found.lost:  # leave out what is known to be wrong, to learn whether the rest keeps the rules
+    elif not found.lost:
+        # Leave out what is known to be wrong, to learn whether the rest keeps the rules.
         blanked = without_spoilt(clean, found.spoilt)
         with contextlib.suppress(*_REFUSED):
             partial = text_format.Parse(blanked, ModelConfig())

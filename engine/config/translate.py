@@ -277,7 +277,8 @@ def _control(name: str, control: ModelSequenceBatching.Control) -> ControlSpec:
 def _state(state: ModelSequenceBatching.State, given: Mapping[str, bytes]) -> StateSpec:
     datatype = BY_NUMBER[state.data_type]
     dims = tuple(state.initial_state[0].dims) if state.initial_state else ()
-    if not dims:  # memory of no particular content, where variable dimensions are 1 (contract, section 6.6)
+    # Without dims, the memory has no special content, and variable dimensions are 1 (contract, section 6.6).
+    if not dims:
         dims = tuple(1 if dim < 0 else dim for dim in state.dims)
     zeros = bytes(element_count(dims) * (datatype.size or 4))  # BYTES: each an empty string
     return StateSpec(

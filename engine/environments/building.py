@@ -114,7 +114,8 @@ def _carry_out(order: dict[str, str]) -> dict[str, Any]:
         facts = read_marker(target)
         if facts is None:
             if order["kind"] == "requirements":
-                _check(order)  # afterwards pip may have left something beside a local package
+                # Afterwards pip may have left something beside a local package.
+                _check(order)
             _clear(target)
             try:
                 _build(order["kind"], source, target)

@@ -38,7 +38,8 @@ _DEBUG, _INFO, _WARNING, _ERROR, _CRITICAL = 10, 20, 30, 40, 50
 _LETTERS: Final = {"debug": "I", "info": "I", "warning": "W", "error": "E", "critical": "E"}
 _SEVERE: Final = frozenset({"warning", "error", "critical"})
 _MOST_WAITING: Final = 10_000
-_GATHERING: Final = 0.01  # seconds in which lines collect, so that a busy server wakes the writer rarely
+# Seconds in which lines collect, so that a busy server wakes the writer rarely.
+_GATHERING: Final = 0.01
 
 
 # -- the writer
@@ -72,7 +73,8 @@ class LogSink:
         self._refused = 0  # lines the full queue did not take: counted by callers, on the loop
         self._failed = 0  # lines that could not be written: counted by the thread
         self._told = 0  # of both, how many the log itself has owned up to
-        self._torn: set[TextIO] = set()  # to which the last write failed, perhaps in the middle of a line
+        # The last write to it failed, perhaps in the middle of a line.
+        self._torn: set[TextIO] = set()
         self._thread = threading.Thread(target=self._run, name="tritium-logs", daemon=True)
         self._thread.start()
 

@@ -44,7 +44,8 @@ from engine.repository.source import (
 
 # Of each repository, so that one that hangs does not use up the reads of the others.
 READS_AT_ONCE: Final = 8
-LISTING_SECONDS: Final = 20.0  # a repository that can't be listed by then counts as one that can't be read
+# A repository that can't be listed by then counts as one that can't be read.
+LISTING_SECONDS: Final = 20.0
 
 Report = Callable[[str, Mapping[str, object]], None]
 

@@ -45,7 +45,6 @@ class Stamp:
 
     No content is read.
 
-
     The token is whatever changes when a file is written: a modification time, an entity tag.
     """
 

@@ -100,8 +100,10 @@ class Line:
         self._begin_anew(lost=bool(why_lost))
 
     def _begin_anew(self, *, lost: bool) -> None:
-        self._lock = threading.RLock()  # a stream may be collected, and cancelled, by a thread that holds it
-        self._order = threading.Lock()  # of the frames of one letter: numbering and sending it is one step
+        # A thread that holds it may collect, and so cancel, a stream.
+        self._lock = threading.RLock()
+        # For the frames of one letter: numbering and sending it is one step.
+        self._order = threading.Lock()
         self._waiting: list[Exchange] = []
         self._reading = False
         self._lost = lost

@@ -272,7 +272,9 @@ class Calls:
         if line is not None:
             line.sever()
             if self._forked:
-                line.leave()  # it was that of our parent, whose end the server would not see while we hold it
+                # It was the parent's line. The server would not see the parent's end while this process holds
+                # it.
+                line.leave()
         self._forked = True
         self._opening = threading.Lock()
 

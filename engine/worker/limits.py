@@ -92,4 +92,5 @@ def volunteer_for_the_oom_killer() -> None:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("500")
     except OSError:
-        return  # some sandboxes mount /proc read-only; the server is then as likely a victim as we are
+        # Some sandboxes mount /proc read-only. The server is then as likely a victim as this process.
+        return

@@ -232,7 +232,8 @@ class Serving:
             result.output_ns += clock() - computed
             self._send_result(result)
             control.end(lane)
-            del batch  # what the model keeps of it is the model's; the rest must not wait for the next one
+            # What the model keeps of it is the model's. The rest must not wait for the next batch.
+            del batch
 
     def _send_result(self, result: frames.Result) -> None:
         packet = _encoded(result)

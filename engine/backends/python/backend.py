@@ -80,10 +80,8 @@ class PythonBackend(Backend):
             if auto_complete is None:
                 return None
             completed = auto_complete(ModelConfig(dict(model.config)))
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # whatever the user's code raises is the reason why it does not load
+        except (Exception, SystemExit) as error:
+            # Whatever the user's code raises is the reason why it does not load.
             raise LoadError(describe(error, within=model.model_directory)) from error
         finally:
             source.forget()
@@ -120,7 +118,8 @@ class PythonBackend(Backend):
                 initialize(_arguments(model, self._source.model_directory))
             self._whole = batch_execution(self._model)
             self._host.phase = SERVING
-        except Exception as error:  # whatever the user's code raises is the reason why it does not load
+        except Exception as error:
+            # Whatever the user's code raises is the reason why it does not load.
             self._host.close()
             self._source.forget()
             raise LoadError(describe(error)) from error

@@ -37,7 +37,8 @@ VALUE = "metric.value"
 RELEASE = "metric.release"
 
 _BURST = 64  # changes that are told at once, one by one
-_RATE = 1000.0  # of them a second, for ever; beyond that they are put together
+# Changes a second that may go on for ever; beyond that they are put together.
+_RATE = 1000.0
 _WEIGHT = 1000  # numbers in one message, which must stay within a frame
 
 _FAMILY_GONE = (

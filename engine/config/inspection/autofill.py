@@ -152,7 +152,8 @@ def _fill_one(config: ModelConfig, side: str, port: Port, add: Any) -> list[Prob
     dims = port.shape[1:] if config.max_batch_size > 0 else port.shape
     tensor.dims.extend(dims or (1,))
     if not dims and config.max_batch_size > 0:
-        tensor.reshape.SetInParent()  # one element a row, which has a dimension here and none in the model
+        # One element a row, which has a dimension here and none in the model.
+        tensor.reshape.SetInParent()
     return []
 
 

@@ -15,7 +15,8 @@ from typing import Final
 
 from engine.config.inspection.ports import Unloadable, Unreadable
 
-_WINDOW: Final = 8192  # bytes fetched at a time: a page or two, for what is looked at lies thinly spread
+# Bytes fetched at a time: a page or two, because the parts that are looked at are far apart.
+_WINDOW: Final = 8192
 _MOST_FIELDS: Final = 1_000_000  # visited in one file; large models have some ten thousand
 _MOST_TEXT: Final = 64 * 1024 * 1024  # bytes of all texts of one file together
 _LONGEST_TEXT: Final = 64 * 1024

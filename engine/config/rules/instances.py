@@ -15,7 +15,8 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGr
 
 _KINDS: Final = frozenset(ModelInstanceGroup.Kind.values())
 _TENSORRT: Final = "tensorrt_plan"
-_MOST_INSTANCES: Final = 4096  # of one group: each is a process, or a thread with memory of its own
+# Of one group: each is a process, or a thread with memory of its own.
+_MOST_INSTANCES: Final = 4096
 _LOWEST_COMPUTE_CAPABILITY: Final = "6"
 
 

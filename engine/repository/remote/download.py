@@ -212,9 +212,8 @@ class Download:
     def _deal(self, ready: deque[Step]) -> None:
         """Run steps, and those that follow from them, until none is left."""
         running: set[Future[Sequence[Step]]] = set()
-        later: list[
-            Step
-        ] = []  # what others are at; looked at again after a while in which nothing else was done
+        # What others are working on. It is looked at again after a while in which nothing else was done.
+        later: list[Step] = []
         try:
             while ready or running or later:
                 self._check()

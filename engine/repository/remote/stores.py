@@ -30,7 +30,8 @@ from engine.repository.remote.objects import RemoteObject
 from engine.repository.remote.uris import Location, Scheme, without_query
 from engine.repository.source import FetchFailed, SourceUnavailable
 
-_CHUNK: Final = 1 << 20  # bytes handed on at a time; what an interruption may cost, for each connection
+# Bytes handed on at a time. For each connection, an interruption may cost as much.
+_CHUNK: Final = 1 << 20
 _PAGE: Final = 1000  # objects taken over from the library at a time
 
 # Refusals come as several classes of the library's errors; those of a listing as its general one.
@@ -82,7 +83,6 @@ class Bucket(Protocol):
     """What is asked of an object storage.
 
     Keys are whole; every method may be called from several threads at once.
-
 
     All raise SourceUnavailable where the storage can't be asked.
     """
