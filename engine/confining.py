@@ -23,7 +23,7 @@ Stacks of threads and pools take some.
 def confining_environ(limits: Confinement, files: Iterable[Path], *, kind: str = "CPU") -> dict[str, str]:
     """Return the environment variable that confines a worker on a device of this kind.
 
-    There is none where nothing is confined. `files` are what the worker may read in any sandbox: its model.
+    There is none if nothing is confined. `files` are what the worker may read in any sandbox: its model.
     """
     if limits == Confinement():
         return {}
@@ -42,6 +42,6 @@ def confining_environ(limits: Confinement, files: Iterable[Path], *, kind: str =
 def _ceiling(limits: Confinement, kind: str) -> int:
     """Return how many bytes of private memory a worker may ask for; 0 sets no limit.
 
-    It is 0 where drivers ask for more memory than is ever used.
+    It is 0 if drivers ask for more memory than is ever used.
     """
     return 2 * limits.memory + _CEILING_ROOM if limits.memory and kind == "CPU" else 0

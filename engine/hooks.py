@@ -21,7 +21,7 @@ def read_start_after(environ: Mapping[str, str]) -> StartAfter:
 
 
 def warnings_of(after: StartAfter) -> list[str]:
-    """Return what the operator should know who has left such a variable set."""
+    """Return what an operator should know if such a variable was left set."""
     if after.queued:
         requests = f"{after.queued} requests wait"
         if after.backlogged:

@@ -152,7 +152,7 @@ def _warnings(settings: Settings) -> tuple[str, ...]:
 
 
 def _only_process() -> IO[bytes] | None:
-    """Take the one place under a server that starts worker processes. Raises StartupFailed where it is taken.
+    """Take the one place under a server that starts worker processes. Raises StartupFailed if it is taken.
 
     The place is a lock on a file that exists once for each such server and goes with it.
     """

@@ -66,7 +66,7 @@ class Family:
         return self._measured(pids, _memory)
 
     def usage(self, *, exact: bool = False) -> Usage:
-        """Measure the worker and its descendants; nothing where they have gone.
+        """Measure the worker and its descendants; nothing if they have gone.
 
         `exact` divides what they share, after a fork above all. The kernel then walks all their pages.
         """
@@ -118,7 +118,8 @@ class Family:
             os.killpg(self._pid, signal.SIGKILL)
 
     def _left_behind(self) -> Iterator[Member]:
-        yield from self._known  # who of them has ended meanwhile is told by `_kill`
+        # `_kill` notices which of them have ended meanwhile.
+        yield from self._known
         for member in _members(_everyone()):
             if member.pid != self._pid and self._has(member.pid):
                 yield member
@@ -234,7 +235,7 @@ def _memory(pid: int) -> int:
 
 
 def _share(pid: int) -> int:
-    """Return the same with each page divided by the number of those who share it."""
+    """Return the same with each page divided by the number of processes that share it."""
     shares = _kibibytes(_read(f"/proc/{pid}/smaps_rollup"), ("Pss_Anon", "Pss_Shmem", "SwapPss"))
     return sum(shares.values()) if shares else _memory(pid)
 
@@ -246,7 +247,7 @@ def _kibibytes(text: bytes, wanted: tuple[str, ...]) -> Mapping[str, int]:
 
 
 def _read(path: str) -> bytes:
-    """Return a file of /proc, or nothing where it has gone or is not for us to see."""
+    """Return a file of /proc, or nothing if it has gone or is not for us to see."""
     try:
         with open(path, "rb") as file:
             return file.read()

@@ -86,7 +86,7 @@ def _plain(letter: str, groups: list[list[str]], out: list[str]) -> None:
 
 
 def _opening(pattern: str, flags: re.Match[str]) -> str:
-    """Return Python's opening of a group under `flags`; empty where there are none for the rest of one."""
+    """Return Python's opening of a group under `flags`; empty if there are none for the rest of one."""
     on, off = flags[1], flags[2] or ""
     if "U" in on + off:
         raise re.error("the flag U is not supported: write *? for *, and * for *?", pattern, flags.start())

@@ -38,7 +38,7 @@ class Memory:
 
 
 def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Return a process's share of memory; None where it has ended.
+    """Return a process's share of memory; None if it has ended.
 
     That is its proportional set size, in which a page that several processes map (a library, a segment of
     ours) is counted once among them. Where the kernel does not tell it, it is the resident set size, which

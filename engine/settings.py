@@ -311,7 +311,7 @@ def _backend_directory(text: str) -> Path | None:
 
 
 def _poll_interval(given: Given, mode: ControlMode) -> float:
-    """Return it, or 0 where nothing is polled (contract, repository.md section 10)."""
+    """Return it, or 0 if nothing is polled (contract, repository.md section 10)."""
     interval = given.number("repository-poll-secs", 15.0)
     if mode != "poll":
         if interval and given.has("repository-poll-secs"):

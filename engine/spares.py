@@ -54,7 +54,7 @@ class Spare(Launched, Protocol):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A spare and who looks after it: the task that watches it ends it, unless it is taken."""
+    """A spare; the task that watches it ends it, unless it is taken."""
 
     worker: Spare
     watch: trio.CancelScope
@@ -100,7 +100,8 @@ class Spares:
         if found is None:
             return None
         if not found.worker.fit:
-            found.worker.kill()  # who watches it does the rest
+            # The task that watches it does the rest.
+            found.worker.kill()
             return None
         del self._waiting[environment]
         found.taken = True

@@ -135,7 +135,7 @@ class ModelSubtrees:
         return state
 
     def _resolve_step(self, step: EnsembleStep) -> ServedModel:
-        """Return who answers for the model of a step now."""
+        """Return the version that answers for the model of a step now."""
         version = "" if step.model_version < 0 else str(step.model_version)
         return self._router.resolve(step.model_name, version, namespace=step.model_namespace)
 
@@ -187,7 +187,7 @@ class ModelSubtrees:
         )
 
     def _limit(self, state: ModelState, instances: Sequence[InstanceState]) -> None:
-        """Make instances known to the rate limiter. Raises InvalidArgument where they can't be."""
+        """Make instances known to the rate limiter. Raises InvalidArgument if they can't be."""
         if self._limiter is not None:
             state.limiter = self._limiter
             executing = [(each, each.spec) for each in instances if not each.spec.passive]

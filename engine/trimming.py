@@ -32,7 +32,7 @@ async def trim_memory(ctx: ChildContext) -> None:
 
 
 def trimmer() -> Callable[[], None] | None:
-    """Return what gives free memory back; None where the C library can't."""
+    """Return what gives free memory back; None if the C library can't."""
     function = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if function is None:
         return None

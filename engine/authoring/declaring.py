@@ -104,9 +104,9 @@ def _check_options(max_batch_size: object, max_queue_delay: object, output: obje
 
 
 def declared_in(module: ModuleType) -> Declared | None:
-    """Return what `tritium.model` declares in a module, None where it declares nothing.
+    """Return what `tritium.model` declares in a module, None if it declares nothing.
 
-    What the module imported from elsewhere does not count. Raises DeclarationError where there are several.
+    What the module imported from elsewhere does not count. Raises DeclarationError if there are several.
     """
     # Only functions and classes: anything else in a module may run code when it is asked for an attribute.
     own = [

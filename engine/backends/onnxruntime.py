@@ -427,7 +427,7 @@ def _check_outputs(session: Any, model: ModelInfo) -> list[_Port]:
 
 
 def _check(tensor: TensorInfo, nodes: Mapping[str, Any], model: ModelInfo, side: str) -> _Port:
-    """Compare one configured tensor with the session's. Raises LoadError where they can't meet."""
+    """Compare one configured tensor with the session's. Raises LoadError if they can't meet."""
     node = nodes.get(tensor.name)
     if node is None:
         raise LoadError(

@@ -262,7 +262,7 @@ def _as_numpy(result: Any) -> Array:
 
 
 def _follow(results: Any, path: int | Path, name: str) -> Any:
-    """Return the part of a returned value that lies at `path`. Raises Internal where there is none."""
+    """Return the part of a returned value that lies at `path`. Raises Internal if there is none."""
     try:
         if isinstance(path, int):
             return results[name] if isinstance(results, dict) and name in results else _leaves(results)[path]

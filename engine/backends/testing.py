@@ -306,7 +306,7 @@ class LocalRequest(BatchRequest):
 class LocalBatch(Batch):
     """A batch of `requests`, which must carry the same inputs of the same dims and datatypes.
 
-    Raises ValueError where they do not, or where a model without batching is given several.
+    Raises ValueError if they do not, or if a model without batching is given several.
     """
 
     def __init__(self, model: ModelInfo, requests: Sequence[LocalRequest]) -> None:

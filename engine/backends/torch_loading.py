@@ -54,7 +54,7 @@ def flag(model: ModelInfo, key: str, *, default: bool = False) -> bool:
 
 
 def _count(model: ModelInfo, *keys: str) -> int:
-    """Return the first of the parameters `keys` that is set, 0 where none is."""
+    """Return the first of the parameters `keys` that is set, 0 if none is."""
     for key in keys:
         text = model.parameters.get(key)
         if text is not None:

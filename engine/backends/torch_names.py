@@ -84,7 +84,7 @@ def output_paths(names: Sequence[str]) -> list[int | Path]:
 
 
 def _indices(names: Sequence[str]) -> list[int]:
-    """Return the indices of names that all end in `__<index>`; nothing where one does not."""
+    """Return the indices of names that all end in `__<index>`; nothing if one does not."""
     matches = [_INDEXED.fullmatch(name) for name in names]
     return [int(match[1]) for match in matches if match] if all(matches) else []
 

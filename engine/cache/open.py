@@ -59,7 +59,8 @@ def open_cache(settings: CacheSettings, log: Log) -> OpenCache:
 
 def _open_redis(settings: RedisCache, log: Log) -> FarCache:
     try:
-        from engine.cache.redis_store import RedisStore, patience  # only who uses it needs the library
+        # The library is needed only by servers that use Redis.
+        from engine.cache.redis_store import RedisStore, patience
     except ImportError as error:
         raise CacheUnusable(
             f"--cache-config redis needs a library that is not installed: {error}; {how_to_install('redis')}"

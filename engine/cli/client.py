@@ -35,7 +35,7 @@ class Client:
     """Asks the server at `url`, sending `headers` with everything."""
 
     def __init__(self, url: str, headers: Sequence[tuple[str, str]]) -> None:
-        """Raises ServerUnavailable where `url` is no address of a server."""
+        """Raises ServerUnavailable if `url` is no address of a server."""
         self.base = (url if "://" in url else f"http://{url}").rstrip("/")
         if not self.base.startswith(("http://", "https://")):
             raise ServerUnavailable(f"--url takes an http:// address. Got {url}")

@@ -147,7 +147,7 @@ def _weights(text: str) -> dict[str, float]:
 
 
 def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Document | None:
-    """Return the plan that the flags describe, `{}` for none, or None where nothing is to be changed."""
+    """Return the plan that the flags describe, `{}` for none, or None if nothing is to be changed."""
     sticky = _given(header=options.sticky_header, parameter=options.sticky_parameter)
     mirror = _given(
         version=options.mirror, fraction=options.mirror_fraction, tolerance=options.mirror_tolerance

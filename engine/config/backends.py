@@ -42,7 +42,7 @@ class BackendTraits:
     completes: bool = False  # whether it has a `complete_config` of its own
     target: str = ""  # `module:Class`, as in the entry point
     implementation: str = ""  # path of the `model.py` that serves all models of a backend written in Python
-    unavailable: str = ""  # why the class can't be imported; empty where it can
+    unavailable: str = ""  # why the class can't be imported; empty if it can
     missing: str = ""  # the package that its workers need and that is not installed, and how to install it
 
     @property

@@ -45,7 +45,7 @@ class FileProblem(Exception):
 
 
 def inside(directory: Path, name: str) -> Path | None:
-    """Return the file `name` of `directory`, or None where the name or a link leads out of it."""
+    """Return the file `name` of `directory`, or None if the name or a link leads out of it."""
     try:
         root = directory.resolve()
         path = (root / name).resolve()

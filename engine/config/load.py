@@ -98,7 +98,7 @@ class LoadedConfig:
 
     @property
     def reason(self) -> str:
-        """The `<Prefix>: <message>` of the first error; empty where there is none."""
+        """The `<Prefix>: <message>` of the first error; empty if there is none."""
         return next((problem.reason for problem in self.errors), "")
 
     @property

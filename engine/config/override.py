@@ -183,7 +183,7 @@ class _Reader:
                         target[entry_key] = scalar
 
     def _scalar(self, field: Any, value: object, key: str) -> Iterator[Any]:
-        """Give the value that the field takes; nothing where it takes none."""
+        """Give the value that the field takes; nothing if it takes none."""
         if field.enum_type is not None and field.enum_type.name == "DataType" and _is_bytes(value):
             self.warnings.append(bytes_warning(key, self._path))
             yield DataType.TYPE_STRING

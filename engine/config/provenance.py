@@ -26,7 +26,7 @@ _WRITTEN: Final = ""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The text that a configuration was read from. `text` is empty where positions in it mean nothing."""
+    """The text that a configuration was read from. `text` is empty if positions in it mean nothing."""
 
     name: str
     text: str = ""

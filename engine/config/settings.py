@@ -209,7 +209,7 @@ def _unconfinable(values: Mapping[str, Any]) -> list[Problem]:
 
 
 def _without_a_queue_of_its_own(values: Mapping[str, Any], config: ModelConfig) -> list[Problem]:
-    """Tell of settings about the queue where another scheduler decides who goes next."""
+    """Tell of settings about the queue if another scheduler decides which request is next."""
     found: list[Problem] = []
     fairness: Fairness | None = values.get("tritium.fairness")
     for key in ("tritium.fairness", "tritium.slo"):

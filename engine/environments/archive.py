@@ -77,7 +77,7 @@ def unpack(archive: Path, directory: Path, progress: Callable[[int], None] = lam
 def relocate(directory: Path) -> None:
     """Have conda's files name the place where they are now, if conda-pack has brought what does that.
 
-    Raises EnvironmentFailed where it fails.
+    Raises EnvironmentFailed if it fails.
     """
     script = directory / "bin" / "conda-unpack"
     python = directory / "bin" / "python"
@@ -120,7 +120,7 @@ class _Meter:
         self.tell = file.tell
 
     def read(self, size: int) -> bytes:
-        """Read up to `size` bytes. Raises EnvironmentFailed where it is too many."""
+        """Read up to `size` bytes. Raises EnvironmentFailed if it is too many."""
         if size > self.at_once:
             raise self._refused(f"it has a header of {size} bytes, and {self.at_once} are the most")
         content = self._file.read(size)

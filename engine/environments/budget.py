@@ -23,9 +23,9 @@ _LARGEST_RATIO: Final = 100  # of unfolded to packed bytes; packed environments 
 
 
 def cpu_seconds(kind: str, source: Path) -> int:
-    """Return how much CPU, in seconds, each process of a build may take; 0 where there is no limit.
+    """Return how much CPU, in seconds, each process of a build may take; 0 if there is no limit.
 
-    Raises nothing where `source` can't be looked at: the build says so itself.
+    Raises nothing if `source` can't be looked at: the build says so itself.
     """
     if kind != "archive":
         return 0

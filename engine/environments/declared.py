@@ -45,7 +45,7 @@ class Environment:
 def declared(
     parameters: Mapping[str, str], version_directory: Path, model_directory: Path, *, install: bool = True
 ) -> Environment | None:
-    """Return what a version asks for; None where it runs on the server's own interpreter.
+    """Return what a version asks for; None if it runs on the server's own interpreter.
 
     `EXECUTION_ENV_PATH` among its parameters goes before a `requirements.txt`, which counts if `install` is
     true. It reads and digests files, gigabytes of them perhaps, so do not call it on the event loop. Raises

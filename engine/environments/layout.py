@@ -68,7 +68,7 @@ def missing_activate(directory: Path) -> str:
 def read_marker(directory: Path) -> Facts | None:
     """Return what the marker of an environment says.
 
-    None where it is not whole, was moved to where it is, or has lost its interpreter since.
+    None if it is not whole, was moved to where it is, or has lost its interpreter since.
     """
     try:
         marked = json.loads((directory / MARKER).read_bytes())

@@ -34,7 +34,7 @@ _CHUNK: Final = 1024 * 1024
 
 
 def find(version_directory: Path, model_directory: Path) -> Path | None:
-    """Return the requirements file of a version: its own before the model's; None where there is neither."""
+    """Return the requirements file of a version: its own before the model's; None if there is neither."""
     candidates = (version_directory / FILE_NAME, model_directory / FILE_NAME)
     return next((path for path in candidates if path.is_file()), None)
 

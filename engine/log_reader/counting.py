@@ -42,7 +42,7 @@ class Tally:
             self.durations.append(request.total)
 
     def quantile(self, q: float) -> float:
-        """Return the nearest-rank quantile of the durations, in seconds; 0 where there are none."""
+        """Return the nearest-rank quantile of the durations, in seconds; 0 if there are none."""
         if not self.durations:
             return 0.0
         ordered = sorted(self.durations)

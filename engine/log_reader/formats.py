@@ -164,7 +164,7 @@ def _sentence(said: str) -> tuple[str, dict[str, Any]]:
 
 
 def _pairs(said: str, at: int) -> dict[str, Any] | None:
-    """Return the keys and values from `at` to the end; None where something else stands there."""
+    """Return the keys and values from `at` to the end; None if something else stands there."""
     keys: dict[str, Any] = {}
     while at < len(said):
         found = _PAIR.match(said, at)

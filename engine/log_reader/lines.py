@@ -1,4 +1,4 @@
-"""From a line of text to a line of the log, and back to nothing where it is none.
+"""From a line of text to a line of the log, or to nothing if it is none.
 
 A line of the server's log is one JSON object with `timestamp`, `level` and `event`, as `--log-format=json`
 writes it, or a line of one of the other formats (`engine.log_reader.formats`), which tells the same with some
@@ -34,7 +34,7 @@ class Line:
     source: str = ""
     """The file that it was read from."""
     number: int = 0
-    """Its place in that file, from 1; 0 where a live file was joined in the middle."""
+    """Its place in that file, from 1; 0 if a live file was joined in the middle."""
 
     def matches(self, event: str, keys: Mapping[str, object]) -> bool:
         """Whether it tells of `event`, with at least these keys and values; every line has a `level`."""
@@ -51,7 +51,7 @@ class Line:
 def parse(
     text: str | bytes, *, source: str = "", number: int = 0, now: datetime | None = None
 ) -> Line | None:
-    """Return the line that `text` is, or None where it is not a line of the log.
+    """Return the line that `text` is, or None if it is not a line of the log.
 
     `now` is the time by which a line of another format than JSON gets its year or day; by default it is the
     present.

@@ -38,13 +38,13 @@ class Outage:
     detail: str
     pid: int
     ended: float | None = None
-    """When it served again; None where the log ends before that."""
+    """When it served again; None if the log ends before that."""
     deaths: int = 1
     """How often it died before it served again."""
 
     @property
     def seconds(self) -> float | None:
-        """How long it was away; None where it has not come back."""
+        """How long it was away; None if it has not come back."""
         return None if self.ended is None else self.ended - self.began
 
     def as_dict(self) -> dict[str, Any]:

@@ -254,7 +254,7 @@ class MetricsHold:
         return {"series": number}
 
     def value(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the `value` of `series`. Raises InvalidArgument where the worker has let go of it."""
+        """Return the `value` of `series`. Raises InvalidArgument if the worker has let go of it."""
         number = body.get("series")
         if not isinstance(number, int) or number not in self._references:
             raise InvalidArgument("the metric has been deleted")

@@ -144,7 +144,7 @@ class LogSink:
 
 
 def open_sink(settings: LogSettings) -> LogSink:
-    """Return the sink that the settings name. Raises SettingsError where the log file can't be opened."""
+    """Return the sink that the settings name. Raises SettingsError if the log file can't be opened."""
     lost = _lost_as_json if settings.format == "json" else _told_lost
     if not settings.file:
         return LogSink(sys.stdout, sys.stderr if settings.split_streams else sys.stdout, lost=lost)

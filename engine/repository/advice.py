@@ -50,7 +50,7 @@ def single_model(repository: Path) -> str:
 
 
 def no_models(repository: Path) -> str:
-    """Return what to say of a repository without any folder in it; nothing where there is one."""
+    """Return what to say of a repository without any folder in it; nothing if there is one."""
     if not repository.is_dir() or _folders(repository):
         return ""
     return (

@@ -98,7 +98,7 @@ class Identity(NamedTuple):
 class Root:
     """An open repository, out of which nothing is opened. Close it, or use it as a context manager.
 
-    Raises OSError where `path` is no directory that can be opened.
+    Raises OSError if `path` is no directory that can be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -175,7 +175,7 @@ class Survey(NamedTuple):
 def survey(root: Root, name: str, *, alive: Callable[[], None] = lambda: None) -> Survey | None:
     """Walk over the model `name` of a repository, or return None if there is no such directory.
 
-    `alive` is called with each directory. Raises OSError where the file system itself does not answer.
+    `alive` is called with each directory. Raises OSError if the file system itself does not answer.
     """
     walk = _Walk(root, name, alive)
     try:

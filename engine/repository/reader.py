@@ -196,7 +196,7 @@ class RepositoryReader:
         return self._found(key, Fetched(path=directory, contents=None), override)
 
     async def _having(self, key: ModelKey) -> list[Source]:
-        """Return the sources that have the model. Raises Unreadable where none has and one can't be asked."""
+        """Return the sources that have the model. Raises Unreadable if none has and one can't be asked."""
         listed, failures = await self._listed(
             [source for source in self.sources if key.namespace in ("", source.uri)]
         )

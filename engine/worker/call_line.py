@@ -32,7 +32,7 @@ GONE = "the server closed the connection"
 
 
 class Exchange:
-    """What has come of one call, and who waits for it. Guarded by the lock of its `Line`."""
+    """What has come of one call, and the thread that waits for it. Guarded by the lock of its `Line`."""
 
     __slots__ = ("_assembled", "_part", "changed", "number", "parts", "unwanted")
 
@@ -128,7 +128,7 @@ class Line:
     def post(
         self, letter: Letter, pieces: Sequence[frames.Buffer], register: Callable[[], None] | None = None
     ) -> None:
-        """Send a letter, in a segment where that is worth it. Raises ValueError where it is too large."""
+        """Send a letter, in a segment where that is worth it. Raises ValueError if it is too large."""
         descriptor = _prepared(letter, pieces)
         try:
             with self._order:
@@ -189,7 +189,7 @@ class Line:
         self._sock.close()
 
     def send(self, packet: bytes) -> None:
-        """Send a frame that is complete in itself. Where the server has gone, who waits is told."""
+        """Send a frame that is complete in itself. If the server has gone, the thread that waits is told."""
         if self._severed:
             return
         try:
@@ -198,7 +198,7 @@ class Line:
             self._lose()
 
     def wait(self, exchange: Exchange) -> Part | None:
-        """Return the next part of an exchange, waiting for it; None where the server went away."""
+        """Return the next part of an exchange, waiting for it; None if the server went away."""
         with self._lock:
             try:
                 while not exchange.parts and not self._lost:

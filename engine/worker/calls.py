@@ -217,7 +217,7 @@ class Calls:
     def infer(self, call: CallRequest) -> CallStream:
         """Send a call. Waits for nothing but the connection; refusals come as the stream's only response.
 
-        Raises ValueError where an array does not fit its datatype, or a parameter can't travel.
+        Raises ValueError if an array does not fit its datatype, or a parameter can't travel.
         """
         frames.check_parameters(call.parameters or {})
         placed, pieces, nbytes = laid_out(
@@ -253,7 +253,7 @@ class Calls:
     def tell(self, subject: str, body: Mapping[str, Any]) -> None:
         """Tell the server something, without an answer; what one thread tells arrives in its order.
 
-        Raises ValueError where it is too large.
+        Raises ValueError if it is too large.
         """
         letter, pieces = _written(frames.TELL, subject, body, {})
         self._opened().post(letter, pieces)

@@ -318,7 +318,7 @@ class WorkerBatch(Batch):
         self._any_answer = True
 
     def reschedule(self, index: int) -> None:
-        """Record that request `index` is to run again. Raises RuntimeError where it has been answered."""
+        """Record that request `index` is to run again. Raises RuntimeError if it has been answered."""
         sender = self._senders[index]() if self._senders and self._senders[index] is not None else None
         taken = bool(self._senders) and self._senders[index] is not None
         if (
@@ -332,7 +332,7 @@ class WorkerBatch(Batch):
         self.answer(index, Answer(rescheduled=True))
 
     def open(self, index: int, wanted: Sequence[str]) -> WorkerSender:
-        """Leave request `index` to a sender. Raises RuntimeError where that can't be."""
+        """Leave request `index` to a sender. Raises RuntimeError if that can't be."""
         if self._open_requests is None:
             raise RuntimeError(
                 f"model '{self._model.name}' is not decoupled: answer with `respond` or `fail`"

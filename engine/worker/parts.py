@@ -1,6 +1,6 @@
 """The requests of a decoupled model that are open in this worker.
 
-It knows who may send, and how much the server has taken.
+It knows which senders may send, and how much the server has taken.
 
 A model sends from whichever threads it likes, during `execute` and after it. A sender waits while a window of
 its own request is on its way (`actors.frames`). So a client which stalls only stalls the thread that serves
@@ -196,7 +196,7 @@ class WorkerSender(ResponseSender):
 
 
 def _laid_out(outputs: Sequence[Output]) -> tuple[list[Placed], bytes]:
-    """Return where each output lies in the bytes of all. Raises ValueError where they are too many."""
+    """Return where each output lies in the bytes of all. Raises ValueError if they are too many."""
     placed = []
     pieces: list[bytes] = []
     at = 0

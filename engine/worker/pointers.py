@@ -14,7 +14,7 @@ _MOST_LOOKED_AT = 1000  # files of a version directory
 
 
 def is_pointer(path: str) -> bool:
-    """Whether the regular file at `path` is a pointer; False where it can't be read."""
+    """Whether the regular file at `path` is a pointer; False if it can't be read."""
     try:
         if not os.path.isfile(path) or os.path.getsize(path) >= _LARGEST:
             return False
@@ -25,7 +25,7 @@ def is_pointer(path: str) -> bool:
 
 
 def pointers_in(directory: str) -> str:
-    """Return what is to be said about pointers in a version directory; nothing where there are none."""
+    """Return what is to be said about pointers in a version directory; nothing if there are none."""
     looked_at = 0
     for folder, _, names in os.walk(directory):
         for name in sorted(names):

@@ -234,7 +234,7 @@ def program(level: str, *, childless: bool, machine: str | None = None, own: int
     """Return the filter for a level as the kernel takes it, `struct sock_filter[]`.
 
     `own` is the id of the process that enters it, this one where it is not given.
-    Raises OSError where the machine is one whose system calls we have no numbers of.
+    Raises OSError if the machine is one whose system calls we have no numbers of.
     """
     machine = machine or os.uname().machine
     own = os.getpid() if own is None else own

@@ -44,7 +44,7 @@ def complete(file: Path, config: Mapping[str, Any] | None, parameters: Mapping[s
 
 
 def fields(spec: ModelSpec, file: Path) -> dict[str, Any]:
-    """Return the fields of `ModelInfo`, save for `log` and `calls`: the model is run from `file` itself."""
+    """Return the fields of `ModelInfo` except `log` and `calls`: the model is run from `file` itself."""
     folder = file.resolve().parent
     found: dict[str, Any] = model_fields(spec, InstanceSpec(name=f"{spec.name}_0_0"))
     for side in ("inputs", "outputs"):

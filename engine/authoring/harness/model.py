@@ -77,7 +77,7 @@ class TestedModel:
         self._server = FakeServer(models)
         self._within = within
         self._validate = Validator(spec)
-        # What a server would give the model besides, for a test to give in its place.
+        # What a server would also give the model; here a test gives it.
         self._of_sequences = {
             each.name: each for each in spec.backend_inputs if each.name not in spec.inputs_by_name
         }

@@ -146,7 +146,8 @@ class PythonBackend(Backend):
             call_context.reset(token)
             context.end(outlived=info.decoupled)
             if self._host.metrics is not None:
-                self._host.metrics.flush()  # who sees the answers sees what was counted
+                # A client that sees the answers sees what was counted.
+                self._host.metrics.flush()
 
     # -- models that answer every request once ---------------------------------------------------------------
 

@@ -95,7 +95,7 @@ def _checked_number(what: str, value: Any) -> int:
 
 
 def traceparent_of(context: str | None) -> str:
-    """Return the W3C `traceparent` in an OpenTelemetry context, JSON text; empty where it has none."""
+    """Return the W3C `traceparent` in an OpenTelemetry context, JSON text; empty if it has none."""
     try:
         found = json.loads(context or "{}")
     except ValueError:

@@ -18,7 +18,7 @@ class CudaError(RuntimeError):
 
 
 class Driver:
-    """The CUDA driver of this process. Every method raises CudaError where the driver says no."""
+    """The CUDA driver of this process. Every method raises CudaError if the driver says no."""
 
     def __init__(self) -> None:
         try:

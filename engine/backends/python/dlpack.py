@@ -234,7 +234,7 @@ _shared: dict[int, object] = {}
 
 @_Deleter  # type: ignore[untyped-decorator]  # ctypes makes these types
 def _delete(address: int) -> None:
-    """Who took a tensor has done with it."""
+    """The consumer of a tensor has done with it."""
     _shared.pop(address, None)
 
 

@@ -441,7 +441,8 @@ class InferenceResponseSender:
             raise TypeError(f"send takes an InferenceResponse, got {type(response)}")
         metrics = current_host().metrics
         if metrics is not None:
-            metrics.flush()  # who sees the response sees what was counted
+            # A client that sees the response sees what was counted.
+            metrics.flush()
         self._reply.send(response, final=flags == RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:

@@ -48,7 +48,7 @@ class Host:
         pool_size: int = DEFAULT_POOL_SIZE,
         phase: str = INITIALIZING,
     ) -> None:
-        """`directory` is the version directory; `calls` is None where there is no server to call."""
+        """`directory` is the version directory; `calls` is None if there is no server to call."""
         self.directory = directory
         self.log = log
         self.instance_name = instance_name
@@ -73,7 +73,7 @@ class Host:
 
     @property
     def calls(self) -> Calls:
-        """The way to the server. Raises TritonModelException where there is none."""
+        """The way to the server. Raises TritonModelException if there is none."""
         if self._calls is None:
             raise TritonModelException(_NO_CALLS)
         return self._calls

@@ -111,7 +111,7 @@ class _Heard:
             os.set_blocking(descriptor, False)
 
     def read(self, descriptor: int) -> bool:
-        """Take one piece of what is there. False where that is nothing, for now or for ever."""
+        """Take one piece of what is there. False if that is nothing, for now or for ever."""
         sink = self._sinks[descriptor]
         try:
             piece = os.read(descriptor, _CHUNK)

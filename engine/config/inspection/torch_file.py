@@ -339,7 +339,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _split(text: str) -> list[str]:
-    """Return the parts between commas, but for those inside brackets."""
+    """Return the parts between commas, except commas inside brackets."""
     parts = [""]
     depth = 0
     for piece in re.split(r"([\[\](),])", text):

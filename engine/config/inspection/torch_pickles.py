@@ -31,7 +31,7 @@ _STORAGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A tensor that a model was traced with; `datatype` None where no configuration can name it."""
+    """A tensor that a model was traced with; `datatype` None if no configuration can name it."""
 
     datatype: DataType | None
     shape: tuple[int, ...]
