@@ -37,7 +37,7 @@ class Composer:
         self._router = router
 
     def __call__(self, found: FoundModel) -> FoundModel:
-        """Return `found` as its models make it up; or, where they don't, without specs and with the reason.
+        """Return `found` as its models make it up; or, if they don't, without specs and with the reason.
 
         The models have been loaded before, as far as they can be.
         """

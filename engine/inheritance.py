@@ -58,7 +58,7 @@ INHERITED_PREFIXES: Final = (
 )
 
 SECRET_SUFFIXES: Final = ("_KEY", "_PASSWORD", "_SECRET", "_TOKEN")
-"""What a variable with such a prefix is called where it is a secret after all, such as `HF_TOKEN`."""
+"""What a variable with such a prefix is called if it is a secret after all, such as `HF_TOKEN`."""
 
 _SETTINGS: Final = "TRITIUM_"
 """How the server's own settings begin.

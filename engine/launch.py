@@ -1,4 +1,4 @@
-"""Starts workers: child processes by default, threads of the server where a model asks for that.
+"""Starts workers: child processes by default, threads of the server if a model asks for that.
 
 Processes are spawned on one thread that lives as long as the server. A worker asks the kernel to be killed
 when its parent dies, and the kernel takes the *thread* that spawned it for the parent. Workers spawned from a

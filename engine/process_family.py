@@ -133,7 +133,7 @@ class Family:
     def _reap(self, killed: Collection[Member]) -> None:
         """Reap what has become a child of this process.
 
-        All orphans become its children where it is the first process in a container.
+        All orphans become its children if it is the first process in a container.
         """
         deadline = time.monotonic() + _REAPED_WITHIN
         while time.monotonic() < deadline:

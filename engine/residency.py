@@ -41,7 +41,7 @@ def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
     """Return a process's share of memory; None if it has ended.
 
     That is its proportional set size, in which a page that several processes map (a library, a segment of
-    ours) is counted once among them. Where the kernel does not tell it, it is the resident set size, which
+    ours) is counted once among them. If the kernel does not tell it, it is the resident set size, which
     counts that page once for each process.
     """
     try:

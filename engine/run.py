@@ -115,7 +115,7 @@ async def _listen_for_signals(signals: AsyncIterator[int], told: trio.Event, log
 async def _serve_on(running: RunningServer, signals: AsyncIterator[int], log: Log) -> None:
     """Be not ready, and serve for the drain delay; another signal, or the tree's end, cuts it short.
 
-    Where the end is a failure, or models still load, no load balancer sends anything.
+    If the end is a failure, or models still load, no load balancer sends anything.
     """
     delay = running.settings.drain_delay
     if not delay or running.failures or running.stopped.is_set() or not running.catalog.finished.is_set():

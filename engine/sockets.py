@@ -19,7 +19,7 @@ BACKLOG: Final = 1024  # as Triton's
 
 
 class AddressInUse(Exception):
-    """A listener's address is taken, or not ours. The message is Triton's where it has one."""
+    """A listener's address is taken, or not ours. The message is Triton's if it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Sockets:
 
 @contextmanager
 def open_sockets(settings: Settings, *, http: bool = True) -> Iterator[Sockets]:
-    """Listen where the settings say, around the block. `http` is false where another server does that part.
+    """Listen where the settings say, around the block. `http` is false if another server does that part.
 
     Raises AddressInUse.
     """

@@ -199,7 +199,7 @@ class ModelSubtrees:
                 self._limiter.leave(each)
 
     def _free_name(self, spec: ModelSpec) -> str:
-        """Return `<name>/<version>`, with `@2` and so on where an earlier generation of it is still there."""
+        """Return `<name>/<version>`, with `@2` and so on if an earlier generation of it is still there."""
         name = f"{spec.name}/{spec.version}"
         candidates = itertools.chain((name,), (f"{name}@{generation}" for generation in itertools.count(2)))
         return next(each for each in candidates if each not in self._standing)

@@ -200,7 +200,7 @@ class RunningServer:
 
 
 def check_repositories(settings: Settings) -> None:
-    """Raise ServerFailed where a repository is no directory (contract, repository.md section 2).
+    """Raise ServerFailed if a repository is no directory (contract, repository.md section 2).
 
     With `--exit-on-error=false` the server goes on without it: it is not ready, and the log says why.
     """
@@ -233,7 +233,7 @@ async def open_server(
 ) -> AsyncIterator[RunningServer]:
     """Run the tree around the block: models load meanwhile.
 
-    Leaving the block stops the tree, children in reverse order. `http` is false where another server, such as
+    Leaving the block stops the tree, children in reverse order. `http` is false if another server, such as
     hypercorn, accepts HTTP connections; gRPC and metrics have their ports then too. Raises AddressInUse if a
     port is taken, and ServerFailed if the TLS files make no listener or the tree gives up.
     """
@@ -649,7 +649,7 @@ def _open_sources(
 
 
 def version() -> str:
-    """Return Tritium's version, from the installed distribution where there is one."""
+    """Return Tritium's version, from the installed distribution if there is one."""
     try:
         return importlib.metadata.version("tritium")
     except importlib.metadata.PackageNotFoundError:

@@ -21,7 +21,7 @@ class NotAModelFile(Exception):
 
 
 def model_name(file: Path) -> str:
-    """Return what the model in `file` is called: as the file, or where that is `model.py` as its folder.
+    """Return what the model in `file` is called: as the file, or if that is `model.py` as its folder.
 
     In a repository, `<model>/<version>/model.py`, that is the model's folder.
     """
@@ -33,7 +33,7 @@ def model_name(file: Path) -> str:
 
 
 def check_file(file: Path) -> Path:
-    """Return `file`, absolute, where it is a Python file. Raises NotAModelFile."""
+    """Return `file`, absolute, if it is a Python file. Raises NotAModelFile."""
     if file.is_dir():
         raise NotAModelFile(
             f"{file} is a directory: name the model's file, or serve repositories with `tritium serve --model-repository={file}`"

@@ -10,7 +10,7 @@ from engine.authoring import api
 def offer() -> None:
     """Let model files `import tritium`, whatever interpreter this is and whatever is installed there.
 
-    Where the package itself is imported already, as in a test, it stays: its names are the same objects.
+    If the package itself is imported already, as in a test, it stays: its names are the same objects.
     """
     known = sys.modules.get("tritium")
     if getattr(known, "model", None) is not api.model:

@@ -74,7 +74,7 @@ class Request:
 
     @property
     def requested_outputs(self) -> list[str]:
-        """The outputs that the client wants: all of them where it named none. Others need not be computed."""
+        """The outputs that the client wants: all of them if it named none. Others need not be computed."""
         return self._request.requested_output_names()
 
     def cancelled(self) -> bool:

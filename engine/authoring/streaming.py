@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def send_all(
     target: Callable[..., Any], call: Call, sender: InferenceResponseSender, answerer: Answerer
 ) -> None:
-    """Send what one call of a generator yields, and the final flag; stop where the client has gone.
+    """Send what one call of a generator yields, and the final flag; stop if the client has gone.
 
-    Waits where the client is slow to take it. What the generator raises is sent as the last response.
+    Waits if the client is slow to take it. What the generator raises is sent as the last response.
     """
     try:
         with contextlib.closing(target(**call.arguments)) as values:

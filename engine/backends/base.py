@@ -63,7 +63,7 @@ class TensorInfo:
 
     @property
     def backend_dims(self) -> list[int]:
-        """The dims as the framework sees them: `reshape` where one is configured."""
+        """The dims as the framework sees them: `reshape` if one is configured."""
         return self.dims if self.reshape is None else self.reshape
 
 
@@ -182,7 +182,7 @@ class ResponseSender(ABC):
 class BatchRequest(ABC):
     """One request of a batch. Answer it with `respond` or `fail`, or leave it to `Batch.respond`.
 
-    Where the model is decoupled, `sender` is a third way, and the only one to give other than one response.
+    If the model is decoupled, `sender` is a third way, and the only one to give other than one response.
     """
 
     id: str

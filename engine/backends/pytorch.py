@@ -170,7 +170,7 @@ class PyTorchBackend(Backend):
                 ]
                 if stream is not None:
                     stream.synchronize()
-                del results  # before the memory cache is emptied, where that is asked for
+                del results  # before the memory cache is emptied, if that is asked for
             return [(tensor.name, tensor.datatype, _as_numpy(result)) for tensor, result in fetched]
         except TritiumError:
             raise

@@ -168,7 +168,7 @@ class LocalSender(ResponseSender):
         with self._order:
             if self._closed:
                 raise SenderClosed("the last response to this request has been sent already")
-            self._closed = True  # also where the response can't be taken
+            self._closed = True  # also if the response can't be taken
             if answer is not None:
                 self._request.take(answer)
             self._closed = final
@@ -181,7 +181,7 @@ class LocalSender(ResponseSender):
 
 
 class LocalRequest(BatchRequest):
-    """One request over the arrays in `inputs`, each [rows, *dims] where the model batches.
+    """One request over the arrays in `inputs`, each [rows, *dims] if the model batches.
 
     BYTES inputs are object arrays of `bytes`, BF16 inputs `uint16` bit patterns. `answer` is None until it
     has one. Set `is_cancelled` to simulate a client that has left. What a decoupled model's sender sends is

@@ -219,7 +219,7 @@ def _check_script_type(model: ModelInfo, side: str, tensor: TensorInfo, found: s
 
 
 def _check_script_returns(model: ModelInfo, returned: Any, paths: Sequence[int | Path]) -> None:
-    """Compare the number of outputs with the declared return type, where that is a tensor or a flat tuple."""
+    """Compare the number of outputs with the declared return type, if that is a tensor or a flat tuple."""
     kind = returned.kind()
     if kind == "TensorType":
         types = ["Tensor"]

@@ -23,7 +23,7 @@ class CacheUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OpenCache:
-    """A cache, and the far part of it where there is one."""
+    """A cache, and the far part of it if there is one."""
 
     cache: ResponseCache
     far: FarCache | None = None

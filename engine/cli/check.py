@@ -71,7 +71,7 @@ _URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def check(argv: Sequence[str]) -> int:
-    """Validate and report; return the process's exit status: 1 where anything would not load."""
+    """Validate and report; return the process's exit status: 1 if anything would not load."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.build_environments and options.no_model_code:
@@ -223,7 +223,7 @@ def inspect(
 ) -> Report:
     """Read the models as a server on a machine with so many GPUs would at its start. Raises NoSuchModel.
 
-    With `build`, environments that Python models ask for are made where they are not there.
+    With `build`, environments that Python models ask for are made if they are not there.
     """
     alone = [path for path in paths if is_model(path)]
     found = scan([path for path in paths if path not in alone])

@@ -44,7 +44,7 @@ class Client:
         self._opener.addheaders += headers
 
     def ask(self, path: str, *, api: str, wanted: str, document: object = None) -> Any:
-        """Return the JSON that the server answers with; `document`, where there is one, is posted.
+        """Return the JSON that the server answers with; `document`, if there is one, is posted.
 
         `api` is the name by which `--http-restricted-api` knows it, `wanted` says what is asked for. Raises
         ServerUnavailable with what went wrong.
@@ -72,14 +72,14 @@ class Client:
 
 
 def _advised(status: int, said: str, api: str) -> str:
-    """Return what the server said, and what its operator can do about it where that is known."""
+    """Return what the server said, and what its operator can do about it if that is known."""
     if status == 403:
         return f"{said or f'its API {api!r} is restricted'}; give it with --header 'NAME: VALUE'"
     return said or f"is it Tritium, and if its API '{api}' is restricted, did it get the --header?"
 
 
 def _error_text(error: urllib.error.HTTPError) -> str:
-    """Return what the server said was wrong, where it said so in its usual form."""
+    """Return what the server said was wrong, if it said so in its usual form."""
     try:
         document = json.loads(error.read(_MOST_BYTES))
     except (OSError, http.client.HTTPException, ValueError):

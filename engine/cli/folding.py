@@ -18,10 +18,10 @@ FOLDED: Final = "folded"
 """The key of a node in a folded document that counts the nodes folded below it."""
 
 SHORT: Final = "short"
-"""The key of a node in a folded document that is true where one line must do for it."""
+"""The key of a node in a folded document that is true if one line must do for it."""
 
 RECENT: Final = 300.0
-"""Seconds after which a restart is no news any more, where there is room only for news."""
+"""Seconds after which a restart is no news any more, if there is room only for news."""
 
 _DEPTHS: Final = (2, 3, 4)
 _UNFOLDED_FIRST: Final = ("models", "repository")

@@ -195,7 +195,7 @@ def _reports(options: argparse.Namespace) -> bool:
 def _lines(
     parser: argparse.ArgumentParser, options: argparse.Namespace, census: Census, selection: Selection
 ) -> Iterator[Line]:
-    """Return the lines that are wanted. Ends the process where the flags don't go together."""
+    """Return the lines that are wanted. Ends the process if the flags don't go together."""
     if options.interval is not None and not options.rates:
         parser.error("--interval belongs to --rates")
     if options.top is not None and not options.slowest:

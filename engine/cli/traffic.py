@@ -25,7 +25,7 @@ Document = Mapping[str, Any]
 
 
 def traffic(argv: Sequence[str]) -> int:
-    """Change a model's traffic plan where the flags say so, and show it; return the process's exit status."""
+    """Change a model's traffic plan if the flags say so, and show it; return the process's exit status."""
     parser = _parser()
     options = parser.parse_args(argv)
     plan = _plan(parser, options)

@@ -43,7 +43,7 @@ def settings_among(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def unknown_variable(name: str, known: Mapping[str, object]) -> str:
-    """Return the warning about a variable that is no setting, with the nearest name where one is near."""
+    """Return the warning about a variable that is no setting, with the nearest name if one is near."""
     nearest = get_close_matches(name, known, n=1)
     hint = f": did you mean {nearest[0]}?" if nearest else ""
     return f"the environment variable {name} is no setting of Tritium and has no effect{hint}"

@@ -33,7 +33,7 @@ _UNITS: Final = MappingProxyType(
 
 
 class SettingsError(Exception):
-    """The flags or variables make no sense. `hint` says what would have, where the message itself may not."""
+    """The flags or variables make no sense. `hint` says what would have, if the message itself may not."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)

@@ -19,7 +19,7 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGr
 
 ENSEMBLE: Final = "ensemble"
 
-# Backends whose models on a CPU get two instances where the configuration names no count.
+# Backends whose models on a CPU get two instances if the configuration names no count.
 _TWO_ON_CPU: Final = frozenset(("onnxruntime", "tensorflow"))
 _DEFAULT_IDLE_MICROSECONDS: Final = 1_000_000
 
@@ -32,7 +32,7 @@ class _Rule:
     filename: str  # as `default_model_filename`, or as an entry of the first version directory
     platforms: tuple[str, ...] = ()  # platform names that select the backend
     platform: str = ""  # what an empty platform becomes
-    needs_no_platform: bool = False  # the file name counts only where no platform is given
+    needs_no_platform: bool = False  # the file name counts only if no platform is given
 
 
 _RULES: Final = (
@@ -173,7 +173,7 @@ def _apply(config: ModelConfig, rule: _Rule, *, discovered: bool) -> None:
 
 
 def _fill_known(config: ModelConfig) -> None:
-    """Fill the platform and file name that a given backend implies, where they are not ambiguous."""
+    """Fill the platform and file name that a given backend implies, if they are not ambiguous."""
     rules = [rule for rule in _RULES if rule.backend == config.backend]
     if not rules:
         return

@@ -57,7 +57,7 @@ def inside(directory: Path, name: str) -> Path | None:
 def read_files(config: ModelConfig, model_directory: Path) -> Files:
     """Read every file that the completed `config` names, which may have any number of broken rules.
 
-    What is left out where a rule is broken or a file can't be used is no loss: such a model is not started.
+    What is left out if a rule is broken or a file can't be used is no loss: such a model is not started.
     """
     labels, problems = read_labels(config, model_directory)
     warmup, unusable = build_warmup(config, model_directory)

@@ -293,7 +293,7 @@ def _blamed(problems: Iterable[Problem], versions: tuple[int, ...]) -> Iterator[
 
 
 def _shared(problems: Iterable[Problem], versions: Sequence[int]) -> Iterator[Problem]:
-    """Yield each problem once, with the versions that have it; none are named where all do."""
+    """Yield each problem once, with the versions that have it; none are named if all do."""
     having: dict[Problem, set[int]] = {}
     for problem in problems:
         alike = dataclasses.replace(problem, versions=())
@@ -514,7 +514,7 @@ def _merged(backend_settings: Mapping[str, Mapping[str, str]], backend: str) -> 
 
 
 def _arranged(problems: list[Problem], path: Path, text: str, versions: Sequence[int]) -> tuple[Problem, ...]:
-    """Return errors before warnings, each with the file and, where its field is written there, the place."""
+    """Return errors before warnings, each with the file and, if its field is written there, the place."""
     if not problems:
         return ()
     found = outline(text)

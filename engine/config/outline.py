@@ -3,7 +3,7 @@
 protobuf's own parser decides what a file means, but it stops at the first mistake and forgets positions. This
 walk over the same tokens, guided by the schema, goes on: it notes a mistake, steps over the field that has
 it, and continues.
-It never fails. Where brackets don't match it stops, and says so, because what follows can't be told apart.
+It never fails. If brackets don't match it stops, and says so, because what follows can't be told apart.
 
 Every mistake has a *span*, the smallest whole field around it. `without_spoilt` blanks those spans. What is
 left of the file is then a configuration whose other rules can be checked in the same pass.

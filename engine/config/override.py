@@ -201,7 +201,7 @@ def _field(descriptor: Any, name: str) -> Any:
 
 
 def _fields(descriptor: Any, value: object) -> str:
-    """Return what an object for `descriptor` holds: `value` itself, where it is what the only field takes."""
+    """Return what an object for `descriptor` holds: `value` itself, if it is what the only field takes."""
     if not descriptor.fields:
         return "write {}"
     only = descriptor.fields[0]

@@ -59,7 +59,7 @@ class Parsed:
 
 
 def config_path(model_directory: Path, config_name: str = "") -> Path:
-    """Return the file to read: `configs/<config_name>.pbtxt` where there is one, else `config.pbtxt`."""
+    """Return the file to read: `configs/<config_name>.pbtxt` if there is one, else `config.pbtxt`."""
     if config_name:
         configs = model_directory / "configs"
         chosen = configs / f"{config_name}.pbtxt"

@@ -1,4 +1,4 @@
-"""Which rules a configuration breaks for certain, where some of its fields can't be read.
+"""Which rules a configuration breaks for certain, if some of its fields can't be read.
 
 `engine.config.parse` leaves out what it can't read, and the rules are checked on the rest, so that an author
 learns of everything at once. What is missing because it was left out is no mistake of its own. A comparison

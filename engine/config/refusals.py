@@ -70,7 +70,7 @@ def ignored_hints(config: ModelConfig) -> list[Problem]:
 
 
 def _not_empty(field: str, *path: str) -> Keys:
-    """Where a list, a map or a string has content, or a switch is on."""
+    """Yield the key if a list, a map or a string has content, or a switch is on."""
     key = ".".join((field, *path))
 
     def keys(config: ModelConfig) -> Iterator[str]:

@@ -77,7 +77,7 @@ def read_settings(
     policy: ModelVersionPolicy | None = None,
     config: ModelConfig | None = None,
 ) -> tuple[TritiumSettings, tuple[Problem, ...]]:
-    """Return the settings in a model's `parameters`, defaults where `traits` decides them, and every mistake.
+    """Return the settings in a model's `parameters`, defaults if `traits` decides them, and every mistake.
 
     `policy` is the model's completed version policy: a setting may not speak of versions that it leaves out.
     `config` is all of its configuration: a setting may not ask for what its scheduler does not do.

@@ -173,7 +173,7 @@ def remedy(declared: Any, instead: str) -> str:
 
 
 def _inner_example(declared: Any, instead: str) -> str:
-    """Return what stands for a value of the only field of a message: `instead` itself, where it is one."""
+    """Return what stands for a value of the only field of a message: `instead` itself, if it is one."""
     if declared.is_repeated:
         return "[ … ]"
     if declared.type == FieldDescriptor.TYPE_STRING:

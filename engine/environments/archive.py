@@ -217,7 +217,7 @@ class _Unpacking:
             raise self._refused(f"'{member.name}' is neither a file nor a directory nor a link")
 
     def _inside(self, path: str, whose: str) -> str:
-        """Return `path` without detours, empty for the directory itself. Raises where it leads out."""
+        """Return `path` without detours, empty for the directory itself. Raises if it leads out."""
         normal = posixpath.normpath(path)
         if posixpath.isabs(normal) or normal.split("/")[0] == ".." or "\0" in normal:
             raise self._refused(f"'{whose}' leads out of it, to '{path}'")

@@ -131,7 +131,7 @@ def _carry_out(order: dict[str, str]) -> dict[str, Any]:
 
 
 def _check(order: dict[str, str]) -> None:
-    """Raise EnvironmentFailed where the source is no longer what the environment is named after."""
+    """Raise EnvironmentFailed if the source is no longer what the environment is named after."""
     from engine.environments import requirements
     from engine.environments.layout import EnvironmentFailed
 

@@ -25,7 +25,7 @@ class Tally:
     completed: int = 0
     cancelled: int = 0
     errors: Counter[str] = field(default_factory=Counter)
-    """By code; where the line has none, by outcome."""
+    """By code; if the line has none, by outcome."""
     retried: int = 0
     durations: list[float] = field(default_factory=list)
 

@@ -91,7 +91,7 @@ def parse_text(text: str, *, now: datetime) -> Told | None:
 def _of_triton(found: re.Match[str], moment: datetime) -> Told:
     said = found["said"]
     if said.startswith('"'):
-        unescaped = json.loads(said)  # ValueError where it was cut in two
+        unescaped = json.loads(said)  # ValueError if it was cut in two
         said = unescaped if isinstance(unescaped, str) else said
     level = _LEVELS[found["letter"]]
     event, keys = _event_of(said, level)

@@ -48,7 +48,7 @@ class Census:
 def read(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, census: Census | None = None
 ) -> Iterator[Line]:
-    """Yield the lines of the logs in `paths`, merged by time where there are several; `-` is standard input.
+    """Yield the lines of the logs in `paths`, merged by time if there are several; `-` is standard input.
 
     Names that end in `.gz`, `.bz2`, `.xz` and `.zst` are archives. Lines of one file keep their order, even
     if the wall clock was set back. What is no line is counted in `census` and skipped, and so is a line at

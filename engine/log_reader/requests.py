@@ -14,7 +14,7 @@ from engine.log_reader.selecting import model_of, version_of
 ENDS: Final = frozenset(
     {"request_completed", "request_failed", "request_rejected", "request_cancelled", "request_poisoned"}
 )
-"""Events of which each request has exactly one, where requests are logged."""
+"""Events of which each request has exactly one, if requests are logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Ended:
     batch: int
     batch_requests: int
     relation: str
-    """`step`, `call` or `copy`, where the server itself made it; a client's request has none."""
+    """`step`, `call` or `copy`, if the server itself made it; a client's request has none."""
     message: str
 
     @property

@@ -142,7 +142,7 @@ class CustomMetrics:
             raise AlreadyExists(f"metric family '{name}' is a {known.kind} already, and can't be a {kind}")
 
     def find(self, family_name: str, labels: Mapping[str, str], bounds: Sequence[float]) -> int:
-        """Return the number of a series, which is made where there is none. Raises InvalidArgument."""
+        """Return the number of a series, which is made if there is none. Raises InvalidArgument."""
         family = self._families.get(family_name)
         if family is None:
             raise InvalidArgument(f"there is no metric family '{family_name[:MAX_TEXT]}': make it first")
@@ -187,7 +187,7 @@ class CustomMetrics:
             series.counts = [count + more for count, more in zip(series.counts, counts, strict=True)]
 
     def _check_free(self, name: str, kind: str) -> None:
-        """Raise InvalidArgument where lines of the exposition would have two meanings."""
+        """Raise InvalidArgument if lines of the exposition would have two meanings."""
         if _OURS.fullmatch(name):
             raise InvalidArgument(f"metric names like '{name}' are the server's own; choose another prefix")
         clash = [f"{name}{suffix}" for suffix in _SUFFIXES] if kind == "histogram" else []

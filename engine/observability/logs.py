@@ -326,7 +326,7 @@ class _JsonLines:
 
 
 class _TritonLines:
-    """Triton's two formats, in which the event is a sentence: Triton's own where it has one for it."""
+    """Triton's two formats, in which the event is a sentence: Triton's own if it has one for it."""
 
     def __init__(self, *, iso: bool, escape: bool, whole: bool) -> None:
         self._whole = whole
@@ -373,7 +373,7 @@ _UNLOADED: Final = "successfully unloaded '{model}' version {version}"
 
 
 def sentence(event: str, keys: Mapping[str, Any]) -> str:
-    """Return an event in Triton's words where it has any, else its name; what is left of the keys follows."""
+    """Return an event in Triton's words if it has any, else its name; what is left of the keys follows."""
     template = _SENTENCES.get(event, "")
     if event == Event.MODEL_UNAVAILABLE.value and keys.get("reason") == "unloaded":
         template = _UNLOADED

@@ -29,14 +29,14 @@ class ModelSample:
     name: str
     version: int
     statistics: ModelStatistics
-    namespace: str = ""  # only where models are told apart by their repository
+    namespace: str = ""  # only if models are told apart by their repository
     tags: Mapping[str, str] = field(default_factory=dict)  # the configuration's metric_tags
     cached: bool = False  # its answers are kept
     queue_depth: int = 0
     queue_age: float = 0.0  # of the request that has waited longest; 0 for an empty queue
     load_duration: float = 0.0
     instances: Mapping[str, int] = field(default_factory=dict)  # state → how many are in it
-    tenants: Mapping[str, TenantShare] = field(default_factory=dict)  # where they share its queue
+    tenants: Mapping[str, TenantShare] = field(default_factory=dict)  # if they share its queue
     slo: SloSample | None = None
 
 

@@ -50,7 +50,7 @@ class MachineSampler:
         self._due = 0.0
 
     def sample(self) -> MachineSample:
-        """Return the present sample, a new one where the last has become too old."""
+        """Return the present sample, a new one if the last has become too old."""
         now = self._clock()
         if self._latest is None or now >= self._due:
             ticks = self._read_ticks()

@@ -179,7 +179,7 @@ class LocalSource:
             raise SourceUnavailable(f"{self._uri} can't be read: {error.strerror or error}") from error
 
     def _admit(self, root: Root) -> None:
-        """Raise SourceUnavailable where what is open is not known to be the repository."""
+        """Raise SourceUnavailable if what is open is not known to be the repository."""
         identity = root.identity
         with self._lock:
             if self._known is None:

@@ -1,4 +1,4 @@
-"""Whether a model directory is whole, where something in it says so.
+"""Whether a model directory is whole, if something in it says so.
 
 A manifest, `SHA256SUMS` as `sha256sum` prints it, stands in the model directory or in a version directory and
 lists files below it. What it lists must be there and must match; otherwise the model is never served. It

@@ -128,7 +128,7 @@ class Line:
     def post(
         self, letter: Letter, pieces: Sequence[frames.Buffer], register: Callable[[], None] | None = None
     ) -> None:
-        """Send a letter, in a segment where that is worth it. Raises ValueError if it is too large."""
+        """Send a letter, in a segment if that is worth it. Raises ValueError if it is too large."""
         descriptor = _prepared(letter, pieces)
         try:
             with self._order:

@@ -113,7 +113,7 @@ class WorkerRequest(BatchRequest):
 
     @property
     def requested_outputs(self) -> Sequence[str]:  # type: ignore[override]
-        """What the client wants; all declared outputs where it named none."""
+        """What the client wants; all declared outputs if it named none."""
         return self._metadata.get("outputs") or self._batch.declared_outputs
 
     @property

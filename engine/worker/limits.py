@@ -87,7 +87,7 @@ def _stay_the_parent() -> None:
 
 
 def volunteer_for_the_oom_killer() -> None:
-    """Ask the kernel to kill this process rather than the server where the machine's memory is used up."""
+    """Ask the kernel to kill this process rather than the server if the machine's memory is used up."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("500")

@@ -233,7 +233,7 @@ _LONGEST_PROGRAM = 4096
 def program(level: str, *, childless: bool, machine: str | None = None, own: int | None = None) -> bytes:
     """Return the filter for a level as the kernel takes it, `struct sock_filter[]`.
 
-    `own` is the id of the process that enters it, this one where it is not given.
+    `own` is the id of the process that enters it, this one if it is not given.
     Raises OSError if the machine is one whose system calls we have no numbers of.
     """
     machine = machine or os.uname().machine

@@ -69,7 +69,7 @@ class PythonBackend(Backend):
 
     @classmethod
     def complete_config(cls, model: ModelInfo) -> Mapping[str, Any] | None:
-        """Import the model and call its `auto_complete_config`, where it has one."""
+        """Import the model and call its `auto_complete_config`, if it has one."""
         source = Source(model)
         host = Host(model.version_directory, model.log, phase=COMPLETING)
         attach(host)
@@ -172,7 +172,7 @@ class PythonBackend(Backend):
         return self._loop.run(returned) if inspect.iscoroutine(returned) else returned
 
     def _begin(self, requests: list[ServedRequest]) -> Any:
-        """Call `execute`, and return what it returns: a coroutine, where it is one."""
+        """Call `execute`, and return what it returns: a coroutine, if it is one."""
         execute = getattr(self._model, "execute", None)
         if execute is None:
             raise Wrong(f"Python model {self._source.path} does not implement `execute` method.")
@@ -295,7 +295,7 @@ class PythonBackend(Backend):
         return getattr(self._model, "is_ready", None) is not None
 
     def ready(self) -> bool:
-        """Ask the model's `is_ready`, where it has one. The caller limits how long that may take."""
+        """Ask the model's `is_ready`, if it has one. The caller limits how long that may take."""
         is_ready = getattr(self._model, "is_ready", None)
         if is_ready is None:
             return True

@@ -151,7 +151,7 @@ class ResponseIterator(Generic[Response]):
         self._finished = False
 
     def __iter__(self) -> Iterator[Response]:
-        """Go on, or begin again where all responses have been seen."""
+        """Go on, or begin again if all responses have been seen."""
         with self._turn:
             if self._finished and self._at == len(self._seen):
                 self._at = 0

@@ -47,7 +47,7 @@ class EventLoop:
         return self.start(coroutine).result()
 
     def close(self) -> None:
-        """End the loop and its thread, where there is one."""
+        """End the loop and its thread, if there is one."""
         with self._starting:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if thread is not None:

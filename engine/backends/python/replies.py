@@ -94,7 +94,7 @@ class BatchReplies:
         return streams
 
     def reply_to(self, index: int) -> Reply | StreamReply:
-        """Return the reply of request `index`; one that is closed, where senders are refused already."""
+        """Return the reply of request `index`; a closed one if senders are refused already."""
         with self._guard:
             reply = self._replies.get(index)
             if reply is None:
@@ -107,7 +107,7 @@ class BatchReplies:
             return reply
 
     def replies(self) -> list[Reply]:
-        """Return every request's reply, made where there was none. Not for decoupled models."""
+        """Return every request's reply, made if there was none. Not for decoupled models."""
         replies = (self.reply_to(index) for index in range(len(self._requests)))
         return [reply for reply in replies if isinstance(reply, Reply)]
 
@@ -149,7 +149,7 @@ class Reply:
         self.senders = 0  # in the model's hands
 
     def give(self, response: InferenceResponse) -> None:
-        """Answer the request, unless there is an answer. Raises where an output can't be encoded."""
+        """Answer the request, unless there is an answer. Raises if an output can't be encoded."""
         with self.guard:
             request = self._request
             if request is None or self.answered:

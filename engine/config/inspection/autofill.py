@@ -40,7 +40,7 @@ def fill_from_onnx(
     batchable = bool(everything) and all(
         port.shape is not None and port.shape[:1] == (-1,) for port in everything
     )
-    # What the file says nothing of may still have a batch dimension, where the owner says so.
+    # What the file says nothing of may still have a batch dimension, if the owner says so.
     deniable = any(port.shape is not None and port.shape[:1] != (-1,) for port in everything)
     if deniable and config.max_batch_size > 0:
         problems.append(_no_batching(config))

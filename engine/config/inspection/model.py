@@ -247,7 +247,7 @@ def onnx_path(version: VersionDirectory, file_name: str) -> Path:
 
 
 def torch_path(version: VersionDirectory, file_name: str) -> Path:
-    """Return where a PyTorch model is: where there is no `model.pt`, the backend takes `model.pt2`."""
+    """Return where a PyTorch model is: if there is no `model.pt`, the backend takes `model.pt2`."""
     path, other = version.path / file_name, version.path / "model.pt2"
     return other if file_name == "model.pt" and not os.path.exists(path) and os.path.exists(other) else path
 

@@ -69,7 +69,7 @@ class _Value:
 
     name: str = ""
     element_type: int = 0
-    other_type: str = ""  # where it is no tensor
+    other_type: str = ""  # if it is no tensor
     shaped: bool = False
     dims: list[int] = field(default_factory=list)
     symbols: list[str] = field(default_factory=list)

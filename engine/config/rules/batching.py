@@ -9,7 +9,7 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelDynamicBat
 
 
 def dynamic_batching(config: ModelConfig) -> Iterator[Problem]:
-    """Check `dynamic_batching`, where it is set."""
+    """Check `dynamic_batching`, if it is set."""
     if config.HasField("dynamic_batching"):
         batching = config.dynamic_batching
         yield from _preferred(config, batching)

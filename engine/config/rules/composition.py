@@ -117,7 +117,7 @@ def dependency_problems(
 
 
 def find_cycle(start: str, depends_on: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return a path from `start` through what it depends on back to `start`, or () where there is none."""
+    """Return a path from `start` through what it depends on back to `start`, or () if there is none."""
     came_from: dict[str, str] = {}
     waiting = deque([start])
     while waiting:
@@ -173,11 +173,11 @@ class _Node:
     model: str
     data_type: str
     dims: tuple[int, ...]
-    full_dims: tuple[int, ...]  # with the batch dimension, where the model has one
+    full_dims: tuple[int, ...]  # with the batch dimension, if the model has one
     sources: list[_Node] = field(default_factory=list)
     uses: list[_Node] = field(default_factory=list)
     written_by: str = ""  # the composing model
-    decoupled_step: int = 0  # the step that writes it, from 1, where its model is decoupled
+    decoupled_step: int = 0  # the step that writes it, from 1, if its model is decoupled
     origin: int = 0  # the decoupled step that its responses go back to; 0: none
     visited: bool = False
 

@@ -31,7 +31,7 @@ _CORRELATION_TYPES: Final = (
 
 
 def sequence_batching(config: ModelConfig) -> Iterator[Problem]:
-    """Check `sequence_batching`, where it is set."""
+    """Check `sequence_batching`, if it is set."""
     yield from _checkpoint(config)
     if not config.HasField("sequence_batching"):
         return

@@ -219,7 +219,7 @@ class Cache:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Give the file a second name, or copy it where the file system has no links or no more of them."""
+    """Give the file a second name, or copy it if the file system has no links or no more of them."""
     try:
         os.link(source, target, follow_symlinks=False)
     except (FileNotFoundError, FileExistsError):

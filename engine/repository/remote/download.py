@@ -56,7 +56,7 @@ def judge(digest: str, *, expected: str, fits_tag: bool, doubted: str) -> Verdic
     `expected` is what the model's manifest says, or "". `doubted` is the digest that the object arrived with
     before, or "".
     """
-    # A manifest outweighs a tag; and where the same bytes arrived twice, it is the tag that is no MD5.
+    # A manifest outweighs a tag; and if the same bytes arrived twice, it is the tag that is no MD5.
     if digest == expected if expected else (fits_tag or digest == doubted):
         return Verdict.KEEP
     if not doubted:

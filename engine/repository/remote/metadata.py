@@ -1,4 +1,4 @@
-"""Google's metadata server: the identity of the machine a server runs on, where it has one.
+"""Google's metadata server: the identity of the machine a server runs on, if it has one.
 
 The library beneath would ask too, but only when it is needed and with the patience of its retries. Whether
 there is such a server at all must be known before, because without one the storage is asked without an

@@ -84,7 +84,7 @@ class Bucket(Protocol):
 
     Keys are whole; every method may be called from several threads at once.
 
-    All raise SourceUnavailable where the storage can't be asked.
+    All raise SourceUnavailable if the storage can't be asked.
     """
 
     @property
@@ -276,7 +276,7 @@ def _obstore(scheme: Scheme) -> Any:
 
 
 def _endpoint(at: Location, environ: Mapping[str, str]) -> str:
-    """Return where the storage is asked; "" for S3 where the region decides.
+    """Return where the storage is asked; "" for S3 if the region decides.
 
     The variables are the ones that each storage's own tools know: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`,
     `STORAGE_EMULATOR_HOST`, and the Azure command line's `AZURE_STORAGE_SERVICE_ENDPOINT`.
