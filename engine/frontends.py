@@ -176,7 +176,7 @@ class Frontend:
         self._listener.withdraw()
 
     async def drain(self) -> None:
-        """Stop accepting and wait until the requests in hand are answered."""
+        """Stop accepting and wait until the accepted requests are answered."""
         self._listener.drain()
         self._sock.close()
         self._log(Event.LISTENER_CLOSED, service=self._title, address=self.address)

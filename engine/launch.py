@@ -290,7 +290,7 @@ class ProcessWorker:
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
-            return False  # it has just exited, or /proc is not for us to see
+            return False  # it has just exited, or this process may not read its /proc
         return stat.rpartition(")")[2].split()[0] in {"T", "t"}
 
     @property

@@ -28,7 +28,7 @@ from actors.scheduling.confinement import Usage
 from engine.process_mark import MARK
 
 _MOST_SEEN: Final = 4096  # processes that one look takes in
-_MOST_AT_ONCE: Final = 64  # of them that are killed on the event loop
+_MOST_AT_ONCE: Final = 64  # processes of one look that are killed on the event loop
 # Threads whose children are read so fast that it may happen on an event loop.
 _FEW_THREADS: Final = 32
 # Reading the children of so many threads takes some 10 ms, which a kill may take.
@@ -247,7 +247,7 @@ def _kibibytes(text: bytes, wanted: tuple[str, ...]) -> Mapping[str, int]:
 
 
 def _read(path: str) -> bytes:
-    """Return a file of /proc, or nothing if it has gone or is not for us to see."""
+    """Return a file of /proc, or nothing if it has gone or may not be read."""
     try:
         with open(path, "rb") as file:
             return file.read()

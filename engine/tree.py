@@ -254,7 +254,7 @@ def _grpc_tls(settings: Settings) -> ssl.SSLContext | None:
 
 
 class _Composition:
-    """Everything that makes up a server, and how it hangs together. Nothing runs yet."""
+    """All parts of a server, and how they are connected. Nothing runs yet."""
 
     def __init__(
         self,

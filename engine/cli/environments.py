@@ -16,7 +16,7 @@ from engine.environments.layout import EnvironmentFailed
 def prepared(
     cache: EnvironmentCache, environments: Sequence[Environment]
 ) -> Mapping[Environment, Runtime | EnvironmentFailed]:
-    """Build environments as the server would; return what has come of each.
+    """Build environments as the server would; return the outcome of each.
 
     The steps are told on standard error.
     """

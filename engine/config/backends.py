@@ -73,9 +73,9 @@ def _completes(backend: Any) -> bool:
 def discover(directory: Path | None = None) -> Mapping[str, BackendTraits]:
     """Import every registered backend class and return its traits by name.
 
-    An installed entry point goes before our own table. A backend that can't be imported is listed with the
-    reason, which is then told to the models that want it. In `directory`, an entry with a `model.py` is a
-    backend written in Python (contract, python_backend.md section 12), unless there is one by that name
+    An installed entry point takes precedence over our own table. A backend that can't be imported is listed
+    with the reason, which is then told to the models that want it. In `directory`, an entry with a `model.py`
+    is a backend written in Python (contract, python_backend.md section 12), unless there is one by that name
     already. Raises OSError if the directory can't be listed.
     """
     targets = dict(BUILT_IN)

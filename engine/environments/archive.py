@@ -234,7 +234,7 @@ class _Unpacking:
             raise self._refused("it takes more room than there is, or than an environment may")
         source = self._tar.extractfile(member)
         assert source is not None  # it is a regular file
-        path.unlink(missing_ok=True)  # a later member of the same name goes before an earlier one
+        path.unlink(missing_ok=True)  # a later member of the same name replaces an earlier one
         descriptor = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700 if member.mode & 0o100 else 0o600
         )

@@ -74,7 +74,7 @@ class EnvironmentBuilder:
     async def prepare(
         self, environments: Sequence[Environment], report: Report
     ) -> Mapping[Environment, Runtime | EnvironmentFailed]:
-        """Build what is missing, one after the other; return what has come of each.
+        """Build what is missing, one after the other; return the outcome of each.
 
         `report` is told of steps. Cancelled, a build leaves nothing that would be taken for an environment.
         """

@@ -86,7 +86,7 @@ def _answer(order: dict[str, str], seconds: int) -> None:
         answer = {"facts": _carry_out(order)}
     except EnvironmentFailed as error:
         answer = {"error": str(error), "hint": error.hint}
-    except OSError as error:  # no room, no rights: the operator's to mend
+    except OSError as error:  # no room or no rights: the operator must repair that
         answer = {"error": f"building the environment of '{order['source']}' failed: {error}"}
     _say(answer)
 

@@ -23,7 +23,7 @@ class Environments(Protocol):
     """What the code that reads configurations asks of environments."""
 
     def runtime(self, environment: Environment) -> Runtime:
-        """Return what runs in it. Raises NotBuilt, and EnvironmentFailed if it can't be had at all."""
+        """Return what runs in it. Raises NotBuilt, and EnvironmentFailed if there can't be one."""
 
 
 class Standing:

@@ -47,9 +47,9 @@ def declared(
 ) -> Environment | None:
     """Return what a version asks for; None if it runs on the server's own interpreter.
 
-    `EXECUTION_ENV_PATH` among its parameters goes before a `requirements.txt`, which counts if `install` is
-    true. It reads and digests files, gigabytes of them perhaps, so do not call it on the event loop. Raises
-    EnvironmentFailed.
+    `EXECUTION_ENV_PATH` among its parameters takes precedence over a `requirements.txt`, which counts if
+    `install` is true. It reads and digests files, gigabytes of them perhaps, so do not call it on the event
+    loop. Raises EnvironmentFailed.
     """
     given = parameters.get(PATH_PARAMETER, "")
     if given:

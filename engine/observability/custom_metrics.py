@@ -1,4 +1,4 @@
-"""Metrics that models make up: the series of all workers, and what each worker may do to them.
+"""Custom metrics of models: the series of all workers, and what each worker may do to them.
 
 Contract, python_backend.md section 9. A family is known by its name, a series by its family and labels. Every
 worker that makes a series with the same labels shares it. A series is shown for as long as a worker refers to
@@ -254,7 +254,7 @@ class MetricsHold:
         return {"series": number}
 
     def value(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the `value` of `series`. Raises InvalidArgument if the worker has let go of it."""
+        """Return the `value` of `series`. Raises InvalidArgument if the worker has released it."""
         number = body.get("series")
         if not isinstance(number, int) or number not in self._references:
             raise InvalidArgument("the metric has been deleted")
@@ -263,7 +263,7 @@ class MetricsHold:
     def change(self, body: Mapping[str, Any]) -> None:
         """Apply `changes`, each [series, put, added, counts]. Raises FrameError.
 
-        A series that was let go of is left out.
+        A series that was released is left out.
         """
         for change in _list(body, "changes"):
             if not isinstance(change, list) or len(change) != 4:
@@ -287,7 +287,7 @@ class MetricsHold:
             self._metrics.refer(each, -1)
 
     def close(self) -> None:
-        """The worker has ended: let go of everything."""
+        """The worker has ended: release everything."""
         references, self._references, self._closed = self._references, Counter(), True
         for series, count in references.items():
             self._metrics.refer(series, -count)

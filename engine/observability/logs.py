@@ -72,7 +72,7 @@ class LogSink:
         self._closing = threading.Event()
         self._refused = 0  # lines the full queue did not take: counted by callers, on the loop
         self._failed = 0  # lines that could not be written: counted by the thread
-        self._told = 0  # of both, how many the log itself has owned up to
+        self._told = 0  # of both, how many the log itself has reported
         # The last write to it failed, perhaps in the middle of a line.
         self._torn: set[TextIO] = set()
         self._thread = threading.Thread(target=self._run, name="tritium-logs", daemon=True)

@@ -73,7 +73,7 @@ class TrafficSource(Protocol):
 
 
 class CustomSource(Protocol):
-    """What has the metrics that models make up. `engine.observability.custom_metrics.CustomMetrics` does."""
+    """What has the custom metrics of models. `engine.observability.custom_metrics.CustomMetrics` does."""
 
     def blocks(self) -> Iterable[str]:
         """Return the text of each family that has a series."""

@@ -1,6 +1,6 @@
 """What the kernel says about the machine and this process, read from /proc.
 
-The files are made up in memory by the kernel, so that reading them takes microseconds and needs no thread.
+The kernel makes the files in memory, so that reading them takes microseconds and needs no thread.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ class RepositoryReader:
 
 @dataclass(frozen=True, slots=True)
 class _Unbuilt:
-    """A model whose environments have to be built; `again` reads it with what has come of that."""
+    """A model whose environments have to be built; `again` reads it with the outcome of that."""
 
     environments: Sequence[Environment]
     again: Callable[[Environments], FoundModel | _Unbuilt]

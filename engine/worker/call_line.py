@@ -32,7 +32,7 @@ GONE = "the server closed the connection"
 
 
 class Exchange:
-    """What has come of one call, and the thread that waits for it. Guarded by the lock of its `Line`."""
+    """The outcome of one call, and the thread that waits for it. Guarded by the lock of its `Line`."""
 
     __slots__ = ("_assembled", "_part", "changed", "number", "parts", "unwanted")
 

@@ -29,7 +29,7 @@ and to `write`.
 """
 
 unapplied: list[str] = []
-"""What was asked for and could not be had, each with its reason, for an operator to read."""
+"""What was asked for and could not be applied, each with its reason, for an operator to read."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -419,7 +419,7 @@ def _allow(ruleset: int, paths: Iterable[str], rights: int) -> None:
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
-            continue  # what is not there, or not for us, needs no right
+            continue  # what is missing, or may not be read, needs no right
         try:
             allowed = rights if os.path.isdir(path) else rights & _OF_A_FILE
             rule = struct.pack("=Qi", allowed, descriptor)

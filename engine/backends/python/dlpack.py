@@ -234,7 +234,7 @@ _shared: dict[int, object] = {}
 
 @_Deleter  # type: ignore[untyped-decorator]  # ctypes makes these types
 def _delete(address: int) -> None:
-    """The consumer of a tensor has done with it."""
+    """The consumer of a tensor no longer needs it."""
     _shared.pop(address, None)
 
 

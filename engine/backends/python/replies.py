@@ -200,7 +200,7 @@ class Reply:
             self.senders += 1
 
     def sender_dropped(self) -> None:
-        """The model has let go of a sender."""
+        """The model has dropped a sender."""
         with self.guard:
             self.senders -= 1
             self.guard.notify_all()

@@ -49,7 +49,7 @@ class Source:
     )
 
     def __init__(self, model: ModelInfo) -> None:
-        """Find the file of `model`. Raises LoadError if it, or what it must run on, can't be had."""
+        """Find the file of `model`. Raises LoadError if it, or what it must run on, is not there."""
         filename = model.artifact or DEFAULT_ARTIFACT
         if not filename.endswith(".py"):
             raise LoadError(f"Model name must end with '.py'. Model name is \"{filename}\".")

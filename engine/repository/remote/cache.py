@@ -208,7 +208,7 @@ class Cache:
         return self.root / "objects" / digest
 
     def _write(self, folder: str, name: str, text: str) -> None:
-        """Write a small file that is there in whole or not at all.
+        """Write a small file that is there as a whole or not at all.
 
         It may not outlive a crash of the machine. After such a crash an object is read again, or an index
         entry makes no sense.

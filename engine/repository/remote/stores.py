@@ -263,7 +263,7 @@ class CloudBucket:
 
 
 class _ClientFailed(SourceUnavailable):
-    """It is the credentials that are refused, or that can't be had."""
+    """The credentials are refused, or there are none."""
 
 
 def _obstore(scheme: Scheme) -> Any:
@@ -399,7 +399,7 @@ def _s3_provider(identity: S3Credentials, environ: Mapping[str, str]) -> tuple[A
 
 
 class _Unusable(ValueError):
-    """An identity that can't be had."""
+    """An identity that can't be obtained."""
 
 
 def _described(meta: Any) -> RemoteObject:
