@@ -2,8 +2,8 @@
 
 It reads little of what is skipped and nothing of the schema. A model of gigabytes is a few thousand fields,
 nearly all of whose bytes are weights. The reader fetches small windows of the file and jumps over what is not
-asked for. Files are not trusted: every length is checked against what encloses it, and
-the work that a file may cause is bounded.
+asked for. Files are not trusted: every length is checked against what encloses it, and the work that a file
+may cause is bounded.
 """
 
 from __future__ import annotations
