@@ -24,6 +24,7 @@ from protocols.grpc.admission import AnswerRoom
 from protocols.grpc.call import Call, Metadata
 from protocols.grpc.head import Refusal
 from protocols.grpc.transport import ConnectionLost, Transport
+from protocols.kserve.compression import compress, compressing
 from protocols.status import grpc_status, retry_seconds
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class Answers:
         self.send_head(call, None)
         prefix = messages.prefix(size)
         if call.head.answer_coding and 0 < size <= _FOLDED_HERE:
-            folded = messages.compress(buffers, call.head.answer_coding, self._level)
+            folded = compress(buffers, call.head.answer_coding, self._level)
             buffers, size = (folded,), len(folded)
             prefix = messages.prefix(size, compressed=True)
         self._h2.send_message(call.stream, (prefix, *buffers), size + len(prefix))
@@ -384,7 +385,7 @@ class Answers:
             return 0
         else:
             here = size
-            folded = messages.compress(buffers, coding, self._level)
+            folded = compress(buffers, coding, self._level)
             buffers, size = (folded,), len(folded)
             head, prefix = replies.initial(coding), messages.prefix(size, compressed=True)
         self._h2.send_answer(call.stream, head, (prefix, *buffers), size + 5, _OK)
@@ -401,7 +402,7 @@ class Answers:
     ) -> None:
         """Compress a large answer in a thread, which reads the response's memory until it is done."""
         try:
-            message = await in_slices(in_threads(messages.compressing(buffers, coding, self._level)))
+            message = await in_slices(in_threads(compressing(buffers, coding, self._level)))
         except Exception as bug:  # noqa: BLE001  # such as lack of memory: it costs no other call
             response.release()
             self._owner.crashed(call, bug)

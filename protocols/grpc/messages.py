@@ -7,7 +7,7 @@ they run.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -175,16 +175,3 @@ def unfold(message: Buffer, coding: bytes, limit: int) -> Buffer:
 def prefix(size: int, *, compressed: bool = False) -> bytes:
     """Return the prefix of a message of `size` bytes."""
     return _prefix.pack(compressed, size)
-
-
-def compressing(buffers: Iterable[Buffer], coding: bytes, level: int) -> Generator[None, None, bytes]:
-    """Do as `compress` does, in slices."""
-    return compression.compressing(buffers, coding, level)
-
-
-def compress(buffers: Iterable[Buffer], coding: bytes, level: int) -> bytes:
-    """Return `buffers`, one after the other, in `gzip` or `deflate` (the zlib format).
-
-    `level` is zlib's, 1 to 9.
-    """
-    return compression.compress(buffers, coding, level)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.messages.errors import Internal
-from protocols.grpc.messages import LEVELS, Message, MessageReader, compress, prefix, unfold, whole
+from protocols.grpc.messages import LEVELS, Message, MessageReader, prefix, unfold, whole
+from protocols.kserve.compression import compress
 
 LIMIT = 1 << 20
 
