@@ -8,7 +8,7 @@ is a JSON object, answered by one, `{"ok": …}` or `{"error": "why not"}`:
     {"do": "crash", "path": "models/echo/1/scheduler"}
         an actor or a supervisor, by its path in GET /v2/tritium/tree
     {"do": "raise", "point": "batcher.turn", "times": 1, "within": "models/echo/1/scheduler"}
-        see `actors.fault_points`
+        see `actors.seams.fault_points`
     {"do": "disarm", "point": "batcher.turn"}    it will not raise any more: true if it would have
     {"do": "jump", "seconds": -3600}             the wall clock, as the server's code reads it
     {"do": "list"}                               the paths there are
@@ -30,14 +30,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from actors.fault_points import arm
-from actors.messages.events import Event
+from actors.seams.fault_points import arm
 from actors.supervision.errors import SupervisionError
 from actors.supervision.supervisor import Supervisor
+from actors.values.events import Event
 
 if TYPE_CHECKING:
-    from actors.messages.events import Log
-    from engine.tree import RunningServer
+    from actors.values.events import Log
+    from engine.server.tree import RunningServer
 
 SOCKET_FLAG: Final = "--sabotage-socket="
 LONGEST_LINE: Final = 65536  # bytes
@@ -285,8 +285,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(flags: Sequence[str], path: Path, clock: WallClock) -> int:
     from engine.cli.serve import complaint
-    from engine.run import run
-    from engine.settings import Settings, SettingsError
+    from engine.server.run import run
+    from engine.settings.settings import Settings, SettingsError
 
     try:
         settings = Settings.from_argv(flags, os.environ)

@@ -2,7 +2,7 @@
 
 Configuration comes from `TRITIUM_*` variables, one for each flag of `tritium serve`. The lifespan starts the
 tree, with its gRPC and metrics ports, and drains it at the end. HTTP connections belong to the ASGI server.
-See `engine.hosting`.
+See `engine.server.hosting`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import sniffio
 
-from engine.hosting import HostedTree, OwnLoop, SameLoop, StartupFailed
+from engine.server.hosting import HostedTree, OwnLoop, SameLoop, StartupFailed
 from protocols.http.admission import (
     DISCARD_PAUSE,
     DISCARD_TIME,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from actors.messages.errors import NEVER, ErrorCode, TritiumError, Unavailable
+from actors.values.errors import NEVER, ErrorCode, TritiumError, Unavailable
 
 # Contract: http.md section 1.1 and grpc.md section 2 for Triton's eight. The last two are Tritium's own
 # (DESIGN section 4).

@@ -23,7 +23,7 @@ from typing import Any, assert_never
 
 import trio
 
-from actors.fault_points import fault_point
+from actors.seams.fault_points import fault_point
 from actors.supervision.child import Child, Life, Purpose
 from actors.supervision.context import ChildContext
 from actors.supervision.errors import (

@@ -55,8 +55,8 @@ def mapped(path: Path) -> mmap.mmap:
 
 def main(argv: Sequence[str]) -> int:
     """Serve until told to stop; return the process's exit status."""
-    from engine.run import run
-    from engine.settings import Settings
+    from engine.server.run import run
+    from engine.settings.settings import Settings
 
     page = mapped(Path(argv[0]))
 

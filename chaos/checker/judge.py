@@ -56,7 +56,7 @@ from chaos.records import (
     read_records,
 )
 from chaos.soak import soak_goals
-from engine.log_reader.reading import read
+from engine.observability.reading.reading import read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

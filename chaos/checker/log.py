@@ -20,7 +20,7 @@ _PATIENCE: Final = 10.0  # seconds by which a line may be late and still be ther
 
 
 class LogLine(Protocol):
-    """A line, as `engine.log_reader` has it."""
+    """A line, as `engine.observability.reading` has it."""
 
     @property
     def time(self) -> float:

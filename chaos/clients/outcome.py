@@ -8,7 +8,7 @@ from typing import Final
 
 from grpclib.const import Status
 
-from actors.messages.errors import ErrorCode
+from actors.values.errors import ErrorCode
 from chaos.records import Wire
 from protocols.status import grpc_status, http_status
 

@@ -87,7 +87,7 @@ def notices(detector: Detector, root: Path) -> str | None:
     """
     environ = {
         **os.environ,
-        "PYTHONPATH": f"{root}{os.pathsep}{root / 'engine/authoring/public'}",
+        "PYTHONPATH": f"{root}{os.pathsep}{root / 'engine/worker/authoring/public'}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "HYPOTHESIS_PROFILE": "unshrunk",
     }

@@ -14,21 +14,21 @@ from typing import Any, Final, Self
 import numpy as np
 import trio
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import TritiumError
-from actors.messages.requests import (
+from actors.values.datatypes import DataType
+from actors.values.errors import TritiumError
+from actors.values.requests import (
     FLAG_SEQUENCE_END,
     FLAG_SEQUENCE_START,
     InferRequest,
     InferResponse,
 )
-from actors.messages.tensors import Tensor
+from actors.values.tensors import Tensor
 from chaos.simulation.models import MODELS
 from chaos.simulation.outcomes import ANSWERED, GONE, LOST, Outcome
 from chaos.simulation.plan import Request
 from chaos.simulation.wires import STATUS, GrpcCall, Lost, ask_grpc, ask_http
 from chaos.simulation.workers import POISON, RAISE
-from engine.tree import RunningServer
+from engine.server.tree import RunningServer
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 
@@ -79,7 +79,7 @@ def _shape(request: Request) -> list[int]:
 
 
 class Port:
-    """A reply port that counts. See `actors.messages.requests.ReplyPort`."""
+    """A reply port that counts. See `actors.values.requests.ReplyPort`."""
 
     def __init__(self, outcome: Outcome) -> None:
         self._outcome = outcome

@@ -15,7 +15,7 @@ from enum import Enum
 from functools import cache
 from typing import Final
 
-from actors.loading import OUTDATED
+from actors.catalog.loading import OUTDATED
 from chaos.simulation.faults import Blow, Window
 from chaos.simulation.models import MODELS
 from chaos.simulation.operators import Ordered

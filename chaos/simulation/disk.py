@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from actors.scheduling.settling import Seen
+from actors.catalog.settling import Seen
 from chaos.simulation.models import MODELS
 from engine.repository.source import (
     Fetched,

@@ -11,15 +11,15 @@ from typing import Final
 
 import trio
 
-from actors import fault_points
-from actors.scheduling.retries import Signal
+from actors.seams import fault_points
+from actors.serving.policy.retries import Signal
 from actors.supervision.errors import SupervisionError
 from actors.supervision.lifecycle import ChildState
 from chaos.simulation.disk import Disk, Folder, broken
 from chaos.simulation.plan import Fault
 from chaos.simulation.trace import Note
 from chaos.simulation.workers import Misdeed, Workers
-from engine.tree import RunningServer
+from engine.server.tree import RunningServer
 
 # Seconds from a change on the disk until the server has followed it.
 WATCHED_WITHIN: Final = 8.0

@@ -7,15 +7,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from actors.model import ModelState
-from actors.specs import ModelKey
+from actors.serving.model import ModelState
 from actors.supervision.lifecycle import ChildState
+from actors.values.specs import ModelKey
 from chaos.simulation.control import Control, Standing
 from chaos.simulation.disk import Disk
 from chaos.simulation.models import MODELS
 from chaos.simulation.outcomes import LOST, Outcome
 from chaos.simulation.wires import ask_http
-from engine.tree import RunningServer
+from engine.server.tree import RunningServer
 
 _INSTANCE: Final = re.compile(r"models/[^/]+/[^/]+/instances/[^/]+")
 

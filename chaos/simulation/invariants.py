@@ -11,8 +11,8 @@ from typing import Final
 
 import trio
 
-from actors.ensemble_request import Step
-from actors.model import ModelState, Status
+from actors.ensembles.ensemble_request import Step
+from actors.serving.model import ModelState, Status
 
 LOOKS_EVERY: Final = 0.01
 GRACE: Final = 0.1

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import trio
 
-from actors.messages.errors import TritiumError
+from actors.values.errors import TritiumError
 from chaos.simulation.outcomes import ANSWERED, LOST
 from chaos.simulation.plan import Order
 from chaos.simulation.wires import STATUS, Lost, ask_grpc, ask_http
-from engine.tree import RunningServer
+from engine.server.tree import RunningServer
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import trio
 
-from actors.messages.events import Log
-from actors.model import ModelState
-from actors.residency import Memory
-from actors.specs import ModelKey
+from actors.residency.residency import Memory
+from actors.serving.model import ModelState
+from actors.values.events import Log
+from actors.values.specs import ModelKey
 from chaos.descriptors import left_open, open_descriptors
 from chaos.simulation import virtual
 from chaos.simulation.clients import Conversation, call
@@ -36,14 +36,14 @@ from chaos.simulation.plan import LENGTH, Asked, Look, Order, Request, Scenario,
 from chaos.simulation.trace import Trace
 from chaos.simulation.wires import Lost
 from chaos.simulation.workers import BACKEND, Workers
-from engine.cache.settings import LocalCache
 from engine.config.backends import BackendTraits
 from engine.repository.fingerprint import Digests
 from engine.repository.source import Source
-from engine.residency import Memory as RealMemory
-from engine.settings import MetricsSettings, Settings
-from engine.sockets import BACKLOG, Sockets
-from engine.tree import RunningServer, running_tree
+from engine.server.residency import Memory as RealMemory
+from engine.server.sockets import BACKLOG, Sockets
+from engine.server.tree import RunningServer, running_tree
+from engine.settings.cache import LocalCache
+from engine.settings.settings import MetricsSettings, Settings
 
 POLL: Final = 1.0
 # Seconds after the last request within which every request must have an answer.
@@ -81,7 +81,7 @@ class Verdict:
 
 
 class SimulatedMachine:
-    """Implements `engine.machine.Machine`, and `chaos.simulation.workers.World`."""
+    """Implements `engine.server.machine.Machine`, and `chaos.simulation.workers.World`."""
 
     def __init__(self, verdict: Verdict, scratch: Path, nursery: trio.Nursery) -> None:
         self.disk = Disk(scratch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from actors.loading import OUTDATED
+from actors.catalog.loading import OUTDATED
 from chaos.simulation.models import MODELS
 from chaos.simulation.operators import Ordered
 from chaos.simulation.outcomes import ANSWERED, LOST, Outcome

@@ -34,9 +34,9 @@ from typing import Any, Final, TypeVar
 import trio
 import trio.testing
 
-from actors.alarm import Alarm
-from actors.messages.requests import InferRequest
-from actors.model import InstanceState, ModelState
+from actors.seams.alarm import Alarm
+from actors.serving.model import InstanceState, ModelState
+from actors.values.requests import InferRequest
 
 T = TypeVar("T")
 

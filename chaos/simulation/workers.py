@@ -1,6 +1,6 @@
 """Workers that are tasks.
 
-They speak the frames of `actors.frames` over real sockets and real shared memory, and do as they are told.
+They speak the frames of `actors.wire.frames` over real sockets and real shared memory, and do as they are told.
 What a worker does beyond answering is up to its `Conduct`: it may take its time, hang, die in four ways, talk
 nonsense, or refuse to load. Everything that it was busy with when it died is written down, because nothing
 else excuses an error.
@@ -22,19 +22,19 @@ from typing import Any, Final, Protocol
 import numpy as np
 import trio
 
-from actors import frames
-from actors.arena import INPUT, OUTPUT, ControlPage, Segment, align
-from actors.frames import Answer, Execute, Part, Placed, Result
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from actors.messages.events import Log
-from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
-from actors.probing import PROBE_ID
-from actors.scheduling.confinement import Usage
-from actors.scheduling.retries import DeathReason, Exit, Oom, Signal
-from actors.specs import InstanceSpec, ModelSpec
+from actors.serving.policy.confinement import Usage
+from actors.serving.policy.retries import DeathReason, Exit, Oom, Signal
+from actors.serving.probing import PROBE_ID
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from actors.values.events import Log
+from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+from actors.values.specs import InstanceSpec, ModelSpec
+from actors.wire import frames
+from actors.wire.arena import INPUT, OUTPUT, ControlPage, Segment, align
+from actors.wire.frames import Answer, Execute, Part, Placed, Result
 from chaos.simulation.models import MODELS, VERSION_STEP, Model, parts_of, width_of
-from engine.spares import Environment, Spares
+from engine.processes.spares import Environment, Spares
 
 BACKEND: Final = "simulated"
 POISON: Final = "poison"  # the request parameter that kills
@@ -92,7 +92,7 @@ class Journal:
 
 
 class Workers:
-    """Starts workers: the launcher of the simulated machine. Implements `engine.machine.SparingLauncher`."""
+    """Starts workers: the launcher of the simulated machine. Implements `engine.server.machine.SparingLauncher`."""
 
     def __init__(self, world: World, log: Log, *, spare_workers: int) -> None:
         self.journal = Journal()
@@ -106,16 +106,16 @@ class Workers:
         self._pids = 100
 
     def backend_path(self, spec: ModelSpec) -> str:
-        """See `actors.instance.Launcher`."""
+        """See `actors.serving.instance.Launcher`."""
         del spec
         return "chaos.simulation:Simulated"
 
     def limits(self) -> dict[str, int]:
-        """See `actors.instance.Launcher`."""
+        """See `actors.serving.instance.Launcher`."""
         return {"open_files": 64}
 
     async def launch(self, spec: ModelSpec, instance: InstanceSpec) -> SimulatedWorker:
-        """See `actors.instance.Launcher`."""
+        """See `actors.serving.instance.Launcher`."""
         environment = Environment(
             interpreter="simulated", variables=(("lanes", str(instance.lanes)),), cores=instance.cores
         )
@@ -151,7 +151,7 @@ class Workers:
 
 
 class SimulatedWorker:
-    """A simulated process. Implements `actors.instance.Launched` and `engine.spares.Spare`."""
+    """A simulated process. Implements `actors.serving.instance.Launched` and `engine.processes.spares.Spare`."""
 
     def __init__(self, pid: int, workers: Workers, world: World) -> None:
         self.pid = pid
@@ -176,7 +176,7 @@ class SimulatedWorker:
         self._resumed.set()
         world.start(self._live, f"worker {pid}")
 
-    # -- actors.instance.Launched ----------------------------------------------------------------------------
+    # -- actors.serving.instance.Launched ----------------------------------------------------------------------------
 
     async def wait(self) -> DeathReason:
         """See `Launched`."""
@@ -204,7 +204,7 @@ class SimulatedWorker:
 
     @property
     def fit(self) -> bool:
-        """See `engine.spares.Spare`."""
+        """See `engine.processes.spares.Spare`."""
         return not self.exited and not self.suspended
 
     def glance(self) -> Usage | None:

@@ -18,13 +18,13 @@ from engine.cli.environments import prepared
 from engine.cli.findings import Finding, Report, as_json, as_lines, drawn, one_line_each, plain
 from engine.config.backends import discover
 from engine.config.load import LoadedConfig, load_model_config
-from engine.config.problems import did_you_mean
-from engine.devices import gpu_count
 from engine.environments.cache import EnvironmentCache, Standing
 from engine.environments.declared import Kind
+from engine.models.layout import DUPLICATE_REASON, ModelDirectory, scan
+from engine.models.problems import did_you_mean
+from engine.processes.devices import gpu_count
 from engine.repository.advice import is_model, no_models
-from engine.repository.layout import DUPLICATE_REASON, ModelDirectory, scan
-from engine.settings import Settings, SettingsError, default_environment_cache
+from engine.settings.settings import Settings, SettingsError, default_environment_cache
 
 _DESCRIPTION: Final = """\
 Read models as a server would, and say what would become of them: what is wrong, where it

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from actors.specs import Ensemble, ModelSpec
+from actors.values.specs import Ensemble, ModelSpec
 from engine.cli.findings import Finding
 from engine.config.load import LoadedConfig
 from engine.config.outline import outline
-from engine.config.problems import Problem
 from engine.config.rules.composition import (
     Dependency,
     circular_dependency,
@@ -17,6 +16,7 @@ from engine.config.rules.composition import (
     composition_problems,
     dependency_problems,
 )
+from engine.models.problems import Problem
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 

@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from actors.messages.events import Event
-from actors.specs import Runtime
+from actors.values.events import Event
+from actors.values.specs import Runtime
 from engine.environments.cache import EnvironmentCache
 from engine.environments.declared import Environment
 from engine.environments.layout import EnvironmentFailed

@@ -11,13 +11,20 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from actors.specs import DirectStrategy, DynamicBatching, Ensemble, InstanceSpec, ModelSpec, SequenceBatching
+from actors.values.specs import (
+    DirectStrategy,
+    DynamicBatching,
+    Ensemble,
+    InstanceSpec,
+    ModelSpec,
+    SequenceBatching,
+)
 from engine.cli.text import printable
 from engine.config.complete import ENSEMBLE
 from engine.config.jsonform import config_json
 from engine.config.load import LoadedConfig, VersionConfig
-from engine.config.problems import Problem, Severity
 from engine.config.provenance import DEFAULT, Line, text_lines
+from engine.models.problems import Problem, Severity
 
 UNSERVED: Final = "valid, but not served by this version"
 

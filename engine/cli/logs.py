@@ -1,6 +1,6 @@
 """`tritium logs`: what the JSON lines of a server's log say, live or from archives.
 
-The reading is `engine.log_reader`.
+The reading is `engine.observability.reading`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from engine.cli.logs_text import (
     trace_page,
     write_pages,
 )
-from engine.log_reader.counting import rates, summary
-from engine.log_reader.following import PAUSE, follow
-from engine.log_reader.lines import Line
-from engine.log_reader.reading import STDIN, Census, LogUnreadable, is_archive, read
-from engine.log_reader.requests import slowest
-from engine.log_reader.selecting import LEVELS, NoTime, Selection, moment, span
-from engine.log_reader.timeline import timeline
-from engine.log_reader.tracing import trace
-from engine.re2 import compiled
+from engine.observability.reading.counting import rates, summary
+from engine.observability.reading.following import PAUSE, follow
+from engine.observability.reading.lines import Line
+from engine.observability.reading.reading import STDIN, Census, LogUnreadable, is_archive, read
+from engine.observability.reading.requests import slowest
+from engine.observability.reading.selecting import LEVELS, NoTime, Selection, moment, span
+from engine.observability.reading.timeline import timeline
+from engine.observability.reading.tracing import trace
+from engine.settings.re2 import compiled
 
 
 def logs(argv: Sequence[str]) -> int:

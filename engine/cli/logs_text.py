@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.cli.text import aligned, duration, printable
-from engine.log_reader.counting import Interval, Summary
-from engine.log_reader.lines import Line, stamp
-from engine.log_reader.requests import Ended
-from engine.log_reader.timeline import Timeline
-from engine.log_reader.tracing import Trace
+from engine.observability.reading.counting import Interval, Summary
+from engine.observability.reading.lines import Line, stamp
+from engine.observability.reading.requests import Ended
+from engine.observability.reading.timeline import Timeline
+from engine.observability.reading.tracing import Trace
 
 LEVEL_STYLES: Final = {
     "debug": "dim",

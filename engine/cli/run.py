@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from engine.authoring.folder import NotAModelFile, config_beside, write_repository
-from engine.settings import Settings, SettingsError
+from engine.settings.settings import Settings, SettingsError
+from engine.worker.authoring.folder import NotAModelFile, config_beside, write_repository
 
 _HELP: Final = """\
 usage: tritium run FILE [--FLAG=VALUE | --FLAG VALUE]...
@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
                 f"--model-control-mode={settings.control_mode} is for repositories",
                 "`tritium run` loads its file once: leave the flag out, or use `tritium serve`",
             )
-        from engine.run import run as serve
+        from engine.server.run import run as serve
 
         return serve(settings)
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from engine.cli.flag import Flag, Group, Kind
-from engine.cli.flags import FLAGS
-from engine.settings import Settings, SettingsError
+from engine.settings.flag import Flag, Group, Kind
+from engine.settings.flags import FLAGS
+from engine.settings.settings import Settings, SettingsError
 
 _USAGE: Final = "usage: tritium serve REPOSITORY... [--FLAG=VALUE | --FLAG VALUE]...\n"
 
@@ -49,7 +49,7 @@ def serve(argv: Sequence[str]) -> int:
         else:
             sys.stderr.write(complaint(error))
         return 1
-    from engine.run import run
+    from engine.server.run import run
 
     return run(settings)
 

@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import TextIO
 
-from actors.interfaces import IndexEntry
+from actors.values.interfaces import IndexEntry
 from engine.cli.text import aligned, printable
 
 

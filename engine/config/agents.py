@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from actors.messages.errors import ErrorCode
+from actors.values.errors import ErrorCode
 from engine.config.files import inside
-from engine.config.problems import Problem, did_you_mean
+from engine.models.problems import Problem, did_you_mean
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelRepositoryAgents
 
 CHECKSUM: Final = "checksum"

@@ -9,17 +9,17 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
-from engine.backends.base import Backend
-from engine.extras import how_to_install, is_missing
+from engine.server.extras import how_to_install, is_missing
+from engine.worker.backends.base import Backend
 
 GROUP: Final = "tritium.backends"
 PYTHON: Final = "python"
 
 # Our own, for a checkout that is run without being installed.
 BUILT_IN: Final[Mapping[str, str]] = {
-    "onnxruntime": "engine.backends.onnxruntime:OnnxRuntimeBackend",
-    "pytorch": "engine.backends.pytorch:PyTorchBackend",
-    "python": "engine.backends.python.backend:PythonBackend",
+    "onnxruntime": "engine.worker.backends.onnxruntime:OnnxRuntimeBackend",
+    "pytorch": "engine.worker.backends.pytorch:PyTorchBackend",
+    "python": "engine.worker.backends.python.backend:PythonBackend",
 }
 
 
@@ -32,7 +32,7 @@ _NEEDS: Final[Mapping[str, tuple[str, str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendTraits:
-    """A backend's class attributes (see `engine.backends.base.Backend`), without the class."""
+    """A backend's class attributes (see `engine.worker.backends.base.Backend`), without the class."""
 
     name: str
     pure: bool = True

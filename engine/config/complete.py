@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from engine.config.backends import BackendTraits
-from engine.config.problems import Problem
 from engine.config.provenance import DEFAULT, Provenance, Source
+from engine.models.problems import Problem
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 ENSEMBLE: Final = "ensemble"

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from actors.messages.datatypes import BY_NUMBER, DataType
-from actors.messages.errors import ErrorCode, InvalidArgument
-from actors.messages.tensors import Tensor, element_count, unpack_bytes
-from actors.specs import WarmupSample
-from engine.config.problems import Problem
+from actors.values.datatypes import BY_NUMBER, DataType
+from actors.values.errors import ErrorCode, InvalidArgument
+from actors.values.specs import WarmupSample
+from actors.values.tensors import Tensor, element_count, unpack_bytes
 from engine.config.rules.warmup import WARMUP_PREFIX, sample_problems
+from engine.models.problems import Problem
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelSequenceBatching, ModelWarmup
 
 _LARGEST_TENSOR: Final = 1 << 30  # bytes; a larger one is a mistyped dimension

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from actors.messages.errors import ErrorCode
-from actors.specs import ModelSpec, Runtime
+from actors.values.errors import ErrorCode
+from actors.values.specs import ModelSpec, Runtime
 from engine.config import parse
 from engine.config.agents import verify_agents
 from engine.config.backends import BackendTraits
@@ -24,7 +24,6 @@ from engine.config.inspection.verify import verify
 from engine.config.outline import outline
 from engine.config.override import parse_override
 from engine.config.partial import certain
-from engine.config.problems import Problem, Severity
 from engine.config.provenance import Source
 from engine.config.refusals import ignored_hints, is_ensemble, refusals
 from engine.config.settings import TritiumSettings, read_settings
@@ -33,7 +32,8 @@ from engine.config.validate import validate
 from engine.environments.cache import Environments
 from engine.environments.choice import Chosen, choose, not_built_yet
 from engine.environments.declared import Environment
-from engine.repository.layout import VersionDirectory, select_versions, version_directories
+from engine.models.layout import VersionDirectory, select_versions, version_directories
+from engine.models.problems import Problem, Severity
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 # Backends that must know what goes in and out. Others may have models that take and give nothing.
@@ -140,7 +140,7 @@ def load_model_config(
     """Read, complete, validate and translate the configuration of the model in `model_directory`.
 
     `gpus` is how many GPUs there are. `environ` is what processes that run model code inherit, by default as
-    in `engine.inheritance`. `backend_settings` holds the command line's settings by backend, those for every
+    in `engine.processes.inheritance`. `backend_settings` holds the command line's settings by backend, those for every
     backend under "". `config_name` chooses `configs/<name>.pbtxt`. `override`, the JSON configuration of a
     load request, stands in the file's place. `namespace` and `content`, a digest by version, are passed on to
     the specifications. `execution_timeout`, in seconds, is that of a model whose parameters don't say.

@@ -20,7 +20,6 @@ from typing import Any, Final
 from google.protobuf.descriptor import FieldDescriptor
 
 from engine.config.parse import Parsed, bytes_warning, correct_spellings
-from engine.config.problems import Problem
 from engine.config.wording import (
     ENUM_NUMBERS,
     FLOATS,
@@ -34,6 +33,7 @@ from engine.config.wording import (
     is_map,
     takes,
 )
+from engine.models.problems import Problem
 from protocols.kserve.proto.model_config_pb2 import DataType, ModelConfig
 
 _PREFIX: Final = "Invalid config override: "

@@ -14,9 +14,9 @@ from typing import Final
 
 from google.protobuf import text_format
 
-from actors.messages.errors import ErrorCode
+from actors.values.errors import ErrorCode
 from engine.config.outline import Fault, Outline, Place, outline, respelt, without_spoilt
-from engine.config.problems import Problem, Severity
+from engine.models.problems import Problem, Severity
 from protocols.kserve.proto.model_config_pb2 import DataType, ModelConfig
 
 # A configuration takes a few kilobytes. A larger file is a model by mistake.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from engine.config.problems import Problem, within
+from engine.models.problems import Problem, within
 
 # Fields that the rules about others look at. While such a field can't be read, what the rule says of the
 # others is open.

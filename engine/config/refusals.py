@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from actors.messages.errors import ErrorCode
+from actors.values.errors import ErrorCode
 from engine.config.complete import ENSEMBLE
-from engine.config.problems import Problem, Severity, within
+from engine.models.problems import Problem, Severity, within
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 Keys = Callable[[ModelConfig], Iterator[str]]

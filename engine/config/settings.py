@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from actors.arena import MAX_LANES
-from actors.scheduling.fairness_plan import read_fairness, read_slo
-from actors.scheduling.plan_reading import InvalidDocument
-from actors.scheduling.recycling import read_recycle
-from actors.scheduling.traffic_plan import read_plan
-from actors.specs import (
+from actors.serving.policy.fairness_plan import read_fairness, read_slo
+from actors.serving.policy.plan_reading import InvalidDocument
+from actors.serving.policy.recycling import read_recycle
+from actors.traffic.policy.traffic_plan import read_plan
+from actors.values.specs import (
     Confinement,
     Fairness,
     Probe,
@@ -29,9 +28,10 @@ from actors.specs import (
     Slo,
     TrafficPlan,
 )
+from actors.wire.arena import MAX_LANES
 from engine.config.backends import BackendTraits
-from engine.config.problems import Problem, did_you_mean
-from engine.placement import parse_cores
+from engine.models.problems import Problem, did_you_mean
+from engine.processes.placement import parse_cores
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 PREFIX: Final = "tritium."

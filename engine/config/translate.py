@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-from actors.messages.datatypes import BY_NUMBER, DataType
-from actors.messages.tensors import Tensor, element_count
-from actors.specs import (
+from actors.values.datatypes import BY_NUMBER, DataType
+from actors.values.specs import (
     ControlKind,
     ControlSpec,
     Direct,
@@ -34,6 +33,7 @@ from actors.specs import (
     TimeoutAction,
     WarmupSample,
 )
+from actors.values.tensors import Tensor, element_count
 from engine.config.backends import BackendTraits
 from engine.config.jsonform import config_json
 from engine.config.rules.metrics import FIRST_RESPONSE_HISTOGRAM

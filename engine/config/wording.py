@@ -13,7 +13,7 @@ from typing import Any, Final
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from engine.config.problems import did_you_mean
+from engine.models.problems import did_you_mean
 
 # The bounds of every integer type in the schema.
 INTEGERS: Final[Mapping[int, tuple[int, int]]] = {

@@ -19,14 +19,14 @@ from typing import Any, Final
 
 import trio
 
-from actors.messages.events import Event, Log
-from actors.specs import Runtime
+from actors.values.events import Event, Log
+from actors.values.specs import Runtime
 from engine.environments.cache import EnvironmentCache
 from engine.environments.declared import Environment, Kind
 from engine.environments.layout import EnvironmentFailed, Facts
-from engine.inheritance import scrubbed
-from engine.process_family import Family
-from engine.process_mark import MARK
+from engine.processes.family import Family
+from engine.processes.inheritance import scrubbed
+from engine.processes.mark import MARK
 
 PROGRAM: Final = Path(__file__).parent / "building.py"
 

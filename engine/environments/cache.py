@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from actors.specs import Runtime
+from actors.values.specs import Runtime
 from engine.environments.declared import Environment, Kind
 from engine.environments.layout import EnvironmentFailed, Facts, read_marker
 

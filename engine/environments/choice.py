@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from actors.messages.errors import ErrorCode
-from actors.specs import Runtime
+from actors.values.errors import ErrorCode
+from actors.values.specs import Runtime
 from engine.config.backends import BackendTraits
-from engine.config.problems import Problem, Severity
 from engine.config.settings import TritiumSettings
 from engine.environments import requirements
 from engine.environments.cache import Environments, NotBuilt
 from engine.environments.declared import PATH_PARAMETER, Environment, declared
 from engine.environments.layout import EnvironmentFailed
-from engine.repository.layout import VersionDirectory
+from engine.models.layout import VersionDirectory
+from engine.models.problems import Problem, Severity
 
 _KEY: Final = f'parameters["{PATH_PARAMETER}"]'
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from engine.process_mark import MARK
+from engine.processes.mark import MARK
 
 MARKER: Final = "tritium-environment.json"
 LOG: Final = "build.log"

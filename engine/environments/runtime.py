@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from actors.specs import Runtime
+from actors.values.specs import Runtime
 
 _SERVERS_OWN: Final = frozenset(
     {

@@ -12,11 +12,11 @@ import warnings
 from collections.abc import Sequence
 from typing import TextIO
 
-from actors.interfaces import IndexEntry
-from actors.messages.events import Event, Log
+from actors.values.events import Event, Log
+from actors.values.interfaces import IndexEntry
 from engine.cli.startup import startup_text
 from engine.observability.logs import LogSink
-from engine.settings import LogSettings
+from engine.settings.settings import LogSettings
 
 
 class Announcer:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
-from protocols.listening import ConnectionCounts
+from protocols.transport.listening import ConnectionCounts
 
 
 class ConnectionSource(Protocol):
-    """What accepts connections. `protocols.listening.Listener` does."""
+    """What accepts connections. `protocols.transport.listening.Listener` does."""
 
     def counts(self) -> ConnectionCounts:
         """Return what is the case now."""

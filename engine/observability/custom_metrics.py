@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-from actors.call_fields import travels
-from actors.frames import FrameError
-from actors.messages.errors import AlreadyExists, InvalidArgument, Unavailable, Unsupported
-from actors.subjects import Ask, Caller, Subjects
+from actors.calls.subjects import Ask, Caller, Subjects
+from actors.values.errors import AlreadyExists, InvalidArgument, Unavailable, Unsupported
+from actors.wire.call_fields import travels
+from actors.wire.frames import FrameError
 from engine.observability.metrics import number, written
 
 MAX_FAMILIES: Final = 1024
@@ -211,7 +211,7 @@ class CustomMetrics:
 class MetricsHold:
     """What one worker refers to, and may do with it.
 
-    Requests are the JSON objects of `engine.backends.python.metrics`.
+    Requests are the JSON objects of `engine.worker.backends.python.metrics`.
     """
 
     def __init__(self, metrics: CustomMetrics) -> None:

@@ -1,6 +1,6 @@
 """Logging: which events become lines, how the lines look, and who writes them.
 
-Events come from the closed list in `actors.messages.events`; everything else about them is a key. They are
+Events come from the closed list in `actors.values.events`; everything else about them is a key. They are
 rendered where they happen and written by one thread, which takes lines from a bounded queue. So a full disk,
 a stalled pipe or a closed terminal costs lines (counted, and told once writing works again), never the event
 loop or the server.
@@ -30,9 +30,9 @@ import structlog
 from structlog.processors import CallsiteParameter, CallsiteParameterAdder
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-from actors.messages.events import Event
-from actors.messages.requests import InferRequest
-from engine.settings import LogSettings, SettingsError
+from actors.values.events import Event
+from actors.values.requests import InferRequest
+from engine.settings.settings import LogSettings, SettingsError
 
 _DEBUG, _INFO, _WARNING, _ERROR, _CRITICAL = 10, 20, 30, 40, 50
 _LETTERS: Final = {"debug": "I", "info": "I", "warning": "W", "error": "E", "critical": "E"}
@@ -215,7 +215,10 @@ def processors(
         chain.append(
             CallsiteParameterAdder(
                 {CallsiteParameter.FILENAME, CallsiteParameter.LINENO},
-                additional_ignores=["engine.observability", "engine.tree"],  # where events pass through
+                additional_ignores=[
+                    "engine.observability",
+                    "engine.server.tree",
+                ],  # where events pass through
             )
         )
     chain.append(_renderer(settings, sink, environ))
@@ -255,7 +258,7 @@ def _only_known_events(_: WrappedLogger, __: str, event: EventDict) -> EventDict
         Event(event["event"])
     except ValueError:
         raise ValueError(
-            f"{event['event']!r} is not an event: add it to actors.messages.events, or say it in a key"
+            f"{event['event']!r} is not an event: add it to actors.values.events, or say it in a key"
         ) from None
     return event
 

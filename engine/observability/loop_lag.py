@@ -6,7 +6,7 @@ from typing import Final
 
 import trio
 
-from actors.fault_points import fault_point
+from actors.seams.fault_points import fault_point
 from actors.supervision.context import ChildContext
 
 _WINDOW: Final = 30.0

@@ -1,6 +1,6 @@
 """Prometheus metrics: read at each scrape, written in the text format 0.0.4, served by a small ASGI app.
 
-Nothing is counted here. Counters live with the models (`actors.statistics`), and a scrape reads them once.
+Nothing is counted here. Counters live with the models (`actors.serving.statistics`), and a scrape reads them once.
 The text is written by hand, since prometheus-client cannot print a counter without the suffix `_total`, and
 Triton's have none. A model's labels are put into words once a scrape, and a family is one block of text. So a
 scrape of a thousand models can let the loop go on between blocks.
@@ -18,20 +18,20 @@ from typing import Any, Final
 
 import trio
 
-from actors.far_cache import FarCache
-from actors.fault_points import fault_point
-from actors.residency import Counters, ModelResidency
-from actors.scheduling.cache import LruCache
-from actors.scheduling.fairness import TenantShare
-from actors.scheduling.slo import SloSample
-from actors.statistics import (
+from actors.caching.far_cache import FarCache
+from actors.caching.policy.cache import LruCache
+from actors.residency.residency import Counters, ModelResidency
+from actors.seams.fault_points import fault_point
+from actors.serving.policy.fairness import TenantShare
+from actors.serving.policy.slo import SloSample
+from actors.serving.statistics import (
     DEFAULT_HISTOGRAM_BOUNDS,
     FailureReason,
     Histogram,
     LatencySummaries,
     ModelStatistics,
 )
-from actors.traffic import TrafficSample
+from actors.traffic.traffic import TrafficSample
 from engine.observability.connections import ConnectionSource, connection_blocks
 from engine.observability.loop_lag import LoopLag
 from engine.observability.sources import (
@@ -47,7 +47,7 @@ from engine.observability.sources import (
     WorkerSource,
 )
 from engine.observability.system import MachineSampler, ProcessSample, sample_process
-from engine.settings import MetricsSettings
+from engine.settings.settings import MetricsSettings
 from protocols.grpc.listener import GrpcStatistics
 
 Number = int | float

@@ -7,10 +7,10 @@ from typing import Final
 import structlog
 import trio
 
-from actors.messages.errors import ErrorCode, TritiumError
-from actors.messages.events import Event
-from actors.messages.requests import InferRequest, InferResponse
-from actors.records import RequestEnd, RequestRecord, record_of
+from actors.serving.records import RequestEnd, RequestRecord, record_of
+from actors.values.errors import ErrorCode, TritiumError
+from actors.values.events import Event
+from actors.values.requests import InferRequest, InferResponse
 from engine.observability.logs import RequestLog
 
 RequestHook = RequestEnd

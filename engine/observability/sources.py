@@ -1,4 +1,4 @@
-"""What metrics are made from. `engine.tree` implements `MetricsSource`; nothing here knows what a tree is."""
+"""What metrics are made from. `engine.server.tree` implements `MetricsSource`; nothing here knows what a tree is."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from actors.cache import ResponseCache
-from actors.far_cache import FarCache
-from actors.readiness import ProbeCounts
-from actors.residency import ResidencySample
-from actors.router import LoadCounts
-from actors.scheduling.fairness import TenantShare
-from actors.scheduling.slo import SloSample
-from actors.statistics import ModelStatistics
-from actors.traffic import TrafficSample
-from engine.spares import SpareCounts
+from actors.caching.cache import ResponseCache
+from actors.caching.far_cache import FarCache
+from actors.health.readiness import ProbeCounts
+from actors.residency.residency import ResidencySample
+from actors.serving.policy.fairness import TenantShare
+from actors.serving.policy.slo import SloSample
+from actors.serving.router import LoadCounts
+from actors.serving.statistics import ModelStatistics
+from actors.traffic.traffic import TrafficSample
+from engine.processes.spares import SpareCounts
 from protocols.grpc.listener import GrpcStatistics
 
 
@@ -87,7 +87,7 @@ class GrpcSource(Protocol):
 
 
 class CacheSource(Protocol):
-    """What keeps answers. `engine.cache.open.OpenCache` does."""
+    """What keeps answers. `engine.stores.open.OpenCache` does."""
 
     @property
     def cache(self) -> ResponseCache:
@@ -99,14 +99,14 @@ class CacheSource(Protocol):
 
 
 class WorkerSource(Protocol):
-    """What starts workers. `engine.spares.Spares` does."""
+    """What starts workers. `engine.processes.spares.Spares` does."""
 
     def statistics(self) -> SpareCounts:
         """Return what is the case now."""
 
 
 class ResidencySource(Protocol):
-    """What knows how much memory models take. `actors.residency.Residents` does."""
+    """What knows how much memory models take. `actors.residency.residency.Residents` does."""
 
     def samples(self) -> ResidencySample:
         """Return what is the case now."""

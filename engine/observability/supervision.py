@@ -9,9 +9,9 @@ from typing import Final, assert_never
 
 from structlog.typing import FilteringBoundLogger
 
-from actors.messages.events import Event
 from actors.supervision import events
 from actors.supervision.restart import Crashed, ExitReason, StartFailed
+from actors.values.events import Event
 
 _BY_NAME: Final = {event.value: event for event in Event}
 

@@ -13,11 +13,11 @@ from typing import Final
 
 import trio
 
-from actors.bell import Bell
-from actors.fault_points import fault_point
-from actors.messages.events import Event, Log
+from actors.seams.bell import Bell
+from actors.seams.fault_points import fault_point
 from actors.supervision.context import ChildContext
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
+from actors.values.events import Event, Log
 
 TRIES: Final = 3  # of one removal: the first crash may have been chance
 INTENSITY: Final = Intensity(5, 60.0)
@@ -114,7 +114,7 @@ class Janitor:
 
 
 class Copy:
-    """One such directory. Implements `actors.found.LocalCopy`; made with one user, on the loop's thread."""
+    """One such directory. Implements `actors.catalog.found.LocalCopy`; made with one user, on the loop's thread."""
 
     def __init__(self, removal: Removal, janitor: Janitor) -> None:
         self.removal = removal

@@ -28,8 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from engine.config.problems import Problem
-from engine.repository.layout import leads_out, shown
+from engine.models.layout import leads_out, shown
+from engine.models.problems import Problem
 from engine.repository.source import MANIFEST, Contents, FetchCancelled, Stamp, contents_of, version_of
 
 MARKER: Final = "_SUCCESS"

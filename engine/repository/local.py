@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from actors.scheduling.settling import Seen
-from engine.config.problems import Problem
+from actors.catalog.settling import Seen
+from engine.models.layout import candidate_names, shown
+from engine.models.problems import Problem
 from engine.repository.fingerprint import (
     Digests,
     LeadsOut,
@@ -30,7 +31,6 @@ from engine.repository.fingerprint import (
     is_broken_mount,
     survey,
 )
-from engine.repository.layout import candidate_names, shown
 from engine.repository.manifest import completeness
 from engine.repository.source import (
     FetchCancelled,

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from actors.messages.errors import ErrorCode
-from actors.scheduling.settling import Complete, Completeness, Incomplete, Unknown
-from engine.config.problems import Problem
+from actors.catalog.settling import Complete, Completeness, Incomplete, Unknown
+from actors.values.errors import ErrorCode
+from engine.models.layout import shown
+from engine.models.problems import Problem
 from engine.repository.fingerprint import (
     MARKER,
     Digests,
@@ -35,7 +36,6 @@ from engine.repository.fingerprint import (
     speaks_about_the_model,
     survey,
 )
-from engine.repository.layout import shown
 from engine.repository.source import MANIFEST, read_manifest
 
 _LARGEST_MANIFEST: Final = 64 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""One look at every repository, for the watcher (`actors.scheduling.settling`).
+"""One look at every repository, for the watcher (`actors.catalog.settling`).
 
 A source that hangs holds up no other.
 """
@@ -13,7 +13,7 @@ from typing import Final, Protocol, runtime_checkable
 import outcome
 import trio
 
-from actors.scheduling.settling import Observation, Seen, Unavailable, View
+from actors.catalog.settling import Observation, Seen, Unavailable, View
 from engine.repository.source import Source, SourceUnavailable
 
 PATIENCE: Final = 5.0

@@ -18,16 +18,16 @@ from typing import Final
 
 import trio
 
-from actors.found import FoundModel, Override
-from actors.operations import Listing, Unreadable
-from actors.router import DUPLICATE_REASON
-from actors.specs import ModelKey
+from actors.catalog.found import FoundModel, Override
+from actors.catalog.operations import Listing, Unreadable
+from actors.serving.router import DUPLICATE_REASON
+from actors.values.specs import ModelKey
 from engine.config.backends import BackendTraits
 from engine.config.load import load_model_config
 from engine.environments.builder import EnvironmentBuilder
 from engine.environments.cache import Environments, Standing
 from engine.environments.declared import Environment
-from engine.placement import place, undefined_policies
+from engine.processes.placement import place, undefined_policies
 from engine.repository import uploaded
 from engine.repository.copies import Copy, Janitor, Removal
 from engine.repository.fingerprint import Digests
@@ -66,7 +66,7 @@ class ReadOptions:
 
 
 class RepositoryReader:
-    """Implements `actors.operations.ModelSource` over local and remote repositories."""
+    """Implements `actors.catalog.operations.ModelSource` over local and remote repositories."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class RepositoryReader:
         return Listing(keys=keys, failures=failures)
 
     async def read(self, key: ModelKey, override: Override | None, report: Report) -> FoundModel | None:
-        """Return a model as it stands, downloaded if it is not here. See `actors.operations.ModelSource`."""
+        """Return a model as it stands, downloaded if it is not here. See `actors.catalog.operations.ModelSource`."""
         handover = _Handover()
         files = uploaded.normalised(override.files) if override is not None else {}
         read: Callable[[], FoundModel | _Unbuilt]

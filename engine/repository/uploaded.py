@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Mapping
 from pathlib import Path
 
-from actors.messages.errors import InvalidArgument
+from actors.values.errors import InvalidArgument
 
 
 def normalised(files: Mapping[str, bytes]) -> dict[str, bytes]:

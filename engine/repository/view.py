@@ -11,18 +11,18 @@ from typing import Final
 
 import trio
 
-from actors.catalog import Catalog
-from actors.interfaces import IndexEntry
-from actors.operations import Listing, ModelSource
-from actors.router import UNLOADED, Router
-from actors.specs import ModelKey
+from actors.catalog.catalog import Catalog
+from actors.catalog.operations import Listing, ModelSource
+from actors.serving.router import UNLOADED, Router
+from actors.values.interfaces import IndexEntry
+from actors.values.specs import ModelKey
 
 LISTING_SECONDS: Final = 5.0
 """How long a repository may take to be listed; after that the index tells what is known without."""
 
 
 class RepositoryView:
-    """Implements `actors.interfaces.Repository`.
+    """Implements `actors.values.interfaces.Repository`.
 
     The index comes from the router and the repositories; changes go through the catalog.
     """

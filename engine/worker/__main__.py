@@ -17,14 +17,14 @@ import os
 import sys
 
 CLOSURE = (
-    "actors.messages.datatypes",
-    "actors.messages.errors",
-    "actors.messages.tensors",
-    "actors.frames",
-    "actors.call_frames",
-    "actors.call_segments",
-    "actors.arena",
-    "engine.backends.base",
+    "actors.values.datatypes",
+    "actors.values.errors",
+    "actors.values.tensors",
+    "actors.wire.frames",
+    "actors.wire.call_frames",
+    "actors.wire.call_segments",
+    "actors.wire.arena",
+    "engine.worker.backends.base",
     "engine.worker.parts",
     "engine.worker.call_line",
     "engine.worker.forking",

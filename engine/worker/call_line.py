@@ -19,10 +19,10 @@ from array import array
 from collections import deque
 from typing import TYPE_CHECKING
 
-from actors import frames
-from actors.call_frames import Letter
-from actors.call_segments import WORTH_A_SEGMENT, map_segment, write_segment
-from actors.frames import Part
+from actors.wire import frames
+from actors.wire.call_frames import Letter
+from actors.wire.call_segments import WORTH_A_SEGMENT, map_segment, write_segment
+from actors.wire.frames import Part
 from engine.worker.feeds import receive
 
 if TYPE_CHECKING:

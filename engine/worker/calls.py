@@ -11,11 +11,11 @@ import json
 import threading
 from typing import TYPE_CHECKING, Any
 
-from actors import frames
-from actors.call_frames import GIVE_UP, LARGEST_BODY, STOP_SENDING, Letter, laid_out
-from actors.frames import WINDOW_BYTES, WINDOW_PARTS, Part
-from actors.messages.errors import ErrorCode
-from actors.messages.tensors import Tensor
+from actors.values.errors import ErrorCode
+from actors.values.tensors import Tensor
+from actors.wire import frames
+from actors.wire.call_frames import GIVE_UP, LARGEST_BODY, STOP_SENDING, Letter, laid_out
+from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, Part
 from engine.worker.call_line import Exchange, Line, branch
 from engine.worker.forking import when_forked
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from actors.messages.datatypes import DataType
+    from actors.values.datatypes import DataType
 
     Array = np.ndarray[Any, Any]
     NamedArray = tuple[str, DataType, Array]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CLOSURE = (
-    "engine.backends.base",
+    "engine.worker.backends.base",
     "engine.worker.__main__",
     "engine.worker.limits",
     "engine.worker.sandbox",
@@ -70,8 +70,8 @@ def _answer(request: Mapping[str, Any], root: str) -> dict[str, Any]:
     """
     import importlib
 
-    from engine.backends.base import LoadError, ModelInfo
     from engine.worker.__main__ import free_names
+    from engine.worker.backends.base import LoadError, ModelInfo
 
     lines: list[tuple[str, str]] = []
 

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actors import frames
-from actors.arena import INPUT, OUTPUT, ControlPage, Segment, align
-from actors.frames import Answer, Placed, Result
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from actors.messages.tensors import Tensor, element_count, pack_bytes
-from engine.backends.base import Batch, BatchRequest, SenderClosed
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from actors.values.tensors import Tensor, element_count, pack_bytes
+from actors.wire import frames
+from actors.wire.arena import INPUT, OUTPUT, ControlPage, Segment, align
+from actors.wire.frames import Answer, Placed, Result
+from engine.worker.backends.base import Batch, BatchRequest, SenderClosed
 from engine.worker.parts import WorkerSender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Union
 
-    from engine.backends.base import ModelInfo, Output
+    from engine.worker.backends.base import ModelInfo, Output
     from engine.worker.parts import OpenRequests, Window
 
     Parameter = Union[bool, int, float, str]

@@ -18,8 +18,8 @@ from array import array
 from collections import deque
 from typing import TYPE_CHECKING
 
-from actors import frames
-from actors.arena import OUTPUT, Segment
+from actors.wire import frames
+from actors.wire.arena import OUTPUT, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -3,7 +3,7 @@
 It knows which senders may send, and how much the server has taken.
 
 A model sends from whichever threads it likes, during `execute` and after it. A sender waits while a window of
-its own request is on its way (`actors.frames`). So a client which stalls only stalls the thread that serves
+its own request is on its way (`actors.wire.frames`). So a client which stalls only stalls the thread that serves
 it. The thread that reads the connection hands out credit and never waits.
 """
 
@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actors import frames
-from actors.arena import align
-from actors.frames import WINDOW_BYTES, WINDOW_PARTS, Answer, Part, Placed
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from actors.messages.tensors import pack_bytes
-from engine.backends.base import ResponseSender, SenderClosed
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from actors.values.tensors import pack_bytes
+from actors.wire import frames
+from actors.wire.arena import align
+from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, Answer, Part, Placed
+from engine.worker.backends.base import ResponseSender, SenderClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Union
 
-    from engine.backends.base import Output
+    from engine.worker.backends.base import Output
 
     Parameter = Union[bool, int, float, str]
     Send = Callable[[bytes], None]

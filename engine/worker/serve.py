@@ -18,12 +18,12 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from actors import frames
-from actors.arena import OUTPUT, ControlPage, Segment
-from actors.frames import Answer
-from actors.messages.datatypes import BY_PROTOCOL_NAME
-from actors.messages.errors import ErrorCode, TritiumError
-from engine.backends.base import Backend, LoadError, ModelInfo, TensorInfo
+from actors.values.datatypes import BY_PROTOCOL_NAME
+from actors.values.errors import ErrorCode, TritiumError
+from actors.wire import frames
+from actors.wire.arena import OUTPUT, ControlPage, Segment
+from actors.wire.frames import Answer
+from engine.worker.backends.base import Backend, LoadError, ModelInfo, TensorInfo
 from engine.worker.calls import Calls
 from engine.worker.execution import Slot, WorkerBatch
 from engine.worker.feeds import Feed, Incoming, make_feed, receive

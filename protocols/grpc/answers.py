@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Final, Protocol
 import trio
 from grpclib.exceptions import GRPCError
 
-from actors.messages.errors import Cancelled, Internal, InvalidArgument, TritiumError, Unavailable
-from actors.messages.requests import InferResponse
-from actors.slices import in_slices, in_threads
-from protocols.grpc import messages, replies
+from actors.seams.slices import in_slices, in_threads
+from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumError, Unavailable
+from actors.values.requests import InferResponse
 from protocols.grpc.admission import AnswerRoom
 from protocols.grpc.call import Call, Metadata
-from protocols.grpc.head import Refusal
-from protocols.grpc.transport import ConnectionLost, Transport
+from protocols.grpc.codec import messages, replies
+from protocols.grpc.codec.head import Refusal
 from protocols.kserve.compression import compress, compressing
 from protocols.status import grpc_status, retry_seconds
+from protocols.transport.sockets import ConnectionLost, Transport
 
 if TYPE_CHECKING:
-    from actors.messages.tensors import Buffer
+    from actors.values.tensors import Buffer
     from protocols.grpc.options import GrpcOptions
-    from protocols.grpc.sending import SendingSide
-    from protocols.grpc.streams import Stream
+    from protocols.http2.sending import SendingSide
+    from protocols.http2.streams import Stream
 
 _AT_ONCE: Final = 256 * 1024  # bytes of one write; the rest of a stalled one is copied
 _IN_A_ROW: Final = 1024 * 1024  # bytes written before other tasks get a turn

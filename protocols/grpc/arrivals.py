@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import trio
 from grpclib.exceptions import GRPCError
 
-from actors.messages.errors import Internal, TritiumError, Unsupported
-from actors.slices import in_slices, in_threads
-from protocols.grpc import messages
+from actors.seams.slices import in_slices, in_threads
+from actors.values.errors import Internal, TritiumError, Unsupported
 from protocols.grpc.admission import Grants
 from protocols.grpc.call import Call, ServerStream
-from protocols.grpc.messages import Message, MessageReader
+from protocols.grpc.codec import messages
+from protocols.grpc.codec.messages import Message, MessageReader
 from protocols.kserve.compression import most_of
 
 if TYPE_CHECKING:
-    from actors.messages.tensors import Buffer
+    from actors.values.tensors import Buffer
     from protocols.grpc.options import GrpcOptions
-    from protocols.grpc.streams import Http2Connection, Stream
+    from protocols.http2.streams import Http2Connection, Stream
 
 # Bytes of window beyond a message: for frames that its client pads.
 _PADDING: Final = 512

@@ -15,19 +15,19 @@ import trio
 from google.protobuf.message import DecodeError
 from grpclib.const import Status
 
-from actors.messages.errors import Internal, TritiumError, Unavailable
-from actors.messages.requests import InferResponse
-from actors.slices import in_slices
+from actors.seams.slices import in_slices
+from actors.values.errors import Internal, TritiumError, Unavailable
+from actors.values.requests import InferResponse
 from protocols.grpc.admission import LargestLately
-from protocols.grpc.counting import counting, schema_of
-from protocols.grpc.wire import Malformed
+from protocols.grpc.codec.counting import counting, schema_of
+from protocols.grpc.codec.wire import Malformed
 
 if TYPE_CHECKING:
-    from actors.messages.tensors import Buffer
-    from protocols.grpc.head import CallHead
-    from protocols.grpc.messages import Message, MessageReader
+    from actors.values.tensors import Buffer
+    from protocols.grpc.codec.head import CallHead
+    from protocols.grpc.codec.messages import Message, MessageReader
     from protocols.grpc.methods import Method
-    from protocols.grpc.streams import Stream
+    from protocols.http2.streams import Stream
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -171,7 +171,7 @@ class Call:
         self._parts = 0
 
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
-        """Take one part of a unary answer (`actors.messages.requests.ReplyPort`). Never raises."""
+        """Take one part of a unary answer (`actors.values.requests.ReplyPort`). Never raises."""
         if self.closed:
             release(part)
         elif final:

@@ -20,31 +20,31 @@ from typing import TYPE_CHECKING, Final, Protocol
 import trio
 from grpclib.exceptions import GRPCError
 
-from actors.fault_points import fault_point
-from actors.messages.errors import (
+from actors.seams.fault_points import fault_point
+from actors.values.errors import (
     Cancelled,
     DeadlineExceeded,
     Internal,
     TritiumError,
     Unavailable,
 )
-from protocols.grpc import messages
 from protocols.grpc.admission import AnswerRoom
 from protocols.grpc.answers import BUG, Answers, status_of, trailing_metadata
 from protocols.grpc.arrivals import Arrivals, more_than_one
 from protocols.grpc.call import SHUTTING_DOWN, Call, Metadata, ServerStream
-from protocols.grpc.frames import LARGEST_STREAM, ConnectionViolation, ErrorCode
-from protocols.grpc.head import CallHead
-from protocols.grpc.keepalive import Action, Keepalive
+from protocols.grpc.codec import messages
+from protocols.grpc.codec.head import CallHead
 from protocols.grpc.methods import Method, Router
 from protocols.grpc.options import GrpcOptions
-from protocols.grpc.streams import Http2Connection, Http2Limits, Stream
-from protocols.grpc.transport import ConnectionLost, Transport
-from protocols.listening import LAST_CALL
+from protocols.http2.frames import LARGEST_STREAM, ConnectionViolation, ErrorCode
+from protocols.http2.keepalive import Action, Keepalive
+from protocols.http2.streams import Http2Connection, Http2Limits, Stream
+from protocols.transport.listening import LAST_CALL
+from protocols.transport.sockets import ConnectionLost, Transport
 
 if TYPE_CHECKING:
-    from actors.messages.requests import InferResponse
-    from actors.messages.tensors import Buffer
+    from actors.values.requests import InferResponse
+    from actors.values.tensors import Buffer
 
 # Bytes that every client sends first: the preface and the head of its SETTINGS.
 _PREFACE: Final = 24 + 9
@@ -161,7 +161,7 @@ class GrpcConnection:
 
     @property
     def yields_at(self) -> float:
-        """The time from which on it may be ended for another connection (`protocols.room.Occupant`)."""
+        """The time from which on it may be ended for another connection (`protocols.transport.room.Occupant`)."""
         return math.inf if self._yielding else self.idle_since
 
     # The task
@@ -390,7 +390,7 @@ class GrpcConnection:
     # HTTP/2's handler
 
     def read_head(self, headers: Sequence[tuple[bytes, bytes]]) -> CallHead[Method]:
-        """Say what a header list means (`protocols.grpc.streams.Handler`)."""
+        """Say what a header list means (`protocols.http2.streams.Handler`)."""
         return self._environment.router.head(headers)
 
     def opened(self, stream: Stream, head: CallHead[Method]) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from actors.interfaces import IndexEntry, ServerIdentity
-from actors.messages.datatypes import DataType
-from actors.specs import ModelSpec
+from actors.values.datatypes import DataType
+from actors.values.interfaces import IndexEntry, ServerIdentity
+from actors.values.specs import ModelSpec
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 

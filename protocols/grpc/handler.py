@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from protocols.grpc.sending import Stream
+from protocols.http2.sending import Stream
 
 T = TypeVar("T")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actors.interfaces import Health
-from actors.messages.errors import Unavailable
+from actors.values.errors import Unavailable
+from actors.values.interfaces import Health
 from protocols.grpc.call import ServerStream
 from protocols.grpc.generated.health_base import HealthBase
 from protocols.kserve.proto.health_pb2 import HealthCheckRequest, HealthCheckResponse

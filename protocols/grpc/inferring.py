@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from actors.interfaces import ServedModel, Server
-from actors.messages.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
-from actors.messages.requests import InferRequest, InferResponse
-from actors.router import parse_version
-from actors.slices import in_slices
+from actors.seams.slices import in_slices
+from actors.serving.router import parse_version
+from actors.values.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
+from actors.values.interfaces import ServedModel, Server
+from actors.values.requests import InferRequest, InferResponse
 from protocols.grpc.call import SHUTTING_DOWN
-from protocols.grpc.head import meant_by
-from protocols.grpc.inference import READ_AT_ONCE, AnswerPlan, Forwarded, InferDecoder, Steps, Target
-from protocols.grpc.responses import MAX_MESSAGE, encode
+from protocols.grpc.codec.head import meant_by
+from protocols.grpc.codec.inference import READ_AT_ONCE, AnswerPlan, Forwarded, InferDecoder, Steps, Target
+from protocols.grpc.codec.responses import MAX_MESSAGE, encode
 from protocols.kserve.forwarding import forward_headers
 
 if TYPE_CHECKING:
-    from actors.messages.requests import ReplyPort
-    from actors.messages.tensors import Buffer
-    from actors.scheduling.marks import ClientMarks
+    from actors.values.marks import ClientMarks
+    from actors.values.requests import ReplyPort
+    from actors.values.tensors import Buffer
     from protocols.grpc.call import Call
-    from protocols.grpc.head import CallHead
+    from protocols.grpc.codec.head import CallHead
     from protocols.grpc.options import FinishedHook
 
 Given = tuple[Target, ServedModel, int, "ReplyPort", "Call", Forwarded, float]

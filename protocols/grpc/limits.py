@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocols.grpc.frames import DEFAULT_WINDOW, LARGEST_FRAME_LIMIT, LARGEST_WINDOW, SMALLEST_FRAME_LIMIT
+from protocols.http2.frames import DEFAULT_WINDOW, LARGEST_FRAME_LIMIT, LARGEST_WINDOW, SMALLEST_FRAME_LIMIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,17 +17,17 @@ from typing import Final
 
 import trio
 
-from actors.fault_points import fault_point
+from actors.seams.fault_points import fault_point
 from protocols.grpc.call import Call
+from protocols.grpc.codec.deadlines import DeadlineWheel
 from protocols.grpc.connection import Environment, GrpcConnection
-from protocols.grpc.deadlines import DeadlineWheel
-from protocols.grpc.frames import DEFAULT_WINDOW, ErrorCode
 from protocols.grpc.limits import Http2Limits
 from protocols.grpc.methods import Router, Service
-from protocols.grpc.offenders import Offenders
 from protocols.grpc.options import GrpcOptions
-from protocols.grpc.transport import PlainTransport, TlsTransport
-from protocols.listening import Listener
+from protocols.http2.frames import DEFAULT_WINDOW, ErrorCode
+from protocols.transport.listening import Listener
+from protocols.transport.offenders import Offenders
+from protocols.transport.sockets import PlainTransport, TlsTransport
 
 _MOST_STREAMS: Final = 1024
 _SCRATCH: Final = 256 * 1024

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from grpclib.const import Handler, Status
 
-from protocols.grpc.head import CallHead, Refusal, read_head
+from protocols.grpc.codec.head import CallHead, Refusal, read_head
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.restrictions import CATEGORIES, Restriction, restriction
 from protocols.kserve.categories import Category

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from actors.messages.errors import TritiumError
-from actors.messages.requests import InferRequest, InferResponse
+from actors.values.errors import TritiumError
+from actors.values.requests import InferRequest, InferResponse
 from protocols.kserve.categories import Category
-from protocols.room import AddressLimit
+from protocols.transport.room import AddressLimit
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
 FinishedHook = Callable[[InferRequest, "InferResponse | TritiumError", str], None]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from google.protobuf.descriptor import Descriptor, FileDescriptor, ServiceDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 
-from actors.messages.errors import InvalidArgument, NotFound, TritiumError
+from actors.values.errors import InvalidArgument, NotFound, TritiumError
 from protocols.grpc.call import ServerStream
 from protocols.grpc.generated import reflection_v1_base, reflection_v1alpha_base
 from protocols.kserve.proto import reflection_v1_pb2 as v1

@@ -1,4 +1,4 @@
-"""`inference.GRPCInferenceService`: what its RPCs mean, over `actors.interfaces`.
+"""`inference.GRPCInferenceService`: what its RPCs mean, over `actors.values.interfaces`.
 
 ModelInfer is answered without a task (see `protocols.grpc.inferring`), ModelStreamInfer lives in
 `protocols.grpc.streaming`, and the RPCs of extensions that Tritium lacks in `protocols.grpc.unoffered`.
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
-from actors.interfaces import Server
-from actors.messages.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
-from actors.router import parse_version
+from actors.serving.router import parse_version
+from actors.values.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
+from actors.values.interfaces import Server
 from protocols.grpc import descriptions
 from protocols.grpc.inferring import Intake, ModelInferMethod
 from protocols.grpc.options import GrpcOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from actors.interfaces import Server
+from actors.values.interfaces import Server
 from protocols.grpc.health import HealthService
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.reflection import ReflectionAlphaService, ReflectionService, Reflector

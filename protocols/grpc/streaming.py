@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from actors.messages.errors import Cancelled, DeadlineExceeded, Internal, TritiumError
-from actors.messages.requests import InferResponse
-from actors.slices import in_slices
+from actors.seams.slices import in_slices
+from actors.values.errors import Cancelled, DeadlineExceeded, Internal, TritiumError
+from actors.values.requests import InferResponse
 from protocols.grpc.call import Leaving, release
-from protocols.grpc.inference import ALL_OUTPUTS, READ_AT_ONCE, Target
-from protocols.grpc.responses import Encoded, encode_stream, encode_stream_error
+from protocols.grpc.codec.inference import ALL_OUTPUTS, READ_AT_ONCE, Target
+from protocols.grpc.codec.responses import Encoded, encode_stream, encode_stream_error
 
 if TYPE_CHECKING:
-    from actors.interfaces import ServedModel
-    from actors.messages.requests import InferRequest
-    from actors.messages.tensors import Buffer
+    from actors.values.interfaces import ServedModel
+    from actors.values.requests import InferRequest
+    from actors.values.tensors import Buffer
     from protocols.grpc.call import ServerStream
     from protocols.grpc.inferring import Intake
     from protocols.grpc.options import FinishedHook
@@ -81,7 +81,7 @@ class Exchange:
         self._surplus = 0  # parts beyond the one that a model may give
 
     def put(self, part: Part, *, final: bool) -> None:
-        """Take one part (`actors.messages.requests.ReplyPort`). Never raises."""
+        """Take one part (`actors.values.requests.ReplyPort`). Never raises."""
         if self.settled:
             release(part)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from actors.messages.errors import Unsupported
+from actors.values.errors import Unsupported
 from protocols.grpc.generated.grpc_service_base import GRPCInferenceServiceBase
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from actors.interfaces import ServedModel, Server
-from actors.messages.errors import (
+from actors.seams.slices import in_slices, in_threads
+from actors.values.errors import (
     Cancelled,
     Internal,
     InvalidArgument,
@@ -32,8 +32,8 @@ from actors.messages.errors import (
     Unavailable,
     Unsupported,
 )
-from actors.messages.requests import InferRequest, InferResponse
-from actors.slices import in_slices, in_threads
+from actors.values.interfaces import ServedModel, Server
+from actors.values.requests import InferRequest, InferResponse
 from protocols.http.admission import Refused, Verdict
 from protocols.http.bodies import NO_DECOUPLED, BodyLimits, BodyTooLong, ForeignBody, announced, as_refused
 from protocols.http.cross_site import foreign_origin
@@ -70,7 +70,7 @@ from protocols.memo import Memo
 from protocols.status import http_status
 
 if TYPE_CHECKING:
-    from actors.messages.tensors import Buffer
+    from actors.values.tensors import Buffer
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

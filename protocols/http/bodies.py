@@ -7,8 +7,8 @@ from typing import Any
 
 import trio
 
-from actors.interfaces import Models
-from actors.messages.errors import InvalidArgument, TritiumError, Unsupported
+from actors.values.errors import InvalidArgument, TritiumError, Unsupported
+from actors.values.interfaces import Models
 from protocols.http.admission import (
     DISCARD_PAUSE,
     DISCARD_TIME,

@@ -20,19 +20,19 @@ from urllib.parse import unquote_to_bytes
 
 import trio
 
-from actors.fault_points import fault_point
-from actors.slices import in_slices
-from protocols.buffers import behind, copying
+from actors.seams.fault_points import fault_point
+from actors.seams.slices import in_slices
 from protocols.http.admission import DISCARD_PAUSE, DISCARD_TIME, MOST_DISCARDED, Admit, Refused, refused
 from protocols.http.fields import JSON, SOON
 from protocols.http.parser import Request, RequestLimits, RequestParser
 from protocols.kserve.metadata import error
-from protocols.listening import LAST_CALL
-from protocols.lost import LOST
-from protocols.room import PATIENCE
+from protocols.transport.buffers import behind, copying
+from protocols.transport.listening import LAST_CALL
+from protocols.transport.lost import LOST
+from protocols.transport.room import PATIENCE
 
 if TYPE_CHECKING:
-    from actors.messages.tensors import Buffer
+    from actors.values.tensors import Buffer
 
 Message = MutableMapping[str, Any]
 Application = Callable[
@@ -216,7 +216,7 @@ class Connection:
 
     @property
     def yields_at(self) -> float:
-        """The time from which on it may be ended for another connection (`protocols.room.Occupant`)."""
+        """The time from which on it may be ended for another connection (`protocols.transport.room.Occupant`)."""
         if self._yielding:
             return math.inf
         limits = self._limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from actors.messages.errors import TritiumError
+from actors.values.errors import TritiumError
 from protocols.kserve.compression import OFFERED, UnsupportedCompression
 from protocols.status import retry_seconds
 

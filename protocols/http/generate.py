@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from actors.interfaces import Models, ServedModel
-from actors.messages.errors import Cancelled, Internal, InvalidArgument, TritiumError
-from actors.messages.requests import InferRequest, InferResponse
-from actors.slices import in_slices
+from actors.seams.slices import in_slices
+from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumError
+from actors.values.interfaces import Models, ServedModel
+from actors.values.requests import InferRequest, InferResponse
 from protocols.http.bodies import ONLY_IDENTITY
 from protocols.http.disconnects import DisconnectHook, Receive, watched
 from protocols.http.fields import EVENTS, JSON, Header, failure_fields, server_timing
@@ -43,7 +43,7 @@ from protocols.kserve.short_texts import TooLong
 from protocols.status import http_status
 
 if TYPE_CHECKING:
-    from actors.messages.tensors import Buffer
+    from actors.values.tensors import Buffer
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -140,7 +140,7 @@ class PartsPort:
         self._task: trio.lowlevel.Task | None = None
 
     def put(self, part: Part, *, final: bool) -> None:
-        """Take one part (`actors.messages.requests.ReplyPort`). Never raises."""
+        """Take one part (`actors.values.requests.ReplyPort`). Never raises."""
         if self.over:
             release(part)
             return

@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from actors.fault_points import fault_point
+from actors.seams.fault_points import fault_point
 from protocols.http.admission import Admit
 from protocols.http.connection import (
     Application,
@@ -28,8 +28,8 @@ from protocols.http.connection import (
     watched_events,
 )
 from protocols.kserve.metadata import error
-from protocols.listening import Listener
-from protocols.room import AddressLimit
+from protocols.transport.listening import Listener
+from protocols.transport.room import AddressLimit
 
 _SWEEP_PERIOD: Final = 1.0
 _SCRATCH: Final = 64 * 1024

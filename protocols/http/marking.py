@@ -1,12 +1,12 @@
-"""What an HTTP request tells of its client, for models that ask (`actors.scheduling.marks`) and the log."""
+"""What an HTTP request tells of its client, for models that ask (`actors.values.marks`) and the log."""
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
 from typing import Any
 
-from actors.messages.requests import InferRequest
-from actors.scheduling.marks import ClientMarks
+from actors.values.marks import ClientMarks
+from actors.values.requests import InferRequest
 
 
 def put_marks(marks: ClientMarks, request: InferRequest, scope: MutableMapping[str, Any]) -> None:

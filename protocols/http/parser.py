@@ -25,7 +25,7 @@ import numpy as np
 from protocols.http.admission import Admit, Refused, may_skip, refused
 
 if TYPE_CHECKING:
-    from actors.messages.tensors import Buffer
+    from actors.values.tensors import Buffer
 
 # Bytes still to come above which a body is read past llhttp.
 _LONG_BODY: Final = 32 * 1024

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from actors.messages.errors import Internal, TritiumError
-from actors.messages.requests import InferResponse
+from actors.values.errors import Internal, TritiumError
+from actors.values.requests import InferResponse
 
 
 class ReplyPort:

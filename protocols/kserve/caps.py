@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from actors.messages.errors import InvalidArgument
-from actors.messages.tensors import MAX_DIMS
+from actors.values.errors import InvalidArgument
+from actors.values.tensors import MAX_DIMS
 
 MAX_PARAMETERS: Final = 1024
 # Bytes or characters of a name: of an input, an output, a parameter, a datatype.

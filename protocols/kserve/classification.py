@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Internal, InvalidArgument
-from actors.messages.tensors import Tensor, element_count, pack_bytes
-from actors.specs import ModelSpec
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal, InvalidArgument
+from actors.values.specs import ModelSpec
+from actors.values.tensors import Tensor, element_count, pack_bytes
 
 if TYPE_CHECKING:
-    from actors.messages.tensors import Array
+    from actors.values.tensors import Array
 
 MAX_ELEMENTS: Final = 1_000_000
 

@@ -13,10 +13,10 @@ import zlib
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from actors.messages.errors import InvalidArgument, Unsupported
+from actors.values.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
-    from actors.messages.tensors import Buffer
+    from actors.values.tensors import Buffer
 
 OFFERED: Final = b"gzip, deflate"
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import orjson
 
-from actors.messages.errors import Internal, InvalidArgument
+from actors.values.errors import Internal, InvalidArgument
 from protocols.kserve.faults import Fault, locate_fault
 
 if TYPE_CHECKING:
-    from actors.messages.tensors import Buffer
+    from actors.values.tensors import Buffer
 
 MAX_DEPTH: Final = 100
 _NUMPY: Final = orjson.OPT_SERIALIZE_NUMPY

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Internal, InvalidArgument
-from actors.messages.tensors import element_count, unpack_bytes
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal, InvalidArgument
+from actors.values.tensors import element_count, unpack_bytes
 from protocols.kserve.documents import MAX_DEPTH, dump, encode_text, not_a
 from protocols.kserve.long_texts import LongArray
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from actors.messages.errors import TritiumError
-    from actors.messages.tensors import Array, Buffer
+    from actors.values.errors import TritiumError
+    from actors.values.tensors import Array, Buffer
 
 INT64_MAX: Final = 2**63 - 1
 

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from actors.messages.errors import InvalidArgument
+from actors.values.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from actors.messages.requests import Parameter
+    from actors.values.requests import Parameter
 
 _RESERVED_HEADERS: Final = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")

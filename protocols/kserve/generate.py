@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Internal, InvalidArgument, TritiumError
-from actors.messages.requests import InferRequest, InferResponse
-from actors.messages.tensors import Tensor, element_count
-from actors.specs import InputSpec, ModelSpec
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal, InvalidArgument, TritiumError
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.specs import InputSpec, ModelSpec
+from actors.values.tensors import Tensor, element_count
 from protocols.kserve.caps import check_parameters
 from protocols.kserve.documents import Verbatim, dump, misfit, not_a, parse_members, text
 from protocols.kserve.elements import INT64_MAX, Packing, can_pack, pack, render
@@ -29,8 +29,8 @@ from protocols.kserve.sizes import RAISE_LIMIT, check_json_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
-    from actors.messages.requests import Parameter, ReplyPort
-    from actors.messages.tensors import Buffer
+    from actors.values.requests import Parameter, ReplyPort
+    from actors.values.tensors import Buffer
 
 NOT_ONE_RESPONSE: Final = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from actors.messages.errors import Internal, InvalidArgument
+from actors.values.errors import Internal, InvalidArgument
 from protocols.kserve.caps import check_parameters
 from protocols.kserve.documents import encode_text, misfit
 from protocols.kserve.long_texts import MAX_STRING, LongString

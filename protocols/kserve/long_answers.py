@@ -2,7 +2,7 @@
 
 They stand for `responses.encode` and `generate.encode_generated`. An element takes about 0.1 µs, so that a
 million of them would hold the loop for too long. The generators yield after every piece of work. Where they
-yield a function, that may run in a thread (see `actors.slices`).
+yield a function, that may run in a thread (see `actors.seams.slices`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Internal, InvalidArgument
-from actors.messages.requests import InferResponse
-from actors.messages.tensors import Tensor, element_count, pack_bytes
-from actors.specs import ModelSpec
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal, InvalidArgument
+from actors.values.requests import InferResponse
+from actors.values.specs import ModelSpec
+from actors.values.tensors import Tensor, element_count, pack_bytes
 from protocols.kserve.classification import Ranking, ranking_of
 from protocols.kserve.documents import dump, text
 from protocols.kserve.elements import NO_JSON, WRONG_SHAPE, render_numbers, render_texts
@@ -25,7 +25,7 @@ from protocols.kserve.requests import OutputPlan
 from protocols.kserve.responses import Body, parameter_values
 
 if TYPE_CHECKING:
-    from actors.messages.tensors import Buffer
+    from actors.values.tensors import Buffer
 
 Steps = Generator[Callable[[], Any] | None, Any, None]
 

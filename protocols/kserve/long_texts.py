@@ -12,7 +12,7 @@ each is parsed by itself, and its elements are handed to a `Taker`, in order and
 `LongArray` is kept of it.
 
 All of this is done by generators, which yield after every piece of work that takes some tenths of a
-millisecond; see `actors.slices`.
+millisecond; see `actors.seams.slices`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import re
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
-from actors.messages.errors import InvalidArgument
+from actors.values.errors import InvalidArgument
 from protocols.kserve.caps import MAX_NAME
 from protocols.kserve.documents import MAX_DEPTH, refuse, too_deep
 from protocols.kserve.faults import SAID_OF_ARRAY, SAID_OF_OBJECT, Fault, locate_fault
 from protocols.kserve.text_pieces import end_of, flat, liberal, resolved, survey, text_of
 
 if TYPE_CHECKING:
-    from actors.messages.tensors import Buffer
+    from actors.values.tensors import Buffer
 
 # Values and names of members outside arrays of plain values. A request names each input in some ten of them.
 MAX_VALUES: Final = 16_384

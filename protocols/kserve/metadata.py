@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from actors.interfaces import IndexEntry, ServerIdentity
-from actors.messages.datatypes import DataType
-from actors.specs import ModelSpec
+from actors.values.datatypes import DataType
+from actors.values.interfaces import IndexEntry, ServerIdentity
+from actors.values.specs import ModelSpec
 from protocols.kserve.documents import dump, text
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import InvalidArgument
-from actors.messages.tensors import Tensor
-from actors.specs import InputSpec, ModelSpec
+from actors.values.datatypes import DataType
+from actors.values.errors import InvalidArgument
+from actors.values.specs import InputSpec, ModelSpec
+from actors.values.tensors import Tensor
 
 if TYPE_CHECKING:
-    from actors.messages.tensors import Buffer
+    from actors.values.tensors import Buffer
 
 
 def raw_tensor(body: Buffer, spec: ModelSpec, prefix: str) -> Tensor:

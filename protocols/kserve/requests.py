@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from actors.messages.datatypes import BY_PROTOCOL_NAME, DataType
-from actors.messages.errors import Internal, InvalidArgument, Unsupported
-from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
-from actors.messages.tensors import MAX_DIMS, Tensor, element_count
-from actors.specs import ModelSpec
+from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
+from actors.values.errors import Internal, InvalidArgument, Unsupported
+from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
+from actors.values.specs import ModelSpec
+from actors.values.tensors import MAX_DIMS, Tensor, element_count
 from protocols.kserve.caps import MAX_NAME, check_count, check_dims, check_name, check_parameters
 from protocols.kserve.documents import misfit, not_a
 from protocols.kserve.elements import INT64_MAX, Packing, can_pack, pack
@@ -35,8 +35,8 @@ from protocols.memo import MEANING_FACTOR, MEANINGS_BYTES, Memo
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from actors.messages.requests import Parameter, ReplyPort
-    from actors.messages.tensors import Buffer
+    from actors.values.requests import Parameter, ReplyPort
+    from actors.values.tensors import Buffer
 
 DEFAULT_MAX_INPUT_SIZE: Final = 64 * 1024 * 1024
 

@@ -9,7 +9,7 @@ import orjson
 from protocols.kserve.documents import parse
 
 if TYPE_CHECKING:
-    from actors.messages.tensors import Buffer
+    from actors.values.tensors import Buffer
 
 # Bytes of a text that is parsed in one piece. Parsing it takes less
 # than five milliseconds even where it is an attack.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from actors.messages.errors import InvalidArgument
+from actors.values.errors import InvalidArgument
 
 RAISE_LIMIT: Final = "Use --http-max-input-size to increase the limit."
 _SIGNED: Final = re.compile(rb"\s*[+-]?[0-9]+\s*")

@@ -2,7 +2,7 @@
 
 import trio
 
-from actors.alarm import Alarm
+from actors.seams.alarm import Alarm
 from chaos.descriptors import left_open, open_descriptors
 
 

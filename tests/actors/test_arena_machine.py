@@ -19,16 +19,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors import frames
-from actors.arena import INPUT, OUTPUT, ControlPage, Segment
-from actors.frames import Execute, FrameError, Placed, Result
-from actors.gathering import COPY_LIMIT
-from actors.messages.datatypes import DataType
-from actors.messages.requests import InferRequest
-from actors.messages.tensors import Tensor
-from actors.pipe import Pipe
-from actors.specs import InputSpec, InstanceSpec, OutputSpec
-from actors.worker import SPARE_SLOTS, LiveWorker
+from actors.serving.pipe import Pipe
+from actors.serving.worker import SPARE_SLOTS, LiveWorker
+from actors.values.datatypes import DataType
+from actors.values.requests import InferRequest
+from actors.values.specs import InputSpec, InstanceSpec, OutputSpec
+from actors.values.tensors import Tensor
+from actors.wire import frames
+from actors.wire.arena import INPUT, OUTPUT, ControlPage, Segment
+from actors.wire.frames import Execute, FrameError, Placed, Result
+from actors.wire.gathering import COPY_LIMIT
 from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 from tests.support.stepped_trio import SteppedTrio

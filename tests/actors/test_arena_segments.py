@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from actors.arena import MAX_LANES, MAX_SLOTS, PAGE, ControlPage, Segment, align, segment_size
+from actors.wire.arena import MAX_LANES, MAX_SLOTS, PAGE, ControlPage, Segment, align, segment_size
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_page_has_room_for_so_many_slots_and_says_so():
 
 BEGINNER = """
 import os, sys
-from actors.arena import ControlPage, Segment
+from actors.wire.arena import ControlPage, Segment
 
 descriptor, size, rounds = map(int, sys.argv[1:])
 page = ControlPage(Segment(descriptor, size), 1, 1)

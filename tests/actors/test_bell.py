@@ -3,7 +3,7 @@
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from actors.bell import Bell
+from actors.seams.bell import Bell
 
 
 async def test_a_ring_wakes_all_who_wait(nursery):

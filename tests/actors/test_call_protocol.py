@@ -19,17 +19,17 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors import frames
-from actors.call_frames import GIVE_UP, LARGEST_BODY, STOP_SENDING, Letter
-from actors.call_pipe import CallPipe
-from actors.call_segments import map_segment, write_segment
-from actors.calls import MAX_ASKS, MAX_CALLS, MAX_SEGMENTS, MAX_UNREAD, CallHost, WorkerCalls
-from actors.frames import WINDOW_PARTS, FrameError, Part, Placed
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Cancelled, ErrorCode, NotFound, Unavailable
-from actors.messages.requests import InferResponse
-from actors.messages.tensors import Tensor
-from actors.subjects import Caller, Subjects
+from actors.calls.call_pipe import CallPipe
+from actors.calls.calls import MAX_ASKS, MAX_CALLS, MAX_SEGMENTS, MAX_UNREAD, CallHost, WorkerCalls
+from actors.calls.subjects import Caller, Subjects
+from actors.values.datatypes import DataType
+from actors.values.errors import Cancelled, ErrorCode, NotFound, Unavailable
+from actors.values.requests import InferResponse
+from actors.values.tensors import Tensor
+from actors.wire import frames
+from actors.wire.call_frames import GIVE_UP, LARGEST_BODY, STOP_SENDING, Letter
+from actors.wire.call_segments import map_segment, write_segment
+from actors.wire.frames import WINDOW_PARTS, FrameError, Part, Placed
 from chaos.descriptors import left_open, open_descriptors
 from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
@@ -391,7 +391,7 @@ async def test_a_call_after_the_answer_of_all_is_made_for_its_effect():
 
 
 async def test_a_worker_that_does_not_read_costs_no_more_than_it_may_hold(monkeypatch):
-    monkeypatch.setattr("actors.calls.MAX_BYTES", 3_000_000)
+    monkeypatch.setattr("actors.calls.calls.MAX_BYTES", 3_000_000)
     async with connected() as connection:
         for number in range(1, 6):
             connection.worker.call(number)
@@ -409,7 +409,7 @@ async def test_a_worker_that_does_not_read_costs_no_more_than_it_may_hold(monkey
 
 async def test_a_caller_that_takes_nothing_of_a_stream_that_nothing_stops_loses_it(monkeypatch):
     """Parts that hold no other request's memory delay no other request: those of an ensemble, for example."""
-    monkeypatch.setattr("actors.calls.MAX_BYTES", 1_000_000)
+    monkeypatch.setattr("actors.calls.calls.MAX_BYTES", 1_000_000)
     async with connected(decoupled=True) as connection:
         connection.worker.call()
         connection.worker.call(2)
@@ -569,7 +569,7 @@ async def test_a_worker_that_reads_no_refusals_is_ended():
 
 
 async def test_questions_count_with_what_they_bring(monkeypatch):
-    monkeypatch.setattr("actors.calls.MAX_BYTES", 100_000)
+    monkeypatch.setattr("actors.calls.calls.MAX_BYTES", 100_000)
     async with connected() as connection:
         go = trio.Event()
 
@@ -790,7 +790,7 @@ async def test_limits_hold_for_a_worker_and_its_children_together():
 
 
 async def test_there_are_so_many_children_with_a_connection(monkeypatch):
-    monkeypatch.setattr("actors.calls.MAX_BRANCHES", 2)
+    monkeypatch.setattr("actors.calls.calls.MAX_BRANCHES", 2)
     async with connected() as connection:
         children = [await branch_of(connection) for _ in range(2)]
         with asked_for_branch(connection.worker) as answers:

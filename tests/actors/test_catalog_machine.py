@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.catalog import ControlMode
-from actors.loading import LoadFailed, Superseded
-from actors.messages.errors import Internal, NotFound, Unavailable
-from actors.specs import ModelKey
+from actors.catalog.catalog import ControlMode
+from actors.catalog.loading import LoadFailed, Superseded
+from actors.values.errors import Internal, NotFound, Unavailable
+from actors.values.specs import ModelKey
 from tests.support.catalog_doubles import World, model
 from tests.support.examples import examples
 from tests.support.stepped_trio import SteppedTrio

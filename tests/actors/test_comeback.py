@@ -3,14 +3,14 @@
 import pytest
 import trio
 
-from actors.comeback import PATIENCE, Comeback
-from actors.model import InstanceState, Status
-from actors.router import Router
-from actors.specs import InstanceSpec
+from actors.serving.comeback import PATIENCE, Comeback
+from actors.serving.model import InstanceState, Status
+from actors.serving.router import Router
 from actors.supervision.context import Stopping
 from actors.supervision.supervisor import Supervisor
-from engine.settings import MetricsSettings
-from engine.subtree import ModelSubtrees
+from actors.values.specs import InstanceSpec
+from engine.server.version_tree import ModelSubtrees
+from engine.settings.settings import MetricsSettings
 from tests.support.model_doubles import FakeWorker, make_spec
 
 

@@ -3,12 +3,12 @@
 import pytest
 import trio
 
-from actors import frames
-from actors.frames import FrameError
-from actors.instance import WorkerDied
-from actors.scheduling.confinement import Usage
-from actors.scheduling.retries import Oom, TooManyProcesses
-from actors.specs import Confinement, Retry
+from actors.serving.instance import WorkerDied
+from actors.serving.policy.confinement import Usage
+from actors.serving.policy.retries import Oom, TooManyProcesses
+from actors.values.specs import Confinement, Retry
+from actors.wire import frames
+from actors.wire.frames import FrameError
 from tests.actors.test_instance_in_virtual_time import Life, PlayedWorker
 from tests.actors.test_live_worker import Connection
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import trio
 
-from actors import frames
-from actors.frames import WINDOW_BYTES, WINDOW_PARTS, Answer, FrameError, Part, Placed, Result
-from actors.messages.datatypes import DataType
-from actors.worker import OPEN_LIMIT, SPARE_SLOTS
+from actors.serving.worker import OPEN_LIMIT, SPARE_SLOTS
+from actors.values.datatypes import DataType
+from actors.wire import frames
+from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, Answer, FrameError, Part, Placed, Result
 from tests.actors.test_live_worker import Connection
 
 

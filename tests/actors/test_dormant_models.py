@@ -5,12 +5,12 @@ import math
 import pytest
 import trio
 
-from actors.dormant import Dormant, WaitingRoom
-from actors.messages.errors import Cancelled, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
-from actors.messages.tensors import Tensor
-from actors.model import STOPPING
-from actors.scheduling.marks import ClientMarks
-from actors.specs import ModelKey, QueueBounds, TrafficPlan
+from actors.residency.dormant import Dormant, WaitingRoom
+from actors.serving.model import STOPPING
+from actors.values.errors import Cancelled, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
+from actors.values.marks import ClientMarks
+from actors.values.specs import ModelKey, QueueBounds, TrafficPlan
+from actors.values.tensors import Tensor
 from tests.support.model_doubles import make_request, make_spec
 
 

@@ -7,11 +7,14 @@ import pytest
 import trio
 import trio.testing
 
-from actors import ensemble
-from actors.ensemble import GATE_PATIENCE, Ensembler
-from actors.ensemble_request import UNREAD_PARTS
-from actors.messages.datatypes import DataType
-from actors.messages.errors import (
+from actors.ensembles import ensemble
+from actors.ensembles.ensemble import GATE_PATIENCE, Ensembler
+from actors.ensembles.ensemble_request import UNREAD_PARTS
+from actors.serving.model import ModelState, Status
+from actors.serving.policy.retries import Aftermath
+from actors.serving.statistics import FailureReason, ModelStatistics
+from actors.values.datatypes import DataType
+from actors.values.errors import (
     Cancelled,
     DeadlineExceeded,
     ErrorCode,
@@ -20,11 +23,8 @@ from actors.messages.errors import (
     NotFound,
     Unavailable,
 )
-from actors.messages.requests import InferRequest, InferResponse
-from actors.messages.tensors import Tensor
-from actors.model import ModelState, Status
-from actors.scheduling.retries import Aftermath
-from actors.specs import (
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.specs import (
     DynamicBatching,
     Ensemble,
     EnsembleStep,
@@ -34,7 +34,7 @@ from actors.specs import (
     QueueBounds,
     QueuePolicy,
 )
-from actors.statistics import FailureReason, ModelStatistics
+from actors.values.tensors import Tensor
 from tests.support.model_doubles import Context, Port, Stage, make_spec
 
 

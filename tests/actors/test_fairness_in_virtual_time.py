@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import trio
 
-from actors.messages.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
-from actors.specs import Direct, DynamicBatching, Fairness, QueueBounds, QueuePolicy
+from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
+from actors.values.specs import Direct, DynamicBatching, Fairness, QueueBounds, QueuePolicy
 from tests.support.model_doubles import Stage
 
 

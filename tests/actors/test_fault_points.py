@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import trio
 
-import engine.tree  # noqa: F401  # with it come all modules that have points
-from actors.fault_points import NAMES, Place, arm, armed, fault_point, places
-from engine.launch import Spawner
+import engine.server.tree  # noqa: F401  # with it come all modules that have points
+from actors.seams.fault_points import NAMES, Place, arm, armed, fault_point, places
 from engine.observability.loop_lag import LoopLag
+from engine.processes.launch import Spawner
 from protocols.grpc.listener import GrpcListener
 from protocols.http.app import V2App
 from protocols.http.listener import HttpListener
@@ -50,7 +50,7 @@ async def test_an_action_in_front_of_a_coroutine_function_may_wait(autojump_cloc
     with armed("spawner.run", partial(trio.sleep, 3)):
         assert await Spawner().run(lambda: "done") == "done"
     assert trio.current_time() - began >= 3
-    assert places()["spawner.run"] == Place("engine.launch", "Spawner.run", waiting=True)
+    assert places()["spawner.run"] == Place("engine.processes.launch", "Spawner.run", waiting=True)
 
 
 async def test_an_action_in_front_of_a_plain_function_may_not_wait():

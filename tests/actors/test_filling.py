@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import trio
 
-from actors import frames, slices
-from actors.arena import INPUT
-from actors.filling import FILLED_AT_ONCE
-from actors.frames import Execute, FrameError, Placed, Result
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Cancelled
-from actors.messages.tensors import Tensor
-from actors.scheduling.retries import Signal
-from actors.specs import InputSpec
+from actors.seams import slices
+from actors.serving.filling import FILLED_AT_ONCE
+from actors.serving.policy.retries import Signal
+from actors.values.datatypes import DataType
+from actors.values.errors import Cancelled
+from actors.values.specs import InputSpec
+from actors.values.tensors import Tensor
+from actors.wire import frames
+from actors.wire.arena import INPUT
+from actors.wire.frames import Execute, FrameError, Placed, Result
 from tests.actors.test_instance_in_virtual_time import Life
 from tests.actors.test_live_worker import Connection
 from tests.support.model_doubles import make_request

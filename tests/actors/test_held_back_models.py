@@ -2,9 +2,9 @@
 
 import pytest
 
-from actors.messages.requests import FLAG_SEQUENCE_START
-from actors.scheduling.holding import Hold, StartAfter
-from actors.specs import DirectStrategy, DynamicBatching, OldestStrategy, QueuePolicy, SequenceBatching
+from actors.serving.policy.holding import Hold, StartAfter
+from actors.values.requests import FLAG_SEQUENCE_START
+from actors.values.specs import DirectStrategy, DynamicBatching, OldestStrategy, QueuePolicy, SequenceBatching
 from tests.support.model_doubles import Stage
 
 START = FLAG_SEQUENCE_START

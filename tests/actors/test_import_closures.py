@@ -12,31 +12,31 @@ from engine.worker.__main__ import CLOSURE, OUR_NAMES
 ROOT = Path(__file__).parents[2]
 
 PURE = [
-    "actors.messages.datatypes",
-    "actors.messages.errors",
-    "actors.messages.events",
-    "actors.messages.requests",
-    "actors.messages.tensors",
-    "actors.specs",
-    "actors.interfaces",
-    "actors.frames",
-    "actors.arena",
-    "actors.call_fields",
-    "actors.call_frames",
-    "actors.call_segments",
-    "actors.gathering",
-    "actors.slots",
-    "actors.statistics",
-    "actors.validation",
-    "actors.scheduling.batching",
-    "actors.scheduling.comparison",
-    "actors.scheduling.ordering",
-    "actors.scheduling.queueing",
-    "actors.scheduling.retries",
-    "actors.scheduling.traffic",
+    "actors.values.datatypes",
+    "actors.values.errors",
+    "actors.values.events",
+    "actors.values.requests",
+    "actors.values.tensors",
+    "actors.values.specs",
+    "actors.values.interfaces",
+    "actors.wire.frames",
+    "actors.wire.arena",
+    "actors.wire.call_fields",
+    "actors.wire.call_frames",
+    "actors.wire.call_segments",
+    "actors.wire.gathering",
+    "actors.wire.slots",
+    "actors.serving.statistics",
+    "actors.serving.validation",
+    "actors.serving.policy.batching",
+    "actors.traffic.policy.comparison",
+    "actors.serving.policy.ordering",
+    "actors.serving.policy.queueing",
+    "actors.serving.policy.retries",
+    "actors.traffic.policy.traffic",
     "actors.supervision.spec",
     "actors.supervision.restart",
-    "engine.backends.base",
+    "engine.worker.backends.base",
     "protocols.kserve.requests",
     "protocols.kserve.responses",
     "protocols.status",
@@ -102,18 +102,18 @@ root = {str(ROOT)!r}
 sys.path.insert(0, root)
 entry = runpy.run_path(root + "/engine/worker/__main__.py")
 import engine.worker.process as process
-from actors.messages.tensors import Tensor
+from actors.values.tensors import Tensor
 kept = Tensor
 entry["free_names"](root)
 sys.path.insert(0, {str(tmp_path)!r})
 import engine, actors, protocols, chaos
 assert engine.mine and actors.mine and protocols.mine and chaos.mine
-from actors.messages.tensors import Tensor as missing
+from actors.values.tensors import Tensor as missing
 """
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
-    assert "ModuleNotFoundError: No module named 'actors.messages'" in done.stderr
+    assert "ModuleNotFoundError: No module named 'actors.values'" in done.stderr
 
 
 @pytest.mark.slow
@@ -124,8 +124,8 @@ root = {str(ROOT)!r}
 sys.path.insert(0, root)
 entry = runpy.run_path(root + "/engine/worker/__main__.py")
 import numpy as np
-from actors import frames
-from actors.messages.tensors import Tensor
+from actors.wire import frames
+from actors.values.tensors import Tensor
 from engine.worker.execution import WorkerBatch
 entry["free_names"](root)
 assert not [name for name in sys.modules if name.partition(".")[0] in entry["OUR_NAMES"]]
@@ -153,11 +153,11 @@ def test_the_servers_own_modules_import_no_framework():
         if path.name != "__init__.py" and path.parts[-2:] != ("proto", "generate.py")
     ]
     modules += [
-        "engine.tree",
-        "engine.run",
-        "engine.subtree",
-        "engine.launch",
-        "engine.frontends",
+        "engine.server.tree",
+        "engine.server.run",
+        "engine.server.version_tree",
+        "engine.processes.launch",
+        "engine.server.frontends",
         "engine.__main__",
     ]
     loaded = loaded_by(*modules)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from actors.instance import threads_for
-from actors.model import Status
-from actors.scheduling.retries import Aftermath
-from actors.specs import InstanceSpec
+from actors.serving.instance import threads_for
+from actors.serving.model import Status
+from actors.serving.policy.retries import Aftermath
+from actors.values.specs import InstanceSpec
 from tests.support.model_doubles import Stage, make_spec
 
 

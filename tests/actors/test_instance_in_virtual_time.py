@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import trio
 
-from actors import frames
-from actors.arena import ControlPage, Segment
-from actors.frames import Answer, Execute, Placed, Result
-from actors.instance import InstanceActor, WorkerDied
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from actors.messages.tensors import Tensor
-from actors.model import ModelState, Status
-from actors.scheduling.retries import Exit, Signal
-from actors.specs import InstanceSpec, WarmupSample
-from actors.statistics import ModelStatistics
+from actors.serving.instance import InstanceActor, WorkerDied
+from actors.serving.model import ModelState, Status
+from actors.serving.policy.retries import Exit, Signal
+from actors.serving.statistics import ModelStatistics
 from actors.supervision.context import Stopping
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from actors.values.specs import InstanceSpec, WarmupSample
+from actors.values.tensors import Tensor
+from actors.wire import frames
+from actors.wire.arena import ControlPage, Segment
+from actors.wire.frames import Answer, Execute, Placed, Result
 from tests.support.model_doubles import make_request, make_spec
 
 SEGFAULT = Signal(11)
@@ -45,7 +45,7 @@ class Context:
 
 
 class PlayedWorker:
-    """A worker process without the process. Implements `actors.instance.Launched`."""
+    """A worker process without the process. Implements `actors.serving.instance.Launched`."""
 
     pid = 4711
     output = None
@@ -164,7 +164,7 @@ class Life:
     def _log(self, event, *, level="info", **keys):
         self.logged.append((str(event), keys))
 
-    # actors.instance.Launcher
+    # actors.serving.instance.Launcher
 
     async def launch(self, spec, instance):
         if self.refuse is not None:

@@ -11,25 +11,25 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from actors.catalog import ControlMode
-from actors.fault_points import armed
-from actors.found import FoundModel, Override
-from actors.messages.errors import ErrorCode, Internal, TritiumError, Unavailable
-from actors.model import ModelState, Status
-from actors.operations import Unreadable
-from actors.router import DUPLICATE_REASON, Router
-from actors.scheduling.retries import Aftermath
-from actors.specs import InstanceSpec, ModelKey, Residency
-from actors.statistics import FailureReason, ModelStatistics
+from actors.catalog.catalog import ControlMode
+from actors.catalog.found import FoundModel, Override
+from actors.catalog.operations import Unreadable
+from actors.seams.fault_points import armed
+from actors.serving.model import ModelState, Status
+from actors.serving.policy.retries import Aftermath
+from actors.serving.router import DUPLICATE_REASON, Router
+from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.supervision.spec import Strategy
 from actors.supervision.supervisor import Supervisor
+from actors.values.errors import ErrorCode, Internal, TritiumError, Unavailable
+from actors.values.specs import InstanceSpec, ModelKey, Residency
 from engine.repository.copies import Janitor
 from engine.repository.fingerprint import Digests
 from engine.repository.local import LocalSource
 from engine.repository.reader import ReadOptions, RepositoryReader
 from engine.repository.source import Fetched
-from engine.settings import MetricsSettings
-from engine.subtree import ModelSubtrees
+from engine.server.version_tree import ModelSubtrees
+from engine.settings.settings import MetricsSettings
 from tests.support.catalog_doubles import EXPLICIT, Logged, World, failure, model
 from tests.support.model_doubles import FakeWorker, make_request, make_spec
 

@@ -9,18 +9,18 @@ import socket
 import numpy as np
 import pytest
 
-from actors import frames
-from actors.arena import INPUT, OUTPUT, ControlPage, Segment
-from actors.frames import Answer, Execute, FrameError, Placed, Result
-from actors.gathering import COPY_LIMIT
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from actors.messages.tensors import Tensor
-from actors.pipe import Pipe
-from actors.slices import at_once
-from actors.slots import IDLE_KEEP, Slot
-from actors.specs import InputSpec, InstanceSpec, OutputSpec
-from actors.worker import SPARE_SLOTS, LiveWorker
+from actors.seams.slices import at_once
+from actors.serving.pipe import Pipe
+from actors.serving.worker import SPARE_SLOTS, LiveWorker
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from actors.values.specs import InputSpec, InstanceSpec, OutputSpec
+from actors.values.tensors import Tensor
+from actors.wire import frames
+from actors.wire.arena import INPUT, OUTPUT, ControlPage, Segment
+from actors.wire.frames import Answer, Execute, FrameError, Placed, Result
+from actors.wire.gathering import COPY_LIMIT
+from actors.wire.slots import IDLE_KEEP, Slot
 from chaos.descriptors import left_open, open_descriptors
 from tests.support.model_doubles import make_request, make_spec
 

@@ -3,8 +3,8 @@
 import importlib
 import traceback
 
-from actors.load_errors import without_importing
-from engine.backends.python.source import describe
+from actors.serving.load_errors import without_importing
+from engine.worker.backends.python.source import describe
 
 
 def failure():

@@ -4,10 +4,10 @@ import pytest
 import trio
 import trio.testing
 
-from actors.load_turns import TURN, LoadTurns
-from actors.model import InstanceState
-from actors.specs import InstanceSpec
+from actors.serving.load_turns import TURN, LoadTurns
+from actors.serving.model import InstanceState
 from actors.supervision.context import Stopping
+from actors.values.specs import InstanceSpec
 
 
 def instances(count):

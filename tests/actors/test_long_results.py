@@ -3,13 +3,13 @@
 import pytest
 import trio
 
-from actors import slices
-from actors.arena import OUTPUT
-from actors.frames import Answer, FrameError, Part, Placed, Result
-from actors.messages.datatypes import DataType
-from actors.scheduling.retries import Signal
-from actors.slices import at_once
-from actors.specs import OutputSpec
+from actors.seams import slices
+from actors.seams.slices import at_once
+from actors.serving.policy.retries import Signal
+from actors.values.datatypes import DataType
+from actors.values.specs import OutputSpec
+from actors.wire.arena import OUTPUT
+from actors.wire.frames import Answer, FrameError, Part, Placed, Result
 from tests.actors.test_instance_in_virtual_time import Life
 from tests.actors.test_live_worker import Connection
 

@@ -5,15 +5,15 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Cancelled, InvalidArgument
-from actors.messages.requests import InferRequest
-from actors.messages.strings import Strings, walk, walk_at_once
-from actors.messages.tensors import Tensor, pack_bytes
-from actors.model import ModelState, Status
-from actors.slices import at_once, in_slices
-from actors.specs import InputSpec
-from actors.statistics import ModelStatistics
+from actors.seams.slices import at_once, in_slices
+from actors.serving.model import ModelState, Status
+from actors.serving.statistics import ModelStatistics
+from actors.values.datatypes import DataType
+from actors.values.errors import Cancelled, InvalidArgument
+from actors.values.requests import InferRequest
+from actors.values.specs import InputSpec
+from actors.values.strings import Strings, walk, walk_at_once
+from actors.values.tensors import Tensor, pack_bytes
 from tests.support.model_doubles import Port, make_spec
 
 

@@ -12,9 +12,10 @@ import pytest
 import trio
 import trio.testing
 
-from actors.messages.errors import DeadlineExceeded, TritiumError, Unavailable
-from actors.scheduling.queueing import ENDED_AT_ONCE
-from actors.specs import (
+from actors.serving.policy.queueing import ENDED_AT_ONCE
+from actors.serving.waiting import REFUSED_AT_ONCE
+from actors.values.errors import DeadlineExceeded, TritiumError, Unavailable
+from actors.values.specs import (
     DynamicBatching,
     Ensemble,
     EnsembleStep,
@@ -23,7 +24,6 @@ from actors.specs import (
     QueueBounds,
     SequenceBatching,
 )
-from actors.waiting import REFUSED_AT_ONCE
 from tests.support.model_doubles import Stage, make_request
 
 ROOMY = QueueBounds(requests=10**6)
@@ -232,7 +232,7 @@ def requests_of(stage):
 
 
 async def test_a_batch_that_all_its_clients_leave_is_looked_through_once(nursery, autojump_clock):
-    from actors.worker import InFlight
+    from actors.serving.worker import InFlight
 
     requests = [make_request() for _ in range(64)]
     batch = InFlight(1, requests, None, alone=False, began_at=0.0)

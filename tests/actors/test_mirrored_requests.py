@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 import trio
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import InvalidArgument
-from actors.messages.tensors import Tensor
-from actors.mirror import OUTSTANDING, PATIENCE
-from actors.model import Status
-from actors.scheduling.comparison import KEPT_BYTES
-from actors.specs import (
+from actors.serving.model import Status
+from actors.supervision.spec import ChildSpec
+from actors.supervision.supervisor import Supervisor
+from actors.supervision.testing import serving
+from actors.traffic.mirror import OUTSTANDING, PATIENCE
+from actors.traffic.policy.comparison import KEPT_BYTES
+from actors.values.datatypes import DataType
+from actors.values.errors import InvalidArgument
+from actors.values.specs import (
     DynamicBatching,
     InputSpec,
     Mirror,
@@ -18,9 +20,7 @@ from actors.specs import (
     QueuePolicy,
     TrafficPlan,
 )
-from actors.supervision.spec import ChildSpec
-from actors.supervision.supervisor import Supervisor
-from actors.supervision.testing import serving
+from actors.values.tensors import Tensor
 from tests.support.traffic_doubles import KEY, Versions, answer, drawing
 
 PLAN = TrafficPlan(weights={1: 1.0}, mirror=Mirror(version=2))

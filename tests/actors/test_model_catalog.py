@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import trio
 
-from actors.catalog import POLLING, ControlMode
-from actors.messages.errors import ErrorCode, Internal, InvalidArgument, TritiumError, Unavailable
-from actors.operations import Listing, check_name, read_parameters
-from actors.specs import InstanceSpec, ModelKey, Probe, Residency
+from actors.catalog.catalog import POLLING, ControlMode
+from actors.catalog.operations import Listing, check_name, read_parameters
+from actors.values.errors import ErrorCode, Internal, InvalidArgument, TritiumError, Unavailable
+from actors.values.specs import InstanceSpec, ModelKey, Probe, Residency
 from tests.support.catalog_doubles import EXPLICIT, World, failure, model
 from tests.support.model_doubles import make_request
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import trio
 
-from actors.batcher import run as run_scheduler
-from actors.frames import Answer, Result
-from actors.messages.errors import ErrorCode, InvalidArgument, Poisoned, TritiumError, Unavailable
-from actors.messages.tensors import Tensor
-from actors.model import STOPPING, Status
-from actors.scheduling.retries import Aftermath
-from actors.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy, TimeoutAction
-from actors.statistics import FailureReason
+from actors.serving.batcher import run as run_scheduler
+from actors.serving.model import STOPPING, Status
+from actors.serving.policy.retries import Aftermath
+from actors.serving.statistics import FailureReason
+from actors.values.errors import ErrorCode, InvalidArgument, Poisoned, TritiumError, Unavailable
+from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy, TimeoutAction
+from actors.values.tensors import Tensor
+from actors.wire.frames import Answer, Result
 from tests.support.model_doubles import Context, Stage
 
 DELAY = DynamicBatching(preferred_batch_sizes=(4,), max_queue_delay=0.5)
@@ -774,7 +774,7 @@ async def test_a_retried_answer_says_how_often_it_was_tried(stage, autojump_cloc
 
 
 async def test_a_batch_larger_than_one_turn_can_copy_is_cut(stage, autojump_clock, monkeypatch):
-    monkeypatch.setattr("actors.scheduling.batching.BATCH_BYTES", 100)
+    monkeypatch.setattr("actors.serving.policy.batching.BATCH_BYTES", 100)
     model = stage(scheduling=DynamicBatching(), max_batch_size=64)
     await busy(model)
     for _ in range(5):

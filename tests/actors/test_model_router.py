@@ -2,11 +2,11 @@
 
 import pytest
 
-from actors.messages.errors import ErrorCode, InvalidArgument, NotFound, Unavailable
-from actors.model import ModelState, Status
-from actors.router import DUPLICATE_REASON, Router, parse_version
-from actors.specs import ModelKey
-from actors.statistics import ModelStatistics
+from actors.serving.model import ModelState, Status
+from actors.serving.router import DUPLICATE_REASON, Router, parse_version
+from actors.serving.statistics import ModelStatistics
+from actors.values.errors import ErrorCode, InvalidArgument, NotFound, Unavailable
+from actors.values.specs import ModelKey
 from tests.support.model_doubles import make_spec
 
 

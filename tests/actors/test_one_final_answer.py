@@ -10,9 +10,9 @@ import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.model import Status
-from actors.scheduling.retries import Exit, Oom, Signal, after_death
-from actors.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy, Retry, TimeoutAction
+from actors.serving.model import Status
+from actors.serving.policy.retries import Exit, Oom, Signal, after_death
+from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy, Retry, TimeoutAction
 from chaos.simulation.invariants import wrong
 from tests.support.examples import examples
 from tests.support.model_doubles import Stage

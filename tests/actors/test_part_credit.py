@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from actors.frames import WINDOW_BYTES, WINDOW_PARTS, Answer, FrameError, Part, Placed
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Internal
-from actors.parts import Arrived, PartStream
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal
+from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, Answer, FrameError, Part, Placed
+from actors.wire.parts import Arrived, PartStream
 from engine.worker.parts import OpenRequests
 from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
@@ -127,7 +127,7 @@ def test_an_error_is_taken_when_nobody_holds_it():
 
 
 def test_late_credit_and_late_cancels_are_nobodys():
-    from actors import frames
+    from actors.wire import frames
 
     open_requests = OpenRequests(lambda packet: None, make_spec().name)
     open_requests.on_credit(frames.encode_credit(7, 0, 1, 1))

@@ -8,8 +8,19 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import (
+from actors.serving.model import Status
+from actors.serving.probing import (
+    ProbeOutcome,
+    better,
+    newly_fails,
+    passes,
+    probe,
+    probe_request,
+    probe_trouble,
+)
+from actors.serving.validation import validate
+from actors.values.datatypes import DataType
+from actors.values.errors import (
     Cancelled,
     DeadlineExceeded,
     Internal,
@@ -17,12 +28,9 @@ from actors.messages.errors import (
     Poisoned,
     Unavailable,
 )
-from actors.messages.requests import InferResponse
-from actors.messages.tensors import Tensor
-from actors.model import Status
-from actors.probing import ProbeOutcome, better, newly_fails, passes, probe, probe_request, probe_trouble
-from actors.specs import DynamicBatching, InputSpec, Probe, QueueBounds, WarmupSample
-from actors.validation import validate
+from actors.values.requests import InferResponse
+from actors.values.specs import DynamicBatching, InputSpec, Probe, QueueBounds, WarmupSample
+from actors.values.tensors import Tensor
 from tests.support.model_doubles import Port, Stage, make_spec
 
 GOOD = ProbeOutcome(answered=True, seconds=0.1)

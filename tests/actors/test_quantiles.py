@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.quantiles import SlidingQuantiles, TargetedQuantiles
+from actors.serving.quantiles import SlidingQuantiles, TargetedQuantiles
 
 TARGETS = {0.5: 0.05, 0.9: 0.01, 0.95: 0.001, 0.99: 0.001, 0.999: 0.001}
 

@@ -6,9 +6,9 @@ The tests run schedulers, states and the limiter, with workers that finish on cu
 import pytest
 import trio
 
-from actors.scheduling.rate_limits import PoolName, RateLimiter
-from actors.scheduling.retries import Aftermath
-from actors.specs import DynamicBatching, InstanceSpec, QueueBounds, RateLimit, Resource
+from actors.serving.policy.rate_limits import PoolName, RateLimiter
+from actors.serving.policy.retries import Aftermath
+from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, RateLimit, Resource
 from tests.support.model_doubles import Stage
 
 GPU = (Resource(name="gpu memory", count=1, shared=True),)

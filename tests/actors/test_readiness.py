@@ -4,15 +4,15 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from actors.batcher import run as run_scheduler
-from actors.frames import Answer
-from actors.messages.errors import ErrorCode, NotFound, Unavailable
-from actors.messages.events import Event
-from actors.model import ModelState, Status
-from actors.readiness import Readiness
-from actors.router import Router
-from actors.specs import InstanceSpec, Probe
-from actors.statistics import ModelStatistics
+from actors.health.readiness import Readiness
+from actors.serving.batcher import run as run_scheduler
+from actors.serving.model import ModelState, Status
+from actors.serving.router import Router
+from actors.serving.statistics import ModelStatistics
+from actors.values.errors import ErrorCode, NotFound, Unavailable
+from actors.values.events import Event
+from actors.values.specs import InstanceSpec, Probe
+from actors.wire.frames import Answer
 from tests.support.model_doubles import Context, FakeWorker, make_request, make_spec
 
 ERROR = Answer(code=ErrorCode.INTERNAL, message="no zeros, please")

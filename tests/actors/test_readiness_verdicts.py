@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.specs import ModelKey
-from actors.verdicts import Standing, Verdict, judge
+from actors.health.verdicts import Standing, Verdict, judge
+from actors.values.specs import ModelKey
 
 ADD = ModelKey("add")
 

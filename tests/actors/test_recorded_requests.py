@@ -5,16 +5,16 @@ from functools import partial
 import pytest
 import trio
 
-from actors.messages.events import Event
-from actors.messages.requests import FLAG_SEQUENCE_START
-from actors.model import ModelState
-from actors.recorded_model import RecordedState
-from actors.records import NAMED_AT_MOST, Recorder, named, record_of
-from actors.router import Router
-from actors.specs import DirectStrategy, DynamicBatching, SequenceBatching
+from actors.serving.model import ModelState
+from actors.serving.recorded_model import RecordedState
+from actors.serving.records import NAMED_AT_MOST, Recorder, named, record_of
+from actors.serving.router import Router
 from actors.supervision.supervisor import Supervisor
-from engine.settings import MetricsSettings
-from engine.subtree import ModelSubtrees
+from actors.values.events import Event
+from actors.values.requests import FLAG_SEQUENCE_START
+from actors.values.specs import DirectStrategy, DynamicBatching, SequenceBatching
+from engine.server.version_tree import ModelSubtrees
+from engine.settings.settings import MetricsSettings
 from tests.support.model_doubles import Stage, make_request, make_spec
 
 BATCHING = DynamicBatching(preferred_batch_sizes=(4,), max_queue_delay=0.5)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from actors.scheduling.recycling import (
+from actors.serving.policy.recycling import (
     AFTER_FAILURE,
     LONGEST_REST,
     LOOK_EVERY,
@@ -17,7 +17,7 @@ from actors.scheduling.recycling import (
     next_look,
     read_recycle,
 )
-from actors.specs import Recycle
+from actors.values.specs import Recycle
 
 ALL = Recycle(memory=1000, requests=10, seconds=60.0)
 

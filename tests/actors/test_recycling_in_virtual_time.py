@@ -5,14 +5,14 @@ import itertools
 import pytest
 import trio
 
-from actors.messages.errors import Internal
-from actors.model import ModelState, Status
-from actors.recycling import Recycler
-from actors.scheduling.recycling import AFTER_FAILURE, LOOK_EVERY, REST
-from actors.specs import InstanceSpec, Recycle
-from actors.statistics import ModelStatistics
+from actors.serving.model import ModelState, Status
+from actors.serving.policy.recycling import AFTER_FAILURE, LOOK_EVERY, REST
+from actors.serving.recycling import Recycler
+from actors.serving.statistics import ModelStatistics
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
+from actors.values.errors import Internal
+from actors.values.specs import InstanceSpec, Recycle
 from tests.support.model_doubles import make_spec
 
 LOAD_SECONDS = 2.0
@@ -35,7 +35,7 @@ class PlayedWorker:
 class Stage:
     """A version, its recycler, and the actor that replaces instances.
 
-    Implements `actors.recycling.Instances`.
+    Implements `actors.serving.recycling.Instances`.
     """
 
     def __init__(self, nursery, *, count=1, **ceilings):

@@ -10,13 +10,13 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.catalog import ControlMode
-from actors.dormant import Dormant
-from actors.messages.errors import Cancelled, TritiumError, Unavailable
-from actors.model import STOPPING, Status
-from actors.residency import MEASURE_SECONDS, NOT_EVICTED_SECONDS
-from actors.scheduling.residency import SHORTEST_TURN
-from actors.specs import ModelKey, Residency
+from actors.catalog.catalog import ControlMode
+from actors.residency.dormant import Dormant
+from actors.residency.policy import SHORTEST_TURN
+from actors.residency.residency import MEASURE_SECONDS, NOT_EVICTED_SECONDS
+from actors.serving.model import STOPPING, Status
+from actors.values.errors import Cancelled, TritiumError, Unavailable
+from actors.values.specs import ModelKey, Residency
 from tests.support.examples import examples
 from tests.support.model_doubles import make_request
 from tests.support.residency_doubles import UNIT, Den, on_demand, settled

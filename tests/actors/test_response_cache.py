@@ -8,14 +8,13 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.cache import COPIED_AT_ONCE, HASHED_AT_ONCE, ResponseCache, may_be_kept
-from actors.frames import Answer
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Cancelled, DeadlineExceeded, ErrorCode, Internal, Poisoned, Unavailable
-from actors.messages.requests import InferRequest, InferResponse
-from actors.messages.tensors import Tensor
-from actors.scheduling.cache import LruCache
-from actors.specs import (
+from actors.caching.cache import COPIED_AT_ONCE, HASHED_AT_ONCE, ResponseCache, may_be_kept
+from actors.caching.policy.cache import LruCache
+from actors.serving.statistics import FailureReason
+from actors.values.datatypes import DataType
+from actors.values.errors import Cancelled, DeadlineExceeded, ErrorCode, Internal, Poisoned, Unavailable
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.specs import (
     DynamicBatching,
     Ensemble,
     InputSpec,
@@ -25,7 +24,8 @@ from actors.specs import (
     SequenceBatching,
     TimeoutAction,
 )
-from actors.statistics import FailureReason
+from actors.values.tensors import Tensor
+from actors.wire.frames import Answer
 from tests.support.model_doubles import Context, Port, Stage, make_spec
 
 SIZE = 1_000_000

@@ -5,22 +5,20 @@ import math
 import pytest
 import trio
 
-from actors.frames import Answer
-from actors.messages.datatypes import DataType
-from actors.messages.errors import (
+from actors.serving.model import STOPPING, Status
+from actors.serving.policy.rate_limits import RateLimiter
+from actors.serving.policy.retries import Aftermath
+from actors.values.datatypes import DataType
+from actors.values.errors import (
     Cancelled,
     DeadlineExceeded,
     ErrorCode,
     InvalidArgument,
     Unavailable,
 )
-from actors.messages.events import Event
-from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
-from actors.messages.tensors import Tensor
-from actors.model import STOPPING, Status
-from actors.scheduling.rate_limits import RateLimiter
-from actors.scheduling.retries import Aftermath
-from actors.specs import (
+from actors.values.events import Event
+from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+from actors.values.specs import (
     DirectStrategy,
     InstanceSpec,
     OldestStrategy,
@@ -30,6 +28,8 @@ from actors.specs import (
     SequenceBatching,
     StateSpec,
 )
+from actors.values.tensors import Tensor
+from actors.wire.frames import Answer
 from tests.support.model_doubles import Stage
 
 START, END = FLAG_SEQUENCE_START, FLAG_SEQUENCE_END

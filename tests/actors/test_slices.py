@@ -5,8 +5,8 @@ import threading
 import pytest
 import trio
 
-from actors import slices
-from actors.slices import REST_SECONDS, at_once, in_slices, in_threads, passing
+from actors.seams import slices
+from actors.seams.slices import REST_SECONDS, at_once, in_slices, in_threads, passing
 
 
 @pytest.fixture(autouse=True)

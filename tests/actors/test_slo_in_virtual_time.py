@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 import trio
 
-from actors.messages.errors import TritiumError, Unavailable
-from actors.scheduling.slo import PROBE_AFTER
-from actors.specs import DynamicBatching, Slo
+from actors.serving.policy.slo import PROBE_AFTER
+from actors.values.errors import TritiumError, Unavailable
+from actors.values.specs import DynamicBatching, Slo
 from tests.support.model_doubles import Stage
 
 # Times are fractions of two. Sums of other values may fall short of a deadline by less than the virtual clock

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.statistics import FailureReason, Histogram, LatencySummaries, ModelStatistics
+from actors.serving.statistics import FailureReason, Histogram, LatencySummaries, ModelStatistics
 
 
 def succeed(statistics, rows=1):

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.datatypes import BY_CONFIG_NAME, BY_NUMBER, BY_PROTOCOL_NAME, DataType, from_numpy_dtype
-from actors.messages.errors import ErrorCode, InvalidArgument, TritiumError
-from actors.messages.events import Event
-from actors.messages.requests import InferRequest, InferResponse
-from actors.messages.tensors import Tensor, element_count, pack_bytes, packed_row_bounds, unpack_bytes
+from actors.values.datatypes import BY_CONFIG_NAME, BY_NUMBER, BY_PROTOCOL_NAME, DataType, from_numpy_dtype
+from actors.values.errors import ErrorCode, InvalidArgument, TritiumError
+from actors.values.events import Event
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.tensors import Tensor, element_count, pack_bytes, packed_row_bounds, unpack_bytes
 
 FIXED = [datatype for datatype in DataType if datatype is not DataType.BYTES]
 

@@ -6,15 +6,15 @@ from itertools import cycle
 import pytest
 import trio
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import InvalidArgument, NotFound, Unavailable
-from actors.model import Status
-from actors.scheduling.traffic_plan import read_plan
-from actors.specs import InputSpec, ModelKey, OutputSpec
-from actors.statistics import FailureReason
+from actors.serving.model import Status
+from actors.serving.statistics import FailureReason
 from actors.supervision.spec import ChildSpec, Intensity
 from actors.supervision.supervisor import Supervisor
 from actors.supervision.testing import serving
+from actors.traffic.policy.traffic_plan import read_plan
+from actors.values.datatypes import DataType
+from actors.values.errors import InvalidArgument, NotFound, Unavailable
+from actors.values.specs import InputSpec, ModelKey, OutputSpec
 from tests.support.traffic_doubles import KEY, Versions, answer, drawing
 
 CANARY = {"weights": {"1": 90, "2": 10}}

@@ -1,4 +1,4 @@
-"""`actors.validation` against contract http.md section 9: texts, order, and what an accepted request gets."""
+"""`actors.serving.validation` against contract http.md section 9: texts, order, and what an accepted request gets."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode, InvalidArgument
-from actors.messages.requests import InferRequest
-from actors.messages.tensors import Tensor, element_count, pack_bytes
-from actors.specs import Direct, InputSpec, ModelSpec, OutputSpec
-from actors.validation import Validator, validate
+from actors.serving.validation import Validator, validate
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode, InvalidArgument
+from actors.values.requests import InferRequest
+from actors.values.specs import Direct, InputSpec, ModelSpec, OutputSpec
+from actors.values.tensors import Tensor, element_count, pack_bytes
 
 INT64_MAX = 9223372036854775807
 NOTE = (

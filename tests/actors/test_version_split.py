@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 import trio
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Cancelled, InvalidArgument, Unavailable
-from actors.model import Status
-from actors.scheduling.marks import ClientMarks
-from actors.specs import DynamicBatching, InputSpec, QueueBounds, QueuePolicy, TrafficPlan
+from actors.serving.model import Status
+from actors.values.datatypes import DataType
+from actors.values.errors import Cancelled, InvalidArgument, Unavailable
+from actors.values.marks import ClientMarks
+from actors.values.specs import DynamicBatching, InputSpec, QueueBounds, QueuePolicy, TrafficPlan
 from tests.support.traffic_doubles import KEY, Versions, answer, drawing
 
 

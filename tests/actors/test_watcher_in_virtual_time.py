@@ -5,12 +5,12 @@ import math
 import pytest
 import trio
 
-from actors.scheduling.settling import Complete, Incomplete, Seen, Unavailable
-from actors.specs import ModelKey
+from actors.catalog.settling import Complete, Incomplete, Seen, Unavailable
+from actors.catalog.watcher import Watcher
 from actors.supervision.spec import Intensity
 from actors.supervision.supervisor import Supervisor
 from actors.supervision.testing import serving, settled
-from actors.watcher import Watcher
+from actors.values.specs import ModelKey
 
 INTERVAL = 15.0
 M = ModelKey("m")

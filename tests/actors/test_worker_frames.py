@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors import frames
-from actors.frames import Answer, Execute, FrameError, GatheredInput, Placed, Result
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from actors.messages.tensors import element_count
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from actors.values.tensors import element_count
+from actors.wire import frames
+from actors.wire.frames import Answer, Execute, FrameError, GatheredInput, Placed, Result
 
 MUTATIONS = int(os.environ.get("TRITIUM_FRAME_MUTATIONS", "3000"))
 

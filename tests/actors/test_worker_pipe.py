@@ -7,8 +7,8 @@ import struct
 import pytest
 import trio
 
-from actors.frames import MAX_FRAME, FrameError
-from actors.pipe import Pipe
+from actors.serving.pipe import Pipe
+from actors.wire.frames import MAX_FRAME, FrameError
 from chaos.descriptors import left_open, open_descriptors
 
 

@@ -32,7 +32,7 @@ from chaos.records import (
     line_of,
     write_manifest,
 )
-from engine.log_reader.lines import Line, stamp
+from engine.observability.reading.lines import Line, stamp
 
 BEGAN = 1000.0
 WALL = 1_700_000_000.0

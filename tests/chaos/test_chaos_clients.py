@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from actors.messages.errors import ErrorCode
+from actors.values.errors import ErrorCode
 from chaos.clients.clients import open_clients
 from chaos.clients.grpc import CHANNELS
 from chaos.clients.history import History, HistoryLost

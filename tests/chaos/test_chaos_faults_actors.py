@@ -82,7 +82,7 @@ def test_a_budget_is_that_of_one_supervisor_of_one_server_and_grows_again():
 
 
 def test_budgets_stay_below_what_the_tree_allows():
-    assert (ROOT.most, ROOT.period) == (2, 60.0)  # engine.tree.ROOT_INTENSITY is 3 in 60 s
+    assert (ROOT.most, ROOT.period) == (2, 60.0)  # engine.server.tree.ROOT_INTENSITY is 3 in 60 s
     assert (OFTEN.most, OFTEN.period) == (2, 5.0)  # actors.supervision.spec.DEFAULT_INTENSITY is 3 in 5 s
 
 

@@ -17,8 +17,8 @@ def test_names_are_unique():
 
 
 def test_a_bug_that_does_not_fit_any_more_is_told_by_its_name():
-    with pytest.raises(ValueError, match=r"mutation 'gone': .* occurs 0 times in actors/model.py"):
-        Mutation("gone", "", "actors/model.py", "old", "new").applied("text")
+    with pytest.raises(ValueError, match=r"mutation 'gone': .* occurs 0 times in actors/serving/model.py"):
+        Mutation("gone", "", "actors/serving/model.py", "old", "new").applied("text")
 
 
 def detector(code, *, patience=20.0):

@@ -26,7 +26,7 @@ from chaos.records import Executed, Fail, Invoke, Ok, Unknown, line_of, read_rec
 from chaos.server import KUBERNETES, served
 from chaos.workload.control import Control
 from chaos.workload.repository import write_model, write_repository
-from engine.cli.variables import settings_among
+from engine.settings.variables import settings_among
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from tests.chaos.client_doubles import grpc_answer, grpc_double
 from tests.chaos.faults_bench import bench

@@ -11,10 +11,10 @@ from random import Random
 import pytest
 import trio
 
-from actors.gathering import Scatter
-from actors.model import ModelState
-from actors.slots import Slot
+from actors.serving.model import ModelState
 from actors.supervision.branch import Branch
+from actors.wire.gathering import Scatter
+from actors.wire.slots import Slot
 from chaos.simulation import virtual
 from chaos.simulation.disk import Disk, folder_of
 from chaos.simulation.outcomes import Outcome

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from actors.deployment import Deployment
-from actors.loading import OUTDATED
-from actors.statistics import ModelStatistics
+from actors.catalog.deployment import Deployment
+from actors.catalog.loading import OUTDATED
+from actors.serving.statistics import ModelStatistics
 from chaos.simulation.control import Control, Standing
 from chaos.simulation.exposition import Malformed, read
 from chaos.simulation.faults import Blow, Window
@@ -16,7 +16,7 @@ from chaos.simulation.outcomes import ANSWERED, LOST
 from chaos.simulation.plan import Fault, Look, Order, Request, Scenario
 from chaos.simulation.simulate import simulate
 from chaos.simulation.workers import Journal
-from engine.subtree import ModelSubtrees
+from engine.server.version_tree import ModelSubtrees
 
 SERVES, UNLOADED, FAILED = Standing.SERVES, Standing.UNLOADED, Standing.FAILED
 

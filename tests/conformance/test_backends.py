@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from engine.backends.base import LoadError, TensorInfo
-from engine.backends.testing import LocalRequest, model_info, run
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from engine.worker.backends.base import LoadError, TensorInfo
+from engine.worker.backends.testing import LocalRequest, model_info, run
 
 ROOT = Path(__file__).parents[2]
 FP32 = DataType.FP32
@@ -59,7 +59,7 @@ class Kit(ABC):
 class Onnx(Kit):
     """ONNX Runtime."""
 
-    backend = "engine.backends.onnxruntime:OnnxRuntimeBackend"
+    backend = "engine.worker.backends.onnxruntime:OnnxRuntimeBackend"
     framework = "onnxruntime"
 
     def save(self, directory, nodes, inputs, outputs):
@@ -127,7 +127,7 @@ class Select(torch.nn.Module):
 class TorchScript(Kit):
     """PyTorch."""
 
-    backend = "engine.backends.pytorch:PyTorchBackend"
+    backend = "engine.worker.backends.pytorch:PyTorchBackend"
     framework = "torch"
     text_dims = ()
 
@@ -144,7 +144,7 @@ class TorchScript(Kit):
 class Python(Kit):
     """Python models."""
 
-    backend = "engine.backends.python.backend:PythonBackend"
+    backend = "engine.worker.backends.python.backend:PythonBackend"
     framework = "asyncio"
 
     def save(self, directory, body):
@@ -371,9 +371,9 @@ IN_A_WORKER = """
 import sys
 sys.path.insert(0, {root!r})
 import numpy as np
-from actors.messages.datatypes import DataType
-from engine.backends.base import TensorInfo
-from engine.backends.testing import LocalRequest, model_info, run
+from actors.values.datatypes import DataType
+from engine.worker.backends.base import TensorInfo
+from engine.worker.backends.testing import LocalRequest, model_info, run
 from {module} import {name} as Backend
 
 assert {framework!r} not in sys.modules, "importing the backend imports {framework}"

@@ -24,15 +24,15 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from actors.messages.datatypes import BY_PROTOCOL_NAME, DataType
-from actors.messages.errors import ErrorCode, TritiumError
-from actors.messages.requests import InferRequest, InferResponse
-from actors.messages.tensors import Tensor as ServedTensor
-from actors.messages.tensors import pack_bytes, unpack_bytes
-from actors.validation import validate
+from actors.serving.validation import validate
+from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
+from actors.values.errors import ErrorCode, TritiumError
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.tensors import Tensor as ServedTensor
+from actors.values.tensors import pack_bytes, unpack_bytes
 from protocols.grpc.call import Call, ServerStream
 from protocols.grpc.streaming import Exchange
-from protocols.grpc.streams import Stream
+from protocols.http2.streams import Stream
 from protocols.status import grpc_status
 from tests.protocols.fakes import FakeModel, FakeServer, default_models, hold, identity, make_spec
 from tests.support.flavours import (

@@ -18,7 +18,7 @@ import trio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from engine.asgi import Application
-from engine.hosting import ONE_PROCESS
+from engine.server.hosting import ONE_PROCESS
 
 ROOT = Path(__file__).parents[2]
 

@@ -28,7 +28,9 @@ def test_the_closure_is_the_one_that_is_written_down():
     assert not FOREIGN & {name.partition(".")[0] for name in loaded}
 
 
-@pytest.mark.parametrize("file", ["engine/worker/completion.py", "engine/backends/python/completion.py"])
+@pytest.mark.parametrize(
+    "file", ["engine/worker/completion.py", "engine/worker/backends/python/completion.py"]
+)
 def test_it_is_written_in_python_3_9(file):
     tree = ast.parse((ROOT / file).read_text(), feature_version=(3, 9))
     assert any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)

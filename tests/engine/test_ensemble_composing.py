@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.found import FoundModel
-from actors.messages.datatypes import DataType
-from actors.model import ModelState, Status
-from actors.router import Router
-from actors.specs import Ensemble, EnsembleStep, InputSpec, ModelKey, OutputSpec
-from actors.statistics import ModelStatistics
-from engine.composing import Composer
+from actors.catalog.found import FoundModel
+from actors.serving.model import ModelState, Status
+from actors.serving.router import Router
+from actors.serving.statistics import ModelStatistics
+from actors.values.datatypes import DataType
+from actors.values.specs import Ensemble, EnsembleStep, InputSpec, ModelKey, OutputSpec
 from engine.config.backends import BackendTraits
 from engine.config.parse import parse
 from engine.config.settings import TritiumSettings
 from engine.config.translate import translate
+from engine.server.composing import Composer
 from tests.support.model_doubles import make_spec
 
 WHOLE = """

@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 import trio
 
-from actors.messages.events import Event
 from actors.supervision.spec import Intensity
 from actors.supervision.supervisor import Supervisor
 from actors.supervision.testing import serving, settled, states
-from engine.frontends import Frontend
-from engine.sockets import bind, unix_listening
+from actors.values.events import Event
+from engine.server.frontends import Frontend
+from engine.server.sockets import bind, unix_listening
 from protocols.http.listener import HttpListener
 from tests.protocols.flaky_sockets import Flaky
 

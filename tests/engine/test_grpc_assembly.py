@@ -8,13 +8,13 @@ import pytest
 import trio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from actors.messages.errors import TritiumError
-from actors.messages.events import Event
 from actors.supervision.supervisor import Supervisor
 from actors.supervision.testing import serving
-from engine.frontends import Frontend, grpc_listener
-from engine.listening import GrpcSettings, RestrictedHeader
-from engine.sockets import bind
+from actors.values.errors import TritiumError
+from actors.values.events import Event
+from engine.server.frontends import Frontend, grpc_listener
+from engine.server.listening import GrpcSettings, RestrictedHeader
+from engine.server.sockets import bind
 from tests.fuzz import h2wire as wire
 from tests.protocols.fakes import FakeServer
 

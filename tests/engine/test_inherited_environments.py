@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.inheritance import MINIMAL, inherited
-from engine.settings import Settings, SettingsError
+from engine.processes.inheritance import MINIMAL, inherited
+from engine.settings.settings import Settings, SettingsError
 
 OF_THE_MODELS = {
     "HF_TOKEN": "t",

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from engine.devices import gpu_count
-from engine.inheritance import scrubbed
-from engine.sockets import AddressInUse, bind
+from engine.processes.devices import gpu_count
+from engine.processes.inheritance import scrubbed
+from engine.server.sockets import AddressInUse, bind
 
 
 def test_a_minimal_environment_has_what_programs_need():

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from engine.listening import GrpcSettings
-from engine.settings import Settings
-from engine.sockets import AddressInUse, bind, open_sockets, unix_listening
+from engine.server.listening import GrpcSettings
+from engine.server.sockets import AddressInUse, bind, open_sockets, unix_listening
+from engine.settings.settings import Settings
 
 
 def settings(**changes):

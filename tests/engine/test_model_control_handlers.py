@@ -5,11 +5,11 @@ import itertools
 import pytest
 import trio
 
-from actors.call_fields import Attached
-from actors.frames import FrameError
-from actors.messages.errors import InvalidArgument, NotFound, Unavailable
-from actors.subjects import Caller, Subjects
-from engine.model_control import STARTING, ModelControl
+from actors.calls.subjects import Caller, Subjects
+from actors.values.errors import InvalidArgument, NotFound, Unavailable
+from actors.wire.call_fields import Attached
+from actors.wire.frames import FrameError
+from engine.server.model_control import STARTING, ModelControl
 from tests.engine.workers.conftest import make_spec
 
 

@@ -7,13 +7,20 @@ import threading
 import pytest
 import trio
 
-from actors.scheduling.retries import Exit
-from actors.specs import InstanceSpec
+from actors.serving.policy.retries import Exit
+from actors.values.specs import InstanceSpec
 from engine.cli.serve import help_text
-from engine.cli.words import SettingsError
-from engine.launch import ThreadWorker
-from engine.placement import HostPolicy, parse_cores, place, policy_name, resolve, undefined_policies
-from engine.settings import Settings
+from engine.processes.launch import ThreadWorker
+from engine.processes.placement import (
+    HostPolicy,
+    parse_cores,
+    place,
+    policy_name,
+    resolve,
+    undefined_policies,
+)
+from engine.settings.settings import Settings
+from engine.settings.words import SettingsError
 from tests.support.model_doubles import make_spec
 
 
@@ -176,7 +183,7 @@ async def test_a_worker_on_a_thread_is_bound_and_the_server_is_not(monkeypatch):
     before = os.sched_getaffinity(0)
     core = max(before)
     seen = []
-    monkeypatch.setattr("engine.launch.Serving", lambda sock, on_disconnect: Noting(seen))
+    monkeypatch.setattr("engine.processes.launch.Serving", lambda sock, on_disconnect: Noting(seen))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         worker = ThreadWorker(ours, theirs, name="w", cores=(core,))

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.process_family import Family
+from engine.processes.family import Family
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from engine.re2 import compiled
+from engine.settings.re2 import compiled
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the kernel and the file system say about memory (`engine.residency`)."""
+"""What the kernel and the file system say about memory (`engine.server.residency`)."""
 
 import mmap
 import os
@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from engine.cli.words import SettingsError, read_memory_limit
-from engine.residency import Memory, bytes_on_disk, memory_total, resident_bytes
+from engine.server.residency import Memory, bytes_on_disk, memory_total, resident_bytes
+from engine.settings.words import SettingsError, read_memory_limit
 
 GIB = 2**30
 

@@ -5,8 +5,8 @@ import ssl
 
 import pytest
 
-from engine.listening import TlsFiles
-from engine.tls import TlsUnusable, server_context
+from engine.server.listening import TlsFiles
+from engine.server.tls import TlsUnusable, server_context
 from tests.support.certificates import Authority
 
 

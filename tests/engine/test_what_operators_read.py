@@ -138,11 +138,11 @@ def test_warnings_and_errors_have_a_stream_of_their_own_where_that_is_asked_for(
 def test_what_python_warns_of_and_cannot_tell_anybody_is_in_the_log(tmp_path):
     code = """
 import gc, sys, threading, warnings
-from actors.messages.events import Event
+from actors.values.events import Event
 from engine.observability.announcing import hear_python
 from engine.observability.logs import configure_logging, open_sink
-from engine.settings import LogSettings
-from engine.tree import Log
+from engine.settings.settings import LogSettings
+from engine.server.tree import Log
 
 settings = LogSettings(format="json")
 sink = open_sink(settings)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import trio
 
-from actors.instance import model_fields
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from actors.messages.tensors import Tensor
-from actors.pipe import Pipe
-from actors.specs import InputSpec, InstanceSpec, OutputSpec
-from actors.worker import LiveWorker
+from actors.serving.instance import model_fields
+from actors.serving.pipe import Pipe
+from actors.serving.worker import LiveWorker
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from actors.values.specs import InputSpec, InstanceSpec, OutputSpec
+from actors.values.tensors import Tensor
 from engine.worker.serve import Serving
 from tests.support.model_doubles import make_request, make_spec
 
@@ -45,7 +45,7 @@ class Threaded:
             except SystemExit:
                 return
 
-    # actors.worker.WorkerEvents
+    # actors.serving.worker.WorkerEvents
 
     def ready(self):
         self.ready_at_last.set()

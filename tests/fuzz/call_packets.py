@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterator
 from random import Random
 
-from actors import frames
-from actors.call_frames import Letter
-from actors.frames import Placed
-from actors.messages.datatypes import DataType
+from actors.values.datatypes import DataType
+from actors.wire import frames
+from actors.wire.call_frames import Letter
+from actors.wire.frames import Placed
 from tests.fuzz.descriptor_sorts import SORTS
 from tests.fuzz.mutation import damaged
 from tests.fuzz.played_host import MODELS, SUBJECTS

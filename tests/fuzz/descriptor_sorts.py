@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
-from actors.call_segments import write_segment
+from actors.wire.call_segments import write_segment
 
 _F_ADD_SEALS = 1033
 _SEAL, _SHRINK, _GROW, _WRITE, _FUTURE_WRITE = 0x1, 0x2, 0x4, 0x8, 0x10

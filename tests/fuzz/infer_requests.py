@@ -10,10 +10,10 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Internal, InvalidArgument, Unsupported
-from actors.messages.requests import InferRequest
-from protocols.grpc.inference import AnswerPlan, InferDecoder, Target
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal, InvalidArgument, Unsupported
+from actors.values.requests import InferRequest
+from protocols.grpc.codec.inference import AnswerPlan, InferDecoder, Target
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
 from tests.fuzz.mutation import damaged
 from tests.fuzz.series import parts_of, series

@@ -12,8 +12,8 @@ from random import Random
 
 from grpclib.exceptions import GRPCError
 
-from actors.messages.errors import Internal
-from protocols.grpc.messages import PREFIX_SIZE, MessageReader, unfold, whole
+from actors.values.errors import Internal
+from protocols.grpc.codec.messages import PREFIX_SIZE, MessageReader, unfold, whole
 from tests.fuzz.campaign import chance_of
 from tests.fuzz.mutation import damaged
 

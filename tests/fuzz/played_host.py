@@ -11,14 +11,14 @@ from random import Random
 
 import trio
 
-from actors.call import Call
-from actors.frames import FrameError
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Cancelled, InvalidArgument, NotFound, TritiumError, Unavailable
-from actors.messages.requests import InferRequest, InferResponse
-from actors.messages.tensors import Tensor
-from actors.specs import ModelSpec
-from actors.subjects import Caller, Subjects
+from actors.calls.call import Call
+from actors.calls.subjects import Caller, Subjects
+from actors.values.datatypes import DataType
+from actors.values.errors import Cancelled, InvalidArgument, NotFound, TritiumError, Unavailable
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.specs import ModelSpec
+from actors.values.tensors import Tensor
+from actors.wire.frames import FrameError
 from tests.support.model_doubles import make_spec
 
 MODELS = ("now", "later", "parts", "full", "refuses", "sorry", "circle")
@@ -35,7 +35,7 @@ _BYTES = memoryview(bytes(max(_SIZES)))
 class PlayedHost:
     """Resolves names, answers, and knows circles.
 
-    Implements `actors.calls.Resolver` and `actors.calls.Deadlocks`.
+    Implements `actors.calls.calls.Resolver` and `actors.calls.calls.Deadlocks`.
     """
 
     def __init__(self, chance: Random) -> None:
@@ -171,7 +171,7 @@ class PlayedHost:
 
 
 class PlayedModel:
-    """One of `MODELS`. Implements `actors.interfaces.ServedModel`."""
+    """One of `MODELS`. Implements `actors.values.interfaces.ServedModel`."""
 
     marks = None
 

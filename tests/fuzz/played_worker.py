@@ -12,12 +12,12 @@ from array import array
 from collections import Counter
 from types import SimpleNamespace
 
-from actors import frames
-from actors.call_frames import Letter
-from actors.call_segments import map_segment
-from actors.frames import FrameError, Part
-from actors.messages.errors import TritiumError
-from actors.messages.requests import InferRequest, InferResponse
+from actors.values.errors import TritiumError
+from actors.values.requests import InferRequest, InferResponse
+from actors.wire import frames
+from actors.wire.call_frames import Letter
+from actors.wire.call_segments import map_segment
+from actors.wire.frames import FrameError, Part
 
 _BATCHES = ((4, 2), (5, 1))  # numbers, and of how many requests
 

@@ -18,13 +18,13 @@ from unittest.mock import patch
 import trio
 import trio.testing
 
-from actors import frames
-from actors.call_frames import Letter
-from actors.call_pipe import CallPipe
-from actors.calls import CallHost, WorkerCalls
-from actors.frames import FrameError
-from actors.subjects import Caller
-from actors.worker import LiveWorker
+from actors.calls.call_pipe import CallPipe
+from actors.calls.calls import CallHost, WorkerCalls
+from actors.calls.subjects import Caller
+from actors.serving.worker import LiveWorker
+from actors.wire import frames
+from actors.wire.call_frames import Letter
+from actors.wire.frames import FrameError
 from chaos.descriptors import left_open, open_descriptors
 from tests.fuzz import call_packets
 from tests.fuzz.call_packets import MOVES, OVERSIZED, Script
@@ -37,7 +37,7 @@ from tests.fuzz.series import parts_of, series
 from tests.support.model_doubles import make_spec
 
 _MAX_CALLS, _MAX_ASKS, _MAX_BYTES = 6, 3, 250_000
-# Replace the limits of `actors.calls` by some that an input can reach.
+# Replace the limits of `actors.calls.calls` by some that an input can reach.
 _LIMITS: Mapping[str, Any] = {
     "MAX_CALLS": _MAX_CALLS,
     "MAX_ASKS": _MAX_ASKS,
@@ -72,7 +72,7 @@ class WorkerCallsTarget:
         Raises any error but FrameError that the server would raise, and AssertionError for what it keeps.
         """
         before = open_descriptors()
-        with patch.multiple("actors.calls", **_LIMITS):
+        with patch.multiple("actors.calls.calls", **_LIMITS):
             outcome = trio.run(_play, octets)
         left = left_open(before)
         assert not left, left

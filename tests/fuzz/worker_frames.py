@@ -14,18 +14,18 @@ from random import Random
 import numpy as np
 import trio
 
-from actors import frames
-from actors.arena import OUTPUT
-from actors.frames import Answer, FrameError, Part, Placed, Result
-from actors.gathering import Cut
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode, TritiumError
-from actors.messages.requests import InferRequest, InferResponse
-from actors.messages.tensors import Tensor
-from actors.parts import Arrived
-from actors.pipe import Pipe
-from actors.specs import Direct, InputSpec, InstanceSpec, ModelSpec, OutputSpec
-from actors.worker import InFlight, LiveWorker
+from actors.serving.pipe import Pipe
+from actors.serving.worker import InFlight, LiveWorker
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode, TritiumError
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.specs import Direct, InputSpec, InstanceSpec, ModelSpec, OutputSpec
+from actors.values.tensors import Tensor
+from actors.wire import frames
+from actors.wire.arena import OUTPUT
+from actors.wire.frames import Answer, FrameError, Part, Placed, Result
+from actors.wire.gathering import Cut
+from actors.wire.parts import Arrived
 from tests.fuzz.campaign import chance_of
 from tests.fuzz.mutation import damaged
 
@@ -108,7 +108,7 @@ def _read_all(sock: socket.socket) -> None:
 
 
 class _Heard:
-    """Notes what the worker has said. Implements `actors.worker.WorkerEvents`."""
+    """Notes what the worker has said. Implements `actors.serving.worker.WorkerEvents`."""
 
     def __init__(self) -> None:
         self.finals: list[InferRequest] = []

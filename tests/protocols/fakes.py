@@ -1,4 +1,4 @@
-"""A server in memory that implements `actors.interfaces`, for the frontends' tests."""
+"""A server in memory that implements `actors.values.interfaces`, for the frontends' tests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from actors.interfaces import DeepReport, IndexEntry, Server, ServerIdentity
-from actors.messages.datatypes import DataType
-from actors.messages.errors import InvalidArgument, NotFound, TritiumError, Unavailable
-from actors.messages.requests import InferRequest, InferResponse
-from actors.messages.tensors import Tensor
-from actors.scheduling.marks import ClientMarks
-from actors.specs import Direct, InputSpec, ModelSpec, OutputSpec
+from actors.values.datatypes import DataType
+from actors.values.errors import InvalidArgument, NotFound, TritiumError, Unavailable
+from actors.values.interfaces import DeepReport, IndexEntry, Server, ServerIdentity
+from actors.values.marks import ClientMarks
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.specs import Direct, InputSpec, ModelSpec, OutputSpec
+from actors.values.tensors import Tensor
 
 Outcome = InferResponse | TritiumError
 

@@ -4,11 +4,11 @@ import math
 
 import trio
 
-from actors.messages.errors import TritiumError
-from actors.messages.requests import InferResponse
+from actors.values.errors import TritiumError
+from actors.values.requests import InferResponse
 from protocols.grpc.call import Call, ServerStream
-from protocols.grpc.head import CallHead
-from protocols.grpc.messages import Message
+from protocols.grpc.codec.head import CallHead
+from protocols.grpc.codec.messages import Message
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 

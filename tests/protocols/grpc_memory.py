@@ -24,13 +24,13 @@ from h2.events import (
 )
 from h2.settings import SettingCodes
 
-from protocols.buffers import behind
 from protocols.grpc.connection import Environment, GrpcConnection
-from protocols.grpc.frames import GOAWAY
 from protocols.grpc.listener import CallDeadlines, http2_limits
 from protocols.grpc.methods import Router
 from protocols.grpc.options import GrpcOptions
-from protocols.grpc.transport import ConnectionLost
+from protocols.http2.frames import GOAWAY
+from protocols.transport.buffers import behind
+from protocols.transport.sockets import ConnectionLost
 from tests.protocols.grpc_serving import INFER, Service
 
 

@@ -14,10 +14,10 @@ import trio
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import InvalidArgument, NotFound
-from actors.messages.requests import InferResponse
-from actors.messages.tensors import Tensor
+from actors.values.datatypes import DataType
+from actors.values.errors import InvalidArgument, NotFound
+from actors.values.requests import InferResponse
+from actors.values.tensors import Tensor
 from protocols.grpc.listener import GrpcListener
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocols.accepting import Door
+from protocols.transport.accepting import Door
 
 
 @pytest.fixture

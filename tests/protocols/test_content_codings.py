@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.errors import ErrorCode, InvalidArgument
+from actors.values.errors import ErrorCode, InvalidArgument
 from protocols.kserve.compression import (
     RATIO,
     UNSUSPICIOUS,

@@ -17,7 +17,7 @@ from protocols.http.app import V2App
 from protocols.http.connection import ConnectionLimits, Phase
 from protocols.http.listener import ListenerLimits
 from protocols.http.routes import is_health
-from protocols.room import AddressLimit, reserve
+from protocols.transport.room import AddressLimit, reserve
 from tests.fuzz import h2wire as wire
 from tests.protocols.fakes import FakeServer
 from tests.protocols.grpc_serving import in_thread, unary

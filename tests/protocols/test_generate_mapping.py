@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Internal, InvalidArgument, TritiumError, Unsupported
-from actors.messages.requests import InferResponse
-from actors.messages.tensors import Tensor, element_count
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal, InvalidArgument, TritiumError, Unsupported
+from actors.values.requests import InferResponse
+from actors.values.tensors import Tensor, element_count
 from protocols.kserve.generate import decode_generate, deduce_shape, encode_generated, event
 from protocols.kserve.requests import DEFAULT_MAX_INPUT_SIZE
 from tests.protocols.fakes import KeptPort, make_spec, tensor

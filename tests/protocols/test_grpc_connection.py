@@ -13,8 +13,8 @@ import trio.testing
 from grpclib.const import Cardinality, Status
 from h2.errors import ErrorCodes
 
-from actors.messages.errors import Internal, Unavailable
-from actors.messages.requests import InferResponse
+from actors.values.errors import Internal, Unavailable
+from actors.values.requests import InferResponse
 from protocols.grpc.call import STREAM_LIMIT, Call
 from protocols.grpc.options import GrpcOptions
 from tests.protocols.grpc_memory import connect

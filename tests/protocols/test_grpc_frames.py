@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.grpc import frames
-from protocols.grpc.frames import ErrorCode
+from protocols.http2 import frames
+from protocols.http2.frames import ErrorCode
 from tests.fuzz import h2wire as wire
 
 

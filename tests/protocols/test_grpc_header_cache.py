@@ -9,8 +9,8 @@ from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.grpc.frames import ConnectionViolation, ErrorCode, StreamViolation
-from protocols.grpc.headers import HeaderDecoder, checked_request, encode_headers
+from protocols.http2.frames import ConnectionViolation, ErrorCode, StreamViolation
+from protocols.http2.headers import HeaderDecoder, checked_request, encode_headers
 from tests.fuzz import h2wire as wire
 from tests.fuzz.h2wire import Field
 

@@ -3,7 +3,7 @@
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from actors.messages.errors import ErrorCode, TritiumError
+from actors.values.errors import ErrorCode, TritiumError
 from protocols.grpc.health import HealthService
 from protocols.kserve.proto.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from tests.protocols.fakes import FakeHealth

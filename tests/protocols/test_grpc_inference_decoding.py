@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc._utils import _get_inference_request
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Internal, InvalidArgument, Unsupported
-from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
-from actors.messages.tensors import pack_bytes
-from protocols.grpc.inference import ALL_OUTPUTS, InferDecoder
-from protocols.grpc.lifting import MOST_REST, UNPACKED
-from protocols.grpc.wire import MAX_FIELDS, delimited, varint
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal, InvalidArgument, Unsupported
+from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+from actors.values.tensors import pack_bytes
+from protocols.grpc.codec.inference import ALL_OUTPUTS, InferDecoder
+from protocols.grpc.codec.lifting import MOST_REST, UNPACKED
+from protocols.grpc.codec.wire import MAX_FIELDS, delimited, varint
 from protocols.kserve.proto.grpc_service_pb2 import InferParameter, InferTensorContents, ModelInferRequest
 from tests.protocols.fakes import KeptPort, make_spec
 from tests.support.examples import examples

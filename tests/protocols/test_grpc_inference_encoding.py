@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as client_messages
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Internal, InvalidArgument, Unsupported
-from actors.messages.requests import InferResponse
-from actors.messages.tensors import Tensor
-from protocols.grpc.inference import ALL_OUTPUTS, AnswerPlan
-from protocols.grpc.responses import encode, encode_stream, encode_stream_error
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal, InvalidArgument, Unsupported
+from actors.values.requests import InferResponse
+from actors.values.tensors import Tensor
+from protocols.grpc.codec.inference import ALL_OUTPUTS, AnswerPlan
+from protocols.grpc.codec.responses import encode, encode_stream, encode_stream_error
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
 from tests.protocols.fakes import make_spec, tensor
 

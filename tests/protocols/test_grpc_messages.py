@@ -10,8 +10,8 @@ from grpclib.exceptions import GRPCError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.errors import Internal
-from protocols.grpc.messages import LEVELS, Message, MessageReader, prefix, unfold, whole
+from actors.values.errors import Internal
+from protocols.grpc.codec.messages import LEVELS, Message, MessageReader, prefix, unfold, whole
 from protocols.kserve.compression import compress
 
 LIMIT = 1 << 20

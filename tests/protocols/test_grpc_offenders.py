@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.grpc.offenders import FIRST_WAIT, FORGOTTEN_AFTER, LONGEST_WAIT, MAX_ADDRESSES, Offenders
+from protocols.transport.offenders import FIRST_WAIT, FORGOTTEN_AFTER, LONGEST_WAIT, MAX_ADDRESSES, Offenders
 
 CLIENT = "ipv4:192.0.2.1:4000"
 

@@ -7,8 +7,8 @@ from hpack import Decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.grpc.head import Refusal
-from protocols.grpc.replies import (
+from protocols.grpc.codec.head import Refusal
+from protocols.grpc.codec.replies import (
     MAX_MESSAGE,
     initial,
     initial_with,

@@ -11,17 +11,17 @@ import pytest
 import trio
 import trio.testing
 
-from actors.interfaces import IndexEntry
-from actors.messages.errors import Cancelled, ErrorCode, Internal, InvalidArgument, TritiumError
-from actors.scheduling.marks import ClientMarks
+from actors.values.errors import Cancelled, ErrorCode, Internal, InvalidArgument, TritiumError
+from actors.values.interfaces import IndexEntry
+from actors.values.marks import ClientMarks
 from protocols.grpc.call import ServerStream
-from protocols.grpc.messages import Message
+from protocols.grpc.codec.messages import Message
+from protocols.grpc.codec.wire import delimited
 from protocols.grpc.methods import method_table
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.restrictions import CATEGORIES, restriction
 from protocols.grpc.service import InferenceService
 from protocols.grpc.services import services
-from protocols.grpc.wire import delimited
 from protocols.kserve.categories import Category
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from protocols.kserve.proto import model_config_pb2

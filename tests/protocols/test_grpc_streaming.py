@@ -12,13 +12,13 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Cancelled, DeadlineExceeded, ErrorCode, Internal, TritiumError, Unavailable
-from actors.messages.requests import InferResponse
-from actors.messages.tensors import Tensor
-from actors.scheduling.marks import ClientMarks
+from actors.values.datatypes import DataType
+from actors.values.errors import Cancelled, DeadlineExceeded, ErrorCode, Internal, TritiumError, Unavailable
+from actors.values.marks import ClientMarks
+from actors.values.requests import InferResponse
+from actors.values.tensors import Tensor
 from protocols.grpc.call import FIRST_ANSWER, STREAM_LIMIT
-from protocols.grpc.messages import Message
+from protocols.grpc.codec.messages import Message
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.service import InferenceService
 from tests.protocols.fakes import FakeModel, FakeServer, hold, make_spec

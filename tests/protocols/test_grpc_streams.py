@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.grpc import frames
-from protocols.grpc.frames import ConnectionViolation, ErrorCode
-from protocols.grpc.headers import encode_headers
-from protocols.grpc.streams import Http2Limits, Stream
+from protocols.http2 import frames
+from protocols.http2.frames import ConnectionViolation, ErrorCode
+from protocols.http2.headers import encode_headers
+from protocols.http2.streams import Http2Limits, Stream
 from tests.fuzz import h2wire as wire
 from tests.fuzz.h2wire import Frame
 from tests.fuzz.recorder import Rig

@@ -10,9 +10,9 @@ import grpc
 import pytest
 import trio
 
-from protocols.buffers import behind
 from protocols.grpc.options import GrpcOptions
-from protocols.grpc.transport import ConnectionLost, PlainTransport, TlsTransport, server_context
+from protocols.transport.buffers import behind
+from protocols.transport.sockets import ConnectionLost, PlainTransport, TlsTransport, server_context
 from tests.fuzz import h2wire as wire
 from tests.protocols.grpc_certificates import Authority
 from tests.protocols.grpc_serving import bidi, in_thread, serve, unary

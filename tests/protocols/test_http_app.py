@@ -12,8 +12,8 @@ import pytest
 import trio
 import trio.testing
 
-from actors.messages.errors import Cancelled, Unavailable
-from actors.messages.requests import InferResponse
+from actors.values.errors import Cancelled, Unavailable
+from actors.values.requests import InferResponse
 from protocols.http.app import V2App, V2Options
 from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeServer

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import trio
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Cancelled, Internal, InvalidArgument, Unavailable
-from actors.messages.requests import InferResponse
+from actors.values.datatypes import DataType
+from actors.values.errors import Cancelled, Internal, InvalidArgument, Unavailable
+from actors.values.requests import InferResponse
 from protocols.http.app import V2App, V2Options
 from protocols.http.listener import HttpListener
 from protocols.kserve.categories import Category

@@ -4,8 +4,8 @@ import pytest
 import trio
 import trio.testing
 
-from actors.messages.errors import Internal, Unavailable
-from actors.messages.requests import InferResponse
+from actors.values.errors import Internal, Unavailable
+from actors.values.requests import InferResponse
 from protocols.http.reply import ReplyPort
 
 

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from actors.messages.datatypes import DataType
-from actors.scheduling.marks import ClientMarks
+from actors.values.datatypes import DataType
+from actors.values.marks import ClientMarks
 from protocols.http.app import V2App, V2Options
 from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeModel, FakeServer, identity, make_spec

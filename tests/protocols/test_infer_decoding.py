@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Internal, InvalidArgument, Unsupported
-from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal, InvalidArgument, Unsupported
+from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from protocols.kserve.forwarding import forward_headers
 from protocols.kserve.requests import (
     BINARY_OUTPUTS,

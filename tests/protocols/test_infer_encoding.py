@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Internal, InvalidArgument, Unsupported
-from actors.messages.requests import InferResponse
-from actors.messages.tensors import Tensor, pack_bytes
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal, InvalidArgument, Unsupported
+from actors.values.requests import InferResponse
+from actors.values.tensors import Tensor, pack_bytes
 from protocols.kserve.requests import BINARY_OUTPUTS, JSON_OUTPUTS, InferDecoder, OutputChoice, OutputPlan
 from protocols.kserve.responses import COPIED, encode
 from tests.protocols.fakes import KeptPort, make_spec, tensor

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.errors import Internal, InvalidArgument
+from actors.values.errors import Internal, InvalidArgument
 from protocols.kserve.documents import dump, encode_text, number, parse, text
 from protocols.kserve.faults import WALKED, locate_fault
 

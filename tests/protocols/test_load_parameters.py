@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from actors.messages.errors import Internal, InvalidArgument
-from actors.slices import at_once
+from actors.seams.slices import at_once
+from actors.values.errors import Internal, InvalidArgument
 from protocols.kserve.caps import MAX_PARAMETERS
 from protocols.kserve.loading import load_parameters
 from protocols.kserve.long_texts import LongText

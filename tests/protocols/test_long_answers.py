@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import TritiumError
-from actors.messages.requests import InferResponse
-from actors.messages.tensors import Tensor, pack_bytes
-from actors.slices import at_once
+from actors.seams.slices import at_once
+from actors.values.datatypes import DataType
+from actors.values.errors import TritiumError
+from actors.values.requests import InferResponse
+from actors.values.tensors import Tensor, pack_bytes
 from protocols.kserve.generate import encode_generated
 from protocols.kserve.long_answers import encode_long, encode_long_generated, is_long, is_long_generated
 from protocols.kserve.requests import BINARY_OUTPUTS, JSON_OUTPUTS, OutputChoice, OutputPlan

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Internal, InvalidArgument, TritiumError
-from actors.messages.tensors import pack_bytes
-from actors.slices import at_once
+from actors.seams.slices import at_once
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal, InvalidArgument, TritiumError
+from actors.values.tensors import pack_bytes
 from protocols.kserve.documents import parse
 from protocols.kserve.elements import Packing, pack
 from protocols.kserve.long_texts import MAX_STRING, MAX_VALUES, LongArray, LongString, LongText

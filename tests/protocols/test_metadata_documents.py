@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import json
 
-from actors.interfaces import IndexEntry, ServerIdentity
-from actors.messages.datatypes import DataType
+from actors.values.datatypes import DataType
+from actors.values.interfaces import IndexEntry, ServerIdentity
 from protocols.kserve import metadata
 from tests.protocols.fakes import make_spec
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from actors.messages.datatypes import DataType
-from protocols.grpc.headers import HeaderDecoder
-from protocols.grpc.inference import InferDecoder as GrpcDecoder
+from actors.values.datatypes import DataType
+from protocols.grpc.codec.inference import InferDecoder as GrpcDecoder
 from protocols.http.app import V2App
+from protocols.http2.headers import HeaderDecoder
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
 from protocols.kserve.requests import InferDecoder
 from protocols.memo import Memo

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.room import AddressLimit, GoingLine, first_to_go, order, reserve
+from protocols.transport.room import AddressLimit, GoingLine, first_to_go, order, reserve
 
 
 @dataclass(eq=False)

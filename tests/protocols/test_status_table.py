@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages.errors import ErrorCode
+from actors.values.errors import ErrorCode
 from protocols.status import STATUS, grpc_status, http_status
 
 

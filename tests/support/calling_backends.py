@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from actors import frames
-from actors.call_frames import Letter
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from engine.backends.base import Backend
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from actors.wire import frames
+from actors.wire.call_frames import Letter
+from engine.worker.backends.base import Backend
 from engine.worker.calls import CallFailed, CallRequest
 
 FP32 = DataType.FP32

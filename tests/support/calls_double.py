@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from queue import Queue
 from typing import Any
 
-from actors.messages.errors import ErrorCode, TritiumError
+from actors.values.errors import ErrorCode, TritiumError
 from engine.worker.calls import CallFailed, CallRequest, CallResponse, Calls, CallStream
 
 Callee = Callable[[CallRequest], Iterable[CallResponse]]

@@ -7,17 +7,17 @@ from functools import partial
 import pytest
 import trio
 
-from actors.catalog import Catalog, ControlMode
-from actors.found import FoundModel
-from actors.loading import Surroundings
-from actors.messages.errors import Internal, TritiumError
-from actors.model import ModelState, Status
-from actors.operations import Listing, Unreadable
-from actors.router import Router
-from actors.specs import InstanceSpec, ModelKey, Probe
-from actors.statistics import ModelStatistics
+from actors.catalog.catalog import Catalog, ControlMode
+from actors.catalog.found import FoundModel
+from actors.catalog.loading import Surroundings
+from actors.catalog.operations import Listing, Unreadable
+from actors.serving.model import ModelState, Status
+from actors.serving.router import Router
+from actors.serving.statistics import ModelStatistics
 from actors.supervision.spec import ChildSpec, Strategy
 from actors.supervision.supervisor import Supervisor
+from actors.values.errors import Internal, TritiumError
+from actors.values.specs import InstanceSpec, ModelKey, Probe
 from tests.support.model_doubles import make_spec
 
 EXPLICIT = {"mode": ControlMode.EXPLICIT, "startup": ()}

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from engine.backends.base import Backend, SenderClosed
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from engine.worker.backends.base import Backend, SenderClosed
 
 FP32 = DataType.FP32
 

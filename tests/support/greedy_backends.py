@@ -15,8 +15,8 @@ import time
 
 import numpy as np
 
-from actors.messages.datatypes import DataType
-from engine.backends.base import Backend
+from actors.values.datatypes import DataType
+from engine.worker.backends.base import Backend
 
 MEBIBYTE = 1024 * 1024
 LIFETIME = 60.0  # seconds

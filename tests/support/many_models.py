@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import trio
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import TritiumError
-from actors.messages.events import Log
-from actors.messages.requests import InferRequest, InferResponse
-from actors.messages.tensors import Tensor
-from actors.model import ModelState
-from actors.records import Recorder
-from actors.router import Router
-from actors.specs import DynamicBatching, InputSpec, InstanceSpec, ModelSpec, OutputSpec
-from actors.subjects import Subjects
+from actors.calls.subjects import Subjects
+from actors.serving.model import ModelState
+from actors.serving.records import Recorder
+from actors.serving.router import Router
 from actors.supervision.supervisor import Supervisor
+from actors.values.datatypes import DataType
+from actors.values.errors import TritiumError
+from actors.values.events import Log
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.specs import DynamicBatching, InputSpec, InstanceSpec, ModelSpec, OutputSpec
+from actors.values.tensors import Tensor
 from engine.config.backends import BackendTraits
-from engine.launch import WorkerLauncher
-from engine.settings import MetricsSettings
-from engine.subtree import ModelSubtrees
+from engine.processes.launch import WorkerLauncher
+from engine.server.version_tree import ModelSubtrees
+from engine.settings.settings import MetricsSettings
 
 SUPPORT = Path(__file__).parent
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from actors.batcher import run as run_scheduler
-from actors.frames import Result
-from actors.messages.datatypes import DataType
-from actors.messages.errors import TritiumError
-from actors.messages.requests import InferRequest, InferResponse
-from actors.messages.tensors import Tensor
-from actors.model import ModelState
-from actors.sequencer import run as run_sequencer
-from actors.specs import Direct, InputSpec, InstanceSpec, ModelSpec, OutputSpec
-from actors.statistics import ModelStatistics
-from actors.worker import InFlight
+from actors.sequences.sequencer import run as run_sequencer
+from actors.serving.batcher import run as run_scheduler
+from actors.serving.model import ModelState
+from actors.serving.statistics import ModelStatistics
+from actors.serving.worker import InFlight
+from actors.values.datatypes import DataType
+from actors.values.errors import TritiumError
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.specs import Direct, InputSpec, InstanceSpec, ModelSpec, OutputSpec
+from actors.values.tensors import Tensor
+from actors.wire.frames import Result
 
 
 def make_spec(**changes):

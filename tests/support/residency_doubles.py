@@ -11,19 +11,19 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from actors import residency
-from actors.batcher import run as run_scheduler
-from actors.catalog import Catalog, ControlMode
-from actors.loading import Surroundings
-from actors.messages.errors import TritiumError
-from actors.model import ModelState, Status
-from actors.residency import Residents
-from actors.router import Router
-from actors.scheduling.residency import UNKNOWN_OVERHEAD
-from actors.specs import ModelKey, Residency
-from actors.statistics import ModelStatistics
+from actors.catalog.catalog import Catalog, ControlMode
+from actors.catalog.loading import Surroundings
+from actors.residency import residency
+from actors.residency.policy import UNKNOWN_OVERHEAD
+from actors.residency.residency import Residents
+from actors.serving.batcher import run as run_scheduler
+from actors.serving.model import ModelState, Status
+from actors.serving.router import Router
+from actors.serving.statistics import ModelStatistics
 from actors.supervision.spec import ChildSpec, Strategy
 from actors.supervision.supervisor import Supervisor
+from actors.values.errors import TritiumError
+from actors.values.specs import ModelKey, Residency
 from tests.support.catalog_doubles import FakeSource, FakeTree, Logged, model
 from tests.support.model_doubles import Context, FakeWorker, make_request
 

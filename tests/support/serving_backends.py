@@ -2,8 +2,8 @@
 
 import sys
 
-from actors.messages.datatypes import DataType
-from engine.backends.base import Backend
+from actors.values.datatypes import DataType
+from engine.worker.backends.base import Backend
 
 
 class Odd(Backend):

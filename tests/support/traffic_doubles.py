@@ -3,16 +3,16 @@
 import numpy as np
 import trio
 
-from actors.frames import Result
-from actors.messages.errors import Internal
-from actors.messages.requests import InferRequest
-from actors.messages.tensors import Tensor
-from actors.model import ModelState, Status
-from actors.router import Router
-from actors.specs import ModelKey
-from actors.statistics import FailureReason, ModelStatistics
-from actors.traffic import TrafficControl
-from actors.worker import InFlight
+from actors.serving.model import ModelState, Status
+from actors.serving.router import Router
+from actors.serving.statistics import FailureReason, ModelStatistics
+from actors.serving.worker import InFlight
+from actors.traffic.traffic import TrafficControl
+from actors.values.errors import Internal
+from actors.values.requests import InferRequest
+from actors.values.specs import ModelKey
+from actors.values.tensors import Tensor
+from actors.wire.frames import Result
 from tests.support.model_doubles import FakeSlot, Port, make_spec
 
 KEY = ModelKey("model")

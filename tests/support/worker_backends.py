@@ -13,11 +13,11 @@ import time
 
 import numpy as np
 
-from actors import frames
-from actors.arena import Segment
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from engine.backends.base import Backend, LoadError
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from actors.wire import frames
+from actors.wire.arena import Segment
+from engine.worker.backends.base import Backend, LoadError
 
 POISON = 666.0
 

@@ -144,8 +144,8 @@ import os
 import signal
 import time
 
-from actors.messages.datatypes import DataType
-from engine.backends.base import Backend
+from actors.values.datatypes import DataType
+from engine.worker.backends.base import Backend
 
 
 class Poisonable(Backend):

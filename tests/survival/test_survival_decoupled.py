@@ -22,7 +22,7 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
-from actors.frames import WINDOW_BYTES, WINDOW_PARTS
+from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS
 from protocols.grpc.call import STREAM_LIMIT
 from tests.survival.grpc_wire import STREAM_INFER, channel_to, inference
 from tests.survival.server import until

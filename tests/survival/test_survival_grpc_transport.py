@@ -17,8 +17,8 @@ from actors.supervision.spec import Intensity
 from actors.supervision.supervisor import Supervisor
 from actors.supervision.testing import serving
 from chaos.server import PATIENCE
-from engine.frontends import Frontend
-from engine.sockets import bind
+from engine.server.frontends import Frontend
+from engine.server.sockets import bind
 from protocols.grpc.listener import GrpcListener
 from tests.fuzz import h2wire as wire
 from tests.support.certificates import Authority

@@ -5,12 +5,12 @@ import pytest
 import structlog
 import trio
 
-from actors.messages.errors import TritiumError
-from actors.probing import probe, probe_request
-from actors.specs import ModelKey
+from actors.serving.probing import probe, probe_request
+from actors.values.errors import TritiumError
+from actors.values.specs import ModelKey
 from chaos.processes import alive
-from engine.settings import Settings
-from engine.tree import open_server
+from engine.server.tree import open_server
+from engine.settings.settings import Settings
 from tests.support.model_doubles import Port
 from tests.survival.changing import Workshop, code, pids, refusal, unload, until_states
 from tests.survival.repository import parameter

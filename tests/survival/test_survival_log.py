@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import trio
 
-from engine.log_reader.counting import summary
-from engine.log_reader.reading import read
-from engine.log_reader.timeline import timeline
-from engine.log_reader.tracing import trace
+from engine.observability.reading.counting import summary
+from engine.observability.reading.reading import read
+from engine.observability.reading.timeline import timeline
+from engine.observability.reading.tracing import trace
 from tests.survival.repository import parameter
 from tests.survival.server import ROOT, until
 

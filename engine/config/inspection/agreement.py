@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from actors.messages.datatypes import BY_NUMBER
-from actors.messages.errors import ErrorCode
+from actors.values.datatypes import BY_NUMBER
+from actors.values.errors import ErrorCode
 from engine.config.inspection.ports import Port, Ports
-from engine.config.problems import Problem, Severity, did_you_mean
+from engine.models.problems import Problem, Severity, did_you_mean
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInput, ModelWarmup
 
 _CONTAINERS: Final = ("sequence", "map", "opaque", "sparse_tensor", "optional")

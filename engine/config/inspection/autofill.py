@@ -13,8 +13,8 @@ from typing import Any, Final
 from google.protobuf import json_format
 
 from engine.config.inspection.ports import Port, Ports
-from engine.config.problems import Problem
 from engine.config.provenance import DEFAULT, Provenance
+from engine.models.problems import Problem
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 DEFAULT_MAX_BATCH_SIZE: Final = 4

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from actors.specs import Runtime
+from actors.values.specs import Runtime
 from engine.environments.runtime import interpreter, variables
-from engine.inheritance import inherited
+from engine.processes.inheritance import inherited
 
 PROGRAM: Final = Path(__file__).parents[2] / "worker" / "completion.py"
 
@@ -57,7 +57,7 @@ def ask(
 
     `model` has the fields of the backend's `ModelInfo`. The process has the variables `environ`; the default
     is those of a server that is told nothing else. It runs on the interpreter of `runtime`, the server's own
-    by default. Its limits are those that the variables `confined` tell (`engine.confining`), as the model's
+    by default. Its limits are those that the variables `confined` tell (`engine.processes.confining`), as the model's
     workers will have them. The call waits for up to `timeout` seconds and never raises for what model code
     does. It must not run on an event loop.
     """

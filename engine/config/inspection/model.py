@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from actors.messages.errors import ErrorCode
-from actors.specs import Runtime, Sandbox
+from actors.values.errors import ErrorCode
+from actors.values.specs import Runtime, Sandbox
 from engine.config.backends import BackendTraits
 from engine.config.complete import normalise
 from engine.config.files import inside
@@ -31,13 +31,13 @@ from engine.config.inspection.onnx_file import read_onnx
 from engine.config.inspection.ports import Pointer, Unloadable, Unreadable
 from engine.config.inspection.torch_file import Sketch, read_torch
 from engine.config.jsonform import json_value
-from engine.config.problems import Problem, Severity
 from engine.config.provenance import Provenance
 from engine.config.settings import CONFINING, read_settings
 from engine.config.translate import artifact
-from engine.confining import confining_environ
-from engine.inheritance import inherited, scrubbed
-from engine.repository.layout import VersionDirectory
+from engine.models.layout import VersionDirectory
+from engine.models.problems import Problem, Severity
+from engine.processes.confining import confining_environ
+from engine.processes.inheritance import inherited, scrubbed
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 TIMEOUT_SETTING: Final = "auto-complete-timeout-seconds"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from actors.messages.datatypes import DataType
+from actors.values.datatypes import DataType
 from engine.config.inspection.ports import Port, Ports, Unloadable, Unreadable, opened
 from engine.config.inspection.wire import Kind, Reader, signed
 

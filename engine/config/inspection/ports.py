@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.messages.datatypes import DataType
+from actors.values.datatypes import DataType
 from engine.worker.pointers import POINTER, is_pointer
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from actors.messages.datatypes import DataType
+from actors.values.datatypes import DataType
 from engine.config.inspection.archive import Archive, opened_archive
 from engine.config.inspection.ports import Port, Ports, Unloadable, Unreadable
 from engine.config.inspection.torch_pickles import Example, main_class, traced_inputs

@@ -10,7 +10,7 @@ import pickletools
 from dataclasses import dataclass
 from typing import Any, Final
 
-from actors.messages.datatypes import DataType
+from actors.values.datatypes import DataType
 from engine.config.inspection.ports import Unreadable
 
 _MOST_STEPS: Final = 20_000

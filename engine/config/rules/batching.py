@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.config.problems import Problem
+from engine.models.problems import Problem
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelDynamicBatching, ModelQueuePolicy
 
 

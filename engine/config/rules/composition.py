@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from actors.specs import InputSpec, ModelSpec, OutputSpec
-from engine.config.problems import Problem
+from actors.values.specs import InputSpec, ModelSpec, OutputSpec
+from engine.models.problems import Problem
 from protocols.kserve.proto.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 
 _STEPS: Final = "ensemble_scheduling.step"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from engine.config.complete import ENSEMBLE
-from engine.config.problems import Problem, did_you_mean
+from engine.models.problems import Problem, did_you_mean
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 _STEPS: Final = "ensemble_scheduling.step"

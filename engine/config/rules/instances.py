@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from actors.messages.errors import ErrorCode
+from actors.values.errors import ErrorCode
 from engine.config.complete import ENSEMBLE
-from engine.config.problems import Problem
+from engine.models.problems import Problem
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 _KINDS: Final = frozenset(ModelInstanceGroup.Kind.values())

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import isfinite
 from typing import Final
 
-from engine.config.problems import Problem, Severity
+from engine.models.problems import Problem, Severity
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 FIRST_RESPONSE_HISTOGRAM: Final = "nv_inference_first_response_histogram_ms"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Final
 
-from engine.config.problems import Problem, did_you_mean
+from engine.models.problems import Problem, did_you_mean
 from protocols.kserve.proto.model_config_pb2 import (
     BatchInput,
     BatchOutput,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from engine.config.problems import Problem
+from engine.models.problems import Problem
 from protocols.kserve.proto.model_config_pb2 import DataType, ModelConfig, ModelWarmup
 
 # Triton prepares warmup inputs as a request without an id, and its prefix shows.

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from actors.messages.errors import InvalidArgument
+from actors.values.errors import InvalidArgument
 from engine.repository.remote.locks import take
 from engine.repository.remote.partials import JOURNAL, Partial
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from actors.messages.errors import InvalidArgument, NotFound
-from engine.config.problems import did_you_mean
+from actors.values.errors import InvalidArgument, NotFound
+from engine.models.problems import did_you_mean
 from engine.repository.remote.uris import Scheme, without_query
 
 CREDENTIAL_FILE: Final = "TRITON_CLOUD_CREDENTIAL_PATH"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from actors.messages.errors import TritiumError
+from actors.values.errors import TritiumError
 from engine.repository.fingerprint import is_manifest, speaks_about_the_model
 from engine.repository.remote import credentials
 from engine.repository.remote.cache import DEFAULT_LIMIT, Cache

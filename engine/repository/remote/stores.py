@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Protocol, TypeVar
 
-from actors.messages.errors import Internal, TritiumError
-from engine.extras import how_to_install
+from actors.values.errors import Internal, TritiumError
 from engine.repository.remote import credentials as whom
 from engine.repository.remote.credentials import (
     AzureCredentials,
@@ -29,6 +28,7 @@ from engine.repository.remote.metadata import MetadataToken
 from engine.repository.remote.objects import RemoteObject
 from engine.repository.remote.uris import Location, Scheme, without_query
 from engine.repository.source import FetchFailed, SourceUnavailable
+from engine.server.extras import how_to_install
 
 # Bytes handed on at a time. For each connection, an interruption may cost as much.
 _CHUNK: Final = 1 << 20

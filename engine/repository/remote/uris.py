@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from actors.messages.errors import Internal
+from actors.values.errors import Internal
 
 
 class Scheme(Enum):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.datatypes import DataType
-from actors.messages.tensors import Tensor
-from actors.scheduling.comparison import KEPT_BYTES, compare, keep, kept_bytes
+from actors.traffic.policy.comparison import KEPT_BYTES, compare, keep, kept_bytes
+from actors.values.datatypes import DataType
+from actors.values.tensors import Tensor
 
 TOLERANCE = 1e-5
 

@@ -5,8 +5,8 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.scheduling.appointments import Appointments
-from actors.scheduling.breaker import FAILURES_ALLOWED, FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from actors.caching.policy.breaker import FAILURES_ALLOWED, FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from actors.serving.policy.appointments import Appointments
 from tests.support.examples import examples
 
 

@@ -1,4 +1,4 @@
-"""`actors.scheduling.batching` against contract scheduling.md section 3.1."""
+"""`actors.serving.policy.batching` against contract scheduling.md section 3.1."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.requests import InferRequest
-from actors.scheduling.batching import BatchPolicy, DirectPolicy, Dispatch, Wait, policy_for
-from actors.specs import Direct, DynamicBatching, ModelSpec
+from actors.serving.policy.batching import BatchPolicy, DirectPolicy, Dispatch, Wait, policy_for
+from actors.values.requests import InferRequest
+from actors.values.specs import Direct, DynamicBatching, ModelSpec
 
 
 class NoPort:

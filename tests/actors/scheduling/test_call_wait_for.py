@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.wait_for import Waits, find_deadlock
+from actors.calls.policy import Waits, find_deadlock
 
 NODES = st.integers(0, 9)
 GRAPHS = st.dictionaries(

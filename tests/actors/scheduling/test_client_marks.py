@@ -1,9 +1,8 @@
-"""`actors.scheduling.marks`: what models ask of frontends, and what frontends put on requests."""
+"""`actors.values.marks`: what models ask of frontends, and what frontends put on requests."""
 
 import pytest
 
-from actors.messages.requests import InferRequest
-from actors.scheduling.marks import (
+from actors.values.marks import (
     LONGEST_TENANT,
     ClientMarks,
     client_at,
@@ -11,7 +10,8 @@ from actors.scheduling.marks import (
     marks_of,
     tenant_named,
 )
-from actors.specs import Fairness, TrafficPlan
+from actors.values.requests import InferRequest
+from actors.values.specs import Fairness, TrafficPlan
 from tests.support.model_doubles import make_spec
 
 STICKY = TrafficPlan(weights={1: 1.0}, sticky_header="x-user")

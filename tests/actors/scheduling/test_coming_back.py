@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.coming_back import LONGEST, LONGEST_LOAD, Pace, after_load
+from actors.serving.policy.coming_back import LONGEST, LONGEST_LOAD, Pace, after_load
 
 
 def test_a_queue_of_which_nothing_is_known_tells_nothing():

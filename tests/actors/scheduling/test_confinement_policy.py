@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.confinement import (
+from actors.serving.policy.confinement import (
     FILLED_PER_SECOND,
     LONGEST,
     SHORTEST,
@@ -11,8 +11,8 @@ from actors.scheduling.confinement import (
     judge,
     next_look,
 )
-from actors.scheduling.retries import Oom, TooManyProcesses
-from actors.specs import Confinement
+from actors.serving.policy.retries import Oom, TooManyProcesses
+from actors.values.specs import Confinement
 
 MEBIBYTE = 1024 * 1024
 

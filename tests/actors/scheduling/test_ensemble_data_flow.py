@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.messages.errors import Internal, InvalidArgument
-from actors.scheduling.ensembles import Flow, Gates, StepModel, Wiring, fitted
-from actors.scheduling.straight_flow import StraightFlow, flow_along
-from actors.specs import Ensemble, EnsembleStep
+from actors.ensembles.policy.ensembles import Flow, Gates, StepModel, Wiring, fitted
+from actors.ensembles.policy.straight_flow import StraightFlow, flow_along
+from actors.values.errors import Internal, InvalidArgument
+from actors.values.specs import Ensemble, EnsembleStep
 from tests.support.examples import examples
 
 PLAIN = StepModel()

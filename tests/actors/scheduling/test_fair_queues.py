@@ -1,4 +1,4 @@
-"""Fair queues: `actors.scheduling.fairness`, and `RequestQueue` with tenants and with ageing."""
+"""Fair queues: `actors.serving.policy.fairness`, and `RequestQueue` with tenants and with ageing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.messages.errors import Cancelled, DeadlineExceeded, Unavailable
-from actors.messages.requests import InferRequest
-from actors.scheduling.fairness import REMEMBERED, FairLane, Ledger, Turns
-from actors.scheduling.queueing import RequestQueue
-from actors.scheduling.tallies import CANDIDATES, OTHERS, SHOWN, TenantTallies
-from actors.specs import Direct, DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
+from actors.serving.policy.fairness import REMEMBERED, FairLane, Ledger, Turns
+from actors.serving.policy.queueing import RequestQueue
+from actors.serving.policy.tallies import CANDIDATES, OTHERS, SHOWN, TenantTallies
+from actors.values.errors import Cancelled, DeadlineExceeded, Unavailable
+from actors.values.requests import InferRequest
+from actors.values.specs import Direct, DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
 from tests.support.examples import examples
 
 ROOMY = QueueBounds()

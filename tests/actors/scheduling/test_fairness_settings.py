@@ -1,9 +1,9 @@
-"""`actors.scheduling.fairness_plan`: valid `tritium.fairness` and `tritium.slo`; mistakes and remedies."""
+"""`actors.serving.policy.fairness_plan`: valid `tritium.fairness` and `tritium.slo`; mistakes and remedies."""
 
 import pytest
 
-from actors.scheduling.fairness_plan import InvalidFairness, InvalidSlo, read_fairness, read_slo
-from actors.specs import Fairness, Slo
+from actors.serving.policy.fairness_plan import InvalidFairness, InvalidSlo, read_fairness, read_slo
+from actors.values.specs import Fairness, Slo
 
 
 def test_everything_is_read():

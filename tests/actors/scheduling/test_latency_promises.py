@@ -1,4 +1,4 @@
-"""`actors.scheduling.slo`: what is refused, when that ends, and how batches are tuned.
+"""`actors.serving.policy.slo`: what is refused, when that ends, and how batches are tuned.
 
 The tests tell the time.
 """
@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.errors import Unavailable
-from actors.messages.requests import InferRequest
-from actors.scheduling.batching import BatchPolicy, DirectPolicy, Dispatch, Wait
-from actors.scheduling.slo import LONGEST_RETRY, PROBE_AFTER, Admission, Controller
-from actors.specs import Slo
+from actors.serving.policy.batching import BatchPolicy, DirectPolicy, Dispatch, Wait
+from actors.serving.policy.slo import LONGEST_RETRY, PROBE_AFTER, Admission, Controller
+from actors.values.errors import Unavailable
+from actors.values.requests import InferRequest
+from actors.values.specs import Slo
 
 CONFIGURED = BatchPolicy(max_batch_size=16, preferred_batch_sizes=frozenset({4, 16}), max_queue_delay=0.016)
 

@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.messages.errors import Cancelled, DeadlineExceeded, Unavailable
-from actors.messages.requests import InferRequest
-from actors.scheduling.queueing import RequestQueue
-from actors.specs import DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
+from actors.serving.policy.queueing import RequestQueue
+from actors.values.errors import Cancelled, DeadlineExceeded, Unavailable
+from actors.values.requests import InferRequest
+from actors.values.specs import DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
 from tests.support.examples import examples
 
 MOMENT = 1 / 1024

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.messages.errors import ErrorCode, InvalidArgument
-from actors.scheduling.rate_limits import HOST, SHARED, PoolName, PoolSample, RateLimiter
-from actors.specs import InstanceSpec, RateLimit, Resource
+from actors.serving.policy.rate_limits import HOST, SHARED, PoolName, PoolSample, RateLimiter
+from actors.values.errors import ErrorCode, InvalidArgument
+from actors.values.specs import InstanceSpec, RateLimit, Resource
 from tests.support.examples import examples
 
 

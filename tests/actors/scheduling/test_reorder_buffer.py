@@ -1,4 +1,4 @@
-"""`actors.scheduling.ordering`: answers leave in the order of dispatch."""
+"""`actors.serving.policy.ordering`: answers leave in the order of dispatch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.requests import InferRequest
-from actors.scheduling.ordering import ReorderBuffer
+from actors.serving.policy.ordering import ReorderBuffer
+from actors.values.requests import InferRequest
 
 
 class NoPort:

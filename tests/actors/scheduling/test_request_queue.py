@@ -1,4 +1,4 @@
-"""`actors.scheduling.queueing` against contract scheduling.md sections 1 and 3.3."""
+"""`actors.serving.policy.queueing` against contract scheduling.md sections 1 and 3.3."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Cancelled, DeadlineExceeded, ErrorCode, Unavailable
-from actors.messages.requests import InferRequest
-from actors.messages.tensors import Tensor
-from actors.scheduling.levels import OCCUPIED
-from actors.scheduling.queueing import RequestQueue
-from actors.specs import Direct, DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
+from actors.serving.policy.levels import OCCUPIED
+from actors.serving.policy.queueing import RequestQueue
+from actors.values.datatypes import DataType
+from actors.values.errors import Cancelled, DeadlineExceeded, ErrorCode, Unavailable
+from actors.values.requests import InferRequest
+from actors.values.specs import Direct, DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
+from actors.values.tensors import Tensor
 from tests.support.examples import examples
 
 DELAY = TimeoutAction.DELAY

@@ -1,4 +1,4 @@
-"""Which models are evicted for which, and which wait (`actors.scheduling.residency`)."""
+"""Which models are evicted for which, and which wait (`actors.residency.policy`)."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from actors.scheduling.residency import (
+from actors.residency.policy import (
     SHORTEST_TURN,
     UNKNOWN_OVERHEAD,
     Hold,
@@ -18,7 +18,7 @@ from actors.scheduling.residency import (
     size,
     turn,
 )
-from actors.specs import ModelKey
+from actors.values.specs import ModelKey
 
 NOW = 100.0
 

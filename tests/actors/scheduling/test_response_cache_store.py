@@ -8,10 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from actors.messages.datatypes import DataType
-from actors.messages.requests import InferRequest, InferResponse
-from actors.messages.tensors import Tensor
-from actors.scheduling.cache import (
+from actors.caching.policy.cache import (
     ENTRY_OVERHEAD,
     KEY_SIZE,
     Entry,
@@ -20,6 +17,9 @@ from actors.scheduling.cache import (
     copy_of,
     entry_size,
 )
+from actors.values.datatypes import DataType
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.tensors import Tensor
 from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 

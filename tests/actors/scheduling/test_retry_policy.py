@@ -1,4 +1,4 @@
-"""`actors.scheduling.retries` against DESIGN section 4: which requests are retried, suspected and refused."""
+"""`actors.serving.policy.retries` against DESIGN section 4: which requests are retried, suspected and refused."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import Cancelled, DeadlineExceeded, ErrorCode, Poisoned, Unavailable
-from actors.messages.requests import InferRequest
-from actors.messages.tensors import Tensor
-from actors.scheduling.retries import (
+from actors.serving.policy.retries import (
     Aftermath,
     Exit,
     Hang,
@@ -29,7 +25,11 @@ from actors.scheduling.retries import (
     after_death,
     fingerprint_of,
 )
-from actors.specs import Retry
+from actors.values.datatypes import DataType
+from actors.values.errors import Cancelled, DeadlineExceeded, ErrorCode, Poisoned, Unavailable
+from actors.values.requests import InferRequest
+from actors.values.specs import Retry
+from actors.values.tensors import Tensor
 from tests.support.examples import examples
 
 SEGV = Signal(Signals.SIGSEGV)
@@ -285,7 +285,7 @@ def clients_that_send_again(values, poison, batch_size, luck=()):
     """Serve one request for each of `values` on a model that may not run twice.
 
     The clients send again after a 503. Accused requests run by themselves, as in
-    `actors.deaths.Deaths.recognise`. Returns what each client got in the end, and the number of deaths.
+    `actors.serving.deaths.Deaths.recognise`. Returns what each client got in the end, and the number of deaths.
     """
     accused, quarantined, got = set(), set(), {}
     luck, deaths = iter(luck), 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.ahead import PATIENCE, Standing, lasts, outlasts, overdue
+from actors.serving.policy.ahead import PATIENCE, Standing, lasts, outlasts, overdue
 
 NOW = 100.0
 IDLE = Standing(math.inf, room=True)

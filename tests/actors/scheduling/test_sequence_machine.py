@@ -14,13 +14,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import DeadlineExceeded, InvalidArgument, Unavailable
-from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
-from actors.messages.tensors import Tensor
-from actors.scheduling.batching import Wait
-from actors.scheduling.sequences import RECHECK, SequenceQueue
-from actors.specs import DirectStrategy, OldestStrategy, QueueBounds, SequenceBatching
+from actors.sequences.policy.sequences import RECHECK, SequenceQueue
+from actors.serving.policy.batching import Wait
+from actors.values.datatypes import DataType
+from actors.values.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
+from actors.values.specs import DirectStrategy, OldestStrategy, QueueBounds, SequenceBatching
+from actors.values.tensors import Tensor
 from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 

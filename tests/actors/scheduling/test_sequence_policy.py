@@ -11,15 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from actors.frames import Answer
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode, InvalidArgument, Unavailable
-from actors.messages.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
-from actors.messages.tensors import Tensor, unpack_bytes
-from actors.scheduling.batching import Dispatch, Wait
-from actors.scheduling.sequences import SequenceQueue
-from actors.scheduling.timers import Timers
-from actors.specs import (
+from actors.sequences.policy.sequences import SequenceQueue
+from actors.serving.policy.batching import Dispatch, Wait
+from actors.serving.policy.timers import Timers
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode, InvalidArgument, Unavailable
+from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
+from actors.values.specs import (
     ControlKind,
     ControlSpec,
     DirectStrategy,
@@ -29,6 +27,8 @@ from actors.specs import (
     SequenceBatching,
     StateSpec,
 )
+from actors.values.tensors import Tensor, unpack_bytes
+from actors.wire.frames import Answer
 from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 

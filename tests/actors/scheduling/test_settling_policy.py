@@ -1,4 +1,4 @@
-"""`actors.scheduling.settling`: what is looked at, what has gone, and what is waited for."""
+"""`actors.catalog.settling`: what is looked at, what has gone, and what is waited for."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.scheduling.settling import (
+from actors.catalog.settling import (
     LASTING,
     STILL_CHANGING,
     Change,
@@ -23,7 +23,7 @@ from actors.scheduling.settling import (
     Unknown,
     Waiting,
 )
-from actors.specs import ModelKey
+from actors.values.specs import ModelKey
 from tests.support.examples import examples
 
 REPOSITORY = "/models"

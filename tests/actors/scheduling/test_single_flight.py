@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from actors.messages.requests import InferRequest
-from actors.scheduling.flights import FAILURES, Flights
-from actors.specs import QueueBounds
+from actors.caching.policy.flights import FAILURES, Flights
+from actors.values.requests import InferRequest
+from actors.values.specs import QueueBounds
 from tests.support.examples import examples
 
 

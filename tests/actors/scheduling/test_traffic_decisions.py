@@ -8,8 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from actors.messages.datatypes import DataType
-from actors.scheduling.traffic import (
+from actors.traffic.policy.traffic import (
     Counters,
     Evidence,
     Keep,
@@ -20,7 +19,8 @@ from actors.scheduling.traffic import (
     judge,
     outputs_differ,
 )
-from actors.specs import InputSpec, OutputSpec, Rollback
+from actors.values.datatypes import DataType
+from actors.values.specs import InputSpec, OutputSpec, Rollback
 from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 

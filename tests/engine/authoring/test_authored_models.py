@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import tritium
-from engine.authoring.calls import calls_of
-from engine.authoring.declaring import declared_in
-from engine.backends.python.exchange import InferenceRequest
-from engine.backends.python.tensors import Tensor
+from engine.worker.authoring.calls import calls_of
+from engine.worker.authoring.declaring import declared_in
+from engine.worker.backends.python.exchange import InferenceRequest
+from engine.worker.backends.python.tensors import Tensor
 from tritium.testing import Fault, InferenceFailed, ModelNotLoaded, Request, open_model
 
 pytestmark = pytest.mark.slow  # each completes its configuration in a process of its own
@@ -139,7 +139,7 @@ def test_an_exception_answers_its_request_in_the_contracts_words(model_file):
             "Failed to process the request(s) for model 'my_model_0_0', message: ZeroDivisionError:"
         )
         assert f"At:\n  {file}(" in caught.value.message
-        assert "engine/authoring" not in caught.value.message
+        assert "engine/worker/authoring" not in caught.value.message
         assert model.infer({"x": [1]})["output"].tolist() == [1]
 
 

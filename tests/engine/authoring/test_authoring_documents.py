@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from engine.authoring.declaring import declared_in
+from engine.worker.authoring.declaring import declared_in
 from tritium.testing import open_model
 
 ROOT = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ def test_the_name_tritium_costs_a_worker_no_foreign_package():
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from engine.authoring.offering import offer
+from engine.worker.authoring.offering import offer
 offer()
 import tritium
 print(tritium.model.__module__, *sys.modules)
@@ -25,9 +25,9 @@ print(tritium.model.__module__, *sys.modules)
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     module, *loaded = done.stdout.split()
-    assert module == "engine.authoring.declaring"
+    assert module == "engine.worker.authoring.declaring"
     assert not FOREIGN & {name.partition(".")[0] for name in loaded}
-    assert not any(name.startswith("engine.authoring.harness") for name in loaded)
+    assert not any(name.startswith("engine.worker.authoring.harness") for name in loaded)
 
 
 @pytest.mark.parametrize(

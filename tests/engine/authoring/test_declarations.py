@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import tritium
-from actors.messages.datatypes import BY_PROTOCOL_NAME, DataType
-from engine.authoring.declaring import declared_in
-from engine.authoring.recognition import model_class
-from engine.authoring.signature import Kind
-from engine.authoring.tensors import TensorType
-from engine.backends.python.completion import ModelConfig
+from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
+from engine.worker.authoring.declaring import declared_in
+from engine.worker.authoring.recognition import model_class
+from engine.worker.authoring.signature import Kind
+from engine.worker.authoring.tensors import TensorType
+from engine.worker.backends.python.completion import ModelConfig
 from tritium import BYTES, FP32, INT64, Array, DeclarationError
 
 

@@ -15,7 +15,13 @@ import pytest
 import tritonclient.http as triton_http
 
 from engine.__main__ import main
-from engine.authoring.folder import NotAModelFile, check_file, config_beside, model_name, write_repository
+from engine.worker.authoring.folder import (
+    NotAModelFile,
+    check_file,
+    config_beside,
+    model_name,
+    write_repository,
+)
 from tritium.testing import open_model
 
 SOURCE = """

@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import engine.backends.testing as local
-from engine.backends.base import TensorInfo
-from engine.backends.python.backend import PythonBackend
+import engine.worker.backends.testing as local
+from engine.worker.backends.base import TensorInfo
+from engine.worker.backends.python.backend import PythonBackend
 
 
 class Onnx:

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors import frames
-from actors.call_fields import read_call
-from actors.call_frames import Letter
-from actors.frames import Part
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from engine.backends.base import LoadError
-from engine.backends.python import triton_python_backend_utils as pb_utils
-from engine.backends.python.host import WHOLE_BATCH, Host, attach
-from engine.backends.testing import LocalRequest, run
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from actors.wire import frames
+from actors.wire.call_fields import read_call
+from actors.wire.call_frames import Letter
+from actors.wire.frames import Part
+from engine.worker.backends.base import LoadError
+from engine.worker.backends.python import triton_python_backend_utils as pb_utils
+from engine.worker.backends.python.host import WHOLE_BATCH, Host, attach
+from engine.worker.backends.testing import LocalRequest, run
 from engine.worker.calls import Calls
 from tests.support.calls_double import LocalCalls, answered, failed
 

@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from engine.backends.base import LoadError
-from engine.backends.python import triton_python_backend_utils as pb_utils
-from engine.backends.python.host import Host, attach
 from engine.observability.custom_metrics import CustomMetrics
+from engine.worker.backends.base import LoadError
+from engine.worker.backends.python import triton_python_backend_utils as pb_utils
+from engine.worker.backends.python.host import Host, attach
 from tests.support.calls_double import LocalCalls
 
 WHERE = "Failed to process the request for model 'model_0_0', message: "
@@ -308,8 +308,8 @@ def test_threads_lose_no_count(server):
 
 
 def test_who_sees_an_answer_sees_what_was_counted_for_it(python_model):
-    from actors.messages.datatypes import DataType
-    from engine.backends.testing import LocalRequest, run
+    from actors.values.datatypes import DataType
+    from engine.worker.backends.testing import LocalRequest, run
 
     server = Server()
     backend, info = python_model(

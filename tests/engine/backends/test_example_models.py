@@ -10,13 +10,13 @@ import pytest
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from actors.messages.datatypes import BY_CONFIG_NAME
-from actors.messages.errors import ErrorCode
-from engine.backends.base import TensorInfo
-from engine.backends.onnxruntime import OnnxRuntimeBackend
-from engine.backends.python.backend import PythonBackend
-from engine.backends.pytorch import PyTorchBackend
-from engine.backends.testing import LocalRequest, model_info, run
+from actors.values.datatypes import BY_CONFIG_NAME
+from actors.values.errors import ErrorCode
+from engine.worker.backends.base import TensorInfo
+from engine.worker.backends.onnxruntime import OnnxRuntimeBackend
+from engine.worker.backends.python.backend import PythonBackend
+from engine.worker.backends.pytorch import PyTorchBackend
+from engine.worker.backends.testing import LocalRequest, model_info, run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TENSOR = re.compile(r'name: "(\w+)"\s+data_type: (\w+)\s+dims: \[ (-?\d+) \]')

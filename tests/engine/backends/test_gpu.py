@@ -18,14 +18,14 @@ import torch
 import trio
 from onnx import numpy_helper
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from engine.backends.base import LoadError, TensorInfo
-from engine.backends.onnxruntime import OnnxRuntimeBackend
-from engine.backends.pytorch import PyTorchBackend
-from engine.backends.testing import LocalRequest, model_info, run
-from engine.settings import Settings
-from engine.tree import open_server
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from engine.server.tree import open_server
+from engine.settings.settings import Settings
+from engine.worker.backends.base import LoadError, TensorInfo
+from engine.worker.backends.onnxruntime import OnnxRuntimeBackend
+from engine.worker.backends.pytorch import PyTorchBackend
+from engine.worker.backends.testing import LocalRequest, model_info, run
 
 pytestmark = [
     pytest.mark.gpu,

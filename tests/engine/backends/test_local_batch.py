@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode, Unavailable
-from engine.backends.base import Backend, TensorInfo
-from engine.backends.testing import LocalBatch, LocalRequest, model_info, run
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode, Unavailable
+from engine.worker.backends.base import Backend, TensorInfo
+from engine.worker.backends.testing import LocalBatch, LocalRequest, model_info, run
 
 FP32 = DataType.FP32
 MODEL = model_info(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from actors.messages.errors import InvalidArgument, NotFound
-from engine.backends.python import triton_python_backend_utils as pb_utils
-from engine.backends.python.host import Host, attach
+from actors.values.errors import InvalidArgument, NotFound
+from engine.worker.backends.python import triton_python_backend_utils as pb_utils
+from engine.worker.backends.python.host import Host, attach
 from tests.support.calls_double import LocalCalls
 
 WHERE = "Failed to process the request for model 'model_0_0', message: "

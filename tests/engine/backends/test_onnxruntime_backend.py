@@ -11,11 +11,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from engine.backends.base import LoadError, TensorInfo
-from engine.backends.onnxruntime import OnnxRuntimeBackend, loses_device
-from engine.backends.testing import LocalBatch, LocalRequest, model_info, run
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from engine.worker.backends.base import LoadError, TensorInfo
+from engine.worker.backends.onnxruntime import OnnxRuntimeBackend, loses_device
+from engine.worker.backends.testing import LocalBatch, LocalRequest, model_info, run
 
 FP32 = DataType.FP32
 RNG = np.random.default_rng(0)

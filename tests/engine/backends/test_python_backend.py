@@ -7,13 +7,13 @@ import threading
 import numpy as np
 import pytest
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from engine.backends.base import LoadError
-from engine.backends.python import triton_python_backend_utils as pb_utils
-from engine.backends.python.backend import PythonBackend
-from engine.backends.python.host import Host, attach
-from engine.backends.testing import LocalRequest, run
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from engine.worker.backends.base import LoadError
+from engine.worker.backends.python import triton_python_backend_utils as pb_utils
+from engine.worker.backends.python.backend import PythonBackend
+from engine.worker.backends.python.host import Host, attach
+from engine.worker.backends.testing import LocalRequest, run
 
 X, Y = ("X", DataType.FP32, [2]), ("Y", DataType.FP32, [2])
 ONES = np.ones((1, 2), "f4")

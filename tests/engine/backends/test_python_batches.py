@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from engine.backends.testing import LocalRequest, run
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from engine.worker.backends.testing import LocalRequest, run
 from tests.support.examples import examples
 
 PORTS = {

@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from actors.messages.datatypes import DataType
-from engine.backends.testing import LocalRequest, run
+from actors.values.datatypes import DataType
+from engine.worker.backends.testing import LocalRequest, run
 
 PORTS = {"inputs": [("X", DataType.FP32, [1])], "outputs": [("Y", DataType.FP32, [1])], "max_batch_size": 4}
 PATIENCE = 20.0  # seconds

@@ -8,10 +8,10 @@ import gc
 import numpy as np
 import pytest
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from engine.backends.base import SenderClosed
-from engine.backends.testing import LocalRequest, run
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from engine.worker.backends.base import SenderClosed
+from engine.worker.backends.testing import LocalRequest, run
 
 PORTS = {"inputs": [("X", DataType.FP32, [2])], "outputs": [("Y", DataType.FP32, [2])], "max_batch_size": 8}
 ONES = np.ones((1, 2), "f4")

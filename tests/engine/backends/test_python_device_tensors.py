@@ -7,11 +7,11 @@ import weakref
 import numpy as np
 import pytest
 
-from actors.messages.datatypes import DataType
-from engine.backends.python import dlpack
-from engine.backends.python import triton_python_backend_utils as pb_utils
-from engine.backends.python.cuda import CudaError, driver
-from engine.backends.testing import LocalRequest, run
+from actors.values.datatypes import DataType
+from engine.worker.backends.python import dlpack
+from engine.worker.backends.python import triton_python_backend_utils as pb_utils
+from engine.worker.backends.python.cuda import CudaError, driver
+from engine.worker.backends.testing import LocalRequest, run
 
 
 class Exporter:
@@ -87,7 +87,7 @@ def test_without_a_driver_an_output_on_a_device_fails_its_own_request_only(pytho
     def missing():
         raise CudaError("GPU memory can't be reached: no driver")
 
-    monkeypatch.setattr("engine.backends.python.cuda.driver", missing)
+    monkeypatch.setattr("engine.worker.backends.python.cuda.driver", missing)
     ports = {"inputs": [("X", DataType.FP32, [1])], "outputs": [("Y", DataType.FP32, [3])]}
     backend, info = python_model(
         """

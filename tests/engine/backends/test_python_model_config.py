@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from engine.backends.python.triton_python_backend_utils import ModelConfig
+from engine.worker.backends.python.triton_python_backend_utils import ModelConfig
 
 WHERE = "auto-complete-config function for model 'm'"
 X = {"name": "X", "data_type": "TYPE_FP32", "dims": [4]}

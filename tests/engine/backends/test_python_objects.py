@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from actors.messages.datatypes import DataType
-from engine.backends.python import triton_python_backend_utils as pb_utils
-from engine.backends.python.host import Host, attach
+from actors.values.datatypes import DataType
+from engine.worker.backends.python import triton_python_backend_utils as pb_utils
+from engine.worker.backends.python.host import Host, attach
 
 TABLE = {
     "TYPE_BOOL": (1, bool),

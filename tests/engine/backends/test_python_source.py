@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.backends.python.source import Source
+from engine.worker.backends.python.source import Source
 
 CODE = "class TritonPythonModel:\n    answer = {}\n"
 

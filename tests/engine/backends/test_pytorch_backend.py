@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from engine.backends.base import LoadError, TensorInfo
-from engine.backends.pytorch import PyTorchBackend
-from engine.backends.testing import LocalRequest, model_info, run
-from engine.backends.torch_loading import check_device, device_of
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from engine.worker.backends.base import LoadError, TensorInfo
+from engine.worker.backends.pytorch import PyTorchBackend
+from engine.worker.backends.testing import LocalRequest, model_info, run
+from engine.worker.backends.torch_loading import check_device, device_of
 
 FP32 = DataType.FP32
 RNG = np.random.default_rng(0)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
-from engine.backends.testing import LocalRequest, run
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from engine.worker.backends.testing import LocalRequest, run
 
 X = {"X": np.ones(1, np.float32)}
 PORTS = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.backends.base import LoadError
-from engine.backends.torch_names import output_paths, package_inputs, script_inputs
+from engine.worker.backends.base import LoadError
+from engine.worker.backends.torch_names import output_paths, package_inputs, script_inputs
 
 
 @pytest.mark.parametrize(

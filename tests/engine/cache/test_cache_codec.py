@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.far_cache import MalformedEntry
-from actors.messages.datatypes import DataType
-from actors.messages.tensors import element_count, pack_bytes
-from actors.scheduling.cache import Entry, KeptOutput, entry_size
-from engine.cache.codec import MAGIC, decoded, encoded
+from actors.caching.far_cache import MalformedEntry
+from actors.caching.policy.cache import Entry, KeptOutput, entry_size
+from actors.values.datatypes import DataType
+from actors.values.tensors import element_count, pack_bytes
+from engine.stores.codec import MAGIC, decoded, encoded
 from tests.support.examples import examples
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.cache.open import CacheUnusable, open_cache
-from engine.cache.settings import LocalCache, RedisCache, RedisTls
-from engine.settings import Settings, SettingsError
+from engine.settings.cache import LocalCache, RedisCache, RedisTls
+from engine.settings.settings import Settings, SettingsError
+from engine.stores.open import CacheUnusable, open_cache
 
 REPOSITORY = "--model-repository=/models"
 

@@ -8,11 +8,11 @@ import pytest
 import redis
 import trio
 
-from actors.far_cache import FarCache, MalformedEntry
-from actors.messages.datatypes import DataType
-from actors.scheduling.cache import Entry, KeptOutput, entry_size
-from engine.cache.redis_store import PREFIX, RedisStore, patience
-from engine.cache.settings import RedisCache, RedisTls
+from actors.caching.far_cache import FarCache, MalformedEntry
+from actors.caching.policy.cache import Entry, KeptOutput, entry_size
+from actors.values.datatypes import DataType
+from engine.settings.cache import RedisCache, RedisTls
+from engine.stores.redis_store import PREFIX, RedisStore, patience
 from tests.support.certificates import Authority
 from tests.support.model_doubles import Context
 from tests.support.redis_double import RedisDouble

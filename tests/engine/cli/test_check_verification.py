@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper
 
-from actors.messages.datatypes import BY_NUMBER
+from actors.values.datatypes import BY_NUMBER
 from engine.__main__ import main
-from engine.backends.base import LoadError, TensorInfo
-from engine.backends.onnxruntime import OnnxRuntimeBackend
-from engine.backends.testing import model_info
 from engine.config.backends import discover
 from engine.config.load import load_model_config
+from engine.worker.backends.base import LoadError, TensorInfo
+from engine.worker.backends.onnxruntime import OnnxRuntimeBackend
+from engine.worker.backends.testing import model_info
 
 PYTHON = """\
 input [ { name: "A" data_type: TYPE_FP32 dims: [ 4 ] } ]

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.cli.check import inspect
-from engine.settings import Settings
+from engine.settings.settings import Settings
 
 PART = """backend: "python"
 max_batch_size: 8

@@ -12,13 +12,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from actors.interfaces import IndexEntry
+from actors.values.interfaces import IndexEntry
 from engine.__main__ import main
-from engine.cli.flag import Group
-from engine.cli.flags import FLAGS
 from engine.cli.serve import help_text
 from engine.cli.startup import startup_text
 from engine.cli.text import aligned, duration, printable
+from engine.settings.flag import Group
+from engine.settings.flags import FLAGS
 
 
 def run(*words, **environ):

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from engine.cli.flags import BY_NAME
-from engine.cli.flags_grpc import GRPC_FLAGS
-from engine.listening import GrpcSettings, KeepaliveSettings, RestrictedHeader, TlsFiles
-from engine.settings import Settings, SettingsError
+from engine.server.listening import GrpcSettings, KeepaliveSettings, RestrictedHeader, TlsFiles
+from engine.settings.flags import BY_NAME
+from engine.settings.flags_grpc import GRPC_FLAGS
+from engine.settings.settings import Settings, SettingsError
 
 REPOSITORY = "--model-repository=/models"
 FILES = ("--grpc-server-cert=server.pem", "--grpc-server-key=server.key")

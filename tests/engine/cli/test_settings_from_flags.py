@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cli.flag import Kind
-from engine.cli.flags import BY_NAME, BY_VARIABLE, FLAGS
-from engine.listening import RestrictedHeader
-from engine.settings import Settings, SettingsError
+from engine.server.listening import RestrictedHeader
+from engine.settings.flag import Kind
+from engine.settings.flags import BY_NAME, BY_VARIABLE, FLAGS
+from engine.settings.settings import Settings, SettingsError
 from tests.support.examples import examples
 
 REPOSITORY = "--model-repository=/models"

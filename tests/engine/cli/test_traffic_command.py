@@ -247,7 +247,7 @@ def test_each_flag_has_its_place_in_the_plan(server):
 
 
 def test_the_plans_of_the_command_are_plans_to_the_server(server):
-    from actors.scheduling.traffic_plan import read_plan
+    from actors.traffic.policy.traffic_plan import read_plan
 
     read_plan(posted(server, "--weights=1=1,2=1", "--mirror=3", "--rollback-latency=1"))
 

@@ -6,9 +6,9 @@ from importlib import metadata
 
 import pytest
 
-from engine.backends.base import Backend
 from engine.config import backends as module
 from engine.config.backends import BUILT_IN, GROUP, BackendTraits, discover, traits_of
+from engine.worker.backends.base import Backend
 
 
 class Mine(Backend):

@@ -5,7 +5,7 @@ The texts are those of the contract, model_config.md.
 
 import pytest
 
-from actors.messages.errors import ErrorCode
+from actors.values.errors import ErrorCode
 
 INPUT = 'input [ { name: "A" data_type: TYPE_FP32 dims: [ 4 ] } ]\n'
 OUTPUT = 'output [ { name: "S" data_type: TYPE_FP32 dims: [ 4 ] } ]\n'

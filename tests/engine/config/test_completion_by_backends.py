@@ -371,7 +371,7 @@ def test_no_model_raises(python, body):
 
 MINE = """
 import json, os
-from engine.backends.base import Backend, LoadError
+from engine.worker.backends.base import Backend, LoadError
 
 class MyBackend(Backend):
     default_artifact = "model.mine"

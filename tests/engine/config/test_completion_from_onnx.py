@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from actors.messages.datatypes import DataType
+from actors.values.datatypes import DataType
 from engine.config.inspection.onnx_file import read_onnx
 from engine.config.inspection.ports import Unreadable
 from engine.config.load import load_model_config

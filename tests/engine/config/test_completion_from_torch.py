@@ -10,13 +10,13 @@ from google.protobuf import text_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import engine.backends.testing as local
-from actors.messages.datatypes import BY_NUMBER, DataType
-from engine.backends.base import TensorInfo
+import engine.worker.backends.testing as local
+from actors.values.datatypes import BY_NUMBER, DataType
 from engine.config.inspection.ports import Ports, Unreadable
 from engine.config.inspection.torch_file import Sketch, read_torch
 from engine.config.inspection.torch_pickles import main_class, traced_inputs
 from engine.config.load import load_model_config
+from engine.worker.backends.base import TensorInfo
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 from tests.support.examples import examples
 
@@ -86,7 +86,7 @@ def test_batching_that_is_configured_takes_the_shared_symbol_off(load, made):
 
 @pytest.mark.slow
 def test_what_was_filled_in_is_what_the_backend_takes(load, made):
-    from engine.backends.pytorch import PyTorchBackend
+    from engine.worker.backends.pytorch import PyTorchBackend
 
     (spec,) = load("max_batch_size: 8", files={"1/model.pt2": made["program.pt2"]}).specs
     info = local.model_info(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.errors import ErrorCode
+from actors.values.errors import ErrorCode
 from engine.config.override import parse_override
 from engine.config.parse import parse
 from protocols.kserve.proto.model_config_pb2 import DataType, ModelConfig, ModelInput

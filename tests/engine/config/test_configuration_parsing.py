@@ -8,7 +8,7 @@ from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.errors import ErrorCode
+from actors.values.errors import ErrorCode
 from engine.config.outline import outline
 from engine.config.parse import LARGEST_FILE, parse, read
 from protocols.kserve.proto.model_config_pb2 import DataType, ModelConfig, ModelInput

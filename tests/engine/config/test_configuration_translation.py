@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.messages.datatypes import DataType
-from actors.specs import (
+from actors.values.datatypes import DataType
+from actors.values.specs import (
     Direct,
     DynamicBatching,
     InputSpec,

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.specs import Confinement, Sandbox
+from actors.values.specs import Confinement, Sandbox
 from engine.config.backends import BackendTraits, discover
 from engine.config.settings import read_settings
-from engine.confining import confining_environ
+from engine.processes.confining import confining_environ
 from engine.worker.limits import VARIABLE
 
 TRAITS = BackendTraits(name="python", target="module:Class")

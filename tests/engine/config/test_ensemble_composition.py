@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.messages.datatypes import DataType
-from actors.specs import Direct, InputSpec, ModelSpec, OutputSpec
+from actors.values.datatypes import DataType
+from actors.values.specs import Direct, InputSpec, ModelSpec, OutputSpec
 from engine.config.parse import parse
 from engine.config.rules.composition import (
     ComposingModel,

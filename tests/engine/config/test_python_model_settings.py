@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.cli.words import SettingsError
 from engine.config.backends import discover
 from engine.config.load import load_model_config
-from engine.settings import Settings
+from engine.settings.settings import Settings
+from engine.settings.words import SettingsError
 
 MODEL = """
 class TritonPythonModel:

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from actors.messages.errors import ErrorCode
+from actors.values.errors import ErrorCode
 
 CONTENT = b"import nothing\n"
 MD5 = hashlib.md5(CONTENT).hexdigest()

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from actors.messages.datatypes import DataType
-from actors.specs import ControlKind, ControlSpec, DirectStrategy, OldestStrategy
+from actors.values.datatypes import DataType
+from actors.values.specs import ControlKind, ControlSpec, DirectStrategy, OldestStrategy
 
 HEAD = 'name: "m"\nbackend: "python"\nmax_batch_size: 8\n'
 IO = 'input { name: "X" data_type: TYPE_FP32 dims: 1 } output { name: "Y" data_type: TYPE_FP32 dims: 1 }\n'

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.specs import (
+from actors.values.specs import (
     Fairness,
     Mirror,
     Probe,

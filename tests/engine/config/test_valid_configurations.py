@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from actors.messages.errors import ErrorCode
+from actors.values.errors import ErrorCode
 from engine.config.agents import verify_agents
 from engine.config.backends import BackendTraits
 from engine.config.complete import complete

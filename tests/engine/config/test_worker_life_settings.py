@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from actors.specs import Recycle
+from actors.values.specs import Recycle
 from engine.config.backends import BackendTraits
 from engine.config.settings import TritiumSettings, read_settings
 from engine.config.translate import instances
-from engine.placement import place
+from engine.processes.placement import place
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from tests.support.model_doubles import make_spec
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import trio
 
-from actors.specs import Runtime
+from actors.values.specs import Runtime
 from engine.environments import virtual
 from engine.environments.builder import PROGRAM, EnvironmentBuilder
 from engine.environments.cache import EnvironmentCache, NotBuilt

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.specs import Runtime
+from actors.values.specs import Runtime
 from engine.config.backends import discover
 from engine.config.load import load_model_config
 from engine.environments.cache import EnvironmentCache, Standing

@@ -8,11 +8,11 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.events import Event
-from engine.log_reader.formats import parse_text
-from engine.log_reader.lines import parse
+from actors.values.events import Event
 from engine.observability.logs import LogSink, configure_logging
-from engine.settings import LogSettings
+from engine.observability.reading.formats import parse_text
+from engine.observability.reading.lines import parse
+from engine.settings.settings import LogSettings
 
 SAID_AT = 1_738_326_896_123_456_789  # 2025-01-31T12:34:56.123456789Z
 NOW = datetime(2025, 1, 31, 13, tzinfo=UTC)

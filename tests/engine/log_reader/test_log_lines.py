@@ -14,13 +14,21 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages.events import Event
-from engine.log_reader.following import Tail, follow
-from engine.log_reader.lines import Line, parse
-from engine.log_reader.reading import LONGEST, Census, LogUnreadable, read
-from engine.log_reader.selecting import NoTime, Selection, concerns, model_of, moment, span, version_of
+from actors.values.events import Event
 from engine.observability.logs import LogSink, configure_logging
-from engine.settings import LogSettings
+from engine.observability.reading.following import Tail, follow
+from engine.observability.reading.lines import Line, parse
+from engine.observability.reading.reading import LONGEST, Census, LogUnreadable, read
+from engine.observability.reading.selecting import (
+    NoTime,
+    Selection,
+    concerns,
+    model_of,
+    moment,
+    span,
+    version_of,
+)
+from engine.settings.settings import LogSettings
 from tests.engine.log_reader.written import NOON, line, text
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.log_reader.counting import rates, summary
-from engine.log_reader.requests import ended, slowest
-from engine.log_reader.timeline import timeline
-from engine.log_reader.tracing import trace
+from engine.observability.reading.counting import rates, summary
+from engine.observability.reading.requests import ended, slowest
+from engine.observability.reading.timeline import timeline
+from engine.observability.reading.tracing import trace
 from tests.engine.log_reader.written import NOON, line
 
 WHERE = "models/m/1/instances/0"

@@ -2,13 +2,13 @@
 
 import pytest
 
-from actors.cache import ResponseCache
-from actors.far_cache import FarCache
-from actors.scheduling.cache import Entry, LruCache
-from engine.cache.open import OpenCache
+from actors.caching.cache import ResponseCache
+from actors.caching.far_cache import FarCache
+from actors.caching.policy.cache import Entry, LruCache
 from engine.observability.metrics import Exposition, new_statistics
 from engine.observability.sources import ModelSample
-from engine.settings import MetricsSettings
+from engine.settings.settings import MetricsSettings
+from engine.stores.open import OpenCache
 
 
 class Models:

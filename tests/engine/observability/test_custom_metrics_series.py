@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.frames import FrameError
-from actors.messages.errors import AlreadyExists, InvalidArgument, TritiumError, Unavailable, Unsupported
+from actors.values.errors import AlreadyExists, InvalidArgument, TritiumError, Unavailable, Unsupported
+from actors.wire.frames import FrameError
 from engine.observability.custom_metrics import MAX_FAMILIES, MAX_SERIES, CustomMetrics
 
 

@@ -13,8 +13,6 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from actors.messages.events import Event
-from actors.messages.requests import InferRequest
 from actors.supervision.events import (
     ChildExited,
     ChildKillForced,
@@ -26,9 +24,11 @@ from actors.supervision.events import (
 )
 from actors.supervision.restart import Crashed, Normal, StartFailed, Stopped
 from actors.supervision.spec import ChildSpec
+from actors.values.events import Event
+from actors.values.requests import InferRequest
 from engine.observability.logs import LogSink, RequestLog, configure_logging, open_sink, sentence
 from engine.observability.supervision import supervision_observer
-from engine.settings import LogSettings, SettingsError
+from engine.settings.settings import LogSettings, SettingsError
 
 NOON = 1_738_326_896_123_456_789  # 2025-01-31T12:34:56.123456789Z
 

@@ -14,22 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.messages.requests import InferRequest
-from actors.router import Router
-from actors.scheduling.fairness import TenantShare
-from actors.scheduling.slo import SloSample
-from actors.specs import Direct, Ensemble, ModelSpec
-from actors.statistics import FailureReason, ModelStatistics
+from actors.serving.policy.fairness import TenantShare
+from actors.serving.policy.slo import SloSample
+from actors.serving.router import Router
+from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
+from actors.values.requests import InferRequest
+from actors.values.specs import Direct, Ensemble, ModelSpec
 from engine.observability.loop_lag import LoopLag, measure_loop_lag
 from engine.observability.metrics import Exposition, MetricsApp, new_statistics, number, written
 from engine.observability.sources import ModelSample
 from engine.observability.system import MachineSampler, ProcessSample, cpu_utilization, sample_process
-from engine.settings import MetricsSettings
-from engine.subtree import ModelSubtrees
+from engine.server.version_tree import ModelSubtrees
+from engine.settings.settings import MetricsSettings
 from protocols.grpc.listener import GrpcStatistics
-from protocols.listening import ConnectionCounts
+from protocols.transport.listening import ConnectionCounts
 from tests.support.examples import examples
 
 SPEC = ModelSpec(

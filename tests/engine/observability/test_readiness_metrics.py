@@ -1,10 +1,10 @@
 """What a scrape tells of readiness and of its probes."""
 
-from actors.readiness import ProbeCounts
-from actors.router import LoadCounts
+from actors.health.readiness import ProbeCounts
+from actors.serving.router import LoadCounts
 from engine.observability.metrics import Exposition
 from engine.observability.system import ProcessSample
-from engine.settings import MetricsSettings
+from engine.settings.settings import MetricsSettings
 
 
 class NoModels:

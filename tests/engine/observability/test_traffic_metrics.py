@@ -2,11 +2,11 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.mirror import MirrorCounts
-from actors.traffic import TrafficSample
+from actors.traffic.mirror import MirrorCounts
+from actors.traffic.traffic import TrafficSample
 from engine.observability.metrics import Exposition
 from engine.observability.system import ProcessSample
-from engine.settings import MetricsSettings
+from engine.settings.settings import MetricsSettings
 
 PROCESS = ProcessSample(cpu_seconds=1.5, resident_bytes=4096, open_descriptors=7, most_descriptors=1024)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.fault_points import armed
+from actors.seams.fault_points import armed
 from actors.supervision.supervisor import Supervisor
 from engine.repository.copies import TRIES, Copy, Janitor, Removal
 from tests.support.catalog_doubles import Logged

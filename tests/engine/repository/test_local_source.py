@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.scheduling.settling import Complete, Incomplete, Seen, Unknown
+from actors.catalog.settling import Complete, Incomplete, Seen, Unknown
 from engine.repository.fingerprint import Digests
 from engine.repository.local import LocalSource
 from engine.repository.source import FetchCancelled, FetchFailed, SourceUnavailable

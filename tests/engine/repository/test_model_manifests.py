@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from actors.scheduling.settling import Complete, Incomplete, Unknown
+from actors.catalog.settling import Complete, Incomplete, Unknown
 from engine.repository.fingerprint import Digests, Root, survey
 from engine.repository.manifest import completeness, verify_manifest
 

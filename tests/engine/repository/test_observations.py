@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import trio
 
-from actors.scheduling.settling import Complete, Seen, Unavailable
+from actors.catalog.settling import Complete, Seen, Unavailable
 from engine.repository.local import LocalSource
 from engine.repository.observation import Observer, view
 from engine.repository.source import SourceUnavailable, Stamp

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.messages.errors import ErrorCode
-from engine.repository.layout import (
+from actors.values.errors import ErrorCode
+from engine.models.layout import (
     DUPLICATE_REASON,
     VersionDirectory,
     candidate_names,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.scheduling.settling import Change, Gone, LookAt, Settling
-from actors.specs import ModelKey
+from actors.catalog.settling import Change, Gone, LookAt, Settling
+from actors.values.specs import ModelKey
 from engine.repository.fingerprint import Digests
 from engine.repository.local import LocalSource
 from engine.repository.observation import view

@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import trio
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import TritiumError
-from actors.messages.requests import InferRequest, InferResponse
-from actors.messages.tensors import Tensor
-from actors.model import ModelState
-from actors.router import Router
-from actors.specs import DynamicBatching, InputSpec, InstanceSpec, ModelSpec, OutputSpec
+from actors.serving.model import ModelState
+from actors.serving.router import Router
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
+from actors.values.datatypes import DataType
+from actors.values.errors import TritiumError
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.specs import DynamicBatching, InputSpec, InstanceSpec, ModelSpec, OutputSpec
+from actors.values.tensors import Tensor
 from engine.config.backends import BackendTraits
-from engine.launch import WorkerLauncher
-from engine.settings import MetricsSettings
-from engine.spares import Spares
-from engine.subtree import ModelSubtrees
+from engine.processes.launch import WorkerLauncher
+from engine.processes.spares import Spares
+from engine.server.version_tree import ModelSubtrees
+from engine.settings.settings import MetricsSettings
 
 SUPPORT = Path(__file__).parents[2] / "support"
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import trio
 
-from actors.calls import MAX_CALLS
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode, TritiumError
-from actors.messages.requests import InferResponse
-from actors.model import Status
-from actors.specs import DynamicBatching, InputSpec, QueuePolicy
-from actors.subjects import Subjects
+from actors.calls.calls import MAX_CALLS
+from actors.calls.subjects import Subjects
+from actors.serving.model import Status
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode, TritiumError
+from actors.values.requests import InferResponse
+from actors.values.specs import DynamicBatching, InputSpec, QueuePolicy
 from tests.engine.workers.conftest import until
 from tests.support.many_models import Answer, Models, calling, model, open_models
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode, TritiumError
-from actors.specs import Ensemble, EnsembleStep, OutputSpec
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode, TritiumError
+from actors.values.specs import Ensemble, EnsembleStep, OutputSpec
 from tests.engine.workers.conftest import until
 from tests.support.many_models import calling, model, open_models
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import trio
 
-from actors.messages.errors import ErrorCode, TritiumError
+from actors.values.errors import ErrorCode, TritiumError
 from chaos.descriptors import left_open, open_descriptors
 from tests.engine.workers.conftest import until
 from tests.support.many_models import calling, model, open_models

@@ -10,11 +10,11 @@ import threading
 import numpy as np
 import pytest
 
-from actors import frames
-from actors.call_frames import GIVE_UP, STOP_SENDING, Letter
-from actors.frames import WINDOW_PARTS, Answer, Part, Placed
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode
+from actors.wire import frames
+from actors.wire.call_frames import GIVE_UP, STOP_SENDING, Letter
+from actors.wire.frames import WINDOW_PARTS, Answer, Part, Placed
 from engine.worker.calls import CallFailed, CallRequest, Calls
 
 FP32 = DataType.FP32

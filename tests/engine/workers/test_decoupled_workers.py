@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import trio
 
-from actors.frames import WINDOW_BYTES, WINDOW_PARTS
-from actors.messages.errors import ErrorCode, TritiumError
-from actors.messages.requests import InferRequest, InferResponse
-from actors.messages.tensors import Tensor
-from actors.specs import InstanceSpec, WarmupSample
+from actors.values.errors import ErrorCode, TritiumError
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.specs import InstanceSpec, WarmupSample
+from actors.values.tensors import Tensor
+from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS
 from tests.engine.workers.conftest import until
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ import signal
 import pytest
 import trio
 
-from actors.probing import probe
-from actors.specs import Retry
+from actors.serving.probing import probe
+from actors.values.specs import Retry
 from tests.engine.workers.conftest import until
 
 pytestmark = pytest.mark.slow

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages.events import Log
-from actors.messages.requests import InferRequest
-from actors.records import Recorder, record_of
+from actors.serving.records import Recorder, record_of
+from actors.values.events import Log
+from actors.values.requests import InferRequest
 from tests.support.many_models import calling, model, open_models
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ import signal
 import pytest
 import trio
 
-from actors.messages.errors import ErrorCode, TritiumError
-from actors.specs import Direct, DynamicBatching, InstanceSpec
+from actors.values.errors import ErrorCode, TritiumError
+from actors.values.specs import Direct, DynamicBatching, InstanceSpec
 from tests.engine.workers.conftest import until
 
 LONG, HANG = -1.0, -2.0

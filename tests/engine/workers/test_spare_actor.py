@@ -8,18 +8,18 @@ import socket
 import pytest
 import trio
 
-from actors.scheduling.retries import Exit, Signal
+from actors.serving.policy.retries import Exit, Signal
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
-from engine.spare_plan import FIRST_PAUSE, LINGER, QUIET
-from engine.spares import END_SECONDS, Environment, SpareCounts, Spares
+from engine.processes.spare_plan import FIRST_PAUSE, LINGER, QUIET
+from engine.processes.spares import END_SECONDS, Environment, SpareCounts, Spares
 
 HERE = Environment(interpreter="/usr/bin/python", variables=(("PATH", "/bin"),))
 THERE = Environment(interpreter="/usr/bin/python", variables=(("PATH", "/bin"),), cores=(1,))
 
 
 class Played:
-    """A worker process without the process. Implements `engine.spares.Spare`."""
+    """A worker process without the process. Implements `engine.processes.spares.Spare`."""
 
     abandoned = False
     suspended = False

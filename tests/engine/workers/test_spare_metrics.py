@@ -2,11 +2,11 @@
 
 import pytest
 
-from actors.statistics import ModelStatistics
+from actors.serving.statistics import ModelStatistics
 from engine.observability.metrics import Exposition
 from engine.observability.sources import ModelSample
-from engine.settings import MetricsSettings, Settings, SettingsError
-from engine.spares import SpareCounts
+from engine.processes.spares import SpareCounts
+from engine.settings.settings import MetricsSettings, Settings, SettingsError
 
 REPOSITORY = "--model-repository=models"
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.spare_plan import FIRST_PAUSE, LINGER, LONGEST_PAUSE, QUIET, End, SparePlan, Start, Wait
+from engine.processes.spare_plan import FIRST_PAUSE, LINGER, LONGEST_PAUSE, QUIET, End, SparePlan, Start, Wait
 
 
 def decisions(plan, now):

@@ -8,8 +8,8 @@ import signal
 import psutil
 import pytest
 
-from actors.specs import InstanceSpec
-from engine.launch import WORKER
+from actors.values.specs import InstanceSpec
+from engine.processes.launch import WORKER
 from tests.engine.workers.conftest import until
 
 pytestmark = pytest.mark.slow

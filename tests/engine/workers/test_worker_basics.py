@@ -8,11 +8,11 @@ import psutil
 import pytest
 import trio
 
-from actors.messages.datatypes import DataType
-from actors.messages.errors import ErrorCode, TritiumError
-from actors.messages.tensors import Tensor
-from actors.model import Status
-from actors.specs import InputSpec, InstanceSpec, OutputSpec, WarmupSample
+from actors.serving.model import Status
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode, TritiumError
+from actors.values.specs import InputSpec, InstanceSpec, OutputSpec, WarmupSample
+from actors.values.tensors import Tensor
 from tests.engine.workers.conftest import until
 
 

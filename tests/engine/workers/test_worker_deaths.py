@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import trio
 
-from actors.messages.errors import ErrorCode, TritiumError
-from actors.model import Status
-from actors.specs import Direct, InstanceSpec, Retry
+from actors.serving.model import Status
+from actors.values.errors import ErrorCode, TritiumError
+from actors.values.specs import Direct, InstanceSpec, Retry
 from tests.engine.workers.conftest import until
 from tests.support.worker_backends import POISON
 

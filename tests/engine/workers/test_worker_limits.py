@@ -5,10 +5,10 @@ import os
 import pytest
 import trio
 
-from actors.messages.errors import ErrorCode, TritiumError
-from actors.model import Status
-from actors.scheduling.confinement import LONGEST
-from actors.specs import Confinement, Retry
+from actors.serving.model import Status
+from actors.serving.policy.confinement import LONGEST
+from actors.values.errors import ErrorCode, TritiumError
+from actors.values.specs import Confinement, Retry
 from tests.engine.workers.conftest import until
 from tests.support.greedy_backends import (
     LEAK,

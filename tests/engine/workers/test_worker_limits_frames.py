@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from actors.messages.errors import ErrorCode, TritiumError
-from actors.specs import Retry
+from actors.values.errors import ErrorCode, TritiumError
+from actors.values.specs import Retry
 from tests.fuzz.campaign import corpus_of
 from tests.fuzz.worker_frames import WorkerFrames
 from tests.support.greedy_backends import TALK

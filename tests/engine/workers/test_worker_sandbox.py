@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.specs import Confinement, Sandbox
+from actors.values.specs import Confinement, Sandbox
 from engine.worker import sandbox
 from engine.worker.limits import VARIABLE
 from tests.support.greedy_backends import OPEN_A_SOCKET, START_ONE, UNSHARE

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.repository.layout import version_directories
+from engine.models.layout import version_directories
 from engine.repository.source import contents_of, read_manifest, version_of
 
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.messages.errors import InvalidArgument, NotFound
+from actors.values.errors import InvalidArgument, NotFound
 from engine.repository.remote.credentials import (
     AzureCredentials,
     GcsCredentials,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.messages.errors import ErrorCode, TritiumError
+from actors.values.errors import ErrorCode, TritiumError
 from engine.repository.remote.uris import Location, Scheme, is_remote, parse, without_query
 
 S3, GCS, AZURE = Scheme.S3, Scheme.GCS, Scheme.AZURE

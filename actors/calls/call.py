@@ -1,0 +1,211 @@
+"""One call that a worker makes of a model: its reply port, and the parts that the caller has yet to take."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from actors.values.errors import Cancelled, TritiumError, Unavailable
+from actors.values.interfaces import ServedModel
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.tensors import Tensor
+from actors.wire.call_fields import CallFields
+from actors.wire.call_frames import Letter
+from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, FrameError
+
+if TYPE_CHECKING:
+    from actors.calls.calls import WorkerCalls
+    from actors.serving.worker import InFlight
+
+CANCELLED_BY_CALLER: Final = "the caller has cancelled this call"
+
+_PART_COST: Final = 1024  # bytes that one part takes beside its tensors, roughly
+
+
+class Call:
+    """One call under way, and the reply port of its request."""
+
+    __slots__ = (
+        "_nbytes",
+        "_parts",
+        "_waiting",
+        "batch",
+        "blocking",
+        "ended",
+        "model",
+        "number",
+        "owner",
+        "parents",
+        "request",
+        "size",
+        "stopped",
+    )
+    relation = "call"  # of its request to its parent, in the log
+
+    def __init__(
+        self,
+        owner: WorkerCalls,
+        number: int,
+        model: ServedModel,
+        *,
+        size: int,
+        batch: InFlight | None,
+        parents: Sequence[InferRequest],
+        blocking: bool,
+    ) -> None:
+        self.number = number
+        self.size = size  # bytes of its inputs
+        self.model = model
+        # The batch whose execution made it, if that is still under way.
+        self.batch = batch
+        # The requests of that batch on whose behalf it is made: one, or all of them.
+        self.parents = parents
+        self.blocking = blocking and batch is not None  # the execution can't end before this call does
+        self.request: InferRequest  # set until the end
+        self.stopped = False  # the caller has asked for an end
+        self.ended = False  # the caller has had the last response
+        self.owner = owner
+        # Parts that were sent and that the caller has not taken.
+        self._parts = 0
+        self._nbytes = 0
+        # Parts that wait for credit; each with whether it is final, and its cost in bytes.
+        self._waiting: deque[tuple[InferResponse | TritiumError, bool, int]] = deque()
+
+    @property
+    def parent(self) -> InferRequest | None:
+        """The request on whose behalf it is made; if that is a whole batch, its first request."""
+        return self.parents[0] if self.parents else None
+
+    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
+        """Pass on one part of the answer, or keep it until the caller has taken more. See `ReplyPort`."""
+        if self.stopped and isinstance(part, Cancelled) and not part.message:
+            part = Cancelled(CANCELLED_BY_CALLER)
+        if self.ended:
+            release(part)
+        elif self._waiting or not self._may_send(part, final=final):
+            self._keep(part, final=final)
+        else:
+            self._send(part, final=final)
+
+    def _keep(self, part: InferResponse | TritiumError, *, final: bool) -> None:
+        """Keep a part until there is credit for it.
+
+        A part that holds no lease stays in the server's memory, so it needs room there.
+        """
+        cost = _PART_COST
+        if isinstance(part, InferResponse):
+            cost = 0 if part.leased else cost + sum(tensor.nbytes for tensor in part.outputs)
+        if not self.owner.keep(cost):
+            release(part)
+            self._break_off(
+                Unavailable(f"{self.owner.tally.kept} bytes of answers wait for the caller to take them")
+            )
+            return
+        self._waiting.append((part, final, cost))
+
+    def _may_send(self, part: InferResponse | TritiumError, *, final: bool) -> bool:
+        if final and (isinstance(part, TritiumError) or not part.outputs):
+            return True  # the end costs no credit: there is one of them
+        return self._parts < WINDOW_PARTS and self._nbytes < WINDOW_BYTES
+
+    def _send(self, part: InferResponse | TritiumError, *, final: bool) -> None:
+        if final:
+            self.owner.ended(self)
+            self._end()
+        nbytes = self.owner.send(self.number, part, final=final)
+        self._parts += 1
+        self._nbytes += nbytes
+
+    def credit(self, parts: int, nbytes: int) -> None:
+        """The caller has taken so much. Raises FrameError where it had not been given as much."""
+        if parts > self._parts or nbytes > self._nbytes:
+            raise FrameError(
+                f"credit for {parts} parts and {nbytes} bytes of call {self.number}, which has fewer"
+            )
+        self._parts -= parts
+        self._nbytes -= nbytes
+        while self._waiting and self._may_send(self._waiting[0][0], final=self._waiting[0][1]):
+            part, final, cost = self._waiting.popleft()
+            self.owner.tally.kept -= cost
+            self._send(part, final=final)
+
+    def stop(self) -> None:
+        """The caller wants no more. The callee is told, and parts that it still sends are passed on."""
+        if not self.ended and not self.stopped and not self.request.answered:
+            self.stopped = True
+            self.model.cancel(self.request)
+
+    def cancel(self, why: str) -> None:
+        """The answer is no longer needed.
+
+        The caller gets the parts that need no credit, then an error, and the callee is told.
+        """
+        if not self.ended:
+            self._break_off(Cancelled(why))
+
+    def _break_off(self, error: TritiumError) -> None:
+        self.owner.ended(self)
+        self.drop()
+        self.owner.send(self.number, error, final=True)
+
+    def drop(self) -> None:
+        """Have the callee stop, without telling the caller."""
+        if self.ended:
+            return
+        request = self.request
+        self._end()
+        while self._waiting:
+            part, _, cost = self._waiting.popleft()
+            self.owner.tally.kept -= cost
+            release(part)
+        if not request.answered and not self.stopped:
+            self.model.cancel(request)
+
+    def withdraw(self) -> None:
+        """The call is not made after all, and the caller and the callee do not know of it."""
+        self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        # The request refers to this call. Its inputs must be freed with their last user, not by the garbage
+        # collector.
+        del self.request
+
+
+def request_of(
+    letter: Letter, fields: CallFields, call: Call, parents: Sequence[InferRequest]
+) -> InferRequest:
+    """Return the request that a letter makes of its callee, with the properties of its `parents`."""
+    data = memoryview(letter.data)
+    inputs = [
+        Tensor(each.name, each.datatype, each.shape, data[each.offset : each.offset + each.nbytes])
+        for each in letter.inputs
+    ]
+    request = InferRequest(
+        model_name=fields.model,
+        requested_version=fields.version,
+        id=fields.id,
+        inputs=inputs,
+        requested_outputs=fields.requested_outputs,
+        parameters=fields.parameters,
+        priority=fields.priority,
+        timeout=fields.timeout,
+        correlation_id=fields.correlation_id,
+        flags=fields.flags,
+        reply=call,
+        accepted_at=trio.current_time(),
+    )
+    if parents:
+        request.deadline = max(parent.deadline for parent in parents)
+        request.synthetic = all(parent.synthetic for parent in parents)
+        request.affinity, request.tenant = parents[0].affinity, parents[0].tenant
+    return request
+
+
+def release(part: InferResponse | TritiumError) -> None:
+    """Release the memory that a part of an answer holds."""
+    if isinstance(part, InferResponse):
+        part.release()

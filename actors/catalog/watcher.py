@@ -1,0 +1,191 @@
+"""The watcher: in poll mode, it looks at the repositories every few seconds and tells the catalog of changes.
+
+It tells only changes that have come to rest. `actors.catalog.settling` makes the decisions. This actor
+keeps the time, carries decisions out, and shows what it waits for. Its observations outlive its crashes. So a
+new life does not look at everything again, and does not forget the changes that it was about to tell.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Final, Protocol, assert_never
+
+import trio
+
+from actors.catalog.settling import (
+    Change,
+    Decision,
+    Gone,
+    LookAt,
+    Notice,
+    Observation,
+    Settling,
+    SourceBack,
+    SourceLost,
+    Waiting,
+)
+from actors.seams.fault_points import fault_point
+from actors.supervision.context import ChildContext
+from actors.supervision.spec import Backoff, ChildSpec, Intensity, OnExhausted
+from actors.values.events import Event, Log
+from actors.values.specs import ModelKey
+
+WATCHER_INTENSITY: Final = Intensity(5, 60.0)
+MOST_SHOWN: Final = 50  # models that the tree names as waited for
+
+
+class Watched(Protocol):
+    """The catalog, as the watcher knows it. Neither method waits."""
+
+    def look_at(self, key: ModelKey, *, changed: bool) -> None:
+        """Read the model again, compare its content, and act.
+
+        The model may be new, or be in more or fewer repositories. Without `changed`, it is not known whether
+        anything about it is new.
+        """
+
+    def gone(self, key: ModelKey) -> None:
+        """The model has left every repository for good."""
+
+
+class Watcher:
+    """Passive around the actor `run`; see the module.
+
+    `observe` returns one look at the sources. It may take any time, on threads that it leaves behind when it
+    is cancelled: the next look begins `interval` seconds after one has ended. An exception of `observe` ends
+    a life of the actor, and each new life begins later than the one before (`spec`). `wall_clock` returns
+    seconds since 1970, for readers of the tree.
+    """
+
+    def __init__(
+        self,
+        observe: Callable[[], Awaitable[Observation]],
+        catalog: Watched,
+        *,
+        interval: float,
+        log: Log,
+        wall_clock: Callable[[], float],
+        namespacing: bool = False,
+    ) -> None:
+        if interval <= 0:
+            raise ValueError(f"the watcher's interval is {interval} s; it needs some time between two looks")
+        self._observe = observe
+        self._catalog = catalog
+        self._interval = interval
+        self._log = log
+        self._wall_clock = wall_clock
+        self._settling = Settling(namespacing=namespacing)
+        self._decided: deque[Decision] = deque()
+        # Called after a poll that has found every repository, once the catalog has been told of its results.
+        self.found_all: Callable[[], object] = lambda: None
+
+    def spec(self, name: str = "watcher") -> ChildSpec:
+        """Return the actor as a child: it is restarted for ever, without effect on its siblings."""
+        return ChildSpec(
+            name,
+            self.run,
+            intensity=WATCHER_INTENSITY,
+            on_exhausted=OnExhausted.RETRY_AT_CAP,
+            backoff=Backoff(initial=1.0, cap=max(30.0, self._interval)),
+        )
+
+    def look_again(self, key: ModelKey) -> None:
+        """Tell the catalog of a model again at the next poll.
+
+        The catalog could not look at it, for no fault of the model's.
+        """
+        self._settling.look_again(key)
+
+    async def run(self, ctx: ChildContext) -> None:
+        """Look, tell, sleep, and so on."""
+        ctx.started()
+        while True:
+            self._carry_out()
+            ctx.publish(poll_seconds=self._interval, looking_since=self._told(trio.current_time()))
+            observation = await self._look()
+            now = trio.current_time()
+            verdict = self._settling.observe(observation, now=now)
+            self._decided += verdict.decisions
+            for notice in verdict.notices:
+                self._tell(notice, now)
+            ctx.publish(
+                looking_since=None,
+                looked=self._told(now),
+                waiting=self._waiting(),
+                unavailable={
+                    lost.source: f"since {self._told(lost.since)}: {lost.reason}"
+                    for lost in self._settling.unavailable()
+                },
+            )
+            self._carry_out()
+            if self._settling.found_all:
+                self.found_all()
+            ctx.progressed()
+            await trio.sleep(self._interval)
+
+    @fault_point("watcher.look")
+    async def _look(self) -> Observation:
+        return await self._observe()
+
+    @fault_point("watcher.tell")
+    def _carry_out(self) -> None:
+        """Tell the catalog. Changes that a crash leaves untold are told in the next life."""
+        while self._decided:
+            decision = self._decided.popleft()
+            match decision:
+                case LookAt(key, change):
+                    changed = change is not Change.FIRST_SEEN  # else all models would be news at the start
+                    if changed:
+                        self._log(Event.REPOSITORY_CHANGED, model=str(key), change=change.value)
+                    self._catalog.look_at(key, changed=changed)
+                case Gone(key):
+                    self._log(Event.REPOSITORY_CHANGED, model=str(key), change="removed")
+                    self._catalog.gone(key)
+                case _:
+                    assert_never(decision)
+
+    def _tell(self, notice: Notice, now: float) -> None:
+        match notice:
+            case Waiting():
+                self._log(
+                    Event.REPOSITORY_CHANGED,
+                    level="warning",
+                    model=notice.name,
+                    repository=notice.source,
+                    change="unfinished",
+                    since=self._told(notice.since),
+                    reasons=list(notice.reasons),
+                )
+            case SourceLost():
+                self._log(
+                    Event.REPOSITORY_UNAVAILABLE,
+                    level="error" if notice.lasting else "warning",
+                    repository=notice.source,
+                    reason=notice.reason,
+                    since=self._told(notice.since),
+                )
+            case SourceBack():
+                self._log(
+                    Event.REPOSITORY_CHANGED,
+                    repository=notice.source,
+                    change="available",
+                    seconds=round(notice.after, 3),
+                )
+            case _:
+                assert_never(notice)
+
+    def _waiting(self) -> list[str]:
+        waiting = self._settling.waiting()
+        shown = [
+            f"{each.name} in {each.source} since {self._told(each.since)}: "
+            + ("; ".join(each.reasons) or "to be seen unchanged")
+            for each in waiting[:MOST_SHOWN]
+        ]
+        return shown if len(waiting) <= MOST_SHOWN else [*shown, f"and {len(waiting) - MOST_SHOWN} more"]
+
+    def _told(self, at: float) -> str:
+        """Return a reading of the loop's clock as a date and time."""
+        seconds = self._wall_clock() - (trio.current_time() - at)
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,364 @@
+"""The scheduler of an ensemble: it takes queued requests, and has the composing models run their steps.
+
+`Ensembler` is passive and belongs to the ensemble's `ModelState`. The state of a request under way is in its
+`ComposedRequest`. Most work is done where it arises. The caller of a lone request submits its first steps;
+the code that puts a step's answer submits the steps after it. The actor takes requests that came together,
+looks after time and memory, and waits.
+
+Where a model's queue is full, the steps for it stand in a line, and one task for each such model submits them
+in order. While there is a line no further request is taken. So the requests that a slow model can't serve
+wait in the ensemble's own queue, which has bounds.
+
+The actor holds no state: a restarted one finds requests, lines and gates where they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NoReturn
+
+import trio
+
+from actors.ensembles.ensemble_plan import Plan
+from actors.ensembles.ensemble_request import ComposedRequest, Loan, Step, in_ensemble
+from actors.ensembles.policy.ensembles import Wiring
+from actors.seams.fault_points import fault_point
+from actors.serving.model import ModelState, Status
+from actors.serving.statistics import FailureReason
+from actors.serving.turns import TurnTaker
+from actors.supervision.context import ChildContext
+from actors.values.errors import Internal, TritiumError
+from actors.values.interfaces import ServedModel
+from actors.values.requests import InferRequest
+from actors.values.specs import Ensemble, EnsembleStep
+
+GATE_PATIENCE: Final = 300.0
+"""Longest wait in seconds of a step while `max_inflight_requests` are under way.
+
+Contract: scheduling.md section 7.
+"""
+
+STARTED_AT_ONCE: Final = 32
+"""Requests taken from the queue in one turn of the loop, each of which costs some 100 µs."""
+
+LOANS_EVERY: Final = 1.0
+"""Seconds between two looks at memory that is lent.
+
+A step that executed may wait again, because its worker has died.
+"""
+
+_COURSES_KEPT: Final = 64  # combinations of requested outputs whose course is remembered
+
+Resolve = Callable[[EnsembleStep], ServedModel]
+"""From a step to the model that it runs on now; raises TritiumError where there is none."""
+
+
+class Ensembler(TurnTaker):
+    """Runs the requests of one ensemble version. Implements `actors.serving.model.Composite`."""
+
+    def __init__(self, state: ModelState, resolve: Resolve) -> None:
+        if not isinstance(state.spec.scheduling, Ensemble):
+            raise TypeError(f"{state.spec.name} is no ensemble")
+        super().__init__(state)
+        self._wiring = Wiring(state.spec.scheduling)
+        self._resolve = resolve
+        self._requests: dict[InferRequest, ComposedRequest] = {}
+        self._contributing: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._lines: dict[int, _Line] = {}  # by the identity of the model that has no room
+        # Each step that waits at a gate, and when its patience is over; in that order.
+        self._gated: OrderedDict[Step, float] = OrderedDict()
+        self._loans: list[Loan] = []
+        self._last: dict[int, ModelState] = {}  # the version that ran each step last
+        self._kept: list[ModelState] = []  # pinned for requests that have not begun
+        self._keepers = 0
+        self._waiting_kept = False  # one `keep` is for the requests in the queue
+
+    @property
+    def steps(self) -> Sequence[EnsembleStep]:
+        """The steps, as configured."""
+        return self._wiring.steps
+
+    # -- actors.serving.model.Composite ------------------------------------------------------------------------------
+
+    def cancel(self, request: InferRequest) -> None:
+        """The client has gone: cancel what runs for it. See `actors.serving.model.Composite`."""
+        composed = self._requests.get(request)
+        if composed is not None:
+            composed.cancel()
+
+    def steps_of(self, request: InferRequest) -> Sequence[tuple[ServedModel, InferRequest]]:
+        """Return the models and requests of the steps of `request` that are under way.
+
+        See `actors.serving.model.Composite`.
+        """
+        composed = self._requests.get(request)
+        return [(step.model, step.request) for step in composed.steps] if composed is not None else []
+
+    def give_up(self) -> None:
+        """Cancel everything that runs: its request has been answered. See `actors.serving.model.Composite`."""
+        for composed in list(self._requests.values()):
+            composed.cancel()
+        self._keepers = 0
+        self._waiting_kept = False
+        self._release_kept()
+
+    def keep(self) -> None:
+        """Pin the models that steps would run on now: even retired, they serve until `let_go`."""
+        self._keepers += 1
+        if self._keepers > 1:
+            return
+        for number in range(len(self._wiring.steps)):
+            try:
+                model = self._resolve(self._wiring.steps[number])
+            except TritiumError:
+                continue  # a request that needs it will be told why
+            if isinstance(model, ModelState):
+                model.pin()
+                self._kept.append(model)
+                self._last[number] = model
+
+    def let_go(self) -> None:
+        """End one `keep`."""
+        self._keepers = max(0, self._keepers - 1)
+        if not self._keepers:
+            self._release_kept()
+
+    def _release_kept(self) -> None:
+        kept, self._kept = self._kept, []
+        for model in kept:
+            model.unpin()
+
+    # -- the scheduler's turn --------------------------------------------------------------------------------
+
+    @fault_point("ensemble.turn")
+    def turn(self, now: float) -> float:
+        """See `TurnTaker.turn`."""
+        self.answer_door()
+        state, queue = self.state, self.state.queue
+        if self._loans:
+            self._look_after_loans()
+        self._lose_patience(now)
+        if queue.next_expiry() <= now:
+            for request, error in queue.expire(now):
+                state.fail(request, error, FailureReason.OTHER)
+            # Too many have expired for one turn: do not begin a request whose time is up.
+            if queue.next_expiry() <= now:
+                state.ring()
+                return -math.inf
+        started = 0
+        while len(queue) and not self._lines and started < STARTED_AT_ONCE:
+            for request in queue.take(1):
+                self._start(request, now)
+            started += 1
+        if started:
+            state.made_room()
+        self._keep_for_queued()
+        if len(queue) and not self._lines:
+            state.ring()  # lets other tasks have the loop in between
+        patience = next(iter(self._gated.values()), math.inf)
+        look_again = now + LOANS_EVERY if self._loans else math.inf
+        return min(queue.next_expiry(), patience, look_again)
+
+    def _keep_for_queued(self) -> None:
+        """Pin the models that queued requests need.
+
+        Those requests were accepted, so the models must not end before them.
+        """
+        waits = len(self.state.queue) > 0
+        if waits and not self._waiting_kept:
+            self._waiting_kept = True
+            self.keep()
+        elif self._waiting_kept and not waits:
+            self._waiting_kept = False
+            self.let_go()
+
+    def _start(self, request: InferRequest, now: float) -> None:
+        wanted = tuple(request.requested_outputs)
+        try:
+            models = {number: self._model(number) for number in self._steps_to(wanted)}
+            composed = ComposedRequest(self, request, self._plan(wanted, models), now=now)
+        except TritiumError as error:
+            self.state.fail(request, in_ensemble(self.state.spec, error), FailureReason.OTHER)
+            return
+        except Exception:
+            self.state.fail(request, Internal(f"{request.prefix}could not be begun"), FailureReason.OTHER)
+            raise
+        self._requests[request] = composed
+        composed.begin()
+
+    def _model(self, number: int) -> ServedModel:
+        """Return the model that runs a step.
+
+        That is the model that is resolved now. If none is, because it retires with this ensemble, it is the
+        version that ran the step last.
+        """
+        try:
+            model = self._resolve(self._wiring.steps[number])
+        except TritiumError:
+            last = self._last.get(number)
+            if last is None or last.status is not Status.UNLOADING:
+                raise
+            return last
+        if isinstance(model, ModelState):
+            self._last[number] = model
+        return model
+
+    def _steps_to(self, wanted: tuple[str, ...]) -> tuple[int, ...]:
+        found = self._contributing.get(wanted)
+        if found is None:
+            if len(self._contributing) >= _COURSES_KEPT:
+                self._contributing.clear()
+                self._plans.clear()
+            found = self._contributing[wanted] = self._wiring.contributing(wanted)
+        return found
+
+    def _plan(self, wanted: tuple[str, ...], models: Mapping[int, ServedModel]) -> Plan:
+        plan = self._plans.get(wanted)
+        if plan is None or not plan.stands(models):
+            plan = self._plans[wanted] = Plan(self.state.spec, self._wiring, wanted, models)
+        return plan
+
+    # -- for composed requests -------------------------------------------------------------------------------
+
+    def finished(self, request: InferRequest) -> None:
+        """See `actors.ensembles.ensemble_request.Ensembling`."""
+        self._requests.pop(request, None)
+
+    def broke(self, bug: Exception) -> None:
+        """See `actors.ensembles.ensemble_request.Ensembling`."""
+        self._bug = bug
+        self.state.ring()
+
+    def lend(self, loan: Loan) -> None:
+        """See `actors.ensembles.ensemble_request.Ensembling`."""
+        self._loans.append(loan)
+        self.state.ring()
+
+    def _look_after_loans(self) -> None:
+        """Copy what was lent to a step that does not execute. Models had a turn of the loop to execute it."""
+        loans, self._loans = self._loans, []
+        fresh = False
+        for loan in loans:
+            if not loan.open:
+                continue
+            loan.turns += 1
+            if loan.waits and loan.turns > 1:
+                loan.copy()
+            else:
+                self._loans.append(loan)
+                fresh = fresh or loan.turns <= 1
+        if fresh:
+            self.state.ring()
+
+    def wait_at_gate(self, step: Step) -> None:
+        """See `actors.ensembles.ensemble_request.Ensembling`."""
+        self._gated[step] = trio.current_time() + GATE_PATIENCE
+        if len(self._gated) == 1:
+            self.state.ring()
+
+    def leave_gate(self, step: Step) -> None:
+        """See `actors.ensembles.ensemble_request.Ensembling`."""
+        self._gated.pop(step, None)
+
+    def _lose_patience(self, now: float) -> None:
+        while self._gated:
+            step, until = next(iter(self._gated.items()))
+            if until > now:
+                return
+            del self._gated[step]
+            step.resume()
+
+    # -- lines -----------------------------------------------------------------------------------------------
+
+    def has_line(self, model: ServedModel) -> bool:
+        """See `actors.ensembles.ensemble_request.Ensembling`."""
+        return id(model) in self._lines
+
+    def wait_in_line(self, step: Step) -> None:
+        """See `actors.ensembles.ensemble_request.Ensembling`."""
+        line = self._lines.get(id(step.model))
+        if line is None:
+            line = self._lines[id(step.model)] = _Line(step.model)
+            self.state.ring()
+        line.steps[step] = None
+
+    def leave_line(self, step: Step) -> bool:
+        """See `actors.ensembles.ensemble_request.Ensembling`."""
+        line = self._lines.get(id(step.model))
+        if line is None or step.submitting or step not in line.steps:
+            return False
+        del line.steps[step]
+        return True
+
+    def unattended_lines(self) -> Iterable[_Line]:
+        """Return the lines without a task that works them off."""
+        return [line for line in self._lines.values() if not line.attended]
+
+    def abandon_lines(self) -> None:
+        """The tasks that worked off the lines have ended."""
+        for line in self._lines.values():
+            line.attended = False
+
+    @fault_point("ensemble.line")
+    async def work_off(self, line: _Line) -> None:
+        """Submit the steps of a line in order, each when its model has room for it.
+
+        Returns when none is left.
+        """
+        while line.steps:
+            step = next(iter(line.steps))
+            step.submitting = True
+            try:
+                await step.submit()
+            except TritiumError as error:
+                del line.steps[step]
+                step.put(error, final=True)
+            except Exception:
+                del line.steps[step]
+                step.put(
+                    Internal(f"{step.request.prefix}could not be submitted to '{line.model.spec.name}'"),
+                    final=True,
+                )
+                raise
+            else:
+                del line.steps[step]
+                step.accepted()
+        del self._lines[id(line.model)]
+        self.state.ring()
+
+
+class _Line:
+    """The steps that wait for room in the queue of one model."""
+
+    __slots__ = ("attended", "model", "steps")
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+        self.steps: OrderedDict[Step, None] = OrderedDict()
+        self.attended = False  # a task works it off
+
+
+async def run(ctx: ChildContext, state: ModelState, ensembler: Ensembler) -> None:
+    """Schedule until asked to stop: the scheduler actor of an ensemble."""
+    ctx.started()
+    ctx.publish(scheduler="ensemble", steps=len(ensembler.steps))
+    try:
+        async with trio.open_nursery() as nursery:
+            state.take_turn = ensembler.turn_at_once
+            await _take_turns(ensembler, state, nursery)
+    finally:
+        state.take_turn = None
+        ensembler.abandon_lines()
+
+
+async def _take_turns(ensembler: Ensembler, state: ModelState, nursery: trio.Nursery) -> NoReturn:
+    while True:
+        wake_at = ensembler.turn(trio.current_time())
+        for line in ensembler.unattended_lines():
+            line.attended = True
+            nursery.start_soon(ensembler.work_off, line)
+        with trio.move_on_at(wake_at):
+            await state.doorbell.receive()

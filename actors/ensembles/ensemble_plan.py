@@ -1,0 +1,140 @@
+"""The common part of all requests to an ensemble that want the same outputs.
+
+It is worked out once and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from actors.ensembles.policy.ensembles import Consumer, Course, StepModel, Wiring, fitted
+from actors.serving.model import ModelState
+from actors.values.interfaces import ServedModel
+from actors.values.specs import InputSpec, ModelSpec, OutputSpec
+from actors.values.tensors import Tensor
+from actors.wire.gathering import client_shape, reshaped
+
+
+class Fit:
+    """The names and shapes that tensors get on their way to the model of a step."""
+
+    __slots__ = ("_batches", "_dims", "_full")
+
+    def __init__(self, ranks: Mapping[str, int], *, batches: bool) -> None:
+        """`ranks` are the numbers of dimensions by name, without the batch dimension."""
+        self._batches = batches
+        self._dims = ranks
+        self._full = {name: dims + batches for name, dims in ranks.items()}
+
+    def of(self, tensor: Tensor, name: str) -> Tensor:
+        """Return `tensor` under the name, and with the shape, that it has here. The data is the same."""
+        shape = tensor.shape
+        full = self._full.get(name)
+        if full is not None and len(shape) != full:  # the model refuses a tensor that it does not declare
+            shape = fitted(shape, self._dims[name], batches=self._batches)
+        return Tensor(name, tensor.datatype, shape, tensor.data)
+
+
+class Answers(Fit):
+    """The shapes of an ensemble's outputs for its clients.
+
+    An output's own `reshape` is its shape inside the ensemble.
+    """
+
+    __slots__ = ("_reshapes",)
+
+    def __init__(self, declared: Iterable[OutputSpec], *, batches: bool) -> None:
+        self._reshapes = {each.name: each for each in declared if each.reshape is not None}
+        super().__init__(
+            {each.name: len(each.dims if each.reshape is None else each.reshape) for each in declared},
+            batches=batches,
+        )
+
+    def of(self, tensor: Tensor, name: str) -> Tensor:
+        """Return `tensor` as the output `name` of an answer. The data is the same."""
+        fitted_tensor = super().of(tensor, name)
+        declared = self._reshapes.get(name)
+        if declared is not None:
+            fitted_tensor.shape = client_shape(fitted_tensor.shape, declared, batches=self._batches)
+        return fitted_tensor
+
+
+class Entry:
+    """The shapes of an ensemble's inputs inside it: as their own `reshape` says, if they have one."""
+
+    __slots__ = ("_batches", "_reshapes")
+
+    def __init__(self, declared: Iterable[InputSpec], *, batches: bool) -> None:
+        self._batches = batches
+        self._reshapes = {
+            each.name: (each.dims, each.reshape) for each in declared if each.reshape is not None
+        }
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return `tensor`, a valid input, as the steps see it. The data is the same."""
+        found = self._reshapes.get(tensor.name)
+        if found is None:
+            return tensor
+        dims, target = found
+        shape = reshaped(tensor.shape, dims, target, batches=self._batches)
+        return Tensor(tensor.name, tensor.datatype, shape, tensor.data)
+
+
+class StepPlan:
+    """The model that runs a step of a course, and what it is asked for."""
+
+    __slots__ = ("by_reference", "fit", "model", "outputs", "spec", "state", "version")
+
+    def __init__(self, step: Consumer, model: ServedModel, version: int) -> None:
+        spec = model.spec
+        self.model = model
+        self.spec = spec
+        self.version = version  # as configured; -1: the policy's choice
+        self.state = model if isinstance(model, ModelState) else None
+        # Models that pass requests on, or look at them elsewhere, may keep references to their inputs.
+        self.by_reference = (
+            self.state is not None and self.state.composite is None and self.state.cache is None
+        )
+        self.fit = Fit({each.name: len(each.dims) for each in spec.inputs}, batches=spec.batches)
+        wanted = tuple(step.outputs)
+        self.outputs = spec.output_names if set(wanted) == set(spec.output_names) else wanted
+
+    def stands(self, model: ServedModel) -> bool:
+        """Whether the plan still holds if the step is `model`'s."""
+        return model is self.model and model.spec is self.spec
+
+
+class Plan:
+    """The course to some outputs of an ensemble, and the models that run its steps."""
+
+    __slots__ = ("answers", "course", "entry", "pinned", "steps")
+
+    def __init__(
+        self, spec: ModelSpec, wiring: Wiring, wanted: tuple[str, ...], models: Mapping[int, ServedModel]
+    ) -> None:
+        """`models` run the steps, by number. Raises InvalidArgument where they don't fit together."""
+        self.course: Course = wiring.course(
+            wanted, {number: step_model(model.spec) for number, model in models.items()}
+        )
+        self.steps = {
+            number: StepPlan(self.course.steps[number], model, wiring.steps[number].model_version)
+            for number, model in models.items()
+        }
+        states = (each.state for each in self.steps.values())
+        self.pinned = tuple(dict.fromkeys(state for state in states if state is not None))
+        """Versions that must stay until a request has ended."""
+        self.entry = Entry(spec.inputs, batches=spec.batches)
+        self.answers = Answers(spec.outputs, batches=spec.batches)
+
+    def stands(self, models: Mapping[int, ServedModel]) -> bool:
+        """Whether the plan still holds if `models` run its steps."""
+        return all(self.steps[number].stands(model) for number, model in models.items())
+
+
+def step_model(spec: ModelSpec) -> StepModel:
+    """Return the facts that the data flow needs about the model version `spec`."""
+    return StepModel(
+        inputs=tuple(declared.name for declared in spec.inputs),
+        optional=frozenset(declared.name for declared in spec.inputs if declared.optional),
+        decoupled=spec.decoupled,
+    )

@@ -1,0 +1,394 @@
+"""What waits for one model, in what order, how much of it and for how long.
+
+Contract, scheduling.md sections 1 and 3.3.
+
+A queue has priority levels, strictly served in ascending order. Each level has two first-in-first-out lanes:
+requests inside their queue timeout, and after those the requests whose timeout passed under the policy DELAY.
+A lane is an `OrderedDict` from request to entry: both ends, and removal anywhere, take constant time.
+
+Two clocks can run on a queued request. The *queue timeout* is the model's policy; it ends with REJECT or
+DELAY, and no longer applies once a request has been taken. The *deadline* is the client's own and holds for
+ever. Both are kept in one heap which, as in trio's `Deadlines`, is told the time and cleaned lazily: an item
+counts while its entry's clock runs.
+
+Full means one of two things. A level with `max_queue_size` refuses (`push` raises). Any other level waits:
+its callers ask `admits` first, and `QueueBounds` decides.
+
+If tenants share the queue fairly (`actors.serving.policy.fairness`), a lane is a `FairLane`, and each tenant has
+its own bound. If levels age, a request that has waited goes to the end of the level above: a third clock, in
+the same heap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import chain, count
+from typing import Final
+
+from actors.serving.policy.fairness import FairLane, Ledger
+from actors.serving.policy.levels import OCCUPIED, Entry, Level, Levels
+from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
+from actors.values.requests import InferRequest
+from actors.values.specs import Fairness, QueueBounds, Scheduling
+
+# Stale heap items tolerated before the heap is rebuilt; below this a rebuild is not worth its bookkeeping.
+_STALE_ALLOWED: Final = 64
+
+ENDED_AT_ONCE: Final = 256
+"""Requests whose time is up that are ended in one turn of the loop: telling a client takes some 20 µs."""
+
+
+class RequestQueue:
+    """The requests that wait for one model. Every request given in comes out exactly once.
+
+    It comes out of `take`, `expire`, `remove` or `drain`. Cancelling means `remove`; a request that was only
+    flagged cancelled is noticed when a scan meets it, and then comes out of the next `expire`, which
+    `next_expiry` makes due.
+    """
+
+    __slots__ = (
+        "_ageing",
+        "_armed",
+        "_bounds",
+        "_cancelled",
+        "_heap",
+        "_ledger",
+        "_len",
+        "_levels",
+        "_nbytes",
+        "_turn",
+    )
+
+    def __init__(self, scheduling: Scheduling, bounds: QueueBounds, fairness: Fairness | None = None) -> None:
+        self._bounds = bounds
+        self._ledger = ledger = Ledger(fairness) if fairness is not None and fairness.by_tenant else None
+        self._ageing = fairness.ageing if fairness is not None else 0.0
+        self._levels = Levels(scheduling, ledger)
+        self._len = 0
+        self._nbytes = 0
+        self._heap: list[tuple[float, int, Entry]] = []
+        self._armed = 0  # heap items that count
+        self._turn = count()  # settles the order of equal times
+        self._cancelled: list[InferRequest] = []  # found by a scan, and not yet reported
+
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return self._len
+
+    def __contains__(self, request: InferRequest) -> bool:
+        entry = request.queue_entry
+        return isinstance(entry, Entry) and entry.queued
+
+    @property
+    def nbytes(self) -> int:
+        """How many input bytes wait."""
+        return self._nbytes
+
+    @property
+    def depth_by_level(self) -> Mapping[int, int]:
+        """How many requests wait in each level that exists; a queue without levels has level 0."""
+        return {level.number: len(level) for level in self._levels.present}
+
+    @property
+    def oldest_enqueued(self) -> float:
+        """When the oldest waiting request was enqueued; infinite for an empty queue."""
+        return min(level.oldest() for level in self._levels.present)
+
+    def admits(self, request: InferRequest) -> bool:
+        """Whether `request` may be pushed now; if not, its caller waits until something has left.
+
+        True if its level refuses by itself. An empty queue admits a request larger than the bound on bytes,
+        or that request would wait for ever.
+        """
+        if self._ledger is not None and not self._fits_tenant(request, self._ledger):
+            return False
+        levels = self._levels
+        if not self._len or (
+            levels.fixed
+            and self._len < self._bounds.requests
+            and self._nbytes + request.nbytes <= self._bounds.nbytes
+        ):
+            return True
+        level = levels.of(request)
+        if level.policy.max_queue_size > 0:
+            return True
+        fits = self._len < self._bounds.requests and self._nbytes + request.nbytes <= self._bounds.nbytes
+        return fits and levels.has_room(level)
+
+    def push(self, request: InferRequest, now: float) -> None:
+        """Enqueue `request` at `now`.
+
+        Raises Unavailable if its level has a `max_queue_size` and is full, or if the queue's bytes are full.
+        Also raises it if its tenant has more waiting than it may, and must not wait for room.
+        """
+        levels = self._levels
+        level = levels.known.get(request.priority)
+        if level is None:
+            level = levels.of(request)
+        if level.policy.max_queue_size:
+            self._refuse_if_full(level, request)
+        if self._ledger is not None:
+            self._ledger.refuse_beyond_bound(request)
+        if not levels.fixed and not level:
+            level = levels.entered(level)
+        lane = level.waiting
+        entry = Entry(level, lane, now)
+        request.queue_entry = lane[request] = entry
+        self._len += 1
+        self._nbytes += request.nbytes
+        timeout = level.timeout
+        if level.overrides and 0 < request.timeout < timeout:
+            timeout = request.timeout
+        entry.expires = now + timeout
+        due = min(entry.expires, request.deadline)
+        if self._ageing:
+            entry.home = level
+            entry.rises = now + self._ageing if level.number > 1 else math.inf
+            due = min(due, entry.rises)
+        if due < math.inf:
+            self._arm(request, entry, due)
+
+    def push_front(self, requests: Sequence[InferRequest]) -> None:
+        """Put back requests that an instance did not finish.
+
+        Each goes to the head of its level, in the given order. Their queue timeouts applied until they were
+        taken and don't any more; their own deadlines still hold. Bounds don't apply, because these requests
+        were admitted before.
+        """
+        for request in reversed(requests):
+            before = request.queue_entry
+            if isinstance(before, Entry):
+                level, enqueued_at = before.level, before.enqueued_at
+            else:
+                before, level, enqueued_at = None, self._levels.of(request), request.accepted_at
+            level = self._levels.entered(level)
+            entry = Entry(level, level.waiting, enqueued_at)
+            entry.requeued = True
+            due = request.deadline
+            if self._ageing:
+                entry.home, entry.rises = (level, math.inf) if before is None else (before.home, before.rises)
+                due = min(due, entry.rises)
+            request.queue_entry = level.waiting[request] = entry
+            level.waiting.move_to_end(request, last=False)
+            self._len += 1
+            self._nbytes += request.nbytes
+            if due < math.inf:
+                self._arm(request, entry, due)
+
+    def remove(self, request: InferRequest) -> bool:
+        """Take out `request`, whose client has left. False if it is not here (any more)."""
+        entry = request.queue_entry
+        if not isinstance(entry, Entry) or not entry.queued:
+            return False
+        self._discard(request, entry)
+        return True
+
+    def head(self, max_rows: int) -> list[InferRequest]:
+        """Return the first requests in scan order, without removing them.
+
+        They are enough to have more than `max_rows` rows, or all there are.
+        """
+        found: list[InferRequest] = []
+        flagged: list[InferRequest] = []
+        rows = 0
+        for request in chain.from_iterable(self._levels.lanes):
+            if request.cancelled:
+                flagged.append(request)
+                continue
+            found.append(request)
+            rows += request.rows or 1
+            if rows > max_rows:
+                break
+        for request in flagged:
+            self.remove(request)
+        self._cancelled += flagged
+        return found
+
+    def take(self, n: int) -> list[InferRequest]:
+        """Remove and return the first `n` requests in scan order, or all there are. Call `expire` before."""
+        taken: list[InferRequest] = []
+        for lane in self._levels.lanes:
+            if len(taken) >= n:
+                break
+            while lane and len(taken) < n:
+                request, entry = lane.popitem(last=False)
+                entry.queued = False
+                self._len -= 1
+                self._nbytes -= request.nbytes
+                if entry.timed is not None:
+                    self._disarm(entry)
+                (self._cancelled if request.cancelled else taken).append(request)
+        if not self._levels.fixed:
+            self._levels.served()
+        return taken
+
+    def expire(self, now: float, *, at_most: int = ENDED_AT_ONCE) -> list[tuple[InferRequest, TritiumError]]:
+        """Take out requests whose time is up at `now` and return them, each with the error for its client.
+
+        It looks at no more than `at_most`; if there are more, `next_expiry` is still due. If a level's policy
+        is DELAY, a queue timeout moves the request to the delayed lane instead.
+        """
+        ended: list[tuple[InferRequest, TritiumError]] = [
+            (r, Cancelled("")) for r in self._cancelled[:at_most]
+        ]
+        del self._cancelled[:at_most]
+        looks = at_most - len(ended)
+        heap = self._heap
+        while looks > 0 and heap and heap[0][0] <= now:
+            due, _, entry = heappop(heap)
+            request = entry.timed
+            if request is None:
+                continue
+            looks -= 1
+            self._disarm(entry)
+            error: TritiumError
+            if request.cancelled:
+                error = Cancelled("")
+            elif due < min(entry.expires, request.deadline):
+                self._rise(request, entry)
+                continue
+            elif entry.expires > request.deadline:
+                error = _deadline_passed(request, now - entry.enqueued_at)
+            elif (entry.home if self._ageing else entry.level).delays:
+                self._delay(request, entry)
+                continue
+            else:
+                error = Unavailable("Request timeout expired")
+            self._discard(request, entry)
+            ended.append((request, error))
+        return ended
+
+    def next_expiry(self) -> float:
+        """When `expire` next has something to do: infinite for never, in the past for at once."""
+        if self._cancelled:
+            return -math.inf
+        heap = self._heap
+        while heap:
+            due, _, entry = heap[0]
+            if entry.timed is not None:
+                return due
+            heappop(heap)
+        return math.inf
+
+    def drain(self) -> list[InferRequest]:
+        """Remove and return everything, in scan order, cancelled requests included."""
+        everything = [*self._cancelled, *chain.from_iterable(self._levels.lanes)]
+        for request in everything:
+            self.remove(request)
+        self._cancelled.clear()
+        self._heap.clear()
+        return everything
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The tenants' ledger; None for a queue without tenants."""
+        return self._ledger
+
+    def ahead_of(self, request: InferRequest) -> float:
+        """Return about how many waiting requests would go before `request`, if it were pushed now."""
+        own = self._levels.of(request)
+        ahead = 0.0
+        for level in self._levels.present:
+            if level.number >= own.number:
+                break
+            ahead += len(level)
+        lane = own.waiting
+        return ahead + (lane.ahead_of(request.tenant) if isinstance(lane, FairLane) else len(lane))
+
+    def patience(self, request: InferRequest) -> float:
+        """Return how many seconds `request` might wait here before its level's policy refuses it.
+
+        It is infinite if the policy never does.
+        """
+        level = self._levels.of(request)
+        if level.delays:
+            return math.inf
+        return (
+            min(level.timeout, request.timeout) if level.overrides and request.timeout > 0 else level.timeout
+        )
+
+    def _fits_tenant(self, request: InferRequest, ledger: Ledger) -> bool:
+        """Whether the tenant of `request` may have one more waiting. Also true if `push` would refuse it."""
+        if ledger.at_bound(request):
+            return ledger.refuses
+        if self._levels.of(request).policy.max_queue_size > 0:
+            return True
+        return ledger.admits(request, self._bounds.requests - self._len, self._bounds.nbytes - self._nbytes)
+
+    def _refuse_if_full(self, level: Level, request: InferRequest) -> None:
+        text = f"{request.prefix}Exceeds maximum queue size"
+        if len(level) >= level.policy.max_queue_size:
+            raise Unavailable(text)
+        if self._ledger is not None:
+            held = sum(
+                lane.held(request.tenant)
+                for lane in (level.waiting, level.delayed)
+                if isinstance(lane, FairLane)
+            )
+            left = level.policy.max_queue_size - len(level)
+            if held >= left > 0 and held:
+                raise self._ledger.refusal(request, held, f"and the room that is left, {left}, is for others")
+        if not self._levels.has_room(level):
+            raise Unavailable(
+                f"{text}: requests of {OCCUPIED} priority levels wait already, the most that may"
+            )
+        if self._len and self._nbytes + request.nbytes > self._bounds.nbytes:
+            raise Unavailable(
+                f"{text}: {self._nbytes} bytes of inputs wait already, the limit is {self._bounds.nbytes}"
+            )
+
+    def _discard(self, request: InferRequest, entry: Entry) -> None:
+        """Take a queued request out, wherever it is."""
+        del entry.lane[request]
+        entry.queued = False
+        self._len -= 1
+        self._nbytes -= request.nbytes
+        if entry.timed is not None:
+            self._disarm(entry)
+
+    def _delay(self, request: InferRequest, entry: Entry) -> None:
+        """Move a request behind the unexpired ones of its level; only its own deadline still runs."""
+        del entry.lane[request]
+        entry.lane = entry.level.delayed
+        entry.lane[request] = entry
+        entry.expires = math.inf
+        due = min(request.deadline, entry.rises) if self._ageing else request.deadline
+        if due < math.inf:
+            self._arm(request, entry, due)
+
+    def _rise(self, request: InferRequest, entry: Entry) -> None:
+        """Move a request that has waited long enough behind those of the level above.
+
+        A delayed request goes behind the delayed ones.
+        """
+        level = self._levels.entered(self._levels.above(entry.level))
+        lane = level.delayed if entry.lane is entry.level.delayed else level.waiting
+        del entry.lane[request]
+        lane[request] = entry
+        entry.level, entry.lane = level, lane
+        heappush(level.risen, (entry.enqueued_at, next(self._turn), entry))
+        entry.rises = entry.rises + self._ageing if level.number > 1 else math.inf
+        due = min(entry.expires, request.deadline, entry.rises)
+        if due < math.inf:
+            self._arm(request, entry, due)
+
+    def _arm(self, request: InferRequest, entry: Entry, due: float) -> None:
+        entry.timed = request
+        self._armed += 1
+        heappush(self._heap, (due, next(self._turn), entry))
+        if len(self._heap) > 2 * self._armed + _STALE_ALLOWED:
+            self._heap[:] = [item for item in self._heap if item[2].timed is not None]
+            heapify(self._heap)
+
+    def _disarm(self, entry: Entry) -> None:
+        entry.timed = None
+        self._armed -= 1
+
+
+def _deadline_passed(request: InferRequest, waited: float) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"{request.prefix}the request's own deadline passed after it had waited {waited:.3f} s in the queue of model "
+        f"'{request.model_name}'; allow it more time, or give the model more instances"
+    )

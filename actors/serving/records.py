@@ -1,0 +1,125 @@
+"""Facts about one request beside its answer: its instance, its batch, its attempts, and its parent request.
+
+Records exist only where requests are logged. A request is created without one (the slot stays unset, which
+costs nothing), and `actors.serving.recorded_model` gives it one. Readers get it with `record_of`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from actors.values.errors import TritiumError
+from actors.values.events import Log
+from actors.values.requests import InferRequest, InferResponse
+
+if TYPE_CHECKING:
+    from actors.serving.worker import InFlight
+
+NAMED_AT_MOST: Final = 64
+"""Requests that one log line names.
+
+So a line about the death of a worker with a thousand requests stays readable.
+"""
+
+RequestEnd: TypeAlias = Callable[[InferRequest, InferResponse | TritiumError, str], None]
+"""Is told how a request ended, and which peer sent it (empty if the server itself did)."""
+
+
+class RequestRecord:
+    """The course of one request so far. Times are seconds on trio's clock."""
+
+    __slots__ = (
+        "batch",
+        "batch_requests",
+        "batch_rows",
+        "cached",
+        "first_dispatch",
+        "first_response",
+        "instance",
+        "last_dispatch",
+        "parent",
+        "parent_id",
+        "pid",
+        "relation",
+        "responses",
+        "serial",
+    )
+
+    def __init__(self, serial: int, relation: str = "", parent: InferRequest | None = None) -> None:
+        """`relation` is the request's role for its `parent`: `step`, `call` or `copy`; empty for a client."""
+        known = None if parent is None else record_of(parent)
+        self.serial = serial  # unique in the life of a server
+        self.relation = relation
+        self.parent = 0 if known is None else known.serial
+        self.parent_id = "" if parent is None else parent.id
+        self.instance = ""
+        self.pid = 0
+        # Number of the batch of the last execution, in the life of the worker.
+        self.batch = 0
+        self.batch_requests = 0
+        self.batch_rows = 0
+        self.first_dispatch: float | None = None
+        self.last_dispatch: float | None = None
+        self.responses = 0  # parts of a decoupled model's answer
+        self.first_response: float | None = None
+        self.cached = False
+
+    def dispatched(self, batch: InFlight, rows: int, *, instance: str, pid: int, now: float) -> None:
+        """It was handed to a worker, as a part of `batch` of `rows` rows."""
+        self.instance, self.pid = instance, pid
+        self.batch, self.batch_requests, self.batch_rows = batch.id, len(batch.requests), rows
+        self.last_dispatch = now
+        if self.first_dispatch is None:
+            self.first_dispatch = now
+
+    def responded(self, now: float) -> None:
+        """A part of its answer has come."""
+        self.responses += 1
+        if self.first_response is None:
+            self.first_response = now
+
+
+class Recorder:
+    """Numbers requests, and says where their records go; one for a server.
+
+    With `stages`, each stage is logged as it comes.
+    """
+
+    def __init__(self, log: Log, *, on_internal: RequestEnd, stages: bool) -> None:
+        """`on_internal` is told of requests that the server makes of itself, which no frontend reports."""
+        self.log = log
+        self.on_internal = on_internal
+        self.stages = stages
+        self._serials = itertools.count(1)
+
+    def open(self, request: InferRequest) -> RequestRecord:
+        """Give `request` a record."""
+        port = request.reply
+        relation: str = getattr(port, "relation", "")
+        record = RequestRecord(next(self._serials), relation, getattr(port, "parent", None))
+        request.record = record
+        return record
+
+
+def record_of(request: InferRequest) -> RequestRecord | None:
+    """Return the record of `request`; None where it has none."""
+    record = getattr(request, "record", None)
+    return record if isinstance(record, RequestRecord) else None
+
+
+def named(requests: Iterable[InferRequest]) -> Sequence[str]:
+    """Return the log's names of `requests`.
+
+    A name is the client's id, else the server's number, else `<id_unknown>`.
+    """
+    real = (request for request in requests if not request.padding)
+    return [_name(request) for request in itertools.islice(real, NAMED_AT_MOST)]
+
+
+def _name(request: InferRequest) -> str:
+    if request.id:
+        return request.id
+    record = record_of(request)
+    return "<id_unknown>" if record is None else f"#{record.serial}"

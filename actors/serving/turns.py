@@ -1,0 +1,54 @@
+"""The common part of all schedulers: taking turns.
+
+A caller whose request is alone in the model may take one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import trio
+
+from actors.serving.model import ModelState
+
+
+class TurnTaker(ABC):
+    """Does all the work that there is, one turn after the other.
+
+    It holds no request: a new one finds all requests in the state.
+    """
+
+    def __init__(self, state: ModelState) -> None:
+        self.state = state
+        self._bug: Exception | None = None  # of a turn that a caller took for it
+
+    @abstractmethod
+    def turn(self, now: float) -> float:
+        """Do all that can be done at `now`, and return when there is more to do if nothing rings before.
+
+        Begins with `answer_door`.
+        """
+
+    def answer_door(self) -> None:
+        """This turn sees what happened until here; a later change rings again.
+
+        Raises the bug of a turn that a caller took.
+        """
+        self.state.answer_door()
+        bug, self._bug = self._bug, None
+        if bug is not None:
+            raise bug
+
+    def turn_at_once(self) -> None:
+        """Take a turn for a caller that is not the scheduler.
+
+        Any work that is left, and any bug, goes to the scheduler's own next turn.
+        """
+        try:
+            wake_at = self.turn(trio.current_time())
+        except Exception as bug:  # noqa: BLE001
+            # The bug belongs to the supervised child, which fails with it in its next turn.
+            self._bug, wake_at = bug, -math.inf
+        if wake_at < math.inf:
+            self.state.ring()

@@ -1,0 +1,191 @@
+"""The interface between frontends and the server. `engine` implements it, and `protocols` calls it.
+
+All methods raise `TritiumError` subclasses with the contract's texts, and no other error that a client should
+see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from actors.values.marks import ClientMarks
+from actors.values.requests import InferRequest
+from actors.values.specs import ModelSpec
+
+
+class ServedModel(Protocol):
+    """One READY version of one model."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Its configuration."""
+
+    @property
+    def marks(self) -> ClientMarks | None:
+        """The facts that a frontend notes of a request's client before it submits the request; None: none."""
+
+    async def submit(self, request: InferRequest) -> None:
+        """Validate and queue `request`; wait while the queue is full, unless its policy refuses.
+
+        Raises InvalidArgument if the request contradicts the model, Unavailable if it can't be queued. After
+        this returns, the answer comes through `request.reply`, exactly once.
+        """
+
+    def submit_nowait(self, request: InferRequest) -> None:
+        """The same for a caller that can't wait.
+
+        Where `submit` would wait, this raises `trio.WouldBlock`, and nothing has happened.
+        """
+
+    def cancel(self, request: InferRequest) -> None:
+        """The client left: take `request` from the queue, or flag it cancelled where it runs.
+
+        Never raises.
+        """
+
+
+class Models(Protocol):
+    """Resolve names to models that serve."""
+
+    def resolve(self, name: str, version: str = "") -> ServedModel:
+        """Return the requested version, or the highest READY one for `""`.
+
+        Raises NotFound, Unavailable or InvalidArgument with the texts of contract http.md section 3.
+        """
+
+    def versions(self, name: str) -> Sequence[int]:
+        """Return the READY versions of `name`, ascending."""
+
+    def statistics(self, name: str = "", version: str = "") -> Sequence[Mapping[str, object]]:
+        """Return `model_stats` elements of one model, or of all READY ones.
+
+        Contract, observability.md section 2.
+
+        Raises InvalidArgument `requested model '<M>' is not available` and its version form.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexEntry:
+    """One line of the repository index (contract, repository.md section 4). Version 0: never loaded."""
+
+    name: str
+    version: int = 0
+    state: str = ""
+    reason: str = ""
+    namespace: str = ""
+    essential: bool = True  # whether readiness depends on it; not told to clients
+    progress: Mapping[str, object] | None = None  # of a load: phase, seconds, attempt, and other facts
+
+
+class Repository(Protocol):
+    """The repository as an operator sees it."""
+
+    async def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
+        """Return every known model version with its state, by name and version.
+
+        A model that was never loaded is listed by name alone.
+        """
+
+    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+        """Load or reload a model; returns when it serves. Unavailable outside explicit mode."""
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Unload a model. Unavailable outside explicit mode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerIdentity:
+    """The content of the server metadata endpoint."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+class Health(Protocol):
+    """Probes. While the server drains, `exiting` is true and the frontend refuses both probes.
+
+    If draining begins with a delay, `withdrawn` is true from its start: the server is not ready, but serves
+    all requests.
+    """
+
+    @property
+    def exiting(self) -> bool:
+        """Whether shutdown has begun."""
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether shutdown is about to begin, so that clients should go elsewhere."""
+
+    async def wait_turned(self, ready: bool) -> None:
+        """Wait until `ready()` differs from `ready`, or `exiting` is true."""
+
+    def live(self) -> bool:
+        """Whether the server initialised."""
+
+    async def ready(self) -> bool:
+        """Whether it serves: a cached verdict, by the strict or lenient rule.
+
+        Contract, repository.md section 8.
+        """
+
+    async def deep(self) -> DeepReport:
+        """Make an inference through the queue of every essential model, within a bounded time, and report."""
+
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether this model version serves and its instances say so themselves.
+
+        Raises like `Models.resolve`.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepReport:
+    """The result of exercising the request path.
+
+    `document` is the JSON body, with a verdict for each part.
+    """
+
+    ready: bool
+    document: Mapping[str, object]
+
+
+class Traffic(Protocol):
+    """How requests that name no version are shared out over a model's versions, at run time."""
+
+    def describe(self, name: str) -> Mapping[str, object]:
+        """Return the plan in force, its origin, and the results of each version and the mirror, as JSON.
+
+        Raises NotFound for an unknown model.
+        """
+
+    def change(self, name: str, document: Mapping[str, object]) -> Mapping[str, object]:
+        """Put a new plan in force until the model is next loaded, and describe it.
+
+        An empty plan ends the split.
+
+        Raises NotFound for an unknown model. Raises InvalidArgument, naming the key, for a plan that makes no
+        sense. Raises Unavailable if the control mode lets no client change what is served.
+        """
+
+
+class Introspection(Protocol):
+    """The live supervision tree, for `tritium tree`."""
+
+    def tree(self) -> Mapping[str, object]:
+        """Return a JSON-ready snapshot of every supervisor and child."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """The parts of the server that a frontend is given."""
+
+    identity: ServerIdentity
+    models: Models
+    repository: Repository
+    health: Health
+    introspection: Introspection
+    traffic: Traffic

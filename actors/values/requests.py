@@ -1,0 +1,184 @@
+"""What a frontend asks of a model, what it gets back, and where the answer goes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol, Union
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from actors.values.errors import TritiumError
+    from actors.values.interfaces import ServedModel
+    from actors.values.strings import Strings
+    from actors.values.tensors import Tensor
+
+Parameter = Union[bool, int, float, str]
+"""A request's or response's custom parameter, as JSON and gRPC can carry it."""
+
+FLAG_SEQUENCE_START = 1
+FLAG_SEQUENCE_END = 2
+
+
+class ReplyPort(Protocol):
+    """Where a request's answer goes: 0..n parts and exactly one final.
+
+    `put` is synchronous, never raises and never encodes. A late final after the frontend has closed its port
+    (the client left) is normal: it is dropped and its lease released.
+    """
+
+    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
+        """Deliver one part. Only the owner of the in-flight table calls this."""
+
+
+class InferRequest:
+    """One inference request on its way through the server.
+
+    The frontend fills the first group of fields; `actors.serving.validation` fills `rows`, `nbytes` and `batch_key`;
+    the model's queue and instances own the rest. Times are seconds on trio's clock. Equality is identity.
+    """
+
+    __slots__ = (
+        "accepted_at",
+        "accused",
+        "affinity",
+        "alone_deaths",
+        "answered",
+        "attempts",
+        "batch_key",
+        "cache_ticket",
+        "cancelled",
+        "correlation_id",
+        "deadline",
+        "dispatched_at",
+        "extra",
+        "flags",
+        "id",
+        "inputs",
+        "model_name",
+        "nbytes",
+        "parameters",
+        "priority",
+        "queue_entry",
+        "record",
+        "reply",
+        "requested_outputs",
+        "requested_version",
+        "routed_to",
+        "rows",
+        "strings",
+        "synthetic",
+        "tenant",
+        "timeout",
+        "unexplained_deaths",
+    )
+
+    # Unset if requests are not logged: see `actors.serving.records.record_of`.
+    record: object
+    # Whether it is a row without a request, which keeps the rows after it in their places.
+    padding = False
+
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        requested_version: int = -1,
+        id: str = "",  # noqa: A002  # the protocol's word
+        inputs: Sequence[Tensor] = (),
+        requested_outputs: Sequence[str] = (),
+        parameters: Mapping[str, Parameter] | None = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        deadline: float = math.inf,
+        correlation_id: int | str = 0,
+        flags: int = 0,
+        reply: ReplyPort,
+        accepted_at: float,
+    ) -> None:
+        self.model_name = model_name
+        self.requested_version = requested_version  # -1: the policy's choice
+        self.id = id
+        self.inputs = inputs
+        self.requested_outputs = requested_outputs  # empty: all of them
+        self.parameters = parameters
+        self.priority = priority  # 0: the model's default level
+        self.timeout = timeout  # queue timeout override; 0: none
+        self.deadline = deadline  # absolute; the whole request, queueing included
+        self.correlation_id = correlation_id
+        self.flags = flags
+        self.reply = reply
+        self.accepted_at = accepted_at
+
+        # What walks of packed inputs have found, None for short ones; None if nothing was walked.
+        self.strings: Sequence[Strings | None] | None = None
+        self.rows = 1
+        self.nbytes = 0
+        self.batch_key: object = None  # requests with equal keys batch together
+
+        # The model that has it, if the one it was submitted to passes requests on.
+        self.routed_to: ServedModel | None = None
+        self.queue_entry: object = None  # owned by the queue while the request waits in it
+        self.cache_ticket: object = None  # owned by the model's cache until the request is answered
+        self.dispatched_at = -1.0  # of a batch's first request, if the model promises a latency
+        self.cancelled = False
+        self.answered = False
+        self.synthetic = False  # the server's own: a probe, which statistics leave out
+        # The model's inputs beyond `inputs`: controls and states of its sequence.
+        self.extra: Sequence[Tensor] = ()
+        # The frontend's notes on the client, if the model asks for them: see `actors.values.marks`.
+        self.affinity = ""  # value of the header that keeps a client with one version
+        self.tenant = ""  # it takes from this tenant's share of the queue
+        self.accused: object = None  # its fingerprint, if a worker has died under one like it
+        self.attempts = 0  # executions begun
+        self.alone_deaths = 0  # workers it killed while it ran alone
+        self.unexplained_deaths = 0  # workers that died under it for a reason no request can cause
+
+    def __repr__(self) -> str:
+        return f"<InferRequest {self.id or '<id_unknown>'} of {self.model_name!r}, {self.rows} rows>"
+
+    @property
+    def prefix(self) -> str:
+        """`[request id: …] `, which the contract puts before many error texts."""
+        return f"[request id: {self.id or '<id_unknown>'}] "
+
+
+class InferResponse:
+    """One part of an answer. `outputs` may view an arena slot: call `release` once they are copied or sent.
+
+    `release` is idempotent; a response without a lease makes it a no-op.
+    """
+
+    __slots__ = ("_on_release", "id", "model_name", "model_version", "outputs", "parameters", "timing")
+
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        model_version: int,
+        id: str = "",  # noqa: A002
+        outputs: Sequence[Tensor] = (),
+        parameters: Mapping[str, Parameter] | None = None,
+        timing: tuple[int, int, int, int] | None = None,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = id
+        self.outputs = outputs
+        self.parameters = parameters
+        self.timing = timing  # queue, compute input, compute infer, compute output: nanoseconds
+        self._on_release: Callable[[], None] | None = None
+
+    @property
+    def leased(self) -> bool:
+        """Whether outputs still view an arena slot."""
+        return self._on_release is not None
+
+    def on_release(self, callback: Callable[[], None]) -> None:
+        """Have `release` call `callback`: the outputs view memory that its owner waits for."""
+        self._on_release = callback
+
+    def release(self) -> None:
+        """Give the arena slot back; the outputs' data must not be read afterwards."""
+        on_release, self._on_release = self._on_release, None
+        if on_release is not None:
+            on_release()

@@ -1,0 +1,167 @@
+"""The fields of a worker's letter beyond its bytes. Each is checked, since a worker may be hostile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from actors.values.requests import Parameter
+from actors.wire.call_frames import LARGEST_BODY, Letter
+from actors.wire.frames import FrameError, check_parameters, parse_json
+
+_SUBJECT_LIMIT: Final = 256  # characters
+
+
+WHOLE_BATCH: Final = -1
+"""In `CallFields.parent`, in place of a request's: the call is made for all requests of the batch."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CallFields:
+    """A call, but for its inputs.
+
+    `timeout` is in seconds, 0 for none; `parent` is a batch's number and a place in it.
+
+    Not frozen, which would take longer to make than to check.
+    """
+
+    model: str
+    version: int
+    id: str
+    requested_outputs: Sequence[str]
+    correlation_id: int | str
+    flags: int
+    timeout: float
+    priority: int
+    parameters: Mapping[str, Parameter] | None
+    decoupled: bool
+    blocking: bool
+    parent: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A question or a message."""
+
+    subject: str
+    body: Mapping[str, Any]
+    attachments: Mapping[str, bytes]
+
+
+def read_call(letter: Letter) -> CallFields:
+    """Return the fields of a call. Raises FrameError."""
+    fields = letter.fields
+    trace = _text(fields, "trace")
+    parameters = _parameters(fields)
+    if trace:
+        parameters = {"traceparent": trace, **(parameters or {})}
+    correlation_id = fields.get("correlation_id", 0)
+    return CallFields(
+        model=_text(fields, "model"),
+        version=_number(fields, "version", -1, low=-(2**63)),
+        id=_text(fields, "id"),
+        requested_outputs=_names(fields.get("outputs", ())),
+        correlation_id=_text(fields, "correlation_id")
+        if isinstance(correlation_id, str)
+        else _number(fields, "correlation_id", 0, high=2**64),
+        flags=_number(fields, "flags", 0, high=2**31),
+        timeout=_number(fields, "timeout", 0) / 1e6,
+        priority=_number(fields, "priority", 0, high=2**64),
+        parameters=parameters,
+        decoupled=_truth(fields, "decoupled"),
+        blocking=_truth(fields, "blocking"),
+        parent=_origin(fields.get("parent")),
+    )
+
+
+def read_attached(letter: Letter) -> Attached:
+    """Return a question or a message. Raises FrameError."""
+    subject = _text(letter.fields, "subject")
+    sizes = letter.fields.get("attachments")
+    if len(subject) > _SUBJECT_LIMIT or not isinstance(sizes, list):
+        raise FrameError(f"a letter on '{subject[:_SUBJECT_LIMIT]}' with attachments {type(sizes).__name__}")
+    view = memoryview(letter.data)
+    attachments: dict[str, bytes] = {}
+    end = len(view)
+    for name, nbytes in reversed([_attachment(each) for each in sizes]):
+        if nbytes > end:
+            raise FrameError(f"attachment '{name}' of {nbytes} bytes in a letter of {len(view)}")
+        attachments[name] = bytes(view[end - nbytes : end])
+        end -= nbytes
+    if end > LARGEST_BODY:
+        raise FrameError(f"a letter on '{subject}' with {end} bytes of JSON; at most {LARGEST_BODY} are read")
+    try:
+        body = parse_json(view[:end])
+    except ValueError as error:
+        raise FrameError(f"a letter on '{subject}' is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise FrameError(f"a letter on '{subject}' holds {type(body).__name__}, not an object")
+    return Attached(subject, body, dict(reversed(attachments.items())))
+
+
+def _attachment(each: object) -> tuple[str, int]:
+    if not (isinstance(each, list) and len(each) == 2):
+        raise FrameError("an attachment without a name and a size")
+    name, nbytes = each
+    return _text({"name": name}, "name"), _number({"size": nbytes}, "size", 0)
+
+
+def _text(fields: Mapping[str, Any], key: str) -> str:
+    value = fields.get(key, "")
+    if not isinstance(value, str) or not (value.isascii() or travels(value)):
+        raise FrameError(f"a worker's {key!r} is of type {type(value).__name__}, or no text that can travel")
+    return value
+
+
+def travels(text: str) -> bool:
+    """Whether a text can be written as UTF-8: JSON may bring half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _number(fields: Mapping[str, Any], key: str, default: int, *, low: int = 0, high: int = 2**63) -> int:
+    value = fields.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
+        raise FrameError(f"a worker's {key!r} is {str(value)[:80]!r}")
+    return value
+
+
+def _truth(fields: Mapping[str, Any], key: str) -> bool:
+    value = fields.get(key, False)
+    if not isinstance(value, bool):
+        raise FrameError(f"a worker's {key!r} is of type {type(value).__name__}")
+    return value
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise FrameError(f"a worker's outputs are of type {type(value).__name__}")
+    return tuple(_text({"output": each}, "output") for each in value)
+
+
+def _parameters(fields: Mapping[str, Any]) -> Mapping[str, Parameter] | None:
+    parameters = fields.get("parameters")
+    if parameters is None:
+        return None
+    if not isinstance(parameters, dict):
+        raise FrameError("a call's parameters are no object")
+    try:
+        check_parameters(parameters)
+    except ValueError as error:
+        raise FrameError(f"a call's parameters can't travel: {error}") from error
+    return parameters
+
+
+def _origin(value: object) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if not (isinstance(value, list) and len(value) == 2):
+        raise FrameError("a call on behalf of something that is no request")
+    batch, index = ({"batch": value[0], "index": value[1]}[key] for key in ("batch", "index"))
+    return _number({"batch": batch}, "batch", 0), _number({"index": index}, "index", 0, low=WHOLE_BATCH)

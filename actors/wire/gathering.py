@@ -1,0 +1,354 @@
+"""Copies and cuts between tensors and segments: many requests into one slot, one result back to all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, repeat
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from actors.values.datatypes import DataType
+from actors.values.errors import InvalidArgument
+from actors.values.requests import InferRequest
+from actors.values.specs import InputSpec, ModelSpec, OutputSpec
+from actors.values.strings import walk, walk_at_once
+from actors.values.tensors import Tensor, element_count, packed_row_bounds
+from actors.wire.arena import align
+from actors.wire.frames import Answer, FrameError, GatheredInput, Part, Placed, Result
+
+if TYPE_CHECKING:
+    from actors.values.tensors import Buffer
+
+COPY_LIMIT: Final = 256 * 1024
+"""A result of up to so many bytes is copied out in one piece, and its slot is free at once; see `Scatter`."""
+
+_PIECE: Final = 128 * 1024
+"""Bytes of a long input that are copied in one step: some tenth of a millisecond, if the pages are new."""
+
+_STRINGS_AT_ONCE: Final = 2 * 1024 * 1024
+"""Bytes of packed outputs that are copied and checked in one piece, in some 2 ms.
+
+The rest of a longer result is done in slices.
+"""
+
+_ELEMENT_EFFORT: Final = 100
+"""Bytes that are copied in the time of checking one packed element."""
+
+_CUT_COPYING: Final = 16 * 1024
+"""A private copy of up to so many bytes is cut by copying its parts.
+
+That costs less than a view of each.
+"""
+
+
+class Gather:
+    """A plan to put a batch's inputs one after the other.
+
+    Sizes are known first; the inputs are copied once a segment is large enough.
+    """
+
+    __slots__ = ("_parts", "inputs", "nbytes")
+
+    def __init__(self, requests: Sequence[InferRequest], spec: ModelSpec) -> None:
+        """Lay out the inputs of validated `requests`, which have equal batch keys."""
+        self.inputs: list[GatheredInput] = []
+        self._parts: list[tuple[int, list[Tensor]]] = []
+        at = 0
+        sent = len(spec.inputs)
+        for index, declared in enumerate(spec.backend_inputs):
+            if index < sent or not requests[0].extra:  # a warmup brings controls and states as inputs
+                tensors = _of_input(requests, declared, index)
+            else:
+                tensors = [request.extra[index - sent] for request in requests]
+            if not tensors:
+                continue
+            offset = at = align(at)
+            for tensor in tensors:
+                at += len(tensor.data)
+            self._parts.append((offset, tensors))
+            self.inputs.append(_placed(index, declared, tensors, offset, at - offset, batches=spec.batches))
+        self.nbytes = at
+
+    def copy_into(self, view: memoryview) -> None:
+        """Copy every input to its place; `view` holds at least `nbytes`."""
+        for at, tensors in self._parts:
+            for tensor in tensors:
+                end = at + len(tensor.data)
+                view[at:end] = tensor.data
+                at = end
+
+    def copying(self, view: memoryview) -> Iterator[None]:
+        """Do as `copy_into` does. Yields before every piece."""
+        for at, tensors in self._parts:
+            for tensor in tensors:
+                data = memoryview(tensor.data)
+                for start in range(0, len(data), _PIECE):
+                    yield
+                    piece = data[start : start + _PIECE]
+                    view[at + start : at + start + len(piece)] = piece
+                at += len(data)
+
+
+def _of_input(requests: Sequence[InferRequest], declared: InputSpec, index: int) -> list[Tensor]:
+    name = declared.name
+    found = []
+    for request in requests:
+        inputs = request.inputs
+        # Sent in the configuration's order, as most are.
+        if index < len(inputs) and inputs[index].name == name:
+            found.append(inputs[index])
+        else:
+            found += [tensor for tensor in inputs if tensor.name == name]
+    return found
+
+
+def _placed(
+    index: int, declared: InputSpec, tensors: Sequence[Tensor], offset: int, nbytes: int, *, batches: bool
+) -> GatheredInput:
+    first = tensors[0].shape
+    if len(tensors) == 1:
+        return GatheredInput(index, _backend_shape(first, declared, batches=batches), offset, nbytes)
+    tail = tuple(first[1:])
+    rows = 0
+    for tensor in tensors:
+        rows += tensor.shape[0]
+        if declared.ragged and tuple(tensor.shape[1:]) != tail:
+            parts = [
+                (_backend_shape(part.shape, declared, batches=batches), len(part.data)) for part in tensors
+            ]
+            return GatheredInput(index, None, offset, nbytes, parts)
+    return GatheredInput(index, _backend_shape((rows, *tail), declared, batches=batches), offset, nbytes)
+
+
+def _backend_shape(shape: Sequence[int], declared: InputSpec, *, batches: bool) -> Sequence[int]:
+    if declared.reshape is None:
+        return shape
+    return reshaped(shape, declared.dims, declared.reshape, batches=batches)
+
+
+def reshaped(
+    shape: Sequence[int], dims: Sequence[int], target: Sequence[int], *, batches: bool
+) -> tuple[int, ...]:
+    """Return `shape`, which fits `dims`, as `target` describes it (contract, model_config.md section 4.1).
+
+    Variable dimensions of `target` take the sizes of those of `dims`, in order; the batch dimension stays.
+    """
+    lead = 1 if batches else 0
+    variable = iter([size for size, dim in zip(shape[lead:], dims, strict=True) if dim == -1])
+    return (*shape[:lead], *(next(variable) if dim == -1 else dim for dim in target))
+
+
+def client_shape(shape: Sequence[int], declared: OutputSpec, *, batches: bool) -> Sequence[int]:
+    """Return the shape under which clients see an output of `shape`, as its `reshape` says.
+
+    An output whose rank or size differs from its configuration keeps its shape, so that the difference shows.
+    """
+    target = declared.reshape
+    if target is None or len(shape) - batches != len(target):
+        return shape
+    client = reshaped(shape, target, declared.dims, batches=batches)
+    return client if element_count(client) == element_count(shape) else shape
+
+
+def default_metadata(request: InferRequest, spec: ModelSpec) -> dict[str, object]:
+    """Return the metadata of `request` for the worker: only differences from the default.
+
+    Its tensors are not part of it.
+    """
+    told: dict[str, object] = {}
+    if request.id:
+        told["id"] = request.id
+    if request.parameters:
+        told["parameters"] = dict(request.parameters)
+    if request.requested_outputs is not spec.output_names:
+        told["outputs"] = list(request.requested_outputs)
+        if spec.state_names:
+            told["outputs"] = list(dict.fromkeys((*request.requested_outputs, *spec.state_names)))
+    if request.correlation_id:
+        told["correlation_id"] = request.correlation_id
+    if request.flags:
+        told["flags"] = request.flags
+    if request.timeout:
+        told["timeout"] = round(request.timeout * 1e6)
+    if request.priority:
+        told["priority"] = request.priority
+    return told
+
+
+Cut = tuple[InferRequest, list[Tensor], Answer | None]
+"""A request's share of a result: its outputs and, if the worker answered it by itself, that answer."""
+
+
+class Scatter:
+    """A result, cut into the shares of its requests.
+
+    Results of up to `COPY_LIMIT` bytes are copied once; then `borrowed` is false and the slot is free.
+    Otherwise outputs view the slot's segment, which must stay leased until each response is released. Long
+    packed outputs are left `unchecked` by `answers`, and must not be used before all of `checking` has been
+    done.
+    """
+
+    __slots__ = ("_base", "_data", "_effort", "_result", "_spec", "borrowed", "unchecked")
+
+    def __init__(
+        self, result: Result, view: memoryview, spec: ModelSpec, *, copy_limit: int = COPY_LIMIT
+    ) -> None:
+        """Check every offset and length of `result` against the segment. Raises FrameError."""
+        self._result = result
+        self._spec = spec
+        self._effort = 0  # the cost of checking packed outputs, in bytes to copy
+        self.unchecked: list[Tensor] = []
+        placed = list(_all_outputs(result))
+        low = min((output.offset for output in placed), default=0)
+        high = max((output.offset + output.nbytes for output in placed), default=0)
+        if high > len(view):
+            raise FrameError(f"a result reaches to byte {high} of a segment of {len(view)} bytes")
+        self.borrowed = high - low > copy_limit
+        self._base = 0 if self.borrowed else low
+        self._data: Buffer = view
+        if not self.borrowed:
+            private = bytes(view[low:high])
+            self._data = private if len(private) <= _CUT_COPYING else memoryview(private)
+
+    def answers(self, requests: Sequence[InferRequest]) -> list[Cut]:
+        """Return each request with its output tensors and, if the worker answered one by one, its `Answer`.
+
+        Raises FrameError before any share is handed out, if the result does not fit the requests.
+        """
+        if self._result.stacked is not None:
+            return self._stacked_answers(requests, self._result.stacked)
+        answers = self._result.answers or ()
+        return [
+            (request, [self._tensor(p, p.shape, p.offset, p.nbytes) for p in answer.outputs], answer)
+            for request, answer in zip(requests, answers, strict=True)
+        ]
+
+    def _stacked_answers(self, requests: Sequence[InferRequest], stacked: Sequence[Placed]) -> list[Cut]:
+        if len(requests) == 1:
+            whole = [self._tensor(each, each.shape, each.offset, each.nbytes) for each in stacked]
+            return [(requests[0], self._wanted(requests[0], whole), None)]
+        ends = list(accumulate(request.rows for request in requests))
+        spans = [
+            (request.rows, end)
+            for request, end in zip(requests, ends, strict=True)
+            if not request.padding  # padding is never read
+        ]
+        columns = [self._column(each, requests, spans, ends[-1]) for each in stacked]
+        outputs = zip(*columns, strict=True) if columns else repeat(())
+        return [
+            (request, [] if request.padding else self._wanted(request, list(next(outputs))), None)
+            for request in requests
+        ]
+
+    def _wanted(self, request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
+        wanted, states = request.requested_outputs, self._spec.state_names
+        if wanted is self._spec.output_names:
+            return outputs
+        return [tensor for tensor in outputs if tensor.name in wanted or tensor.name in states]
+
+    def _column(
+        self, placed: Placed, requests: Sequence[InferRequest], spans: Sequence[tuple[int, int]], total: int
+    ) -> list[Tensor]:
+        """Return each request's part of one output of `total` rows.
+
+        `spans` are the number of rows of each request, and where they end.
+        """
+        tail = placed.shape[1:]
+        name, datatype = placed.name, placed.datatype
+        if datatype is DataType.BYTES and placed.sizes is not None:
+            starts = accumulate(placed.sizes, initial=placed.offset)
+            return [
+                self._tensor(placed, (request.rows, *tail), start, size)
+                for request, start, size in zip(requests, starts, placed.sizes, strict=False)
+                if not request.padding
+            ]
+        if datatype is DataType.BYTES or not placed.shape or placed.shape[0] != total:
+            raise FrameError(f"output '{name}' of shape {list(placed.shape)} can't be cut into {total} rows")
+        row = placed.nbytes // total if total else 0
+        declared = self._spec.outputs_by_name.get(name)
+        if declared is not None and declared.reshape is not None:
+            return [
+                self._tensor(placed, (rows, *tail), placed.offset + (end - rows) * row, rows * row)
+                for rows, end in spans
+            ]
+        data, at = self._data, placed.offset - self._base
+        return [
+            Tensor(name, datatype, (rows, *tail), data[at + (end - rows) * row : at + end * row])
+            for rows, end in spans
+        ]
+
+    def _tensor(self, placed: Placed, shape: Sequence[int], offset: int, nbytes: int) -> Tensor:
+        at = offset - self._base
+        declared = self._spec.outputs_by_name.get(placed.name)
+        if declared is not None and declared.reshape is not None:
+            shape = client_shape(shape, declared, batches=self._spec.batches)
+        tensor = Tensor(placed.name, placed.datatype, shape, self._data[at : at + nbytes])
+        if placed.datatype is DataType.BYTES:
+            self._effort += nbytes + _ELEMENT_EFFORT * min(element_count(shape), nbytes // 4)
+            if self._effort > _STRINGS_AT_ONCE:
+                self.unchecked.append(tensor)
+            else:
+                tensor.data = _checked_bytes(tensor.data, placed.name, shape)
+        return tensor
+
+    def checking(self) -> Iterator[None]:
+        """Copy and check the `unchecked` outputs, whose tensors then have data of their own.
+
+        Yields between pieces of work.
+
+        The work may be given up and done anew. Raises FrameError for a malformed output.
+        """
+        for tensor in self.unchecked:
+            data = memoryview(tensor.data)
+            # A bytearray would be filled with zeros first, in one piece.
+            private = np.empty(len(data), np.uint8).data
+            for start in range(0, len(data), _PIECE):
+                private[start : start + _PIECE] = data[start : start + _PIECE]
+                yield
+            count = element_count(tensor.shape)
+            found = yield from walk(private, count)
+            if not found.whole or found.elements != count:
+                raise FrameError(
+                    f"a worker sent a malformed output: packed BYTES tensor '{tensor.name}' of {len(private)} bytes has "
+                    f"{found.elements} of its {count} elements in its first {found.at} bytes"
+                )
+            tensor.data = private.toreadonly()
+
+
+def outputs_of(
+    part: Part, request: InferRequest, spec: ModelSpec
+) -> tuple[list[Tensor], Callable[[], Iterator[None]] | None]:
+    """Return the tensors of a decoupled model's part, and how to check them if that takes long.
+
+    The tensors view the part's data. Raises FrameError where they don't fit it.
+    """
+    if part.answer is None or not part.answer.outputs:
+        return [], None
+    result = Result(part.batch_id, 0, 1, (0, 0, 0), answers=[part.answer])
+    scatter = Scatter(result, memoryview(part.data), spec, copy_limit=0)
+    [(_, outputs, _)] = scatter.answers([request])
+    return outputs, scatter.checking if scatter.unchecked else None
+
+
+def _all_outputs(result: Result) -> Iterable[Placed]:
+    if result.stacked is not None:
+        return result.stacked
+    return (placed for answer in result.answers or () for placed in answer.outputs)
+
+
+def _checked_bytes(data: Buffer, name: str, shape: Sequence[int]) -> bytes:
+    """Return a private copy of packed elements, known to be well-formed.
+
+    A worker may overwrite the original.
+    """
+    private = bytes(data)
+    count = element_count(shape)
+    found = walk_at_once(private, count)
+    if found.whole and found.elements == count:
+        return private
+    try:
+        packed_row_bounds(private, name, 1, count)
+    except InvalidArgument as error:
+        raise FrameError(f"a worker sent a malformed output: {error.message}") from error
+    return private

@@ -1,0 +1,461 @@
+"""Starts workers: child processes by default, threads of the server if a model asks for that.
+
+Processes are spawned on one thread that lives as long as the server. A worker asks the kernel to be killed
+when its parent dies, and the kernel takes the *thread* that spawned it for the parent. Workers spawned from a
+pooled thread would die when the pool lets that thread go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import queue
+import secrets
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, TypeVar, cast
+
+import outcome
+import trio
+
+from actors.seams.fault_points import fault_point
+from actors.serving.instance import Launched, threads_for
+from actors.serving.policy.confinement import Usage
+from actors.serving.policy.retries import DeathReason, Exit, Oom, Signal
+from actors.values.events import Log
+from actors.values.specs import InstanceSpec, ModelSpec, Sandbox
+from engine.config.backends import BackendTraits
+from engine.environments.runtime import interpreter, variables
+from engine.processes.confining import confining_environ
+from engine.processes.family import Family
+from engine.processes.inheritance import ALWAYS, scrubbed
+from engine.processes.mark import MARK
+from engine.processes.spares import Environment, Spares
+from engine.worker.serve import Serving, Stopped
+
+T = TypeVar("T")
+
+WORKER: Final = Path(__file__).parents[1] / "worker" / "__main__.py"
+
+_THREAD_VARIABLES: Final = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+_OPEN_FILES: Final = 4096
+BURIALS_AT_ONCE: Final = 8
+"""Dead workers whose processes are looked for on threads of their own.
+
+So no instance waits behind files that are read for others.
+"""
+
+_CGROUP_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
+
+
+class Spawner:
+    """One thread for what must not run on a pooled one.
+
+    It is a daemon: it ends with the server, not before.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="spawner", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+
+    @fault_point("spawner.run")
+    async def run(self, function: Callable[[], T]) -> T:
+        """Return what `function` returns or raises on the spawner's thread. Not cancellable once begun."""
+        task = trio.lowlevel.current_task()
+        token = trio.lowlevel.current_trio_token()
+
+        def job() -> None:
+            result = outcome.capture(function)
+            token.run_sync_soon(trio.lowlevel.reschedule, task, result)
+
+        self._jobs.put(job)
+        return cast("T", await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED))
+
+
+class WorkerLauncher:
+    """Implements `actors.serving.instance.Launcher` over processes and threads.
+
+    A process runs on the interpreter of its model's `ModelSpec.runtime`, with the variables that belong to
+    it. That is the server's own interpreter, unless `engine.environments` found another for the model when
+    its configuration was read. A waiting spare is taken if there is one (see `engine.processes.spares`). There are none
+    unless a task runs `spares`.
+    """
+
+    def __init__(
+        self,
+        backends: Mapping[str, BackendTraits],
+        *,
+        environ: Mapping[str, str],
+        spare_workers: int = 0,
+        log: Log | None = None,
+    ) -> None:
+        """Set up a launcher.
+
+        `environ` is what workers inherit (`engine.processes.inheritance`). At most `spare_workers` processes wait for a
+        model.
+        """
+        self.spares = Spares(self._start_spare, limit=spare_workers, log=log)
+        self._backends = backends
+        self._inherited = {**environ, **ALWAYS}
+        self._minimal = scrubbed(environ)
+        self._spawner = Spawner()
+        self._oom_kills = OomKills()
+        self._burials = trio.CapacityLimiter(BURIALS_AT_ONCE)
+
+    def backend_path(self, spec: ModelSpec) -> str:
+        """Return the backend class as `module:Class`."""
+        return self._backends[spec.backend].target
+
+    def limits(self) -> dict[str, int]:
+        """Return what a worker must impose on itself."""
+        return {"open_files": _OPEN_FILES}
+
+    async def launch(self, spec: ModelSpec, instance: InstanceSpec) -> Launched:
+        """Start a worker. See `actors.serving.instance.Launcher`."""
+        _check_cores(instance.cores)
+        if spec.isolation == "thread":
+            return self._start_thread(instance)
+        environment = self.environment(spec, instance)
+        worker = cast("ProcessWorker | None", self.spares.take(environment))
+        spare = worker is not None
+        if worker is None:
+            worker = await self._start(environment)
+        self.spares.launched(environment, spare=spare)
+        worker.on_reaped = functools.partial(self.spares.ended, environment)
+        return worker
+
+    def environment(self, spec: ModelSpec, instance: InstanceSpec) -> Environment:
+        """Return what a worker process of this instance is started with."""
+        strict = spec.confinement.sandbox is Sandbox.STRICT
+        inherited = self._minimal if strict else self._inherited
+        environ = variables({**inherited, **_thread_environ(spec, instance, inherited)}, spec.runtime)
+        files = (
+            spec.model_directory,
+            spec.version_directory,
+            (spec.version_directory / spec.artifact).parent,
+        )
+        environ = {**environ, **confining_environ(spec.confinement, files, kind=instance.kind)}
+        return Environment(
+            interpreter=interpreter(spec.runtime),
+            variables=tuple(sorted(environ.items())),
+            cores=instance.cores,
+            backend=self.backend_path(spec),
+            digest=spec.runtime.digest,
+        )
+
+    @staticmethod
+    def _start_thread(instance: InstanceSpec) -> ThreadWorker:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            return ThreadWorker(ours, theirs, name=instance.name, cores=instance.cores)
+        except BaseException:
+            ours.close()
+            raise
+
+    async def _start(self, environment: Environment, *arguments: str) -> ProcessWorker:
+        """Start a process whose first arguments are the socket and our process id. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                return await self._spawner.run(
+                    functools.partial(
+                        _spawn, ours, theirs, environment, arguments, self._oom_kills, self._burials
+                    )
+                )
+        except BaseException:
+            ours.close()
+            raise
+
+    async def _start_spare(self, environment: Environment) -> ProcessWorker:
+        return await self._start(environment, environment.backend)
+
+
+def _thread_environ(spec: ModelSpec, instance: InstanceSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    threads = threads_for(spec, instance)
+    return {name: str(threads * instance.lanes) for name in _THREAD_VARIABLES if name not in environ}
+
+
+def _spawn(
+    ours: socket.socket,
+    theirs: socket.socket,
+    environment: Environment,
+    arguments: Sequence[str],
+    oom_kills: OomKills,
+    burials: trio.CapacityLimiter,
+) -> ProcessWorker:
+    """Spawner's thread: start the process, its output going to one pipe."""
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    mark = secrets.token_hex(16)
+    try:
+        with _bound_to(environment.cores):
+            process = _popen(theirs, write_end, environment, mark, arguments)
+        return ProcessWorker(process, ours, read_end, oom_kills, Family(process.pid, mark), burials)
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+
+
+@contextlib.contextmanager
+def _bound_to(cores: Sequence[int]) -> Iterator[None]:
+    """Bind the calling thread to `cores`, if there are any: what it starts meanwhile inherits that.
+
+    A thread's memory comes from the NUMA node of the core that touches it first, so this decides about memory
+    too.
+    """
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _check_cores(cores: Sequence[int]) -> None:
+    available = os.sched_getaffinity(0)
+    missing = [str(core) for core in cores if core not in available]
+    if missing:
+        may = ", ".join(map(str, sorted(available)))
+        raise OSError(
+            f"it is bound to the cores {', '.join(missing)}, which this server may not use; it may use {may}"
+        )
+
+
+def _popen(
+    theirs: socket.socket, output: int, environment: Environment, mark: str, arguments: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [environment.interpreter, str(WORKER), str(theirs.fileno()), str(os.getpid()), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=(theirs.fileno(),),
+        env={**dict(environment.variables), MARK: mark},
+        start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
+    )
+
+
+class ProcessWorker:
+    """A worker in a process of its own. Implements `actors.serving.instance.Launched` and `engine.processes.spares.Spare`."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        sock: socket.socket,
+        output: int,
+        oom_kills: OomKills,
+        family: Family,
+        burials: trio.CapacityLimiter,
+    ) -> None:
+        self._burials = burials
+        self._process = process
+        self._oom_kills = oom_kills
+        self._family = family
+        self._pidfd = os.pidfd_open(process.pid)
+        self.socket = sock
+        self.output: int | None = output
+        self.on_reaped: Callable[[], None] | None = None  # called once
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def abandoned(self) -> bool:
+        """Never: SIGKILL works."""
+        return False
+
+    @property
+    def suspended(self) -> bool:
+        """Whether SIGSTOP or its like has stopped it, by the state in /proc/<pid>/stat."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False  # it has just exited, or this process may not read its /proc
+        return stat.rpartition(")")[2].split()[0] in {"T", "t"}
+
+    @property
+    def fit(self) -> bool:
+        """Whether it has neither exited nor been stopped."""
+        return not self.exited and not self.suspended
+
+    @property
+    def exited(self) -> bool:
+        """Whether it has ended, reaped or not."""
+        if self._process.returncode is not None:
+            return True
+        return os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    @property
+    def dying(self) -> bool:
+        """Whether it is ending.
+
+        The kernel takes a process's memory first, and a busy machine takes long over the rest.
+        """
+        try:
+            return Path(f"/proc/{self.pid}/statm").read_text().startswith("0 ")
+        except OSError:
+            return self.exited
+
+    async def wait(self) -> DeathReason:
+        """Wait for the exit, end what it leaves behind, reap, and tell how it ended."""
+        if self._process.returncode is None:
+            await trio.lowlevel.wait_readable(self._pidfd)
+            await trio.to_thread.run_sync(self._family.end, limiter=self._burials)
+        if self._process.returncode is None:
+            self._process.wait()
+            trio.lowlevel.notify_closing(self._pidfd)
+            os.close(self._pidfd)
+            if self.on_reaped is not None:
+                self.on_reaped()
+        code = self._process.returncode
+        if code >= 0:
+            return Exit(code)
+        if -code == signal.SIGKILL and self._oom_kills.one_more():
+            return Oom()
+        return Signal(-code)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL, to all that it has started as well; works on stopped processes too."""
+        if self._process.returncode is None:
+            self._family.kill()
+        self._signal(signal.SIGKILL)
+
+    def glance(self) -> Usage | None:
+        """Measure what it and its descendants take, if there are few."""
+        return self._family.glance()
+
+    def usage(self, *, exact: bool = False) -> Usage:
+        """Measure what it and its descendants take."""
+        return self._family.usage(exact=exact)
+
+    def _signal(self, number: Literal[signal.Signals.SIGTERM, signal.Signals.SIGKILL]) -> None:
+        if self._process.returncode is None:
+            try:
+                signal.pidfd_send_signal(self._pidfd, number)
+            except ProcessLookupError:
+                return  # exited, not yet reaped
+
+
+class OomKills:
+    """How many processes of our control group the kernel has killed for memory, each told of once."""
+
+    def __init__(self) -> None:
+        self._told = self._count()
+
+    def one_more(self) -> bool:
+        """Whether the kernel has killed one that was not told of yet; the next SIGKILL is another one's."""
+        if self._count() <= self._told:
+            return False
+        self._told += 1
+        return True
+
+    def _count(self) -> int:
+        try:
+            fields = dict(line.split() for line in _CGROUP_EVENTS.read_text().splitlines())
+            return int(fields.get("oom_kill", 0))
+        except (OSError, ValueError):
+            # Without such a control group, an OOM kill looks like any other SIGKILL.
+            return 0
+
+
+class ThreadWorker:
+    """A worker on a thread of the server. Implements `actors.serving.instance.Launched`.
+
+    A hung one can only be abandoned.
+    """
+
+    def __init__(
+        self, ours: socket.socket, theirs: socket.socket, *, name: str, cores: Sequence[int] = ()
+    ) -> None:
+        self.socket = ours
+        self.output: int | None = None
+        self._theirs = theirs
+        self._cores = cores
+        self._ended = trio.Event()
+        self._token = trio.lowlevel.current_trio_token()
+        self._thread = threading.Thread(target=self._run, name=f"worker-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The server's own process id."""
+        return os.getpid()
+
+    def _run(self) -> None:
+        try:
+            with self._theirs, _bound_to(self._cores):
+                Serving(self._theirs, on_disconnect=lambda: None).run()
+        except Stopped:
+            pass
+        finally:
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._ended.set)
+
+    async def wait(self) -> DeathReason:
+        """Wait until it has ended, or has been given up."""
+        await self._ended.wait()
+        return Exit(0)
+
+    def terminate(self) -> None:
+        """Disconnect it: it ends once the model returns."""
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+    def kill(self) -> None:
+        """Give it up. If it hangs, its thread stays behind until the model returns."""
+        self.terminate()
+        self._ended.set()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether its thread is still running though it has been given up."""
+        return self._ended.is_set() and self._thread.is_alive()
+
+    @property
+    def suspended(self) -> bool:
+        """Never: the server would be stopped as well."""
+        return False
+
+    @property
+    def exited(self) -> bool:
+        """Whether it has ended, or has been given up."""
+        return self._ended.is_set()
+
+    @property
+    def dying(self) -> bool:
+        """Never: a thread ends at once, or not at all."""
+        return False
+
+    def glance(self) -> Usage:
+        """Nothing of its own: what the model takes is the server's."""
+        return Usage(0, 0)
+
+    def usage(self, *, exact: bool = False) -> Usage:
+        """Nothing of its own: what the model takes is the server's."""
+        return Usage(0, 0)

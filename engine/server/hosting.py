@@ -1,0 +1,367 @@
+"""The tree under a foreign server, started and stopped by an ASGI lifespan on either event loop.
+
+On trio the tree runs in a system task of the same loop. On asyncio it runs in a trio loop on a thread of its
+own, and each request crosses over and back. Either way the tree has no parent but the process. If the tree
+gives up, the process drains and ends with a status that is not 0, instead of answering without the tree.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from multiprocessing import parent_process
+from typing import IO, Any
+
+import outcome
+import trio
+
+from actors.values.events import Event
+from engine.observability.announcing import hear_python
+from engine.observability.logs import LogSink, configure_logging, open_sink
+from engine.processes.process import allow_many_files, leaves, settle_garbage_collection
+from engine.server.sockets import AddressInUse
+from engine.server.surroundings import in_the_way
+from engine.server.tree import Log, RunningServer, ServerFailed, advice_on_repositories, open_server
+from engine.settings.settings import Settings, SettingsError
+from protocols.http.admission import Verdict
+from protocols.http.bodies import announced
+
+Message = dict[str, Any]
+
+ONE_PROCESS = (
+    "Tritium was started in more than one worker process. One process serves all models and uses the other cores through "
+    "workers of its own: start hypercorn with --workers 1 (its default)"
+)
+
+
+class StartupFailed(Exception):
+    """The tree does not stand. The message is for the operator."""
+
+
+class HostedTree:
+    """A server tree without an HTTP listener of its own. `run` is to be run once, in a trio loop."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._stop = trio.Event()
+        self._lock: IO[bytes] | None = None
+        self._sink: LogSink | None = None
+        self.running: RunningServer | None = None
+        # Why the tree ended without being asked to.
+        self.failure = ""
+
+    def prepare(self) -> Settings:
+        """Read the settings and take what only one process may have. Raises StartupFailed."""
+        try:
+            settings = Settings.from_environ(self._environ)
+            self._sink = open_sink(settings.log)
+        except SettingsError as error:
+            raise StartupFailed(f"{error.message} {error.hint}".strip()) from error
+        self._lock = _only_process()
+        configure_logging(settings.log, self._sink)
+        if settings.log.format == "json":
+            hear_python(Log())
+        allow_many_files()
+        return settings
+
+    async def run(self, settings: Settings, started: Callable[[], object]) -> None:
+        """Run the tree until `stop`, and call `started` once it is up.
+
+        Raises StartupFailed if it does not start.
+        """
+        try:
+            async with open_server(settings, http=False, environ=self._environ) as running:
+                self.running = running
+                for warning in _warnings(settings):
+                    Log()(Event.SERVER_STARTING, level="warning", warning=warning)
+                started()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._watch_loading, running)
+                    nursery.start_soon(self._watch_tree, running)
+                    await self._stop.wait()
+                    nursery.cancel_scope.cancel()
+                await self._serve_on(running)
+                if not await running.drain():
+                    self.failure = self.failure or "Exit timeout expired. Exiting immediately."
+        except* (AddressInUse, ServerFailed) as group:
+            self.failure = "; ".join(map(str, leaves(group)))
+        finally:
+            self._close()
+        if self.running is None:
+            raise StartupFailed(self.failure)
+
+    async def _serve_on(self, running: RunningServer) -> None:
+        """Have gRPC serve for the drain delay. HTTP's sockets are the foreign server's, and closed by now."""
+        delay = running.settings.drain_delay
+        if delay and running.grpc is not None and not self.failure and running.catalog.finished.is_set():
+            running.withdraw()
+            with trio.move_on_after(delay):
+                await running.wait_stopped()
+
+    def _close(self) -> None:
+        if self._sink is not None:
+            self._sink.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def stop(self) -> None:
+        """Have `run` drain and return. On the tree's own thread."""
+        self._stop.set()
+
+    async def _watch_loading(self, running: RunningServer) -> None:
+        await running.wait_loaded()
+        settle_garbage_collection()
+        if running.catalog.start_failed and running.settings.exit_on_error:
+            self._give_up("creating server: Internal - failed to load all models")
+
+    async def _watch_tree(self, running: RunningServer) -> None:
+        await running.wait_stopped()
+        self._give_up("the supervision tree gave up")
+
+    def _give_up(self, why: str) -> None:
+        """Have the foreign server shut down as if it had been told to; `end_process` then gives the status.
+
+        The process to tell is the one that handles signals. Where there is a master, hypercorn's workers do
+        not.
+        """
+        self.failure = why
+        Log()(Event.SERVER_FAILED, level="error", error=why)
+        master = parent_process()
+        os.kill(os.getpid() if master is None or master.pid is None else master.pid, signal.SIGTERM)
+
+    def end_process(self) -> None:
+        """At the end of the lifespan, make a failure the exit status; the foreign server can't do that."""
+        if self.failure:
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def _warnings(settings: Settings) -> tuple[str, ...]:
+    found = (*settings.warnings, *in_the_way(), *advice_on_repositories(settings))
+    if not settings.drain_delay:
+        return found
+    http = (
+        "--drain-delay-secs has no effect on HTTP under another server, which closes its listening sockets at SIGTERM: have"
+        " a preStop hook wait before that"
+    )
+    return (*found, http)
+
+
+def _only_process() -> IO[bytes] | None:
+    """Take the one place under a server that starts worker processes. Raises StartupFailed if it is taken.
+
+    The place is a lock on a file that exists once for each such server and goes with it.
+    """
+    master = parent_process()
+    if master is None:
+        return None
+    lock = open(f"/proc/{master.pid}/environ", "rb")  # noqa: SIM115  # held until the tree has ended
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise StartupFailed(ONE_PROCESS) from error
+    return lock
+
+
+class SameLoop:
+    """Hosts the tree in the trio loop that the foreign server runs on."""
+
+    def __init__(self, tree: HostedTree) -> None:
+        self._tree = tree
+        self._ended = trio.Event()
+
+    async def start(self) -> None:
+        """Start the tree; returns when it stands. Raises StartupFailed."""
+        settings = self._tree.prepare()
+        standing = trio.Event()
+        results: list[outcome.Outcome[None]] = []
+
+        async def run() -> None:
+            results.append(await outcome.acapture(self._tree.run, settings, standing.set))
+            standing.set()
+            self._ended.set()
+
+        trio.lowlevel.spawn_system_task(run)
+        await standing.wait()
+        if results:
+            results[0].unwrap()
+
+    async def stop(self) -> None:
+        """Drain and end the tree."""
+        self._tree.stop()
+        await self._ended.wait()
+
+    async def handle(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
+        """Answer one HTTP request."""
+        assert self._tree.running is not None
+        await self._tree.running.app(scope, receive, send)
+
+
+class OwnLoop:
+    """Hosts the tree in a trio loop on a thread of its own. Made and used from the foreign server's loop."""
+
+    def __init__(self, tree: HostedTree) -> None:
+        self._tree = tree
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._nursery: trio.Nursery | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, report: Callable[[BaseException | None], object], ended: Callable[[], object]) -> None:
+        """Start the thread.
+
+        On that thread, `report` is told that the tree is up or why not, and `ended` that it has ended.
+        """
+        settings = self._tree.prepare()
+
+        async def main() -> None:
+            async with trio.open_nursery() as self._nursery:
+                self._token = trio.lowlevel.current_trio_token()
+                try:
+                    await self._tree.run(settings, lambda: report(None))
+                except StartupFailed as error:
+                    report(error)
+                finally:
+                    self._nursery.cancel_scope.cancel()
+
+        def thread() -> None:
+            try:
+                trio.run(main)
+            except BaseException as error:
+                # Heard only by a caller that still waits for the start.
+                report(error)
+                raise
+            finally:
+                ended()
+
+        self._thread = threading.Thread(target=thread, name="tritium", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Have the tree drain and end. From any thread."""
+        self.soon(self._tree.stop)
+
+    def exchange(self, scope: Message, body: bytes, deliver: Callable[[Message | None], object]) -> Crossing:
+        """Have the tree answer a request.
+
+        `deliver` is called on its thread with each message of the answer, and at last with None. There are no
+        messages if the client no longer wants the answer, and too few if making it failed half-way.
+        """
+        crossing = Crossing(self, scope, body, deliver)
+        self.soon(crossing.begin)
+        return crossing
+
+    def admit(self, scope: Message, tell: Callable[[Verdict], object]) -> None:
+        """Let the application say whether a request's body may come; calls `tell` on the tree's thread."""
+
+        def ask() -> None:
+            assert self._tree.running is not None
+            fields = scope["headers"]
+            admit = self._tree.running.app.admit
+            tell(admit(scope["method"], scope["raw_path"], fields, announced(fields)))
+
+        self.soon(ask)
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call `function` on the tree's thread, unless it has ended."""
+        assert self._token is not None
+        try:
+            self._token.run_sync_soon(function)
+        except trio.RunFinishedError:
+            return
+
+    def spawn(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Start a task on the tree's thread, from there."""
+        assert self._nursery is not None
+        self._nursery.start_soon(run)
+
+    async def app(self, scope: Message, receive: Any, send: Any) -> None:
+        """The application, for `Crossing`."""
+        assert self._tree.running is not None
+        await self._tree.running.app(scope, receive, send)
+
+
+class Crossing:
+    """One request that crossed over to the tree's thread; the `tritium.disconnect` hook of that request."""
+
+    def __init__(
+        self, loop: OwnLoop, scope: Message, body: bytes, deliver: Callable[[Message | None], object]
+    ) -> None:
+        self._loop = loop
+        self._scope = {**scope, "extensions": {"tritium.response": {}, "tritium.disconnect": self}}
+        self._body: bytes | None = body
+        self._deliver = deliver
+        self._begun = False  # part of the answer has been delivered
+        self._taken: trio.Event | None = None  # by the foreign server: the part delivered last
+        self.disconnected = False
+        self.on_disconnect: Callable[[], None] | None = None
+
+    def begin(self) -> None:
+        """On the tree's thread: start answering."""
+        self._loop.spawn(self._run)
+
+    def leave(self) -> None:
+        """From any thread: the client has gone."""
+        self._loop.soon(self._left)
+
+    def taken(self) -> None:
+        """From any thread: the part of a streamed answer that was delivered last has been written."""
+        self._loop.soon(self._let_on)
+
+    def _left(self) -> None:
+        self.disconnected = True
+        if self.on_disconnect is not None:
+            self.on_disconnect()
+        self._let_on()
+
+    def _let_on(self) -> None:
+        if self._taken is not None:
+            self._taken.set()
+
+    async def _run(self) -> None:
+        try:
+            await self._loop.app(self._scope, self._receive, self._send)
+        except Exception as error:  # noqa: BLE001
+            # The outer edge: the crash of one request is answered and goes no further.
+            sys.stderr.write(f"error: a request failed: {error!r}\n")
+            if not self._begun:
+                self._answer(
+                    500, [(b"content-type", b"application/json")], b'{"error":"internal server error"}'
+                )
+        finally:
+            self._deliver(None)
+
+    async def _receive(self) -> Message:
+        body, self._body = self._body, None
+        if body is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "tritium.response":
+            body = b"".join(message["body"])
+            if message["release"] is not None:
+                message["release"]()
+            self._answer(message["status"], message["headers"], body)
+        elif not self.disconnected:
+            await self._stream(message)
+
+    def _answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        headers = [*headers, (b"content-length", str(len(body)).encode())]
+        self._begun = True
+        self._deliver({"type": "http.response.start", "status": status, "headers": headers})
+        self._deliver({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _stream(self, message: Message) -> None:
+        """Deliver a message of a streamed answer; wait until a part that has others behind it is written."""
+        self._begun = True
+        if not message.get("more_body", False):
+            self._deliver(message)
+            return
+        self._taken = trio.Event()
+        self._deliver(message)
+        await self._taken.wait()

@@ -1,0 +1,114 @@
+"""What a server takes from the machine that it runs on, in one place.
+
+A simulation can put a machine of its own there.
+
+Sockets come from the same direction, see `engine.server.sockets`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from actors.residency.residency import Memory as MeasuredMemory
+from actors.serving.instance import Launcher
+from actors.values.events import Log
+from engine.config.backends import BackendTraits, discover
+from engine.processes.launch import WorkerLauncher
+from engine.processes.spares import Spares
+from engine.repository.fingerprint import Digests
+from engine.repository.source import Source
+from engine.server.residency import Memory
+from engine.server.sources import open_sources
+from engine.server.version_tree import milliseconds_since_epoch
+from engine.settings.settings import Settings
+
+
+class SparingLauncher(Launcher, Protocol):
+    """Starts workers, and has some started beforehand."""
+
+    @property
+    def spares(self) -> Spares:
+        """Those that wait; their actor is a child of the tree."""
+
+
+class Machine(Protocol):
+    """Processes, directories, memory, clocks and chance."""
+
+    def backends(self, directory: Path | None) -> Mapping[str, BackendTraits]:
+        """Return what there is to run models with, by name. See `engine.config.backends.discover`."""
+
+    def launcher(
+        self,
+        backends: Mapping[str, BackendTraits],
+        *,
+        environ: Mapping[str, str],
+        spare_workers: int,
+        log: Log,
+    ) -> SparingLauncher:
+        """Return what starts workers."""
+
+    def sources(self, settings: Settings, environ: Mapping[str, str], digests: Digests) -> Sequence[Source]:
+        """Return the repositories. Raises TritiumError for one that can't be opened."""
+
+    def memory(self) -> MeasuredMemory:
+        """Return what measures how much models take."""
+
+    def cores(self) -> int:
+        """Return how many workers can load their models at once without slowing each other down."""
+
+    def random(self) -> random.Random:
+        """Return a source of chance: jitter of restarts, shares of traffic, ages of connections."""
+
+    def wall_clock(self) -> int:
+        """Return milliseconds since the epoch."""
+
+    def monotonic(self) -> float:
+        """Return seconds on a clock that may stand anywhere, and may be read from threads."""
+
+
+class ThisMachine:
+    """The real one."""
+
+    def backends(self, directory: Path | None) -> Mapping[str, BackendTraits]:
+        """See `Machine`."""
+        return discover(directory)
+
+    def launcher(
+        self,
+        backends: Mapping[str, BackendTraits],
+        *,
+        environ: Mapping[str, str],
+        spare_workers: int,
+        log: Log,
+    ) -> WorkerLauncher:
+        """See `Machine`."""
+        return WorkerLauncher(backends, environ=environ, spare_workers=spare_workers, log=log)
+
+    def sources(self, settings: Settings, environ: Mapping[str, str], digests: Digests) -> Sequence[Source]:
+        """See `Machine`."""
+        return open_sources(settings, environ, digests)
+
+    def memory(self) -> Memory:
+        """See `Machine`."""
+        return Memory()
+
+    def cores(self) -> int:
+        """See `Machine`."""
+        return len(os.sched_getaffinity(0))
+
+    def random(self) -> random.Random:
+        """See `Machine`."""
+        return random.Random()
+
+    def wall_clock(self) -> int:
+        """See `Machine`."""
+        return milliseconds_since_epoch()
+
+    def monotonic(self) -> float:
+        """See `Machine`."""
+        return time.monotonic()

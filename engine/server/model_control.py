@@ -1,0 +1,154 @@
+"""What models ask of the server about other models: load, unload, readiness.
+
+Contract: python_backend.md section 8.
+
+If a model asks for a load while it is itself being loaded, its own load waits for the other model's load. A
+request that would close a circle of such waits is refused, because none of those loads would ever end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from actors.calls.subjects import Caller, Subjects
+from actors.serving.router import Router
+from actors.values.errors import InvalidArgument, Unavailable
+from actors.values.interfaces import Health, Repository
+from actors.values.specs import ModelSpec
+from actors.wire.call_fields import travels
+from actors.wire.frames import FrameError
+
+LOAD: Final = "model.load"
+UNLOAD: Final = "model.unload"
+READY: Final = "model.ready"
+"""Subjects, as `engine.worker.backends.python.control` asks on them."""
+
+STARTING: Final = "models can't be loaded or unloaded by a model while the server starts"
+
+
+class ModelControl:
+    """Answers what workers ask of the repository, as a client would be answered."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        health: Health,
+        *,
+        started: Callable[[], bool],
+        loading: Callable[[Caller], bool],
+        needs: Callable[[str, str], bool] = lambda _, __: False,
+    ) -> None:
+        """Set up the control of models.
+
+        `started` tells whether every model to be loaded at start is. `loading` tells whether a caller's
+        version is being loaded. `needs` tells whether one model is composed of another.
+        """
+        self._repository = repository
+        self._health = health
+        self._started = started
+        self._loading = loading
+        self._needs = needs
+        self._waiting: list[tuple[str, str]] = []  # models that are being loaded: what they wait for
+
+    def answer(self, subjects: Subjects) -> None:
+        """Take its subjects in the table."""
+        subjects.answer(LOAD, self.load)
+        subjects.answer(UNLOAD, self.unload)
+        subjects.answer(READY, self.ready)
+
+    async def load(
+        self, body: Mapping[str, object], attachments: Mapping[str, bytes], caller: Caller
+    ) -> Mapping[str, object]:
+        """Load `name` with `config`, if there is one, and files from the attachments; return when it serves.
+
+        Raises as `Repository.load` does; Unavailable while the server starts; InvalidArgument for a circle.
+        """
+        name = _text(body, "name")
+        parameters: dict[str, object] = dict(attachments)
+        if "config" in body:
+            parameters["config"] = _text(body, "config")
+        self._require_started()
+        if not self._loading(caller):
+            await self._repository.load(name, parameters)
+            return {}
+        self._check_circle(caller.spec.name, name)
+        if self._needs(name, caller.spec.name):
+            raise InvalidArgument(
+                f"model '{caller.spec.name}' is being loaded and can't wait for a load of '{name}', which is composed of it"
+            )
+        wait = (caller.spec.name, name)
+        self._waiting.append(wait)
+        try:
+            await self._repository.load(name, parameters)
+        finally:
+            self._waiting.remove(wait)
+        return {}
+
+    async def unload(
+        self, body: Mapping[str, object], _: Mapping[str, bytes], caller: Caller
+    ) -> Mapping[str, object]:
+        """Unload `name`. Raises as `Repository.unload` does.
+
+        `unload_dependents` also unloads the models that only `name` is composed of.
+        """
+        name = _text(body, "name")
+        self._require_started()
+        if name == caller.spec.name and self._loading(caller):
+            raise InvalidArgument(f"model '{name}' can't unload itself while it is being loaded")
+        await self._repository.unload(name, unload_dependents=body.get("unload_dependents") is True)
+        return {}
+
+    async def ready(
+        self, body: Mapping[str, object], _: Mapping[str, bytes], __: Caller
+    ) -> Mapping[str, object]:
+        """Return whether `name` in `version` is ready.
+
+        Raises as `Health.model_ready` does for an unloaded model.
+        """
+        return {"ready": await self._health.model_ready(_text(body, "name"), _text(body, "version"))}
+
+    def awaited_by(self, name: str) -> AbstractSet[str]:
+        """Return the models whose loads the load of `name` waits for, directly or through others."""
+        found: set[str] = set()
+        names = [name]
+        for each in names:  # which grows meanwhile
+            more = {wanted for waiting, wanted in self._waiting if waiting == each} - found
+            found |= more
+            names += more
+        return found
+
+    def _require_started(self) -> None:
+        if not self._started():
+            raise Unavailable(STARTING)
+
+    def _check_circle(self, caller: str, name: str) -> None:
+        """Raise InvalidArgument if the load of `name` waits, directly or not, for the caller's own."""
+        paths: list[tuple[str, ...]] = [(caller, name)]
+        # Each is looked at once: there may be as many paths as hostile models care to make.
+        seen = {name}
+        for path in paths:  # which grows meanwhile
+            if path[-1] == caller:
+                raise InvalidArgument(
+                    f"model '{caller}' is being loaded and can't wait for a load of '{name}', which waits for its own:"
+                    f" {' -> '.join(path)}"
+                )
+            for waiting, wanted in self._waiting:
+                if waiting == path[-1] and wanted not in seen:
+                    seen.add(wanted)
+                    paths.append((*path, wanted))
+
+
+def _text(body: Mapping[str, object], key: str) -> str:
+    value = body.get(key)
+    if not isinstance(value, str) or not travels(value):
+        raise FrameError(f"a worker asks about a model without a text for {key!r}")
+    return value
+
+
+def is_loading(router: Router, spec: ModelSpec) -> bool:
+    """Whether a version of this specification is on its way, and does not serve yet."""
+    return any(
+        state.spec is spec and not state.load_finished.is_set() for state in router.background(spec.key)
+    )

@@ -1,0 +1,165 @@
+"""`tritium serve`: the tree in a process of its own, from the first line of its log to its exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import trio
+
+from actors.serving.model import Status
+from actors.values.events import Event
+from engine.observability.announcing import Announcer, hear_python
+from engine.observability.logs import LogSink, configure_logging, json_line, open_sink
+from engine.processes.process import (
+    allow_many_files,
+    end_where_threads_are_stuck,
+    leaves,
+    settle_garbage_collection,
+)
+from engine.server.sockets import AddressInUse
+from engine.server.surroundings import in_the_way
+from engine.server.tree import Log, RunningServer, ServerFailed, advice_on_repositories, open_server
+from engine.settings.settings import Settings, SettingsError
+
+Beside = Callable[[RunningServer, Log], Awaitable[None]]
+"""What a composition root runs beside the server, from when its tree is up until it is told to end."""
+
+
+async def _nothing(running: RunningServer, log: Log) -> None:
+    del running, log
+
+
+def run(settings: Settings, *, beside: Beside = _nothing) -> int:
+    """Serve until a signal, or until the tree gives up; return the process's exit status.
+
+    What `beside` raises ends the server: it is no part of the tree, so no supervisor restarts it.
+    """
+    try:
+        sink = open_sink(settings.log)
+    except SettingsError as error:
+        complain(error, json=settings.log.format == "json")
+        return 1
+    configure_logging(settings.log, sink)
+    announcer = Announcer(settings.log, sink, Log())
+    hear_python(Log())
+    allow_many_files()
+    try:
+        status = trio.run(_serve, settings, announcer, sink, beside)
+    except* (AddressInUse, ServerFailed) as group:
+        for failure in leaves(group):
+            announcer.failed(str(failure))
+        status = 1
+    except* Exception as group:  # noqa: BLE001
+        # The process ends because of it, and its last line has to be a line of the log.
+        for bug in leaves(group):
+            announcer.failed(f"{type(bug).__name__}: {bug}", bug)
+        status = 1
+    finally:
+        sink.close()
+    end_where_threads_are_stuck(status)
+    return status
+
+
+def complain(error: SettingsError, *, json: bool) -> None:
+    """Say why a server with these settings does not start: a line of the JSON log, or text for people."""
+    if json:
+        keys = {"hint": error.hint} if error.hint else {}
+        sys.stdout.write(json_line("error", Event.SERVER_FAILED, error=error.message, **keys) + "\n")
+    else:
+        sys.stderr.write(f"error: {error.message}\n" + (f"{error.hint}\n" if error.hint else ""))
+
+
+async def _serve(settings: Settings, announcer: Announcer, sink: LogSink, beside: Beside) -> int:
+    """Return the exit status."""
+    log = Log()
+    for warning in (*settings.warnings, *in_the_way(), *advice_on_repositories(settings)):
+        log(Event.SERVER_STARTING, level="warning", warning=warning)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with open_server(settings) as running:
+            told = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_listen_for_signals, signals, told, log)
+                nursery.start_soon(_report_start, running, told, log, announcer)
+                nursery.start_soon(_end_with_tree, running, told)
+                nursery.start_soon(beside, running, log)
+                await told.wait()
+                nursery.cancel_scope.cancel()
+            await _serve_on(running, signals, log)
+            status = await _drain(running, signals, announcer, sink)
+    log(Event.SERVER_STOPPED)
+    return status
+
+
+async def _report_start(running: RunningServer, told: trio.Event, log: Log, announcer: Announcer) -> None:
+    await running.wait_loaded()
+    models = await running.server.repository.index()
+    await trio.to_thread.run_sync(announcer.tables, models, running.settings.options())
+    settle_garbage_collection()
+    if not (running.catalog.start_failed and running.settings.exit_on_error):
+        log(Event.SERVER_READY, models=sum(entry.state == Status.READY.value for entry in models))
+        return
+    announcer.failed("creating server: Internal - failed to load all models")
+    running.failures.append("failed to load all models")
+    told.set()
+
+
+async def _listen_for_signals(signals: AsyncIterator[int], told: trio.Event, log: Log) -> None:
+    async for number in signals:
+        log(Event.SERVER_DRAINING, signal=signal.Signals(number).name)
+        told.set()
+
+
+async def _serve_on(running: RunningServer, signals: AsyncIterator[int], log: Log) -> None:
+    """Be not ready, and serve for the drain delay; another signal, or the tree's end, cuts it short.
+
+    If the end is a failure, or models still load, no load balancer sends anything.
+    """
+    delay = running.settings.drain_delay
+    if not delay or running.failures or running.stopped.is_set() or not running.catalog.finished.is_set():
+        return
+    running.withdraw()
+    log(Event.SERVER_DRAINING, delay_seconds=delay, ready=False)
+    with trio.move_on_after(delay):
+        async with trio.open_nursery() as nursery:
+
+            async def cut_short() -> None:
+                async for number in signals:
+                    log(Event.SERVER_DRAINING, signal=signal.Signals(number).name, delay="cut short")
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(cut_short)
+            await running.wait_stopped()
+            nursery.cancel_scope.cancel()
+
+
+async def _end_with_tree(running: RunningServer, told: trio.Event) -> None:
+    await running.wait_stopped()
+    told.set()
+
+
+async def _drain(
+    running: RunningServer, signals: AsyncIterator[int], announcer: Announcer, sink: LogSink
+) -> int:
+    """Answer what was accepted; a second signal, or the exit timeout, ends that at once."""
+    outcome: list[bool] = []
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            async for _ in signals:
+                nursery.cancel_scope.cancel()
+
+        nursery.start_soon(watch)
+        outcome.append(await running.drain())
+        nursery.cancel_scope.cancel()
+    if not outcome:
+        await running.give_up("not answered before a second signal")
+    if not outcome or not outcome[0]:
+        announcer.last_words(
+            "Exit timeout expired. Exiting immediately." if outcome else "Told twice. Exiting immediately."
+        )
+        sink.close()
+        os._exit(1)  # workers are killed by the kernel as their parent goes
+    return 1 if running.failures else 0

@@ -1,0 +1,483 @@
+"""What a model version's subtree consists of, and how one is started and ended."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import trio
+
+from actors.caching.cache import ResponseCache, may_be_kept
+from actors.calls.call_waits import CallWaits
+from actors.calls.callees import Callees
+from actors.calls.calls import CallHost
+from actors.calls.subjects import Subjects
+from actors.ensembles import ensemble
+from actors.ensembles.ensemble import Ensembler
+from actors.sequences import sequencer
+from actors.serving import batcher, instance
+from actors.serving.comeback import Comeback
+from actors.serving.instance import Launcher
+from actors.serving.load_turns import LoadTurns
+from actors.serving.model import InstanceState, ModelState, Status
+from actors.serving.policy.holding import Hold, StartAfter
+from actors.serving.policy.rate_limits import RateLimiter
+from actors.serving.recorded_model import RecordedState
+from actors.serving.records import Recorder
+from actors.serving.recycling import Measure, Recycler
+from actors.serving.router import UNLOADED, Router
+from actors.supervision.context import ChildContext
+from actors.supervision.errors import NotFound, NotRunning, SupervisionError
+from actors.supervision.events import Event as SupervisionEvent
+from actors.supervision.events import RestartsExhausted
+from actors.supervision.spec import Backoff, ChildSpec, Intensity, Kind, OnExhausted, Strategy
+from actors.supervision.supervisor import Supervisor
+from actors.values.errors import Internal, InvalidArgument
+from actors.values.events import Event, Log
+from actors.values.interfaces import ServedModel
+from actors.values.specs import Ensemble, EnsembleStep, InstanceSpec, ModelSpec
+from engine.observability.metrics import new_statistics
+from engine.observability.sources import ModelSample
+from engine.processes.family import Family
+from engine.settings.settings import MetricsSettings
+
+STUCK_EVERY: Final = 0.5  # seconds between two looks at what hangs, while the server ends
+INSTANCE_INTENSITY: Final = Intensity(4, 30.0)
+"""The fifth death within 30 s without an answered batch is one too many (DESIGN section 2)."""
+
+INSTANCE_BACKOFF: Final = Backoff(initial=0.1, factor=2.0, cap=30.0, jitter=0.5, first_immediate=True)
+
+
+async def memory_of(pid: int) -> int:
+    """Return the bytes that only the end of a process, and of all that it has started, would give back."""
+    family = Family(pid, "")
+    usage = await trio.to_thread.run_sync(family.usage)
+    if usage.processes > 1:
+        usage = await trio.to_thread.run_sync(partial(family.usage, exact=True))
+    return usage.memory
+
+
+class ModelSubtrees:
+    """Starts and ends `models/<name>/<version>`.
+
+    Implements `actors.catalog.loading.ModelTree` and `MetricsSource`.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        router: Router,
+        launcher: Launcher,
+        *,
+        log: Log,
+        metrics: MetricsSettings,
+        stop_within: float,
+        limiter: RateLimiter[InstanceState] | None = None,
+        cache: ResponseCache | None = None,
+        start_after: StartAfter | None = None,
+        measure: Measure = memory_of,
+        subjects: Subjects | None = None,
+        wall_clock: Callable[[], int] | None = None,
+        recorder: Recorder | None = None,
+        cores: int = 0,
+        serving: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Set up the subtree.
+
+        `supervisor` is the dynamic one that versions become children of. An instance may take `stop_within`
+        seconds to stop.
+
+        Without a `limiter` executions are not rate-limited, without a `cache` no answers are kept, and
+        without `start_after` no first batch is held back. `measure` is asked for what may be recycled.
+        `subjects` is what workers may ask and tell the server. `wall_clock` gives milliseconds since the
+        epoch; the default is the machine's own. With a `recorder` a record is kept of each request.
+
+        At once, `cores` workers may load without delaying one another, and half as many without delaying
+        those that serve. `serving` says whether there are any workers that serve.
+        """
+        self._supervisor = supervisor
+        self._router = router
+        self._launcher = launcher
+        self._log = log
+        self._metrics = metrics
+        self._stop_within = stop_within
+        self._limiter = limiter
+        self._cache = cache
+        self._start_after = start_after
+        self._measure = measure
+        self._wall_clock = wall_clock or milliseconds_since_epoch
+        self._recorder = recorder
+        self._cores = cores
+        self._comeback = Comeback()
+        self._turns = LoadTurns(cores, needed=serving)
+        self._callees = Callees(router)
+        self._host = CallHost(self._callees, subjects or Subjects(), CallWaits(self._resolve_step))
+        self._standing: dict[str, ModelState] = {}  # by the subtree's name
+        self._instances: dict[str, Supervisor] = {}  # the same; those whose instances stand
+        self._changing: dict[str, trio.Lock] = {}  # the same; held while instances come and go
+
+    def make_state(self, spec: ModelSpec) -> ModelState:
+        """Return the state of a version about to be loaded."""
+        make = ModelState if self._recorder is None else partial(RecordedState, recorder=self._recorder)
+        state = make(
+            spec,
+            statistics=new_statistics(self._metrics, spec.first_response_buckets),
+            on_status=self._on_status,
+            wall_clock=self._wall_clock,
+        )
+        if isinstance(spec.scheduling, Ensemble):
+            state.composite = Ensembler(state, self._resolve_step)
+        if self._cache is not None and spec.response_cache and may_be_kept(spec):
+            state.cache = self._cache.of(state)
+        return state
+
+    def _resolve_step(self, step: EnsembleStep) -> ServedModel:
+        """Return the version that answers for the model of a step now."""
+        version = "" if step.model_version < 0 else str(step.model_version)
+        return self._router.resolve(step.model_name, version, namespace=step.model_namespace)
+
+    def _on_status(self, state: ModelState) -> None:
+        self._router.changed(state)
+        serves = self._router.serving(state.spec.key).get(state.spec.version) is state
+        if not serves and state.status is not Status.UNLOADING and state.reason != UNLOADED:
+            return  # it is on its way: how that ends is the catalog's to tell
+        event, level = {
+            Status.LOADING: (Event.MODEL_LOADING, "info"),
+            Status.READY: (Event.MODEL_READY, "info"),
+            Status.UNLOADING: (Event.MODEL_UNLOADING, "info"),
+            Status.UNAVAILABLE: (Event.MODEL_UNAVAILABLE, "info" if state.reason == UNLOADED else "error"),
+        }[state.status]
+        keys: dict[str, object] = {"reason": state.reason} if state.reason else {}
+        self._log(event, level=level, model=state.spec.name, version=state.spec.version, **keys)
+
+    async def start(self, state: ModelState) -> None:
+        """Start the subtree of a version. See `actors.catalog.loading.ModelTree`."""
+        try:
+            self._limit(state, state.instances)
+        except InvalidArgument as error:
+            state.load_failed(f"{error.code.rendered}: {error.message}")
+            return
+        state.subtree = self._free_name(state.spec)
+        self._standing[state.subtree] = state
+        self._changing[state.subtree] = trio.Lock()
+        await self._supervisor.start_child(self._version_child(state))
+        if state.composite is not None and state.status is Status.LOADING:
+            # There are no instances to wait for, and the ensemble was checked to fit together.
+            state.become(Status.READY)
+
+    def standing(self) -> list[ChildSpec]:
+        """Return the children that a supervisor restarts with after it died with all versions.
+
+        They come back with one instance of each version first.
+        """
+        self._comeback = Comeback([state.instances for state in self._standing.values()], cores=self._cores)
+        return [self._version_child(state) for state in self._standing.values()]
+
+    def _version_child(self, state: ModelState) -> ChildSpec:
+        return ChildSpec(
+            state.subtree,
+            partial(self._run, state),
+            kind=Kind.SUPERVISOR,
+            shutdown=self._stop_within + 10.0,
+            intensity=Intensity(3, 60.0),
+            on_exhausted=OnExhausted.RETRY_AT_CAP,  # one model's trouble is no reason to end another
+        )
+
+    def _limit(self, state: ModelState, instances: Sequence[InstanceState]) -> None:
+        """Make instances known to the rate limiter. Raises InvalidArgument if they can't be."""
+        if self._limiter is not None:
+            state.limiter = self._limiter
+            executing = [(each, each.spec) for each in instances if not each.spec.passive]
+            self._limiter.enter(state.spec.key, executing, state.ring)
+
+    def _forget_limits(self, instances: Iterable[InstanceState]) -> None:
+        if self._limiter is not None:
+            for each in instances:
+                self._limiter.leave(each)
+
+    def _free_name(self, spec: ModelSpec) -> str:
+        """Return `<name>/<version>`, with `@2` and so on if an earlier generation of it is still there."""
+        name = f"{spec.name}/{spec.version}"
+        candidates = itertools.chain((name,), (f"{name}@{generation}" for generation in itertools.count(2)))
+        return next(each for each in candidates if each not in self._standing)
+
+    async def _run(self, state: ModelState, ctx: ChildContext) -> None:
+        """The version's own supervisor, around its passive state."""
+        ctx.publish(model=state.spec.name, version=state.spec.version)
+        if state.spec.namespace:
+            ctx.publish(namespace=state.spec.namespace)
+        hold = Hold(self._start_after)
+        version = Supervisor(
+            [
+                ChildSpec("instances", partial(self._run_instances, state), kind=Kind.SUPERVISOR),
+                ChildSpec("scheduler", lambda ctx: _schedule(ctx, state, self._log, hold)),
+                *self._recycler_child(state),
+            ],
+            strategy=Strategy.REST_FOR_ONE,
+        )
+        try:
+            await version.run(ctx)
+        finally:
+            if ctx.asked:  # it will not come back, so what is unanswered will never run
+                state.close()
+
+    async def _run_instances(self, state: ModelState, ctx: ChildContext) -> None:
+        """The supervisor of a version's instances.
+
+        It starts with those that there are when it begins, because others may have taken their place.
+        """
+        instances = Supervisor([self._instance_child(state, each) for each in state.instances])
+        self._instances[state.subtree] = instances
+        await instances.run(ctx)
+
+    def _instance_child(self, state: ModelState, each: InstanceState) -> ChildSpec:
+        return ChildSpec(
+            each.key,
+            partial(self._run_instance, state, each),
+            shutdown=self._stop_within + 5.0,
+            intensity=INSTANCE_INTENSITY,
+            on_exhausted=OnExhausted.RETRY_AT_CAP,
+            backoff=INSTANCE_BACKOFF,
+        )
+
+    def _recycler_child(self, state: ModelState) -> list[ChildSpec]:
+        ceilings = state.spec.recycle
+        if ceilings is None:
+            return []
+        recycler = Recycler(state, ceilings, instances=self, measure=self._measure, log=self._log)
+        return [ChildSpec("recycler", recycler.run, shutdown=self._stop_within + 6.0)]
+
+    async def _run_instance(self, state: ModelState, each: InstanceState, ctx: ChildContext) -> None:
+        await instance.run(
+            ctx,
+            state,
+            each,
+            launcher=self._launcher,
+            log=self._log,
+            host=self._host,
+            comeback=self._comeback,
+            turns=self._turns,
+        )
+
+    async def end(self, state: ModelState) -> None:
+        """Stop and forget the subtree, then answer what is left unanswered."""
+        if self._standing.get(state.subtree) is state:
+            await self._forget(self._supervisor, state.subtree)
+            del self._standing[state.subtree]
+            self._instances.pop(state.subtree, None)
+            del self._changing[state.subtree]
+        self._forget_limits(state.instances)
+        state.close()
+
+    @staticmethod
+    async def _forget(supervisor: Supervisor, name: str) -> None:
+        try:
+            await supervisor.terminate_child(name)
+            supervisor.delete_child(name)
+        except (NotFound, NotRunning):
+            pass  # it never started, or its supervisor has gone first
+
+    async def scale(self, state: ModelState, spec: ModelSpec) -> None:
+        """Start and stop instances of a READY version until they are those of `spec`.
+
+        Nothing else in `spec` differs. Instances of the same kind on the same device stay, whatever they are
+        called; those that work stay first. Raises Internal if a new one can't load the model. Then, and if
+        the caller is cancelled, everything is as before.
+        """
+        async with self._changing[state.subtree]:
+            leaving, missing = _difference(state.instances, spec.instances)
+            before = state.spec
+            state.respecify(spec)  # before they start: they are told their share of the cores
+            added = state.add_instances(missing)
+            try:
+                await self._bring_in(state, added)
+            except BaseException:
+                state.respecify(before)
+                await self._dismiss(state, added)
+                raise
+            await self._dismiss(state, leaving)
+
+    async def replace(self, state: ModelState, each: InstanceState) -> InstanceState:
+        """Have another instance take the place of one. See `actors.serving.recycling.Instances`."""
+        async with self._changing[state.subtree]:
+            if each not in state.instances:
+                raise Internal(f"Internal: instance '{each.spec.name}' has gone meanwhile")
+            added = state.add_instances([each.spec])
+            try:
+                with trio.fail_after(state.spec.load_timeout or math.inf):
+                    await self._bring_in(state, added)
+            except trio.TooSlowError:
+                await self._dismiss(state, added)
+                raise Internal(
+                    f"Internal: the worker that was to replace it took over {state.spec.load_timeout:g} s to load"
+                    " ('tritium.load_timeout')"
+                ) from None
+            except BaseException:
+                await self._dismiss(state, added)
+                raise
+            state.remove_instance(each)
+            return added[0]
+
+    async def retire(self, state: ModelState, each: InstanceState) -> None:
+        """End an instance that was replaced, once it answered its requests.
+
+        See `actors.serving.recycling.Instances`.
+        """
+        try:
+            if each.worker is not None:
+                idle = trio.Event()
+                each.worker.when_idle(idle.set)
+                await idle.wait()
+            await self._forget(self._instances[state.subtree], each.key)
+        finally:
+            self._forget_limits([each])
+
+    async def _bring_in(self, state: ModelState, added: Sequence[InstanceState]) -> None:
+        try:
+            self._limit(state, added)
+        except InvalidArgument as error:
+            raise Internal(f"{error.code.rendered}: {error.message}") from error
+        try:
+            for each in added:
+                await self._instances[state.subtree].start_child(self._instance_child(state, each))
+        except SupervisionError as error:
+            raise Internal(f"Internal: its instances can't be changed now: {error}") from error
+        for each in added:
+            await each.settled.wait()
+        broken = next((each.load_error for each in added if each.load_error), "")
+        if broken:
+            raise Internal(broken)
+
+    async def _dismiss(self, state: ModelState, leaving: Sequence[InstanceState]) -> None:
+        for each in leaving:
+            state.remove_instance(each)
+        with trio.CancelScope(shield=True):
+            for each in leaving:
+                await self._forget(self._instances[state.subtree], each.key)
+        self._forget_limits(leaving)
+
+    def observe(self, event: SupervisionEvent) -> None:
+        """Notice instances that ran out of restarts. A part of the tree's observer."""
+        if not isinstance(event, RestartsExhausted):
+            return
+        version, _, key = event.path.removeprefix("models/").partition("/instances/")
+        state = self._standing.get(version)
+        each = next((each for each in state.instances if each.key == key), None) if state else None
+        if state is None or each is None:
+            return
+        state.instance_exhausted(each)
+        if state.degraded:
+            self._log(
+                Event.MODEL_DEGRADED,
+                level="warning",
+                model=state.spec.name,
+                version=state.spec.version,
+                instance=event.path,
+            )
+
+    async def drain(self, within: float) -> bool:
+        """Accept nothing new and wait until all that was accepted is answered.
+
+        Returns False if that took too long; then `give_up` is next.
+        """
+        states = list(self._standing.values())
+        self._callees.draining = True
+        for state in states:
+            if state.status is Status.READY:
+                state.become(Status.UNLOADING)
+        with trio.move_on_after(within) as scope:
+            for state in states:
+                await state.wait_drained()
+        return not scope.cancelled_caught
+
+    async def give_up_stuck(self, bound: float) -> None:
+        """At the server's end, answer long executions of models without a limit with UNAVAILABLE.
+
+        These are requests that have been executing for `bound` seconds. It does so for ever; a `bound` of 0
+        leaves them alone.
+        """
+        why = (
+            f"the server is stopping, and the model has been executing for more than {bound:g} s (--unready-after-hang-secs);"
+            " send the request again, to another server"
+        )
+        while bound:
+            for state in list(self._standing.values()):
+                state.give_up_stuck(bound, why)
+            await trio.sleep(STUCK_EVERY)
+
+    def give_up(self, why: str) -> None:
+        """Answer whatever is not answered with UNAVAILABLE, and wait for no worker."""
+        for state in list(self._standing.values()):
+            state.give_up(why)
+
+    def models(self) -> Iterable[ModelSample]:
+        """Return every loaded version, for metrics."""
+        now = trio.current_time()
+        for state in self._router.states():
+            depth = len(state.queue)
+            held = sum(each.worker.waiting for each in state.instances if each.worker is not None)
+            waiting = depth + held + sum(len(each.suspects) for each in state.instances)
+            # Requests that wait for an ensemble's steps are counted by the steps' models (contract,
+            # observability.md section 1.3).
+            state.statistics.pending = 0 if state.composite is not None else waiting
+            yield ModelSample(
+                name=state.spec.name,
+                version=state.spec.version,
+                namespace=state.spec.namespace,
+                statistics=state.statistics,
+                tags=state.spec.metric_tags,
+                cached=state.cache is not None,
+                queue_depth=depth,
+                queue_age=max(0.0, now - state.queue.oldest_enqueued) if depth else 0.0,
+                load_duration=state.load_seconds,
+                instances=_by_standing(state),
+                tenants=state.queue.ledger.shares() if state.queue.ledger is not None else {},
+                slo=state.slo.sample(depth) if state.slo is not None else None,
+            )
+
+
+async def _schedule(ctx: ChildContext, state: ModelState, log: Log, hold: Hold) -> None:
+    """Run the scheduler actor of a version's kind."""
+    if isinstance(state.composite, Ensembler):
+        await ensemble.run(ctx, state, state.composite)
+    elif state.sequences is not None:
+        await sequencer.run(ctx, state, log=log, hold=hold)
+    else:
+        await batcher.run(ctx, state, hold=hold)
+
+
+def _by_standing(state: ModelState) -> dict[str, int]:
+    counts = {"serving": 0, "starting": 0, "exhausted": 0}
+    for each in state.instances:
+        if each.worker is not None:
+            standing = "passive" if each.spec.passive else "serving"
+        else:
+            standing = "exhausted" if each.exhausted else "starting"
+        counts[standing] = counts.get(standing, 0) + 1
+    return counts
+
+
+def _difference(
+    present: Sequence[InstanceState], wanted: Sequence[InstanceSpec]
+) -> tuple[list[InstanceState], list[InstanceSpec]]:
+    """Return the instances that are too many, and those that are missing. Names don't count."""
+    leaving = sorted(present, key=lambda each: each.worker is None)
+    missing = []
+    for spec in wanted:
+        alike = (each for each in leaving if replace(each.spec, name="") == replace(spec, name=""))
+        found = next(alike, None)
+        if found is None:
+            missing.append(spec)
+        else:
+            leaving.remove(found)
+    return leaving, missing
+
+
+def milliseconds_since_epoch() -> int:
+    """Return the wall clock's time."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,11 @@
+"""Write models for Tritium: `import tritium`. The names are explained in docs/authoring.md.
+
+This is the one package whose names are imported from it and not from its modules: it is the face of
+`engine.worker.authoring`.
+"""
+
+from __future__ import annotations
+
+from engine.worker.authoring.api import *  # noqa: F403  # what is public is listed there
+from engine.worker.authoring.api import __all__ as __all__
+from engine.worker.authoring.api import linked as linked

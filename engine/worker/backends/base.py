@@ -1,0 +1,361 @@
+"""The one interface between Tritium and model code. A third party implements it in a package of its own.
+
+A backend is named by an entry point in the group `tritium.backends`::
+
+    [project.entry-points."tritium.backends"]
+    mine = "my_package.backend:MyBackend"
+
+and is then chosen by `backend: "mine"` in a model's configuration. The server imports the class too, to read
+its attributes, so importing its module must be cheap: import the framework inside `load`, which only ever
+runs in the worker. Everything here runs on Python 3.9 with numpy.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Union
+
+    import numpy as np
+
+    from actors.values.datatypes import DataType
+    from actors.values.errors import ErrorCode
+    from engine.worker.calls import Calls
+
+    Array = np.ndarray[Any, Any]
+    Output = tuple[str, DataType, Array]
+    Parameter = Union[bool, int, float, str]
+
+
+class LoadError(Exception):
+    """The model can't be loaded, for a reason its owner can fix. The message becomes the version's reason."""
+
+
+class SenderClosed(Exception):
+    """A response can't be sent: the last one was sent already, or the server has gone."""
+
+
+class TensorInfo:
+    """A declared or discovered input or output.
+
+    `dims` excludes the batch dimension if the model batches.
+    """
+
+    __slots__ = ("datatype", "dims", "name", "optional", "reshape")
+
+    def __init__(
+        self,
+        name: str,
+        datatype: DataType,
+        dims: Sequence[int],
+        *,
+        reshape: Sequence[int] | None = None,
+        optional: bool = False,
+    ) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.dims = list(dims)
+        self.reshape = None if reshape is None else list(reshape)
+        self.optional = optional
+
+    @property
+    def backend_dims(self) -> list[int]:
+        """The dims as the framework sees them: `reshape` if one is configured."""
+        return self.dims if self.reshape is None else self.reshape
+
+
+class ModelInfo:
+    """What a backend is told about the model it must load."""
+
+    __slots__ = (
+        "artifact",
+        "calls",
+        "config",
+        "decoupled",
+        "device_id",
+        "inputs",
+        "instance_name",
+        "kind",
+        "lanes",
+        "log",
+        "max_batch_size",
+        "model_directory",
+        "name",
+        "outputs",
+        "parameters",
+        "settings",
+        "threads",
+        "version",
+        "version_directory",
+    )
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        version: int,
+        model_directory: str,
+        version_directory: str,
+        artifact: str,
+        max_batch_size: int,
+        inputs: Sequence[TensorInfo],
+        outputs: Sequence[TensorInfo],
+        parameters: Mapping[str, str],
+        settings: Mapping[str, str],
+        config: Mapping[str, Any],
+        instance_name: str,
+        kind: str,
+        device_id: int,
+        lanes: int,
+        threads: int,
+        log: Callable[[str, str], None],
+        decoupled: bool = False,
+        calls: Calls | None = None,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.model_directory = model_directory
+        self.version_directory = version_directory
+        self.artifact = artifact  # file name in the version directory
+        self.max_batch_size = max_batch_size
+        self.inputs = inputs
+        self.outputs = outputs
+        self.parameters = parameters  # the configuration's parameters, `tritium.*` included
+        self.settings = settings  # --backend-config for this backend
+        self.config = config  # the whole normalised configuration, as JSON values
+        self.instance_name = instance_name
+        self.kind = kind  # "CPU", "GPU" or "MODEL"
+        self.device_id = device_id
+        self.lanes = lanes  # how many `execute` calls may run at once, each on a thread of its own
+        self.threads = threads  # CPU threads one execution may use
+        self.decoupled = decoupled  # requests may have any number of responses, by `BatchRequest.sender`
+        # For calls of other models, and questions to the server; None while a configuration is completed.
+        self.calls = calls
+        self.log = log  # log("info" | "warning" | "error" | "verbose", message)
+
+
+class ResponseSender(ABC):
+    """Gives one request of a decoupled model its responses.
+
+    There may be any number of them, from any thread, over any time. The final one, or `finish`, ends the
+    request. If the last reference to the sender is dropped before that, the request ends with an error.
+    """
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether the request has had its final response."""
+
+    @abstractmethod
+    def send(
+        self,
+        outputs: Sequence[Output],
+        parameters: Mapping[str, Parameter] | None = None,
+        *,
+        final: bool = False,
+    ) -> None:
+        """Send a response.
+
+        Outputs that the client does not want are left out. Arrays are copied before the call returns.
+
+        If so much of this request is on its way that the client must take some of it first, the call waits
+        (`WINDOW_PARTS` and `WINDOW_BYTES` of `actors.wire.frames`). Keep it off a thread that other work depends
+        on. Raises SenderClosed after the final response, and if the server has gone.
+        """
+
+    @abstractmethod
+    def fail(self, code: ErrorCode, message: str, *, final: bool = True) -> None:
+        """Send an error as a response; one that is not final doesn't end the request. Raises SenderClosed."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """End the request without another response; never waits for the client. Raises SenderClosed."""
+
+    @abstractmethod
+    def cancelled(self) -> bool:
+        """Whether the client has gone; stop soon, and finish. What is sent nevertheless goes nowhere."""
+
+
+class BatchRequest(ABC):
+    """One request of a batch. Answer it with `respond` or `fail`, or leave it to `Batch.respond`.
+
+    If the model is decoupled, `sender` is a third way, and the only one to give other than one response.
+    """
+
+    id: str
+    rows: int
+    correlation_id: int | str
+    flags: int
+    timeout: int  # microseconds, 0: none
+    priority: int
+    parameters: Mapping[str, Parameter]
+    # Never empty: all declared outputs if the client named none.
+    requested_outputs: Sequence[str]
+    # It identifies this request when a call is made on its behalf (`CallRequest.parent`).
+    origin: tuple[int, int] | None = None
+
+    @property
+    @abstractmethod
+    def input_names(self) -> Sequence[str]:
+        """Inputs present, in the configuration's order."""
+
+    @abstractmethod
+    def input(self, name: str) -> Array:
+        """Return an input as an array of the request's own shape [rows, *dims] (reshape applied).
+
+        The array is a view that is valid until `execute` returns, and longer if the model is decoupled. BYTES
+        gives an object array of `bytes`; BF16 gives `uint16`.
+        Raises KeyError for an input the client did not send.
+        """
+
+    @abstractmethod
+    def input_datatype(self, name: str) -> DataType:
+        """Return an input's datatype."""
+
+    @abstractmethod
+    def respond(self, outputs: Sequence[Output], parameters: Mapping[str, Parameter] | None = None) -> None:
+        """Answer this request; arrays are copied before the call returns. At most one answer a request."""
+
+    @abstractmethod
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """Answer this request with an error; its batchmates are untouched."""
+
+    @abstractmethod
+    def cancelled(self) -> bool:
+        """Whether the client has gone; stopping early is allowed, answering anyway is harmless."""
+
+    def reschedule(self) -> None:
+        """Ask for this request to be run once more, in a later batch, in place of an answer.
+
+        This is for iterative sequences. Call it before `execute` returns. If the model has taken a `sender`,
+        that sender can't send any more; the next run has one of its own. Raises RuntimeError if there is an
+        answer already.
+        """
+        raise RuntimeError("whoever made this request can't run it again")
+
+    def sender(self) -> ResponseSender:
+        """Return the sender of this request's responses: for decoupled models only (`ModelInfo.decoupled`).
+
+        Call it before `execute` returns. The request then stays open, however `execute` ends, until the
+        sender has sent the final response. `execute` may return at once and be given the next batch. The
+        inputs of a decoupled model are copies, and stay valid as well. Raises RuntimeError for a model that
+        is not decoupled.
+        """
+        raise RuntimeError("the model is not decoupled: answer with `respond` or `fail`")
+
+
+class Batch(ABC):
+    """What one `execute` call works on."""
+
+    requests: Sequence[BatchRequest]
+    rows: int  # sum over requests
+
+    @property
+    @abstractmethod
+    def input_names(self) -> Sequence[str]:
+        """Inputs present in this batch (equal for all its requests), in the configuration's order."""
+
+    @property
+    def wanted_outputs(self) -> frozenset[str]:
+        """Outputs that at least one request asked for; the others need not be computed."""
+        return frozenset(name for request in self.requests for name in request.requested_outputs)
+
+    @abstractmethod
+    def stacked(self, name: str) -> Array:
+        """Return an input of all requests, joined along the batch dimension: [rows, *dims], without a copy.
+
+        For a model without batch dimension it is the only request's tensor. BYTES gives an object array.
+        """
+
+    @abstractmethod
+    def allocate(self, name: str, datatype: DataType, shape: Sequence[int]) -> Array:
+        """Return an uninitialised array in shared output memory, of a fixed-size datatype.
+
+        Passing it to `respond` under the same name saves the copy. The call may wait for the server to grow
+        the memory.
+        """
+
+    @abstractmethod
+    def respond(self, outputs: Sequence[Output]) -> None:
+        """Answer every request with its rows of stacked outputs [rows, *dims].
+
+        Outputs that no request asks for may be left out. Raises ValueError if a leading dimension is not
+        `rows`.
+        """
+
+    @abstractmethod
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """Answer every request not yet answered with an error."""
+
+
+class Backend(ABC):
+    """Loads one model and runs batches of it.
+
+    There is one object in each worker; its methods run on the worker's threads. An exception from `execute`
+    fails the batch's unanswered requests and is no crash. An exception from `load` fails the load.
+    """
+
+    name = ""
+    pure = True  # an execution has no side effects: after a crash it may be run again
+    concurrent = True  # `execute` may run on several lanes at once over one loaded model
+    default_artifact = ""  # file name in the version directory
+    platforms: Sequence[str] = ()  # platform names that select this backend
+
+    @classmethod
+    def complete_config(cls, model: ModelInfo) -> Mapping[str, Any] | None:
+        """Return `model.config` with what the model tells of itself filled in, or None if it adds nothing.
+
+        Optional. If auto-completion is on, it is called before the model is loaded, in a process of its own
+        that is thrown away afterwards. There is no device and no other model. `model.config` may be edited in
+        place. `model.inputs` and `model.outputs` are empty, because they may be what is missing. Of the
+        answer, these fields are taken over: `max_batch_size`, `input`, `output`, `dynamic_batching` or
+        `sequence_batching` if no scheduler is configured, and `model_transaction_policy`. Raises LoadError
+        with what keeps the model from being loaded.
+        """
+        return None
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Import what takes long, such as the framework, in a process that waits for a model.
+
+        Optional. No model is known, and none may ever come. What a model's sandbox forbids is forbidden
+        already. `load` must not count on this call. An exception is ignored, because `load` will meet its
+        cause again.
+        """
+        return
+
+    @abstractmethod
+    def load(self, model: ModelInfo) -> None:
+        """Load the model.
+
+        Raises LoadError with a reason for the operator; any other exception counts as a bug in the model.
+        """
+
+    @abstractmethod
+    def execute(self, batch: Batch) -> None:
+        """Run one batch: answer every request through `batch` or its members before returning.
+
+        A decoupled model may take a request's `sender` instead, and answer whenever it likes.
+        """
+
+    def ready(self) -> bool:
+        """Return whether the loaded model wants traffic.
+
+        It is called if `has_check` is true, each time a client asks. The call runs on a thread of its own and
+        beside `execute`, and never twice at once.
+        """
+        return True
+
+    def has_check(self) -> bool:
+        """Return whether the loaded model has a readiness check, so that `ready` is worth calling.
+
+        Called once, after `load`.
+        """
+        return type(self).ready is not Backend.ready
+
+    def unload(self) -> None:
+        """Release what `load` took. Called once, on a graceful stop only."""
+        return

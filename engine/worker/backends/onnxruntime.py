@@ -1,0 +1,468 @@
+"""ONNX models through ONNX Runtime, on the CPU or on a CUDA device.
+
+Theory of operation. Names, datatypes and shapes are compared with the configuration once, at load, and turned
+into `_Port` values. An execution then is a dictionary of arrays and one call. Three ways lead through that
+call:
+
+- *run*: small outputs. ONNX Runtime makes the arrays, and the batch copies them out.
+- *bind*: outputs whose shapes are known beforehand and that together reach `_BIND_FROM` bytes are computed
+  straight into the batch's output memory. Binding costs about 10 µs more than `run` and saves a copy; the two
+  break even near 256 KiB.
+- *values*: BF16, which numpy cannot express, travels as bit patterns in `OrtValue`s.
+
+A batch that fails as a whole is run again request by request, so that only the request at fault gets the
+error. A kernel that fails on a CUDA device takes the process's CUDA context with it, and nothing would ever
+succeed there again. Such a worker ends and is started anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal, InvalidArgument, TritiumError
+from engine.worker.backends.base import Backend, LoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from engine.worker.backends.base import Batch, ModelInfo, TensorInfo
+
+    Array = np.ndarray[Any, Any]
+    Output = tuple[str, DataType, Array]
+    Allocate = Callable[[str, DataType, Sequence[int]], Array]
+
+_BIND_FROM = 256 * 1024  # bytes of all outputs together; see the theory of operation
+# What ONNX Runtime says of a file that it can make nothing of.
+_DAMAGED = ("Protobuf parsing failed", "does not have a graph", "No graph was found", "ModelProto corruption")
+_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
+
+_DATATYPES = {
+    "tensor(bool)": DataType.BOOL,
+    "tensor(uint8)": DataType.UINT8,
+    "tensor(uint16)": DataType.UINT16,
+    "tensor(uint32)": DataType.UINT32,
+    "tensor(uint64)": DataType.UINT64,
+    "tensor(int8)": DataType.INT8,
+    "tensor(int16)": DataType.INT16,
+    "tensor(int32)": DataType.INT32,
+    "tensor(int64)": DataType.INT64,
+    "tensor(float16)": DataType.FP16,
+    "tensor(float)": DataType.FP32,
+    "tensor(double)": DataType.FP64,
+    "tensor(string)": DataType.BYTES,
+    "tensor(bfloat16)": DataType.BF16,
+}
+_ORT_ERROR = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+# CUDA's errors that stay, by number and by name, in the two forms in which ONNX Runtime tells of them.
+_LOST = re.compile(
+    r"CUDA failure (?:214|700|702|709|710|71[4-9])\b|CUDA error cudaError(?:ECCUncorrectable|IllegalAddress|LaunchTimeout"
+    r"|ContextIsDestroyed|Assert|HardwareStackError|IllegalInstruction|MisalignedAddress|InvalidAddressSpace|InvalidPc"
+    r"|LaunchFailure)\b"
+)
+_CUDA = "CUDAExecutionProvider"
+_CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
+
+
+class _Port:
+    """One input or output as the session wants it."""
+
+    __slots__ = ("datatype", "name", "row_bytes", "row_shape", "scalar")
+
+    def __init__(self, tensor: TensorInfo, *, scalar: bool) -> None:
+        self.name = tensor.name
+        self.datatype = tensor.datatype
+        self.scalar = scalar  # rank 0 in the model, [1] in the configuration
+        self.row_shape = list(tensor.backend_dims)
+        fixed = not scalar and tensor.datatype.size and min(self.row_shape, default=1) >= 0
+        # Bytes of one row, or of the whole tensor if the model does not batch; 0 if only the model can tell.
+        self.row_bytes = int(np.prod(self.row_shape, dtype=np.int64)) * tensor.datatype.size if fixed else 0
+
+
+class OnnxRuntimeBackend(Backend):
+    """Runs `model.onnx`, whatever its opset, as far as the installed ONNX Runtime knows it."""
+
+    name = "onnxruntime"
+    default_artifact = "model.onnx"
+    platforms: Sequence[str] = ("onnxruntime_onnx",)
+
+    _session: Any
+    _run_options: Any
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Import ONNX Runtime. See `Backend.prepare`."""
+        import onnxruntime  # noqa: F401
+
+    def load(self, model: ModelInfo) -> None:
+        """Make the session and check it against the configuration (contract, model_config.md section 8.1)."""
+        import onnxruntime
+
+        path = _artifact(model)
+        options = _session_options(onnxruntime, model)
+        providers = _providers(onnxruntime, model)
+        try:
+            for library in model.config.get("model_operations", {}).get("op_library_filename", ()):
+                options.register_custom_ops_library(_inside(model, library))
+            # It must not fall back to providers that were not asked for.
+            self._session = onnxruntime.InferenceSession(
+                path, options, providers=providers, enable_fallback=0
+            )
+        except LoadError:
+            raise
+        except Exception as error:  # ONNX Runtime's exceptions share no base class
+            raise LoadError(f"unable to load model '{model.name}', {_describe(error)}") from error
+        if model.kind == "GPU" and _CUDA not in self._session.get_providers():
+            # It leaves a provider out whose libraries can't be loaded, and says so in its log only.
+            raise LoadError(
+                f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but ONNX Runtime"
+                " could not start its CUDA provider; are CUDA and cuDNN installed, in the versions it was built for?"
+            )
+        self._run_options = _run_options(onnxruntime, model)
+        self._value = onnxruntime.OrtValue
+        self._log = model.log
+        self._batches = model.max_batch_size > 0
+        self._inputs = {port.name: port for port in _check_inputs(self._session, model)}
+        self._outputs = _check_outputs(self._session, model)
+        self._selections: dict[frozenset[str], list[_Port]] = {}
+        self._bindable = True
+
+    def unload(self) -> None:
+        """Drop the session and what it holds on a device."""
+        self._session = None
+
+    def execute(self, batch: Batch) -> None:
+        """Run one batch; if it fails, its requests one by one."""
+        outputs = self._select(batch)
+        try:
+            inputs = {name: batch.stacked(name) for name in batch.input_names}
+            results = self._compute(inputs, outputs, batch.rows, batch.allocate)
+        except TritiumError as error:
+            if len(batch.requests) == 1:
+                batch.fail(error.code, error.message)
+            else:
+                self._execute_apart(batch)
+            return
+        batch.respond(results)
+
+    def _execute_apart(self, batch: Batch) -> None:
+        for request in batch.requests:
+            inputs = {name: request.input(name) for name in request.input_names}
+            outputs = [port for port in self._outputs if port.name in request.requested_outputs]
+            try:
+                request.respond(self._compute(inputs, outputs, request.rows, None))
+            except TritiumError as error:
+                request.fail(error.code, error.message)
+
+    def _select(self, batch: Batch) -> list[_Port]:
+        """Return the outputs that a request asks for; the graph's other outputs are not computed."""
+        if len(self._outputs) == 1:
+            return self._outputs
+        wanted = batch.wanted_outputs
+        selected = self._selections.get(wanted)
+        if selected is None:
+            selected = [port for port in self._outputs if port.name in wanted]
+            self._selections[wanted] = selected
+        return selected
+
+    def _compute(
+        self, inputs: Mapping[str, Array], outputs: Sequence[_Port], rows: int, allocate: Allocate | None
+    ) -> list[Output]:
+        """Return the outputs of one run.
+
+        Raises InvalidArgument for inputs that can't be passed, and Internal for other failures.
+        """
+        feeds = {}
+        values = False
+        for name, array in inputs.items():
+            port = self._inputs[name]
+            if port.datatype is DataType.BYTES:
+                array = _decoded(name, array)
+            elif port.datatype is DataType.BF16:
+                values = True
+            feeds[name] = array.reshape(()) if port.scalar else array
+        try:
+            if values or any(port.datatype is DataType.BF16 for port in outputs):
+                return self._run_values(feeds, outputs)
+            if allocate is not None and self._bindable:
+                per_row = [port.row_bytes for port in outputs]
+                if all(per_row) and sum(per_row) * rows >= _BIND_FROM:
+                    return self._run_bound(feeds, outputs, rows, allocate)
+            return self._run(feeds, outputs)
+        except Exception as error:  # ONNX Runtime's exceptions share no base class
+            if loses_device(str(error)):
+                self._log("error", f"the CUDA device is lost to this process: {error}")
+                raise SystemExit(1) from error
+            raise Internal(_describe(error)) from error
+
+    def _run(self, feeds: Mapping[str, Array], outputs: Sequence[_Port]) -> list[Output]:
+        results = self._session.run([port.name for port in outputs], feeds, self._run_options)
+        return [
+            (port.name, port.datatype, result.reshape(1) if port.scalar else result)
+            for port, result in zip(outputs, results)
+        ]
+
+    def _run_bound(
+        self, feeds: Mapping[str, Array], outputs: Sequence[_Port], rows: int, allocate: Allocate
+    ) -> list[Output]:
+        binding = self._session.io_binding()
+        for name, array in feeds.items():
+            if array.dtype == object:
+                binding.bind_ortvalue_input(name, self._value.ortvalue_from_numpy(array))
+            else:
+                binding.bind_cpu_input(name, array)
+        results = []
+        for port in outputs:
+            shape = [rows, *port.row_shape] if self._batches else port.row_shape
+            array = allocate(port.name, port.datatype, shape)
+            binding.bind_output(port.name, "cpu", 0, port.datatype.numpy.type, shape, array.ctypes.data)
+            results.append((port.name, port.datatype, array))
+        try:
+            self._session.run_with_iobinding(binding, self._run_options)
+        except Exception:  # noqa: BLE001
+            # Either the request is at fault, and `_run` says so, or the shapes are.
+            results = self._run(feeds, outputs)
+            self._bindable = False  # the model's outputs are not of the shape that its configuration gives
+        return results
+
+    def _run_values(self, feeds: Mapping[str, Array], outputs: Sequence[_Port]) -> list[Output]:
+        values = {}
+        for name, array in feeds.items():
+            if self._inputs[name].datatype is DataType.BF16:
+                values[name] = self._value.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
+            else:
+                values[name] = self._value.ortvalue_from_numpy(array)
+        results = self._session.run_with_ort_values(
+            [port.name for port in outputs], values, self._run_options
+        )
+        return [
+            (port.name, port.datatype, result.reshape(1) if port.scalar else result)
+            for port, result in zip(outputs, map(_array, results))
+        ]
+
+
+def _array(value: Any) -> Array:
+    """Return the elements of an `OrtValue` in CPU memory; bfloat16 as the bit patterns in `uint16`."""
+    if value.data_type() != "tensor(bfloat16)":
+        array: Array = value.numpy()
+        return array
+    shape = value.shape()
+    nbytes = 2 * int(np.prod(shape, dtype=np.int64))
+    return np.frombuffer(ctypes.string_at(value.data_ptr(), nbytes), dtype=np.uint16).reshape(shape)
+
+
+def _decoded(name: str, array: Array) -> Array:
+    """Return BYTES elements as the `str` objects that ONNX Runtime takes.
+
+    Raises InvalidArgument if one is not UTF-8.
+    """
+    texts = np.empty(array.size, dtype=object)
+    try:
+        texts[:] = [element.decode() for element in array.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"input '{name}' holds an element that is not UTF-8, which ONNX string tensors can't carry: {error}"
+        ) from error
+    return texts.reshape(array.shape)
+
+
+def loses_device(text: str) -> bool:
+    """Whether an error of ONNX Runtime means that the process can no longer use CUDA."""
+    return _LOST.search(text) is not None
+
+
+def _describe(error: Exception) -> str:
+    """Return an ONNX Runtime error the way Triton's clients know it: `onnx runtime error <n>: <text>`."""
+    match = _ORT_ERROR.search(str(error))
+    text = f"onnx runtime error {match[1]}: {match[2]}" if match else f"onnx runtime error: {error}"
+    if not any(each in text for each in _DAMAGED):
+        return text
+    return (
+        f"{text} (it is damaged, cut short, or no ONNX model: export it again, or copy it again and compare its checksum with the"
+        " original's)"
+    )
+
+
+def _artifact(model: ModelInfo) -> str:
+    """Return the path of the model file.
+
+    A directory of that name holds a `model.onnx` beside its external data.
+    """
+    path = os.path.join(model.version_directory, model.artifact or OnnxRuntimeBackend.default_artifact)
+    if os.path.isdir(path):
+        path = os.path.join(path, OnnxRuntimeBackend.default_artifact)
+    if not os.path.isfile(path):
+        raise LoadError(f"unable to find '{path}' for model '{model.name}'")
+    return path
+
+
+def _integer(model: ModelInfo, key: str) -> int | None:
+    """Return the parameter `key`, or the backend setting of that name, as an integer; None if not set."""
+    text = model.parameters.get(key, model.settings.get(key))
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise LoadError(f"model '{model.name}': parameter '{key}' must be an integer, got '{text}'") from None
+
+
+def _switch(model: ModelInfo, key: str) -> bool | None:
+    value = _integer(model, key)
+    if value not in (None, 0, 1):
+        raise LoadError(f"model '{model.name}': parameter '{key}' must be 0 or 1, got '{value}'")
+    return None if value is None else bool(value)
+
+
+def _session_options(onnxruntime: Any, model: ModelInfo) -> Any:
+    """Translate the configuration.
+
+    A global thread pool needs no translation, because one worker holds one session.
+    """
+    options = onnxruntime.SessionOptions()
+    options.logid = model.instance_name
+    # Errors. Warnings are about the graph's making and repeat at every load.
+    options.log_severity_level = 3
+    intra = _integer(model, "intra_op_thread_count")
+    options.intra_op_num_threads = model.threads if intra is None else intra
+    inter = _integer(model, "inter_op_thread_count")
+    if inter is not None:
+        options.inter_op_num_threads = inter
+    if _switch(model, "execution_mode"):
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    arena = _switch(model, "enable_mem_arena")
+    if arena is not None:
+        options.enable_cpu_mem_arena = arena
+    pattern = _switch(model, "enable_mem_pattern")
+    if pattern is not None:
+        options.enable_mem_pattern = pattern
+    options.graph_optimization_level = _graph_level(onnxruntime, model)
+    # Spinning burns the cores that other instances want; a `session.…` parameter may switch it on again.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    for key, value in model.parameters.items():
+        if key.startswith("session."):
+            options.add_session_config_entry(key, value)
+    return options
+
+
+def _graph_level(onnxruntime: Any, model: ModelInfo) -> Any:
+    levels = onnxruntime.GraphOptimizationLevel
+    level = int(model.config.get("optimization", {}).get("graph", {}).get("level", 0))
+    known = {
+        -1: levels.ORT_ENABLE_BASIC,
+        0: levels.ORT_ENABLE_ALL,  # what an unset field reads as
+        1: levels.ORT_ENABLE_EXTENDED,
+        2: levels.ORT_DISABLE_ALL,
+    }
+    if level not in known:
+        raise LoadError(f"model '{model.name}': optimization.graph.level must be -1, 0, 1 or 2, got {level}")
+    return known[level]
+
+
+def _inside(model: ModelInfo, filename: str) -> str:
+    """Return the path of a file in the model directory.
+
+    Raises LoadError if the file lies elsewhere or is missing.
+    """
+    root = os.path.realpath(model.model_directory)
+    path = os.path.realpath(os.path.join(root, filename))
+    if not path.startswith(root + os.sep) or not os.path.isfile(path):
+        raise LoadError(f"model '{model.name}': no operator library '{filename}' in the model directory")
+    return path
+
+
+def _providers(onnxruntime: Any, model: ModelInfo) -> list[Any]:
+    if model.kind != "GPU":
+        return ["CPUExecutionProvider"]
+    onnxruntime.preload_dlls()  # CUDA and cuDNN may be pip packages, where the loader does not look
+    available = onnxruntime.get_available_providers()
+    if _CUDA not in available:
+        raise LoadError(
+            f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but the"
+            f" installed onnxruntime has no CUDA provider (it has {', '.join(available)});"
+            " install onnxruntime-gpu or use KIND_CPU"
+        )
+    cuda = {key: model.parameters[key] for key in _CUDA_KEYS if key in model.parameters}
+    return [(_CUDA, {**cuda, "device_id": str(model.device_id)}), "CPUExecutionProvider"]
+
+
+def _run_options(onnxruntime: Any, model: ModelInfo) -> Any:
+    shrink = model.parameters.get("memory.enable_memory_arena_shrinkage")
+    if not shrink:
+        return None
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", shrink)
+    return options
+
+
+def _check_inputs(session: Any, model: ModelInfo) -> list[_Port]:
+    required = {node.name: node for node in session.get_inputs()}
+    defaulted = {node.name: node for node in session.get_overridable_initializers()}
+    if model.max_batch_size:
+        for tensor in model.inputs:
+            if tensor.optional:
+                raise LoadError(
+                    f"unable to load model '{model.name}', optional input '{tensor.name}' is not supported for models"
+                    " that support batching"
+                )
+    expected = sum(tensor.name not in defaulted for tensor in model.inputs)
+    if expected != len(required):
+        raise LoadError(
+            f"unable to load model '{model.name}', configuration expects {expected} inputs,"
+            f" model provides {len(required)}"
+        )
+    nodes = {**defaulted, **required}
+    return [_check(tensor, nodes, model, "input") for tensor in model.inputs]
+
+
+def _check_outputs(session: Any, model: ModelInfo) -> list[_Port]:
+    nodes = {node.name: node for node in session.get_outputs()}
+    return [_check(tensor, nodes, model, "output") for tensor in model.outputs]
+
+
+def _check(tensor: TensorInfo, nodes: Mapping[str, Any], model: ModelInfo, side: str) -> _Port:
+    """Compare one configured tensor with the session's. Raises LoadError if they can't meet."""
+    node = nodes.get(tensor.name)
+    if node is None:
+        raise LoadError(
+            f"unable to load model '{model.name}', unexpected inference {side} '{tensor.name}',"
+            f" allowed {side}s are: {', '.join(sorted(nodes))}"
+        )
+    if not node.type.startswith("tensor("):
+        raise LoadError(
+            f"unable to load model '{model.name}', {side} '{tensor.name}' is of type {node.type} and not a tensor"
+        )
+    provided = _DATATYPES.get(node.type)
+    if provided is not tensor.datatype:
+        spelt = "TYPE_INVALID" if provided is None else provided.config_name
+        raise LoadError(
+            f"unable to load model '{model.name}', configuration expects datatype {tensor.datatype.config_name}"
+            f" for {side} '{tensor.name}', model provides {spelt}"
+        )
+    configured = [-1] * bool(model.max_batch_size) + tensor.backend_dims
+    shape = [dim if isinstance(dim, int) else -1 for dim in node.shape]
+    # ONNX Runtime shows a scalar and a tensor of unknown rank alike, as []. Only inputs of one element can be
+    # scalars.
+    scalar = not shape and configured == [1]
+    if shape and (
+        len(shape) != len(configured)
+        or any(theirs not in (-1, ours) for theirs, ours in zip(shape, configured))
+    ):
+        batch = (
+            " (the first is the batch dimension, since max_batch_size > 0)" if model.max_batch_size else ""
+        )
+        raise LoadError(
+            f"unable to load model '{model.name}', {side} '{tensor.name}': the model has shape {_spell(shape)}"
+            f" but the configuration makes {_spell(configured)}{batch}"
+        )
+    return _Port(tensor, scalar=scalar)
+
+
+def _spell(shape: Sequence[int]) -> str:
+    return "[" + ",".join(map(str, shape)) + "]"

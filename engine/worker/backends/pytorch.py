@@ -1,0 +1,284 @@
+"""PyTorch models: TorchScript (`model.pt`), torch.export programs and AOTInductor packages (`model.pt2`).
+
+Theory of operation. Whatever was loaded becomes a `Program`: a callable that takes the configured inputs in
+their order, and the path of every output in what it returns. An execution wraps the batch's memory as tensors
+without a copy, calls the program and copies its results out once. On a CUDA device each lane has a stream of
+its own, and tensors pass through pinned memory on it. What lies on another device than the instance's is
+fetched with an ordinary, blocking copy.
+
+A batch that fails as a whole is run again request by request, so that only the request at fault gets the
+error. It is not run again if the program had written into its inputs by then. A kernel that fails takes the
+process's CUDA context with it, and nothing would ever succeed there again. Such a worker ends and is started
+anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal, InvalidArgument, TritiumError
+from engine.worker.backends.base import Backend, LoadError
+from engine.worker.backends.torch_loading import (
+    DEFAULT_ARTIFACTS,
+    amp_dtype,
+    check_device,
+    device_of,
+    flag,
+    load_program,
+    set_process_options,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from engine.worker.backends.base import Batch, ModelInfo, TensorInfo
+    from engine.worker.backends.torch_names import Path
+
+    Array = np.ndarray[Any, Any]
+    Output = tuple[str, DataType, Array]
+
+_TORCH_NAMES = {
+    DataType.BOOL: "bool",
+    DataType.UINT8: "uint8",
+    DataType.UINT16: "uint16",
+    DataType.UINT32: "uint32",
+    DataType.UINT64: "uint64",
+    DataType.INT8: "int8",
+    DataType.INT16: "int16",
+    DataType.INT32: "int32",
+    DataType.INT64: "int64",
+    DataType.FP16: "float16",
+    DataType.FP32: "float32",
+    DataType.FP64: "float64",
+    DataType.BF16: "bfloat16",
+}
+
+
+class PyTorchBackend(Backend):
+    """Runs `model.pt` and `model.pt2`.
+
+    AOTInductor packages hold the interpreter lock for a whole execution.
+    """
+
+    name = "pytorch"
+    default_artifact = DEFAULT_ARTIFACTS[0]
+    platforms: Sequence[str] = ("pytorch_libtorch", "torch_aoti")
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Import PyTorch. See `Backend.prepare`."""
+        import torch  # noqa: F401
+
+    def load(self, model: ModelInfo) -> None:
+        """Load the artifact by its kind, onto the instance's device."""
+        import torch
+
+        self._torch = torch
+        self._log = model.log
+        self._dtypes = {datatype: getattr(torch, name) for datatype, name in _TORCH_NAMES.items()}
+        self._positions = {tensor.name: position for position, tensor in enumerate(model.inputs)}
+        self._bfloat16 = {tensor.name for tensor in model.inputs if tensor.datatype is DataType.BF16}
+        self._outputs = list(model.outputs)
+        self._device = device_of(torch, model)
+        self._streams = threading.local()
+        set_process_options(torch, model)
+        self._gradless = (
+            torch.inference_mode if flag(model, "INFERENCE_MODE", default=True) else torch.no_grad
+        )
+        self._optimized = not flag(model, "DISABLE_OPTIMIZED_EXECUTION")
+        self._cleans_cache = flag(model, "ENABLE_CACHE_CLEANING") and self._device.type == "cuda"
+        self._amp = amp_dtype(torch, model)
+        try:
+            self._program = load_program(torch, model, self._device)
+        except (LoadError, MemoryError):
+            raise
+        except Exception as error:  # torch's loaders raise what they like
+            raise LoadError(
+                f"unable to load model '{model.name}', {type(error).__name__}: {error}"
+            ) from error
+        if self._device.type == "cuda":
+            # Lanes' streams do not wait for this thread's, on which weights may still be on their way.
+            torch.cuda.synchronize(self._device)
+
+    def unload(self) -> None:
+        """Drop the model and what it holds on a device."""
+        del self._program
+        if self._device.type == "cuda":
+            self._torch.cuda.empty_cache()
+
+    def execute(self, batch: Batch) -> None:
+        """Run one batch; if it fails, its requests one by one."""
+        outputs = self._outputs
+        wanted: Collection[str] = batch.wanted_outputs if len(outputs) > 1 else (outputs[0].name,)
+        arguments: list[Any] = []
+        try:
+            arguments = self._arguments({name: batch.stacked(name) for name in batch.input_names})
+            results = self._compute(arguments, wanted)
+        except TritiumError as error:
+            # A program that wrote into its inputs (`_version` counts that) can't be given them again.
+            if len(batch.requests) == 1 or any(getattr(argument, "_version", 0) for argument in arguments):
+                batch.fail(error.code, error.message)
+            else:
+                self._execute_apart(batch)
+            return
+        batch.respond(results)
+
+    def _execute_apart(self, batch: Batch) -> None:
+        for request in batch.requests:
+            try:
+                arguments = self._arguments({name: request.input(name) for name in request.input_names})
+                request.respond(self._compute(arguments, request.requested_outputs))
+            except TritiumError as error:
+                request.fail(error.code, error.message)
+
+    def _arguments(self, inputs: Mapping[str, Array]) -> list[Any]:
+        """Return the inputs in the configuration's order.
+
+        They are tensors over the same memory, and lists of text for BYTES.
+
+        An input that was not sent is None. Raises InvalidArgument for BYTES that are not UTF-8.
+        """
+        arguments: list[Any] = [None] * len(self._positions)
+        for name, array in inputs.items():
+            position = self._positions[name]
+            if array.dtype == object:
+                arguments[position] = _texts(name, array)
+                continue
+            if not array.flags.writeable:
+                # Torch has no read-only tensors, and a model may write into its inputs.
+                array = array.copy()
+            if name in self._bfloat16:
+                arguments[position] = self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16)
+            else:
+                arguments[position] = self._torch.from_numpy(array)
+        return arguments
+
+    def _compute(self, arguments: Sequence[Any], wanted: Collection[str]) -> list[Output]:
+        """Return the wanted outputs of one call. Raises Internal for whatever goes wrong in it."""
+        try:
+            with self._surroundings() as stream:
+                results = self._program.call([self._placed(argument) for argument in arguments])
+                fetched = [
+                    (tensor, self._fetched(tensor, _follow(results, path, tensor.name)))
+                    for tensor, path in zip(self._outputs, self._program.paths)
+                    if tensor.name in wanted
+                ]
+                if stream is not None:
+                    stream.synchronize()
+                del results  # before the memory cache is emptied, if that is asked for
+            return [(tensor.name, tensor.datatype, _as_numpy(result)) for tensor, result in fetched]
+        except TritiumError:
+            raise
+        except Exception as error:  # whatever the model's code raises
+            check_device(self._torch, self._device, error, self._log)
+            raise Internal(f"PyTorch execute failure: {error}") from error
+
+    @contextlib.contextmanager
+    def _surroundings(self) -> Iterator[Any]:
+        """Set the modes of one execution; yield the lane's CUDA stream, or None on the CPU."""
+        torch = self._torch
+        with contextlib.ExitStack() as stack:
+            if self._cleans_cache:
+                stack.callback(torch.cuda.empty_cache)
+            stack.enter_context(self._gradless())
+            if self._amp is not None:
+                # Its cache of weights is the process's. It would hand one lane what another lane's stream is
+                # still computing.
+                stack.enter_context(torch.autocast(self._device.type, dtype=self._amp, cache_enabled=False))
+            if not self._optimized:
+                stack.enter_context(torch.jit.optimized_execution(False))
+            if self._device.type == "cuda":
+                stream = getattr(self._streams, "own", None)
+                if stream is None:
+                    stream = self._streams.own = torch.cuda.Stream(self._device)
+                stack.enter_context(torch.cuda.stream(stream))
+                yield stream
+            else:
+                yield None
+
+    def _placed(self, argument: Any) -> Any:
+        """Return an argument on the model's device."""
+        if argument is None or isinstance(argument, list):
+            return argument
+        if self._device.type == "cuda":
+            return argument.pin_memory().to(self._device, non_blocking=True)
+        return argument
+
+    def _fetched(self, tensor: TensorInfo, result: Any) -> Any:
+        """Return a result in CPU memory.
+
+        A result of the instance's GPU arrives once the lane's stream is synchronised.
+        """
+        torch = self._torch
+        if tensor.datatype is DataType.BYTES:
+            if not isinstance(result, list) or not all(isinstance(text, str) for text in result):
+                raise Internal(
+                    f"output '{tensor.name}' is configured as TYPE_STRING, the model gives no list of str"
+                )
+            return result
+        if not isinstance(result, torch.Tensor):
+            raise Internal(
+                f"output '{tensor.name}' must be a tensor, the model gives {type(result).__name__}"
+            )
+        expected = self._dtypes[tensor.datatype]
+        if result.dtype != expected:
+            if self._amp is None or not (result.is_floating_point() and expected.is_floating_point):
+                raise Internal(
+                    f"unexpected datatype {result.dtype} for inference output '{tensor.name}', expecting"
+                    f" {tensor.datatype.config_name}"
+                )
+            result = result.to(expected)
+        if tensor.datatype is DataType.BF16:
+            result = result.contiguous().view(torch.int16)
+        result = result.detach().contiguous()
+        if result.device.type == "cpu" or result.device != self._device:
+            # As it is, or copied before the call returns: no stream of ours leads there.
+            return result.cpu()
+        host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+        return host.copy_(result, non_blocking=True)
+
+
+def _texts(name: str, array: Array) -> list[str]:
+    try:
+        return [element.decode() for element in array.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"input '{name}' holds an element that is not UTF-8, which TorchScript strings can't carry: {error}"
+        ) from error
+
+
+def _as_numpy(result: Any) -> Array:
+    if isinstance(result, list):
+        texts = np.empty(len(result), dtype=object)
+        texts[:] = [text.encode() for text in result]
+        return texts
+    array: Array = result.numpy()
+    return array
+
+
+def _follow(results: Any, path: int | Path, name: str) -> Any:
+    """Return the part of a returned value that lies at `path`. Raises Internal if there is none."""
+    try:
+        if isinstance(path, int):
+            return results[name] if isinstance(results, dict) and name in results else _leaves(results)[path]
+        for key in path:
+            results = results[key]
+    except (LookupError, TypeError):
+        raise Internal(f"the model returned nothing for output '{name}'") from None
+    return results
+
+
+def _leaves(results: Any) -> list[Any]:
+    """Return the tensors and lists of text in a returned value, depth first."""
+    if isinstance(results, dict):
+        results = list(results.values())
+    elif not isinstance(results, (tuple, list)) or (
+        results and all(isinstance(text, str) for text in results)
+    ):
+        return [results]
+    return [leaf for result in results for leaf in _leaves(result)]

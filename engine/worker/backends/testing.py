@@ -1,0 +1,401 @@
+"""An in-memory batch, for testing backends without a server.
+
+Nothing here is used when models are served. `LocalBatch` follows the same rules as the worker's batch, over
+plain arrays, so that a backend which passes its tests on one behaves on the other. A test reads::
+
+    model = model_info(
+        directory, inputs=[TensorInfo("X", DataType.FP32, [4])], outputs=[...], max_batch_size=8
+    )
+    backend = MyBackend()
+    backend.load(model)
+    [answer] = run(backend, model, [LocalRequest({"X": np.ones((2, 4), "f4")})])
+    assert answer.outputs["Y"].tolist() == ...
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode, TritiumError
+from engine.worker.backends.base import (
+    Backend,
+    Batch,
+    BatchRequest,
+    ModelInfo,
+    ResponseSender,
+    SenderClosed,
+    TensorInfo,
+)
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Union
+
+    from engine.worker.calls import Calls
+
+    Array = np.ndarray[Any, Any]
+    Output = tuple[str, DataType, Array]
+    Parameter = Union[bool, int, float, str]
+
+
+def model_info(
+    version_directory: str | os.PathLike[str] = ".",
+    *,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    name: str = "model",
+    artifact: str = "",
+    max_batch_size: int = 0,
+    parameters: Mapping[str, str] | None = None,
+    settings: Mapping[str, str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    kind: str = "CPU",
+    device_id: int = 0,
+    lanes: int = 1,
+    threads: int = 1,
+    log: Callable[[str, str], None] = lambda level, message: None,
+    decoupled: bool = False,
+    calls: Calls | None = None,
+) -> ModelInfo:
+    """Return what `Backend.load` takes, with defaults for what a test does not care about.
+
+    The model directory is the parent of `version_directory`. The last component of that is the version if it
+    is a number.
+    """
+    directory = str(version_directory)
+    parent, _, leaf = directory.rpartition("/")
+    return ModelInfo(
+        name=name,
+        version=int(leaf) if leaf.isdigit() else 1,
+        model_directory=parent or ".",
+        version_directory=directory,
+        artifact=artifact,
+        max_batch_size=max_batch_size,
+        inputs=inputs,
+        outputs=outputs,
+        parameters=parameters or {},
+        settings=settings or {},
+        config=config or {},
+        instance_name=f"{name}_0_0",
+        kind=kind,
+        device_id=device_id,
+        lanes=lanes,
+        threads=threads,
+        log=log,
+        decoupled=decoupled,
+        calls=calls,
+    )
+
+
+class LocalAnswer:
+    """What one request got: outputs by name, a code and a message, or that it runs again (`rescheduled`)."""
+
+    __slots__ = ("code", "datatypes", "message", "outputs", "parameters", "rescheduled")
+
+    def __init__(
+        self,
+        outputs: Sequence[Output] = (),
+        *,
+        parameters: Mapping[str, Parameter] | None = None,
+        code: ErrorCode | None = None,
+        message: str = "",
+        rescheduled: bool = False,
+    ) -> None:
+        self.rescheduled = rescheduled
+        self.outputs = {name: array for name, _, array in outputs}
+        self.datatypes = {name: datatype for name, datatype, _ in outputs}
+        self.parameters = parameters or {}
+        self.code = code
+        self.message = message
+
+    def __repr__(self) -> str:
+        return f"<LocalAnswer {self.outputs if self.code is None else (self.code, self.message)}>"
+
+
+class LocalSender(ResponseSender):
+    """The sender of a `LocalRequest`: what is sent is appended to the request's `parts`. It never waits."""
+
+    def __init__(self, request: LocalRequest) -> None:
+        self._request = request
+        self._order = threading.Lock()
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the final response has been sent."""
+        return self._closed
+
+    def send(
+        self,
+        outputs: Sequence[Output],
+        parameters: Mapping[str, Parameter] | None = None,
+        *,
+        final: bool = False,
+    ) -> None:
+        """Send a response. Raises SenderClosed."""
+        self._add(LocalAnswer(self._request.kept(outputs), parameters=parameters), final=final)
+
+    def fail(self, code: ErrorCode, message: str, *, final: bool = True) -> None:
+        """Send an error. Raises SenderClosed."""
+        self._add(LocalAnswer(code=code, message=message), final=final)
+
+    def finish(self) -> None:
+        """End the request. Raises SenderClosed."""
+        self._add(None, final=True)
+
+    def cancelled(self) -> bool:
+        """Whether the request's `is_cancelled` was set."""
+        return self._request.is_cancelled
+
+    def abandon(self) -> bool:
+        """Close it without a response: the request is to run again.
+
+        False if the last response has been sent.
+        """
+        with self._order:
+            if self._closed:
+                return False
+            self._closed = True
+            return True
+
+    def _add(self, answer: LocalAnswer | None, *, final: bool) -> None:
+        with self._order:
+            if self._closed:
+                raise SenderClosed("the last response to this request has been sent already")
+            self._closed = True  # also if the response can't be taken
+            if answer is not None:
+                self._request.take(answer)
+            self._closed = final
+        if final:
+            self._request.ended.set()
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self.fail(ErrorCode.INTERNAL, "the model let go of a request without its final response")
+
+
+class LocalRequest(BatchRequest):
+    """One request over the arrays in `inputs`, each [rows, *dims] if the model batches.
+
+    BYTES inputs are object arrays of `bytes`, BF16 inputs `uint16` bit patterns. `answer` is None until it
+    has one. Set `is_cancelled` to simulate a client that has left. What a decoupled model's sender sends is
+    in `parts`; `ended` is set with the final one.
+    """
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Array],
+        *,
+        id: str = "",  # noqa: A002  # the protocol's word
+        requested_outputs: Sequence[str] = (),
+        parameters: Mapping[str, Parameter] | None = None,
+        correlation_id: int | str = 0,
+        flags: int = 0,
+        timeout: int = 0,
+        priority: int = 0,
+    ) -> None:
+        self.inputs = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        self.id = id
+        self.requested_outputs = requested_outputs
+        self.parameters = parameters or {}
+        self.correlation_id = correlation_id
+        self.flags = flags
+        self.timeout = timeout
+        self.priority = priority
+        self.rows = 1
+        self.is_cancelled = False
+        self.answer: LocalAnswer | None = None
+        self.parts: list[LocalAnswer] = []
+        self.ended = threading.Event()
+        self._sender: weakref.ref[LocalSender] | None = None
+        self._decoupled = False
+        self._datatypes: Mapping[str, DataType] = {}
+
+    def join(self, model: ModelInfo) -> None:
+        """Take what the model's configuration says about requests. `LocalBatch` calls this."""
+        self._decoupled = model.decoupled
+        self._datatypes = {tensor.name: tensor.datatype for tensor in model.inputs}
+        self.inputs = {name: self.inputs[name] for name in self._datatypes if name in self.inputs}
+        self.requested_outputs = self.requested_outputs or [tensor.name for tensor in model.outputs]
+        self.rows = len(next(iter(self.inputs.values()))) if model.max_batch_size and self.inputs else 1
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """Inputs present, in the configuration's order."""
+        return list(self.inputs)
+
+    def input(self, name: str) -> Array:
+        """Return an input."""
+        return self.inputs[name]
+
+    def input_datatype(self, name: str) -> DataType:
+        """Return an input's datatype. Raises KeyError for an input the client did not send."""
+        return self._datatypes[name] if name in self.inputs else _absent(name)
+
+    def respond(self, outputs: Sequence[Output], parameters: Mapping[str, Parameter] | None = None) -> None:
+        """Answer with copies of what was asked for. Raises RuntimeError at a second answer."""
+        self._settle(LocalAnswer(self.kept(outputs), parameters=parameters))
+
+    def kept(self, outputs: Sequence[Output]) -> list[Output]:
+        """Return copies of those outputs that were asked for."""
+        return [(name, dt, _copied(name, dt, a)) for name, dt, a in outputs if name in self.requested_outputs]
+
+    def take(self, part: LocalAnswer) -> None:
+        """Keep what a sender sent.
+
+        A test's own class may raise SenderClosed here, as if the server had gone.
+        """
+        self.parts.append(part)
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """Answer with an error. Raises RuntimeError at a second answer."""
+        self._settle(LocalAnswer(code=code, message=message))
+
+    def _settle(self, answer: LocalAnswer) -> None:
+        if self.answer is not None:
+            raise RuntimeError("this request has been answered already")
+        if self.open:
+            raise RuntimeError("this request is answered by its sender")
+        self.answer = answer
+
+    @property
+    def open(self) -> bool:
+        """Whether a sender answers it."""
+        return self._sender is not None
+
+    def sender(self) -> LocalSender:
+        """Return the sender of a decoupled model's responses. Raises RuntimeError for a model that is not."""
+        if not self._decoupled:
+            raise RuntimeError("the model is not decoupled: answer with `respond` or `fail`")
+        sender = None if self._sender is None else self._sender()
+        if sender is None:
+            if self.open or self.answer is not None:
+                raise RuntimeError("this request has been answered already")
+            sender = LocalSender(self)
+            self._sender = weakref.ref(sender)
+        return sender
+
+    def reschedule(self) -> None:
+        """Say that it is to run again.
+
+        Raises RuntimeError if there is an answer, or if a sender has sent the last one.
+        """
+        sender = None if self._sender is None else self._sender()
+        if self.open and (sender is None or not sender.abandon()):
+            raise RuntimeError("this request has been answered already")
+        self._sender = None
+        self._settle(LocalAnswer(rescheduled=True))
+
+    def fail_open(self, code: ErrorCode, message: str) -> None:
+        """Have the sender end the request with an error, if it has not ended."""
+        sender = None if self._sender is None else self._sender()
+        if sender is not None and not sender.closed:
+            sender.fail(code, message)
+
+    def cancelled(self) -> bool:
+        """Whether `is_cancelled` was set."""
+        return self.is_cancelled
+
+
+class LocalBatch(Batch):
+    """A batch of `requests`, which must carry the same inputs of the same dims and datatypes.
+
+    Raises ValueError if they do not, or if a model without batching is given several.
+    """
+
+    def __init__(self, model: ModelInfo, requests: Sequence[LocalRequest]) -> None:
+        for request in requests:
+            request.join(model)
+        if len(requests) != 1 and not model.max_batch_size:
+            raise ValueError("a model without batching takes one request at a time")
+        if len({tuple(request.inputs) for request in requests}) > 1:
+            raise ValueError("the requests of a batch must carry the same inputs")
+        # It is never assigned again.
+        self.requests: Sequence[LocalRequest] = requests  # type: ignore[mutable-override]
+        self.rows = sum(request.rows for request in requests)
+        self._batches = bool(model.max_batch_size)
+        self._stacked = {
+            name: np.concatenate([request.inputs[name] for request in requests])
+            if self._batches
+            else requests[0].inputs[name]
+            for name in requests[0].inputs
+        }
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """Inputs present, in the configuration's order."""
+        return list(self._stacked)
+
+    def stacked(self, name: str) -> Array:
+        """Return an input of all requests."""
+        return self._stacked[name]
+
+    def allocate(self, name: str, datatype: DataType, shape: Sequence[int]) -> Array:
+        """Return an uninitialised array."""
+        if datatype is DataType.BYTES:
+            raise ValueError(f"output '{name}' is of BYTES, which have no fixed size")
+        return np.empty(shape, datatype.numpy)
+
+    def respond(self, outputs: Sequence[Output]) -> None:
+        """Answer every request with its rows."""
+        for name, _, array in outputs:
+            if self._batches and (not array.ndim or len(array) != self.rows):
+                raise ValueError(
+                    f"output '{name}' has shape {list(array.shape)}; a batch of {self.rows} rows needs [{self.rows}, ...]"
+                )
+        start = 0
+        for request in self.requests:
+            rows = slice(start, start + request.rows) if self._batches else slice(None)
+            request.respond(
+                [(name, datatype, array[rows] if array.ndim else array) for name, datatype, array in outputs]
+            )
+            start += request.rows
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """Answer every request not yet answered with an error."""
+        for request in self.requests:
+            if request.open:
+                request.fail_open(code, message)
+            elif request.answer is None:
+                request.fail(code, message)
+
+
+def run(backend: Backend, model: ModelInfo, requests: Sequence[LocalRequest]) -> list[LocalAnswer]:
+    """Run one batch as a worker does, and return the answers in the requests' order.
+
+    Requests that a decoupled model's senders answer have none: look at their `parts` and `ended`.
+
+    An exception from `execute` fails what is unanswered; so does returning without an answer.
+    """
+    batch = LocalBatch(model, requests)
+    try:
+        backend.execute(batch)
+    except TritiumError as error:
+        batch.fail(error.code, error.message)
+    except Exception as error:  # noqa: BLE001  # the model's exception is its clients' answer, as in a worker
+        batch.fail(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
+    for request in requests:
+        if request.answer is None and not request.open:
+            message = f"model '{model.name}' finished the batch without a response to this request"
+            request.fail(ErrorCode.INTERNAL, message)
+    return [request.answer for request in requests if request.answer is not None]
+
+
+def _copied(name: str, datatype: DataType, array: Array) -> Array:
+    if datatype is DataType.BYTES:
+        elements = np.empty(array.size, dtype=object)
+        elements[:] = [e if isinstance(e, bytes) else str(e).encode() for e in array.ravel().tolist()]
+        return elements.reshape(array.shape)
+    if array.dtype.itemsize != datatype.size:
+        raise ValueError(f"output '{name}' holds elements of {array.dtype}, which are not {datatype}")
+    return np.array(array, dtype=datatype.numpy, copy=True)
+
+
+def _absent(name: str) -> DataType:
+    raise KeyError(name)

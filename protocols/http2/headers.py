@@ -1,0 +1,323 @@
+"""Header blocks: HPACK (RFC 7541) by the `hpack` library, and what RFC 9113, 8.2 and 8.3, lets a request say.
+
+A client that repeats a call repeats its header block byte for byte, once its headers are in the dynamic
+table. Decoding such a block in Python costs more than all else that a unary call asks of HTTP/2. So the
+meaning of a block is kept. That is sound only while the table is the one that the block was decoded with.
+`_WatchedTable` counts whatever might change the table. A block during which the count rose is not kept, and
+all meanings kept before it are forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Generic, TypeVar
+
+from hpack import Decoder, HPACKError, OversizedHeaderListError
+from hpack.table import HeaderTable
+
+from protocols.http2.frames import ConnectionViolation, ErrorCode, StreamViolation
+
+T = TypeVar("T")
+
+Fields = Sequence[tuple[bytes, bytes]]
+
+_FIELD_OVERHEAD: Final = 32  # RFC 7541, section 4.1; RFC 9113, section 6.5.2
+_LARGEST_CACHED: Final = 2048  # bytes of the largest header list that is kept
+# Bytes of all header lists that are kept for one connection.
+_MOST_CACHED: Final = 32 * 1024
+# Two would do (RFC 7541, section 4.2), but some encoders write down each change.
+_MOST_SIZE_UPDATES: Final = 16
+# Section 8.2.1: no controls, space, upper case, colon or non-ASCII
+_NAME: Final = re.compile(rb"[!-9;-@\[-~]+")
+_PLAIN_VALUE: Final = re.compile(rb"[!-~](?:[ -~]*[!-~])?")
+# Names that every gRPC call has or may have, and that no rule in this module concerns.
+_USUAL: Final = frozenset(
+    (
+        b"content-type",
+        b"grpc-timeout",
+        b"user-agent",
+        b"grpc-accept-encoding",
+        b"grpc-encoding",
+        b"traceparent",
+    )
+)
+_FORBIDDEN_IN_VALUE: Final = re.compile(rb"[\x00\n\r]")
+_REQUEST_PSEUDO: Final = frozenset((b":method", b":scheme", b":authority", b":path"))
+_CONNECTION_SPECIFIC: Final = frozenset(  # section 8.2.2
+    (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
+)
+_DIGITS: Final = re.compile(rb"[0-9]{1,19}")
+
+
+class _WatchedTable(HeaderTable):
+    """A dynamic table that counts the calls that may have changed it.
+
+    It counts calls and does not compare contents. So it also sees an insertion that evicted an equal entry,
+    and a size that went down and up again within a block.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generation = 0
+
+    def add(self, name: bytes, value: bytes) -> None:
+        self.generation += 1
+        super().add(name, value)
+
+    @property
+    def maxsize(self) -> int:
+        return super().maxsize
+
+    @maxsize.setter
+    def maxsize(self, newmax: int) -> None:
+        self.generation += 1
+        HeaderTable.maxsize.fset(self, newmax)  # type: ignore[attr-defined]  # mypy sees the getter
+
+
+class HeaderDecoder(Generic[T]):
+    """Decodes the header blocks of one connection, in the order they came in.
+
+    `read_head` is told the header list of a request that is well-formed and says what it means. The result is
+    kept in `heads` under the block, with its `content-length`. A caller that needs speed asks `heads` first:
+    a hit needs no decoding, and changes no state. Lists over `max_header_list` (bytes, as section 6.5.2
+    counts them) cost their stream ENHANCE_YOUR_CALM, which is the code that gRPC clients show as
+    RESOURCE_EXHAUSTED. Lists over twice that are not decoded to their end. So the table is lost, and with it
+    the connection.
+    """
+
+    def __init__(self, read_head: Callable[[Fields], T], *, max_header_list: int, cached_heads: int) -> None:
+        self.heads: dict[bytes, tuple[T, int]] = {}
+        self._read_head = read_head
+        self._max_header_list = max_header_list
+        self._cached_heads = cached_heads
+        self._sizes: dict[bytes, int] = {}  # of the header lists of `heads`, in the same order
+        self._cached = 0  # their sum
+        self._decoder = Decoder(2 * max_header_list)
+        self._table = _WatchedTable()
+        self._decoder.header_table = self._table
+
+    def request(self, block: bytes) -> tuple[T, int]:
+        """What a request's block means, and its `content-length`, which is -1 where it has none.
+
+        Raises StreamViolation if the request is malformed, ConnectionViolation if the block can't be decoded.
+        """
+        known = self.heads.get(block)
+        if known is not None:
+            return known
+        generation = self._table.generation
+        decoded = self._decode(block)
+        size = self._check_size(decoded)
+        fields, length = checked_request(decoded)
+        head = self._read_head(fields)
+        if generation == self._table.generation and size <= _LARGEST_CACHED:
+            self._keep(block, (head, length), size)
+        return head, length
+
+    def trailers(self, block: bytes) -> None:
+        """Decode the block that ends a request, for what it does to the table.
+
+        Raises StreamViolation if the trailers are malformed,
+        ConnectionViolation if the block can't be decoded.
+        """
+        fields = self._decode(block)
+        self._check_size(fields)
+        for name, value in fields:
+            _check_field(name, value)  # which refuses pseudo-headers: section 8.1
+
+    def skip(self, block: bytes) -> None:
+        """Decode a block that means nothing any more, for what it does to the table.
+
+        Raises ConnectionViolation.
+        """
+        self._decode(block)
+
+    def _decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
+        _check_size_updates(block)
+        generation = self._table.generation
+        try:
+            fields, position = self._indexed(block)
+            if position < len(block):
+                if fields and block[position] & 0xE0 == 0x20:
+                    raise HPACKError("a table size update after a field")  # section 4.2
+                fields += self._decoder.decode(block[position:], raw=True)
+        except OversizedHeaderListError as error:
+            raise ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from error
+        except (HPACKError, IndexError) as error:
+            # hpack's texts contain memory addresses, and this text is sent to the peer.
+            message = f"the header block is not HPACK ({type(error).__name__})"
+            raise ConnectionViolation(ErrorCode.COMPRESSION_ERROR, message) from error
+        if generation != self._table.generation:
+            self.heads.clear()
+            self._sizes.clear()
+            self._cached = 0
+        return fields
+
+    def _indexed(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], int]:
+        """The fields that a block begins with, as far as each is one byte that names an entry; and their end.
+
+        Most of a block consists of such bytes, also where a call differs from the last one by its timeout or
+        its trace. `hpack` takes several times as long for them.
+        """
+        fields: list[tuple[bytes, bytes]] = []
+        entry = self._table.get_by_index
+        room = 2 * self._max_header_list
+        for position, octet in enumerate(block):
+            if octet <= 0x80 or octet == 0xFF:
+                return fields, position
+            field = entry(octet & 0x7F)
+            room -= len(field[0]) + len(field[1]) + _FIELD_OVERHEAD
+            if room < 0:
+                raise OversizedHeaderListError("indexed fields alone are more than the limit")
+            fields.append(field)
+        return fields, len(block)
+
+    def _check_size(self, fields: Fields) -> int:
+        size = _FIELD_OVERHEAD * len(fields)
+        for name, value in fields:
+            size += len(name) + len(value)
+        if size > self._max_header_list:
+            message = f"a header list of {size} bytes, more than the {self._max_header_list} announced"
+            raise StreamViolation(ErrorCode.ENHANCE_YOUR_CALM, message)
+        return size
+
+    def _keep(self, block: bytes, meaning: tuple[T, int], size: int) -> None:
+        heads = self.heads
+        while len(heads) >= self._cached_heads or self._cached + size > _MOST_CACHED:
+            if not heads:
+                return
+            # The oldest goes. So blocks that never repeat can't stay, and blocks that do repeat come back.
+            oldest = next(iter(heads))
+            del heads[oldest]
+            self._cached -= self._sizes.pop(oldest)
+        heads[block] = meaning
+        self._sizes[block] = size
+        self._cached += size
+
+
+def checked_request(fields: Fields) -> tuple[Fields, int]:
+    """A request's fields, checked by RFC 9113, sections 8.2 and 8.3, and its `content-length` (-1: none).
+
+    A regular field's value is returned without surrounding whitespace. Section 8.2.1 would refuse such a
+    value. But gRPC's protocol lets metadata have whitespace and be stripped, and its clients send the value
+    as the user gave it. Raises StreamViolation (PROTOCOL_ERROR).
+    """
+    pseudo: dict[bytes, bytes] = {}
+    host: bytes | None = None
+    length = -1
+    stripped = False
+    plain_value = _PLAIN_VALUE.fullmatch
+    regular = 0
+    for name, value in fields:
+        if name[:1] == b":":
+            spoilt = plain_value(value) is None and _is_spoilt(value)
+            if regular or spoilt or name in pseudo or name not in _REQUEST_PSEUDO:
+                raise _malformed(
+                    f"pseudo-header {name!r} is unknown, repeated, late or has a forbidden value"
+                )
+            pseudo[name] = value
+            continue
+        regular += 1
+        if name not in _USUAL or plain_value(value) is None:
+            _check_field(name, value)
+            stripped |= value != value.strip(b" \t")
+            if name == b"host":
+                host = value.strip(b" \t")
+            elif name == b"content-length":
+                length = _length(value.strip(b" \t"), length)
+    _check_pseudo(pseudo, host)
+    if stripped:
+        fields = [(name, value.strip(b" \t")) for name, value in fields]
+    return fields, length
+
+
+def _is_spoilt(value: bytes) -> bool:
+    """Whether section 8.2.1 forbids the value."""
+    return _FORBIDDEN_IN_VALUE.search(value) is not None or value != value.strip(b" \t")
+
+
+def _check_field(name: bytes, value: bytes) -> None:
+    if _NAME.fullmatch(name) is None:
+        raise _malformed(f"field name {name!r} has characters that are not allowed here")
+    if _FORBIDDEN_IN_VALUE.search(value) is not None:
+        raise _malformed(f"the value of {name!r} holds NUL, CR or LF")
+    if name in _CONNECTION_SPECIFIC:
+        raise _malformed(f"{name!r} is about a connection, which HTTP/2 has other means for")
+    if name == b"te" and value.strip(b" \t") != b"trailers":
+        raise _malformed("te may be 'trailers' only")
+
+
+def _check_pseudo(pseudo: dict[bytes, bytes], host: bytes | None) -> None:
+    method = pseudo.get(b":method")
+    authority = pseudo.get(b":authority")
+    if method == b"CONNECT":  # section 8.5
+        if authority is None or len(pseudo) != 2:
+            raise _malformed("CONNECT takes :method and :authority")
+    elif not method or not pseudo.get(b":scheme") or not _is_path(method, pseudo.get(b":path")):
+        raise _malformed(":method, :scheme and :path are required, and :path begins with '/'")
+    if host is not None and authority is not None and host != authority:
+        raise _malformed("host and :authority differ")  # section 8.3.1
+
+
+def _is_path(method: bytes, path: bytes | None) -> bool:
+    return path is not None and (path.startswith(b"/") or (path == b"*" and method == b"OPTIONS"))
+
+
+def _length(value: bytes, known: int) -> int:
+    if _DIGITS.fullmatch(value) is None:
+        raise _malformed(f"content-length {value!r} is no number")
+    length = int(value)
+    if known not in (-1, length):
+        raise _malformed(f"content-length is both {known} and {length}")
+    return length
+
+
+def _malformed(message: str) -> StreamViolation:
+    return StreamViolation(ErrorCode.PROTOCOL_ERROR, message)
+
+
+def _check_size_updates(block: bytes) -> None:
+    """Limit size updates: each costs as much to decode as a header, but adds nothing to the list's size."""
+    position = count = 0
+    while position < len(block) and block[position] & 0xE0 == 0x20:
+        count += 1
+        if count > _MOST_SIZE_UPDATES:
+            raise ConnectionViolation(ErrorCode.COMPRESSION_ERROR, "too many table size updates in a block")
+        many = block[position] & 0x1F == 0x1F
+        position += 1
+        while many and position < len(block):
+            many = block[position] & 0x80 != 0
+            position += 1
+
+
+def encode_headers(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A block that leaves the peer's table alone, so it can be made once and sent on every connection.
+
+    Fields that HPACK's static table holds are one byte. All others are literals without indexing, not
+    Huffman-coded. Names must be in lower case.
+    """
+    return b"".join([_encode_field(name, value) for name, value in fields])
+
+
+def _encode_field(name: bytes, value: bytes) -> bytes:
+    index, values = HeaderTable.STATIC_TABLE_MAPPING.get(name, (0, {}))
+    whole = values.get(value)
+    if whole is not None:
+        return bytes((0x80 | whole,))  # section 6.1; static indices end at 61
+    if index:
+        return _integer(index, 4) + _integer(len(value), 7) + value
+    return b"\x00" + _integer(len(name), 7) + name + _integer(len(value), 7) + value
+
+
+def _integer(value: int, prefix: int) -> bytes:
+    """Section 5.1, with the bits before the prefix zero."""
+    most = (1 << prefix) - 1
+    if value < most:
+        return bytes((value,))
+    written = bytearray((most,))
+    value -= most
+    while value >= 128:
+        written.append(value & 127 | 128)
+        value >>= 7
+    written.append(value)
+    return bytes(written)

@@ -1,0 +1,287 @@
+"""The base of both protocols' listeners: accepts connections, looks after them, drains them to the last one.
+
+The listening socket belongs to the caller of `serve`. The lifetime of connections is the caller's too: each
+is given to `spawn`, to run under a supervisor of the caller's choice. A listener outlives a crash of `serve`:
+called again, it goes on with the connections it had.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Generic, Protocol, TypeVar
+
+import trio
+
+from protocols.transport.accepting import Door, OnceAMinute, OnExhausted
+from protocols.transport.room import AddressLimit, GoingLine, Occupant, first_to_go, reserve
+
+LAST_CALL: Final = 5.0
+"""Seconds, while the server ends, for which a client may pause before its request is whole."""
+
+Spawn = Callable[[str, Callable[[], Awaitable[None]]], None]
+
+
+class AcceptedConnection(Occupant, Protocol):
+    """What a listener asks of its connections."""
+
+    async def serve(self) -> None:
+        """Run until the connection is over."""
+
+    def withdraw(self) -> None:
+        """Have the client make its next connection elsewhere.
+
+        What the client sends on this connection is answered. Never waits.
+        """
+
+    def drain(self) -> None:
+        """Finish what is open, begin nothing new, and come to an end. Never waits."""
+
+    def give_way(self) -> None:
+        """Come to an end soon, so that another connection has room.
+
+        Asked only of a connection that `yields_at` a time that has passed. Never waits.
+        """
+
+    def give_up(self) -> None:
+        """Refuse requests that are not answered, because the process is about to end. Never waits."""
+
+    def close(self) -> None:
+        """Let go of the socket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionCounts:
+    """A listener's connections: those open, the most allowed, and those ended or refused since its start."""
+
+    open: int
+    most: int
+    # Ended while they were idle or slow, so that others had room.
+    gave_way: int
+    crowded_out: int  # turned away because all others were busy
+    over_address_limit: int  # turned away because their address had too many
+
+
+C = TypeVar("C", bound=AcceptedConnection)
+
+
+class Listener(ABC, Generic[C]):
+    """Accepts connections for as long as there is room, and drains. Subclasses say what a connection is."""
+
+    def __init__(self, max_connections: int, per_address: AddressLimit | None = None) -> None:
+        """Beyond `max_connections`, idle connections make room for others (`protocols.transport.room`).
+
+        Where none is idle, a few more are let in. Further clients wait in the kernel's backlog.
+        """
+        self._connections: dict[C, None] = {}  # in the order in which they came
+        self._most = max_connections
+        self._going: GoingLine[C] = GoingLine()
+        self._leaving: set[C] = set()  # those that were told to give way
+        self._per_address = per_address
+        self._origins: dict[C, str] = {}
+        self._of_origin: dict[str, dict[C, None]] = {}
+        self._gave_way = self._crowded_out = self._over_address_limit = 0
+        self._door = Door(max_connections + reserve(max_connections))
+        self._names = itertools.count(1)
+        self._accepted = 0
+        self._drain = trio.Event()
+        self._empty = trio.Event()
+
+    async def serve(
+        self,
+        sock: socket.socket,
+        spawn: Spawn,
+        *,
+        on_exhausted: OnExhausted | None = None,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Accept from `sock`, a listening socket, until drained; return when the last connection has ended.
+
+        `spawn(name, run)` starts a connection as a child of the caller's and returns at once. `on_exhausted`
+        is told, once a minute at most, that descriptors or memory are used up.
+        """
+        # If `drain` was called, the socket is closed already, and this is a restart.
+        if not self._drain.is_set():
+            sock.setblocking(False)
+        async with trio.open_nursery() as nursery:
+            for care in self._care():
+                nursery.start_soon(care)
+            task_status.started()
+            await self._door.stand_at(sock, partial(self._admit, spawn), self._relieved(on_exhausted))
+            await self.wait_drained()
+            nursery.cancel_scope.cancel()
+
+    def withdraw(self) -> None:
+        """Have the clients of all connections go elsewhere, and go on serving. `drain` comes later."""
+        for connection in list(self._connections):
+            connection.withdraw()
+
+    def drain(self) -> None:
+        """Stop accepting, and have each connection finish what is open and close.
+
+        Clients that the kernel has connected already are let in first, as far as there is room, because they
+        may have sent requests.
+        """
+        self._drain.set()
+        self._door.shut()
+        for connection in list(self._connections):
+            connection.drain()
+        if not self._connections:
+            self._empty.set()
+
+    def give_up(self) -> None:
+        """Have each connection tell its client that it will get no answer, as the process is about to end."""
+        for connection in list(self._connections):
+            connection.give_up()
+
+    async def wait_drained(self) -> None:
+        """Wait until `drain` was called and no connection is left."""
+        await self._drain.wait()
+        await self._empty.wait()
+
+    def close(self) -> None:
+        """Release everything besides connections, when `serve` will not be called again."""
+
+    def counts(self) -> ConnectionCounts:
+        """Return how many connections there are, and how many were ended or turned away."""
+        return ConnectionCounts(
+            open=len(self._connections),
+            most=self._most,
+            gave_way=self._gave_way,
+            crowded_out=self._crowded_out,
+            over_address_limit=self._over_address_limit,
+        )
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more connections are open than should be, without those that are coming to an end."""
+        return len(self._connections) - len(self._leaving) > self._most
+
+    def _relieved(self, on_exhausted: OnExhausted | None) -> OnExhausted:
+        """Return the function that is told when descriptors or memory are used up.
+
+        It has an idle connection give some back.
+        """
+        tell = OnceAMinute(on_exhausted)
+
+        def exhausted(failure: OSError) -> None:
+            tell(failure)
+            self._make_room(trio.current_time())
+
+        return exhausted
+
+    def _relieve(self, now: float) -> None:
+        """Have connections give way that have become idle or slow while there were too many.
+
+        For the sweep.
+        """
+        while self.crowded and self._make_room(now):
+            pass
+
+    def _make_room(self, now: float) -> bool:
+        """Have one connection give way, if there is one that may."""
+        return self._dismiss(self._going.next(self._connections, now))
+
+    def _dismiss(self, connection: C | None) -> bool:
+        if connection is None:
+            return False
+        self._leaving.add(connection)
+        self._gave_way += 1
+        connection.give_way()
+        return True
+
+    def _origin(self, accepted: socket.socket) -> str | None:
+        """Return the origin under which a socket's address is counted; None where it is not limited."""
+        if self._per_address is None or accepted.family == socket.AF_UNIX:
+            return None
+        try:
+            return self._per_address.origin(accepted.getpeername()[0])
+        except OSError:  # it has left
+            return None
+
+    def _has_place(self, origin: str | None, now: float) -> bool:
+        """Whether a client may have one more connection.
+
+        One that it has and does not use makes room for it.
+        """
+        if origin is None or self._per_address is None:
+            return True
+        others = [each for each in self._of_origin.get(origin, ()) if each not in self._leaving]
+        return len(others) < self._per_address.most or self._dismiss(first_to_go(others, now))
+
+    def _admit(self, spawn: Spawn, accepted: socket.socket) -> None:
+        now = trio.current_time()
+        origin = self._origin(accepted)
+        if not self._has_place(origin, now):
+            self._over_address_limit += 1
+            self._turn_away(accepted)
+            accepted.close()
+            self._door.left()
+            return
+        try:
+            connection = self._adopt(accepted)
+        except BaseException:
+            accepted.close()
+            self._door.left()
+            raise
+        self._connections[connection] = None
+        self._accepted += 1
+        if origin is not None:
+            self._origins[connection] = origin
+            self._of_origin.setdefault(origin, {})[connection] = None
+        if self.crowded and not self._make_room(now):
+            self._squeeze_in(connection)
+        if self._drain.is_set():
+            connection.drain()
+        try:
+            spawn(f"connection-{next(self._names)}", partial(self._run, connection))
+        except BaseException:
+            self._forget(connection)
+            raise
+
+    async def _run(self, connection: C) -> None:
+        try:
+            await self._serve(connection)
+        finally:
+            self._forget(connection)
+
+    def _forget(self, connection: C) -> None:
+        del self._connections[connection]
+        self._leaving.discard(connection)
+        origin = self._origins.pop(connection, None)
+        if origin is not None:
+            of_origin = self._of_origin[origin]
+            del of_origin[connection]
+            if not of_origin:
+                del self._of_origin[origin]
+        self._release(connection)
+        self._door.left()
+        if not self._connections and self._drain.is_set():
+            self._empty.set()
+
+    @abstractmethod
+    def _care(self) -> Collection[Callable[[], Awaitable[None]]]:
+        """The tasks, without an end, that look after all connections together."""
+
+    @abstractmethod
+    def _adopt(self, accepted: socket.socket) -> C:
+        """Make a connection of a socket. If this raises, the caller still owns the socket."""
+
+    def _turn_away(self, accepted: socket.socket) -> None:  # most protocols have no words for it
+        """Tell a client that its address has too many connections, if that can be said at once.
+
+        The caller closes the socket next.
+        """
+
+    def _squeeze_in(self, connection: C) -> None:
+        """Note that `connection` was let in although there is no room: all others are busy."""
+
+    async def _serve(self, connection: C) -> None:
+        await connection.serve()
+
+    def _release(self, connection: C) -> None:
+        connection.close()

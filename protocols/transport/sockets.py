@@ -1,0 +1,330 @@
+"""Bytes to and from one client: plain over TCP or a Unix socket, or TLS.
+
+All methods are synchronous and take what the socket gives at once. A connection waits only where that was
+nothing. TLS is spoken by the interpreter's own non-blocking sockets rather than by a stream: a writer that
+waits for a slow client must be able to stop waiting in the middle of a record, look after new answers, and go
+on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+import trio
+
+from protocols.transport.buffers import behind
+from protocols.transport.lost import LOST
+
+if TYPE_CHECKING:
+    from actors.values.tensors import Buffer
+
+# Bytes up to which copying together is cheaper than a scattered write.
+_JOINED: Final = 32 * 1024
+_MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
+_RECORDS: Final = 64 * 1024  # bytes that are encrypted at once
+_ALPN: Final = "h2"
+
+
+class ConnectionLost(Exception):
+    """The client is gone, or does not speak TLS. Nothing can be told to it any more."""
+
+
+class Transport(Protocol):
+    """The bytes to and from a client, as a connection needs them. Every method may raise ConnectionLost."""
+
+    peer: str
+
+    async def handshake(self) -> None:
+        """Do what must be done before the first byte."""
+
+    def receive_into(self, buffer: memoryview) -> int:
+        """Fill `buffer` from its start; return how many bytes came, 0 at the end.
+
+        Raises BlockingIOError for none.
+        """
+
+    def exhausted(self, count: int, size: int) -> bool:
+        """Whether, after `count` bytes came into a buffer of `size`, more bytes need a wait."""
+
+    def send(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+        """Send the bytes that are taken at once; return the rest, with which the next call must begin."""
+
+    async def wait_readable(self) -> None:
+        """Wait until `receive_into` is worth a try."""
+
+    async def wait_writable(self) -> None:
+        """Wait until `send` is worth a try."""
+
+    def finish(self) -> None:
+        """Tell the client, behind the bytes that were sent, that nothing more will come."""
+
+    def shut(self, *, abort: bool = False) -> None:
+        """End both directions now, so that waiting tasks wake up.
+
+        With `abort`, drop what the kernel still holds.
+        """
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+
+
+class PlainTransport:
+    """A socket as it is. It becomes non-blocking, and is closed by `close`."""
+
+    __slots__ = ("_socket", "peer")
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self.peer = address_of(sock)
+
+    async def handshake(self) -> None:
+        """Do nothing, not even a checkpoint."""
+
+    def receive_into(self, buffer: memoryview) -> int:
+        """Fill `buffer` (see `Transport`)."""
+        try:
+            return self._socket.recv_into(buffer)
+        except BlockingIOError:
+            raise
+        except OSError as failure:
+            raise _lost(failure) from failure
+
+    def exhausted(self, count: int, size: int) -> bool:
+        """Whether the last read has emptied the socket."""
+        return count < size
+
+    def send(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+        """Send the bytes that the kernel takes at once, and return the rest."""
+        size = sum(map(len, buffers))
+        if len(buffers) > 1 and (size <= _JOINED or len(buffers) > _MOST_BUFFERS):
+            buffers = (b"".join(buffers),)
+        try:
+            sent = self._socket.send(buffers[0]) if len(buffers) == 1 else self._socket.sendmsg(buffers)
+        except BlockingIOError:
+            return list(buffers)
+        except OSError as failure:
+            raise _lost(failure) from failure
+        return [] if sent == size else behind(buffers, sent)
+
+    async def wait_readable(self) -> None:
+        """Wait until the kernel has bytes, or the end."""
+        await trio.lowlevel.wait_readable(self._socket)
+
+    async def wait_writable(self) -> None:
+        """Wait until the kernel takes bytes."""
+        await trio.lowlevel.wait_writable(self._socket)
+
+    def finish(self) -> None:
+        """Shut down the sending side."""
+        shutdown(self._socket, socket.SHUT_WR)
+
+    def shut(self, *, abort: bool = False) -> None:
+        """Shut down both sides."""
+        if abort:
+            reset_on_close(self._socket)
+        shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+class TlsTransport:
+    """TLS, server side, over an accepted socket.
+
+    A client that speaks HTTP/2 must say so in ALPN (RFC 9113, 3.3).
+    """
+
+    __slots__ = ("_context", "_finished", "_raw", "_tls", "peer")
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        sock.setblocking(False)
+        self._raw = sock
+        self._context = context
+        self._tls: ssl.SSLSocket | None = None
+        self._finished = False
+        self.peer = address_of(sock)
+
+    @property
+    def _socket(self) -> ssl.SSLSocket:
+        assert self._tls is not None, "the handshake comes first"
+        return self._tls
+
+    async def handshake(self) -> None:
+        """Shake hands. Raises ConnectionLost where that fails, or no HTTP/2 was agreed on."""
+        try:
+            tls = self._context.wrap_socket(self._raw, server_side=True, do_handshake_on_connect=False)
+        except (OSError, ValueError) as failure:  # ValueError: early bytes before the peer left
+            raise ConnectionLost("the client left before the TLS handshake") from failure
+        self._tls = self._raw = tls
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await trio.lowlevel.wait_readable(tls)
+            except ssl.SSLWantWriteError:
+                await trio.lowlevel.wait_writable(tls)
+            except OSError as failure:
+                raise ConnectionLost(f"TLS handshake failed: {failure}") from failure
+        if tls.selected_alpn_protocol() != _ALPN:
+            raise ConnectionLost(f"the client agreed on {tls.selected_alpn_protocol()!r}, not on '{_ALPN}'")
+
+    def receive_into(self, buffer: memoryview) -> int:
+        """Fill `buffer` with decrypted bytes (see `Transport`).
+
+        Bytes that come after `finish` are dropped.
+        """
+        if self._finished:
+            return self._swallow(buffer)
+        try:
+            return self._socket.recv_into(buffer)
+        except ssl.SSLWantReadError:
+            raise BlockingIOError from None
+        except ssl.SSLZeroReturnError:
+            return 0
+        except OSError as failure:
+            # Among them SSLWantWriteError: only a renegotiation writes while it reads, and none is supported.
+            raise _lost(failure) from failure
+
+    def _swallow(self, buffer: memoryview) -> int:
+        """Drop bytes that are not to be decrypted any more.
+
+        OpenSSL takes such bytes for an error, once it has said goodbye.
+        """
+        try:
+            count = socket.socket.recv_into(self._raw, buffer)
+        except BlockingIOError:
+            raise
+        except OSError as failure:
+            raise _lost(failure) from failure
+        if count:
+            raise BlockingIOError
+        return 0
+
+    def exhausted(self, count: int, size: int) -> bool:
+        """Whether no decrypted bytes are left.
+
+        They must be taken now, since the socket would not report them.
+        """
+        return count < size and not self._socket.pending()
+
+    def send(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+        """Encrypt and send the bytes that the kernel takes at once, and return the rest.
+
+        OpenSSL takes a piece whole or wants to see it again. Pieces are cut from the front, so the rest
+        begins with that piece.
+        """
+        rest = list(buffers)
+        while rest:
+            piece = _first(rest, _RECORDS)
+            try:
+                sent = self._socket.send(piece)
+            except ssl.SSLWantWriteError:
+                return rest
+            except OSError as failure:
+                raise _lost(failure) from failure
+            rest = behind(rest, sent)
+        return rest
+
+    async def wait_readable(self) -> None:
+        """Wait until the kernel has bytes, or the end."""
+        await trio.lowlevel.wait_readable(self._raw)
+
+    async def wait_writable(self) -> None:
+        """Wait until the kernel takes bytes."""
+        await trio.lowlevel.wait_writable(self._raw)
+
+    def finish(self) -> None:
+        """Say goodbye in TLS, without waiting for the client's, and shut down the sending side."""
+        self._finished = True
+        if self._tls is not None:
+            with contextlib.suppress(OSError, ValueError):  # usually, the client's goodbye is not here yet
+                self._tls.unwrap()
+        shutdown(self._raw, socket.SHUT_WR)
+
+    def shut(self, *, abort: bool = False) -> None:
+        """Shut down both sides of the socket below."""
+        if abort:
+            reset_on_close(self._raw)
+        shutdown(self._raw, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._raw.close()
+
+
+def server_context(certificate: str, key: str, *, client_roots: str | None = None) -> ssl.SSLContext:
+    """Return a context for `TlsTransport` from PEM files.
+
+    With `client_roots`, clients must show a certificate. Raises OSError or ssl.SSLError where a file can't be
+    read or the key does not belong to the certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # RFC 9113, 9.2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.load_cert_chain(certificate, key)
+    if client_roots is not None:
+        context.load_verify_locations(client_roots)
+        context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols([_ALPN])
+    return context
+
+
+def _first(buffers: Sequence[Buffer], size: int) -> Buffer:
+    """Return the first bytes of `buffers`, joined, `size` of them where there are as many."""
+    head = buffers[0]
+    if len(head) >= size:
+        return memoryview(head)[:size]
+    parts: list[Buffer] = []
+    for buffer in buffers:
+        parts.append(memoryview(buffer)[:size])
+        size -= len(parts[-1])
+        if not size:
+            break
+    return b"".join(parts)
+
+
+def address_of(sock: socket.socket) -> str:
+    """Return the client's address as gRPC writes it; empty where it has left."""
+    try:
+        address = sock.getpeername()
+    except OSError:
+        return ""
+    if sock.family == socket.AF_UNIX:
+        return "unix:"
+    host, port = address[:2]
+    return f"ipv6:[{host}]:{port}" if sock.family == socket.AF_INET6 else f"ipv4:{host}:{port}"
+
+
+def reset_on_close(sock: socket.socket) -> None:
+    """Have closing drop what the kernel holds for a client that reads nothing."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except OSError:  # the client was quicker
+        return
+
+
+def shutdown(sock: socket.socket, how: int) -> None:
+    """Shut down one direction or both, unless the client was quicker.
+
+    The socket itself is shut down: `ssl.SSLSocket.shutdown` would forget the TLS state that a reader or a
+    handshake is using.
+    """
+    try:
+        socket.socket.shutdown(sock, how)
+    except OSError:
+        return
+
+
+def _lost(failure: OSError) -> Exception:
+    """Return the exception for `failure` of a connected socket: ConnectionLost, or `failure` itself."""
+    if isinstance(failure, ssl.SSLError) or failure.errno in LOST:
+        return ConnectionLost(str(failure))
+    return failure
