@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from engine.__main__ import main
-from tests.engine.log_reader.written import text
+from tests.engine.observability.reading.written import text
 
 WHERE = "models/m/1/instances/0"
 

@@ -1,0 +1,142 @@
+"""What the server answers models that load others: mode rules, start-up, circles."""
+
+import itertools
+
+import pytest
+import trio
+
+from actors.calls.subjects import Caller, Subjects
+from actors.values.errors import InvalidArgument, NotFound, Unavailable
+from actors.wire.call_fields import Attached
+from actors.wire.frames import FrameError
+from engine.server.model_control import STARTING, ModelControl
+from tests.engine.worker.conftest import make_spec
+
+
+class Models:
+    """A repository and its health, as far as the handlers ask for them."""
+
+    def __init__(self):
+        self.done = []
+        self.begun = trio.Event()
+        self.gate = trio.Event()
+        self.gate.set()
+        self.ready = {"there": True, "moody": False}
+
+    async def load(self, name, parameters):
+        self.begun.set()
+        await self.gate.wait()
+        self.done.append(("load", name, parameters))
+
+    async def unload(self, name, *, unload_dependents=False):
+        self.done.append(("unload", name, unload_dependents))
+
+    async def model_ready(self, name, version=""):
+        if name not in self.ready:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        return self.ready[name] and version in ("", "1")
+
+
+class World:
+    """Model control over `Models`, in any state of start-up; `being_loaded` names the models that are."""
+
+    def __init__(self):
+        self.models = Models()
+        self.started = True
+        self.being_loaded = set()
+        self.subjects = Subjects()
+        ModelControl(
+            self.models,
+            self.models,
+            started=lambda: self.started,
+            loading=lambda caller: caller.spec.name in self.being_loaded,
+        ).answer(self.subjects)
+
+    async def ask(self, subject, body, *, caller="caller", **attachments):
+        return await self.subjects.ask(
+            Attached(subject, body, attachments),
+            Caller(make_spec("doubling", name=caller), f"{caller}_0_0"),
+        )
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+async def test_a_load_has_its_configuration_and_its_files(world):
+    assert await world.ask("model.load", {"name": "m", "config": "{}"}, **{"file:1/a": b"x"}) == {}
+    assert world.models.done == [("load", "m", {"config": "{}", "file:1/a": b"x"})]
+
+
+async def test_an_unload_says_whether_parts_go_too(world):
+    await world.ask("model.unload", {"name": "m", "unload_dependents": True})
+    await world.ask("model.unload", {"name": "m"})
+    assert world.models.done == [("unload", "m", True), ("unload", "m", False)]
+
+
+async def test_readiness_is_what_a_client_would_be_told(world):
+    assert await world.ask("model.ready", {"name": "there", "version": ""}) == {"ready": True}
+    assert await world.ask("model.ready", {"name": "moody", "version": ""}) == {"ready": False}
+    with pytest.raises(NotFound, match="Request for unknown model: 'x' is not found"):
+        await world.ask("model.ready", {"name": "x", "version": ""})
+
+
+async def test_while_the_server_starts_no_model_loads_another(world):
+    world.started = False
+    for subject in ("model.load", "model.unload"):
+        with pytest.raises(Unavailable, match=STARTING):
+            await world.ask(subject, {"name": "m"})
+    assert await world.ask("model.ready", {"name": "there", "version": "1"}) == {"ready": True}
+
+
+async def test_a_model_that_is_being_loaded_may_load_others(world):
+    world.being_loaded = {"caller"}
+    await world.ask("model.load", {"name": "m"})
+    assert [name for _, name, _ in world.models.done] == ["m"]
+
+
+async def test_but_not_itself(world):
+    world.being_loaded = {"caller"}
+    with pytest.raises(InvalidArgument, match="caller -> caller"):
+        await world.ask("model.load", {"name": "caller"})
+    with pytest.raises(InvalidArgument, match="can't unload itself"):
+        await world.ask("model.unload", {"name": "caller"})
+    world.being_loaded = set()
+    await world.ask("model.load", {"name": "caller"})
+
+
+async def test_nor_what_waits_for_it(world):
+    world.being_loaded = {"a", "b"}
+    world.models.gate = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: world.ask("model.load", {"name": "b"}, caller="a"))
+        await world.models.begun.wait()
+        with pytest.raises(InvalidArgument, match="b -> a -> b"):
+            await world.ask("model.load", {"name": "a"}, caller="b")
+        world.models.gate.set()
+    world.models.gate.set()
+    await world.ask("model.load", {"name": "a"}, caller="b")
+
+
+@pytest.mark.parametrize("body", [{}, {"name": 1}, {"name": "m", "config": 1}])
+async def test_what_no_worker_of_ours_asks_is_a_bad_frame(world, body):
+    with pytest.raises(FrameError):
+        await world.ask("model.load", body)
+
+
+async def test_many_loads_that_wait_for_each_other_are_looked_through_at_once(world):
+    """There are more paths along them than a search could follow one by one."""
+    names = [f"m{number}" for number in range(12)]
+    world.being_loaded = set(names)
+    world.models.gate = trio.Event()
+    async with trio.open_nursery() as nursery:
+        for caller, wanted in itertools.pairwise(names):
+            for _ in range(20):
+                nursery.start_soon(
+                    lambda body=wanted, who=caller: world.ask("model.load", {"name": body}, caller=who)
+                )
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(InvalidArgument, match=r"m11 -> m0 -> m1 -> .* -> m11"):
+            await world.ask("model.load", {"name": "m0"}, caller="m11")
+        world.models.gate.set()

@@ -1,0 +1,352 @@
+"""Models that call models: real workers on both ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import trio
+
+from actors.calls.calls import MAX_CALLS
+from actors.calls.subjects import Subjects
+from actors.serving.model import Status
+from actors.values.datatypes import DataType
+from actors.values.errors import ErrorCode, TritiumError
+from actors.values.requests import InferResponse
+from actors.values.specs import DynamicBatching, InputSpec, QueuePolicy
+from tests.engine.worker.conftest import until
+from tests.support.many_models import Answer, Models, calling, model, open_models
+
+pytestmark = pytest.mark.slow
+
+PLACED = "Model callee - Error when running inference: "
+
+
+def streaming(**parameters: str):
+    return model("callee", "streaming", decoupled=True, parameters={"mode": "in_threads", **parameters})
+
+
+async def refusal(models: Models, name: str, rows: object, **options: object) -> TritiumError:
+    with pytest.raises(TritiumError) as caught:
+        await models.infer(name, rows, **options)
+    return caught.value
+
+
+async def test_a_call_is_answered_by_the_model_it_names():
+    async with open_models(calling(), model("callee", "doubling")) as models:
+        assert (await models.infer("caller", 3.0)).tolist() == [[7.0] * 4]
+        assert models.states["callee"].statistics.as_model_stats("callee", 1)["inference_count"] == 1
+
+
+async def test_a_model_that_is_called_may_call_others():
+    first, second = calling("first", callee="second"), calling("second", callee="callee")
+    async with open_models(first, second, model("callee", "doubling")) as models:
+        assert (await models.infer("first", 3.0)).tolist() == [[8.0] * 4]
+
+
+async def test_a_model_on_a_thread_of_the_server_calls_as_well():
+    in_thread = replace(calling(), isolation="thread", backend="calling_in_thread")
+    async with open_models(in_thread, model("callee", "doubling")) as models:
+        assert (await models.infer("caller", 3.0)).tolist() == [[7.0] * 4]
+
+
+@pytest.mark.parametrize("columns", [1, 16_000, 16_384, 3_000_000])
+async def test_tensors_of_any_size_go_both_ways(columns):
+    rows = np.arange(columns, dtype=np.float32)[None]
+    async with open_models(calling(), model("callee", "doubling")) as models:
+        assert np.array_equal(await models.infer("caller", rows), rows * 2 + 1)
+
+
+async def test_a_tensor_without_elements_goes_both_ways():
+    async with open_models(calling(), model("callee", "recording")) as models:
+        assert (await models.infer("caller", np.zeros((1, 0)))).shape == (1, 0)
+
+
+async def test_what_a_call_says_of_itself_reaches_the_callee():
+    async with open_models(calling(mode="told"), model("callee", "recording")) as models:
+        request = await models.send("caller", 1.0)
+        assert isinstance(request.reply, Answer)
+        answer = await request.reply.wait()
+        assert isinstance(answer, InferResponse)
+        told = str((answer.parameters or {})["told"])
+        for each in ("'nested'", "'sequence'", "('flags', 3)", "('timeout', 5000000)", "('priority', 1)"):
+            assert each in told
+        for each in ("('a', 1)", "('b', True)", "('c', 'text')", "('traceparent', '00-1-2-01')"):
+            assert each in told
+        answer.release()
+
+
+async def test_many_threads_of_one_execution_call_at_once():
+    async with open_models(calling(mode="at_once"), model("callee", "doubling", instances=2)) as models:
+        count = 40
+        output = await models.infer("caller", float(count))
+        assert output.tolist() == [[sum(4 * 2 * number for number in range(count)) + 4 * count * 0, count]]
+
+
+# -- refusals ------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_of_an_unknown_model_is_an_error_of_that_call():
+    async with open_models(calling()) as models:
+        error = await refusal(models, "caller", 1.0)
+        assert error.code is ErrorCode.NOT_FOUND
+        assert error.message == PLACED + "Request for unknown model: 'callee' is not found"
+
+
+async def test_a_call_of_a_decoupled_model_must_say_that_it_takes_a_stream():
+    async with open_models(calling(), streaming()) as models:
+        error = await refusal(models, "caller", 1.0)
+        assert error.message.startswith(
+            PLACED + "Model callee is using the decoupled. The current BLS request call"
+        )
+
+
+async def test_what_is_wrong_with_a_call_is_told_in_the_callees_words():
+    wide = (InputSpec(name="INPUT", datatype=DataType.FP32, dims=(7,)),)
+    async with open_models(calling(), model("callee", "doubling", inputs=wide)) as models:
+        error = await refusal(models, "caller", 1.0)
+        assert error.code is ErrorCode.INVALID_ARG
+        assert "unexpected shape for input 'INPUT' for model 'callee'" in error.message
+
+
+async def test_the_error_of_a_callee_is_the_answer_to_the_call():
+    async with open_models(calling(), model("callee", "doubling")) as models:
+        error = await refusal(models, "caller", 669.0)
+        assert "no such luck" in error.message
+
+
+async def test_a_full_queue_refuses_a_call_as_it_refuses_a_client(tmp_path):
+    policy = DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=2))
+    callee = model(
+        "callee", "pausing", scheduling=policy, max_batch_size=1, parameters={"gate": str(tmp_path / "gate")}
+    )
+    async with open_models(calling(mode="many_under_way"), callee) as models:
+        request = await models.send("caller", np.array([[10.0, 0, 0, 0]]))
+        await until(lambda: len(models.states["callee"].queue) == 2)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        (tmp_path / "gate").touch()
+        answered, refused = (await models.answer(request))[0]
+        assert answered + refused == 10
+        assert refused >= 6
+
+
+async def test_calls_wait_for_room_where_a_client_would(tmp_path):
+    bounds = replace(model("callee", "doubling").queue_bounds, requests=2)
+    async with open_models(
+        calling(mode="many_under_way"), model("callee", "doubling", queue_bounds=bounds)
+    ) as models:
+        assert (await models.infer("caller", np.array([[50.0, 0, 0, 0]]))).tolist() == [[50, 0]]
+
+
+async def test_a_worker_has_a_bounded_number_of_calls_under_way(tmp_path):
+    callee = model("callee", "pausing", parameters={"gate": str(tmp_path / "gate")})
+    async with open_models(calling(mode="many_under_way"), callee) as models:
+        request = await models.send("caller", np.array([[MAX_CALLS + 50.0, 0, 0, 0]]))
+        await until(lambda: len(models.states["callee"].in_flight) >= MAX_CALLS)
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        (tmp_path / "gate").touch()
+        assert (await models.answer(request)).tolist() == [[MAX_CALLS, 50]]
+
+
+# -- streams -------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_has_all_responses_of_a_decoupled_model_and_one_end():
+    async with open_models(calling(mode="streaming"), streaming()) as models:
+        count, total, finals = (await models.infer("caller", 300.0))[0]
+        assert (count, total, finals) == (301, 4 * sum(range(300)), 1)
+
+
+async def test_a_stream_of_a_model_that_is_not_decoupled_has_one_response():
+    async with open_models(calling(mode="streaming"), model("callee", "doubling")) as models:
+        assert (await models.infer("caller", 3.0)).tolist() == [[1, 24, 1]]
+
+
+async def test_errors_in_a_stream_are_responses():
+    async with open_models(calling(mode="streaming"), streaming(mode="with_errors")) as models:
+        error = await refusal(models, "caller", 3.0)
+        assert (error.code, error.message) == (ErrorCode.UNAVAILABLE, "not 0")
+
+
+async def test_a_caller_that_does_not_read_stops_its_callee(tmp_path):
+    caller = calling(mode="slowly", parameters={"directory": str(tmp_path)})
+    async with open_models(caller, streaming(directory=str(tmp_path))) as models:
+        request = await models.send("caller", 1000.0)
+        sent = tmp_path / "sent"
+        await until(lambda: sent.exists() and len(sent.read_text().splitlines()) > 40)
+        before = -1
+        while before != len(sent.read_text().splitlines()):
+            before = len(sent.read_text().splitlines())
+            await trio.sleep(0.2)
+        assert before < 150
+        (tmp_path / "go").touch()
+        assert (await models.answer(request)).tolist() == [[1001, 0, 0]]
+
+
+async def test_a_cancelled_stream_ends_as_its_callee_ends_it(tmp_path):
+    async with open_models(calling(mode="cancelling"), streaming(directory=str(tmp_path))) as models:
+        request = await models.send("caller", 1e6)
+        assert set((await models.answer(request)).ravel()) == {1e6}
+        await until(lambda: not models.states["callee"].in_flight)
+        assert (tmp_path / "cancelled-").exists()
+
+
+async def test_a_stream_that_nobody_holds_is_cancelled(tmp_path):
+    async with open_models(calling(mode="letting_go"), streaming(directory=str(tmp_path))) as models:
+        await models.infer("caller", 1e6)
+        await until(lambda: (tmp_path / "cancelled-").exists())
+
+
+# -- what a call inherits ------------------------------------------------------------------------------------
+
+
+async def test_a_call_has_the_deadline_of_the_request_on_whose_behalf_it_is_made(tmp_path):
+    callee = model("callee", "pausing", max_batch_size=1, parameters={"gate": str(tmp_path / "gate")})
+    async with open_models(calling(), callee) as models:
+        blocking = await models.send("callee", 0.0)
+        behind = await models.send("callee", 0.0)
+        request = await models.send("caller", 1.0, deadline=trio.current_time() + 0.3)
+        with pytest.raises(TritiumError) as caught:
+            await models.answer(request)
+        assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
+        (tmp_path / "gate").touch()
+        for each in (blocking, behind):
+            await models.answer(each)
+
+
+async def test_the_calls_of_a_cancelled_request_are_cancelled(tmp_path):
+    callee = model("callee", "pausing", max_batch_size=1, parameters={"gate": str(tmp_path / "gate")})
+    async with open_models(calling(), callee) as models:
+        request = await models.send("caller", 1.0)
+        await until(lambda: len(models.states["callee"].in_flight) == 1)
+        models.states["caller"].cancel(request)
+        error = None
+        with pytest.raises(TritiumError) as caught:
+            await models.answer(request)
+        error = caught.value
+        assert error.code is ErrorCode.CANCELLED
+        (tmp_path / "gate").touch()
+
+
+async def test_a_request_that_was_accepted_may_call_while_the_server_drains(tmp_path):
+    caller = calling(mode="once_told", parameters={"directory": str(tmp_path)})
+    async with open_models(caller, model("callee", "doubling")) as models:
+        request = await models.send("caller", 3.0)
+        await until(lambda: (tmp_path / "waiting").exists())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(models.subtrees.drain, 10.0)
+            await until(lambda: models.states["callee"].status is Status.UNLOADING)
+            (tmp_path / "go").touch()
+            assert (await models.answer(request)).tolist() == [[7.0] * 4]
+
+
+async def test_a_model_that_was_unloaded_is_not_called(tmp_path):
+    async with open_models(calling(), model("callee", "doubling")) as models:
+        state = models.states["callee"]
+        state.become(Status.UNLOADING)
+        error = await refusal(models, "caller", 3.0)
+        assert error.message.startswith(PLACED)
+
+
+async def test_a_version_may_be_named():
+    async with open_models(calling(mode="by_version"), model("callee", "doubling")) as models:
+        assert (await models.infer("caller", 1.0)).tolist() == [[3.0] * 4]
+        error = await refusal(models, "caller", 2.0)
+        assert error.message == PLACED + "Request for unknown model: 'callee' version 2 is not found"
+
+
+async def test_a_call_may_outlive_the_request_on_whose_behalf_it_was_made(tmp_path):
+    callee = model("callee", "pausing", parameters={"gate": str(tmp_path / "gate")})
+    async with open_models(calling(mode="detached"), callee) as models:
+        await models.infer("caller", 1.0)
+        (tmp_path / "gate").touch()
+        await until(lambda: not models.states["callee"].in_flight)
+        assert models.states["callee"].statistics.as_model_stats("callee", 1)["inference_count"] == 1
+
+
+# -- deaths --------------------------------------------------------------------------------------------------
+
+
+async def test_the_calls_of_a_worker_that_dies_are_cancelled(tmp_path):
+    callee = model("callee", "pausing", max_batch_size=1, parameters={"gate": str(tmp_path / "gate")})
+    caller = calling(mode="dying", parameters={"directory": str(tmp_path)})
+    async with open_models(caller, callee) as models:
+        holding = await models.send("callee", 0.0)
+        behind = await models.send("callee", 0.0)
+        request = await models.send("caller", 1.0)
+        await until(lambda: len(models.states["callee"].in_flight) == 3)
+        (tmp_path / "go").touch()
+        with pytest.raises(TritiumError):
+            await models.answer(request)
+        await until(lambda: len(models.states["callee"].in_flight) == 2)
+        (tmp_path / "gate").touch()
+        for each in (holding, behind):
+            await models.answer(each)
+
+
+async def test_a_call_of_a_worker_that_dies_is_answered_with_an_error():
+    async with open_models(
+        calling(), model("callee", "doubling", retry=model("", "").retry.__class__.NEVER)
+    ) as models:
+        error = await refusal(models, "caller", 667.0)
+        assert error.code is ErrorCode.UNAVAILABLE
+        assert (await models.infer("caller", 3.0)).tolist() == [[7.0] * 4]
+
+
+async def test_a_worker_that_was_killed_while_it_waited_is_replaced_and_calls_again(tmp_path):
+    callee = model("callee", "pausing", parameters={"gate": str(tmp_path / "gate")})
+    async with open_models(calling(), callee) as models:
+        request = await models.send("caller", 1.0)
+        await until(lambda: len(models.states["callee"].in_flight) == 1)
+        pid = models.states["caller"].instances[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGTERM)
+        (tmp_path / "gate").touch()
+        outcome = await models.outcome(request)
+        assert not isinstance(outcome, TritiumError) or outcome.code is ErrorCode.UNAVAILABLE
+        assert (await models.infer("caller", 3.0)).tolist() == [[7.0] * 4]
+
+
+@pytest.mark.parametrize("number", range(12))
+async def test_a_worker_that_breaks_the_protocol_of_calls_is_killed_and_nobody_else(number):
+    async with open_models(
+        calling(mode="packets"), model("callee", "doubling"), subjects=Subjects()
+    ) as models:
+        request = await models.send("caller", float(number))
+        with pytest.raises(TritiumError):
+            await models.answer(request)
+        assert any(event["reason"] == "protocol_error" for event in models.logged("worker_exited"))
+        assert (await models.infer("callee", 3.0)).tolist() == [[6.0] * 4]
+
+
+# -- questions -----------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_asks_and_tells_the_server():
+    subjects, told, gone = Subjects(), [], []
+
+    async def double(body, attachments, caller):
+        await trio.lowlevel.checkpoint()
+        sizes = [len(attachments[name]) for name in ("file", "empty")]
+        return {"values": [body["value"] * 2, *sizes, sum(each for each, _ in told)]}
+
+    subjects.answer("double", double)
+    subjects.hear("sum", lambda body, caller: told.append((body["value"], caller.instance)))
+    subjects.on_end(lambda caller: gone.append(caller.instance))
+    async with open_models(calling(mode="asking"), subjects=subjects) as models:
+        assert (await models.infer("caller", 21.0)).tolist() == [[42, 100_000, 0, 3]]
+        assert {instance for _, instance in told} == {"caller_0_0"}
+        assert gone == []
+    assert gone == ["caller_0_0"]
+
+
+async def test_a_question_that_nobody_answers_is_refused():
+    async with open_models(calling(mode="asking_in_vain")) as models:
+        error = await refusal(models, "caller", 1.0)
+        assert (error.code, error.message) == (
+            ErrorCode.NOT_FOUND,
+            "this server does not answer questions on 'nothing'",
+        )

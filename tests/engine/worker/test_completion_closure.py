@@ -1,0 +1,37 @@
+"""The imports of a completing process: model code meets as little of our code as in a worker."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.worker.__main__ import OUR_NAMES
+from engine.worker.completion import CLOSURE
+
+ROOT = Path(__file__).parents[3]
+FOREIGN = {"trio", "structlog", "google", "orjson", "outcome", "asyncio", "torch", "onnxruntime"}
+
+
+@pytest.mark.slow
+def test_the_closure_is_the_one_that_is_written_down():
+    imports = "".join(f"import {module}\n" for module in (*CLOSURE, "engine.worker.completion"))
+    code = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{imports}print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = set(done.stdout.split())
+    ours = {name for name in loaded if name.partition(".")[0] in OUR_NAMES}
+    packages = {module.rsplit(".", depth)[0] for module in CLOSURE for depth in (1, 2)}
+    assert ours - packages == {*CLOSURE, "engine.worker.completion"}
+    assert not FOREIGN & {name.partition(".")[0] for name in loaded}
+
+
+@pytest.mark.parametrize(
+    "file", ["engine/worker/completion.py", "engine/worker/backends/python/completion.py"]
+)
+def test_it_is_written_in_python_3_9(file):
+    tree = ast.parse((ROOT / file).read_text(), feature_version=(3, 9))
+    assert any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
+    assert not any(isinstance(node, ast.Match) for node in ast.walk(tree))

@@ -1,0 +1,352 @@
+"""What a worker's death costs: nothing but a moment, and never more than was in flight on it."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import trio
+
+from actors.serving.model import Status
+from actors.values.errors import ErrorCode, TritiumError
+from actors.values.specs import Direct, InstanceSpec, Retry
+from tests.engine.worker.conftest import until
+from tests.support.worker_backends import POISON
+
+pytestmark = pytest.mark.slow
+
+
+async def test_a_killed_idle_worker_is_back_and_nobody_notices(serve):
+    async with serve("doubling") as model:
+        first = model.pid()
+        os.kill(first, signal.SIGKILL)
+        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
+        assert model.pid() != first
+        assert model.state.statistics.deaths == {"signal_9": 1}
+        assert model.state.statistics.restarts == 1
+
+
+def executes(model):
+    """Whether the worker's model has been given a batch, by the control page."""
+    return bool(model.state.instances[0].worker.executing())
+
+
+async def test_a_batch_interrupted_by_a_kill_from_outside_runs_again_whole(serve, tmp_path):
+    gate = tmp_path / "gate"
+    async with serve("pausing", parameters={"gate": str(gate)}) as model:
+        requests = [await model.send(float(n)) for n in range(6)]
+        await until(lambda: executes(model))
+        os.kill(model.pid(), signal.SIGKILL)
+        gate.touch()
+        for n, request in enumerate(requests):
+            answer = await model.answer(request)
+            assert answer.outputs[0].as_numpy()[0, 0] == 2 * n
+        answered_again = await model.answer(requests[0])
+        assert answered_again.parameters == {"attempts": 2}
+        assert all(len(request.reply.parts) == 1 for request in requests)
+
+
+async def test_a_poison_request_is_found_and_its_batchmates_all_get_answers(serve, tmp_path):
+    gate = tmp_path / "gate"
+    async with serve("pausing", parameters={"gate": str(gate)}) as model:
+        blocker = await model.send(0.0)
+        values = [1.0, 2.0, 3.0, POISON, 5.0, 6.0, 7.0, 8.0]
+        batch = [model.request([value]) for value in values]
+        for request in batch:
+            model.state.submit_nowait(request, in_company=True)
+        await until(lambda: executes(model))
+        gate.touch()
+        await model.answer(blocker)
+        for value, request in zip(values, batch, strict=True):
+            answer = await model.answer(request)
+            if value == POISON:
+                assert isinstance(answer, TritiumError)
+                assert answer.code is ErrorCode.POISONED
+                assert "SIGSEGV" in answer.message
+            else:
+                assert answer.outputs[0].as_numpy()[0, 0] == 2 * value
+        statistics = model.state.statistics
+        assert sum(statistics.deaths.values()) <= 5  # log2(8) to be alone, and one more chance
+        assert statistics.quarantined == 1
+        assert model.state.status is Status.READY
+
+        with pytest.raises(TritiumError, match="quarantined") as caught:
+            await model.infer(POISON)
+        assert caught.value.code is ErrorCode.POISONED
+        assert (await model.infer(9.0)).tolist() == [[18.0] * 4]
+
+
+async def test_siblings_serve_on_while_one_instance_hunts(serve):
+    instances = tuple(InstanceSpec(name=f"model_0_{n}") for n in range(2))
+    async with serve("doubling", instances=instances) as model:
+        poison = await model.send(POISON)
+        for n in range(50):
+            assert (await model.infer(float(n))).tolist() == [[2.0 * n] * 4]
+        assert (await model.answer(poison)).code is ErrorCode.POISONED
+
+
+async def test_a_worker_that_exits_in_mid_request_is_treated_like_a_crash(serve):
+    async with serve("doubling") as model:
+        answer = await model.answer(await model.send(667.0))
+        assert answer.code is ErrorCode.POISONED
+        assert model.state.statistics.deaths["exit_3"] == 2
+
+
+async def test_an_impure_model_is_not_run_twice_and_the_error_comes_at_once(serve):
+    async with serve("impure", retry=Retry.NEVER) as model:
+        answer = await model.answer(await model.send(POISON))
+        assert answer.code is ErrorCode.UNAVAILABLE
+        assert "tritium.retry" in answer.message
+        assert model.state.statistics.deaths == {"signal_11": 1}
+        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
+
+
+async def test_inputs_that_kill_an_impure_model_twice_are_refused_from_then_on(serve):
+    async with serve("impure", retry=Retry.NEVER) as model:
+        codes = []
+        for _ in range(4):
+            try:
+                codes.append((await model.answer(await model.send(POISON))).code)
+            except TritiumError as refused:
+                codes.append(refused.code)
+        assert codes == [ErrorCode.UNAVAILABLE, *[ErrorCode.POISONED] * 3]
+        assert model.state.statistics.deaths == {"signal_11": 2}
+        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
+
+
+async def test_batchmates_of_a_poison_request_are_served_when_they_are_sent_again(serve):
+    async with serve("impure", retry=Retry.NEVER) as model:
+        values = [1.0, POISON, 3.0]
+
+        async def ask():
+            requests = [model.request([value]) for value in values]
+            for request in requests:
+                model.state.submit_nowait(request, in_company=True)
+            return [await model.answer(request) for request in requests]
+
+        assert [each.code for each in await ask()] == [ErrorCode.UNAVAILABLE] * 3
+        good, poison, fine = await ask()
+        assert poison.code is ErrorCode.POISONED
+        assert "died twice under a request with these inputs" in poison.message
+        assert (good.outputs[0].as_numpy()[0, 0], fine.outputs[0].as_numpy()[0, 0]) == (2, 6)
+        assert model.state.statistics.deaths == {"signal_11": 2}
+
+
+async def test_the_same_poison_many_times_at_once_kills_an_impure_model_twice(serve):
+    async with serve("impure", retry=Retry.NEVER, scheduling=Direct()) as model:
+        requests = [model.request([POISON]) for _ in range(8)]
+        for request in requests:
+            model.state.submit_nowait(request, in_company=True)
+        codes = [(await model.answer(request)).code for request in requests]
+        assert codes == [ErrorCode.UNAVAILABLE, *[ErrorCode.POISONED] * 7]
+        assert model.state.statistics.deaths == {"signal_11": 2}
+
+
+async def test_an_impure_model_s_good_requests_are_not_held_against_them(serve):
+    async with serve("impure", retry=Retry.NEVER) as model:
+        # The requests are not at fault: the test kills each worker, under the same inputs.
+        for _ in range(3):
+            request = model.request([671.0])  # it goes on until its client leaves
+            await model.state.submit(request)
+            await until(lambda request=request: model.begun_with(request))
+            os.kill(model.pid(), signal.SIGSEGV)
+            assert (await model.answer(request)).code is ErrorCode.UNAVAILABLE
+            again = await model.send(671.0)
+            await until(lambda again=again: model.begun_with(again))
+            model.state.cancel(again)
+            assert (await model.answer(again)).message == "saw it"
+        assert model.state.statistics.quarantined == 0
+
+
+async def test_what_an_impure_model_had_not_begun_is_run_after_the_restart(serve, tmp_path):
+    gate = tmp_path / "gate"
+    pausing = {"parameters": {"gate": str(gate)}, "scheduling": Direct()}
+    async with serve("pausing", retry=Retry.NEVER, **pausing) as model:
+        first, second, third = [model.request([value]) for value in (1.0, 2.0, 3.0)]
+        for request in (first, second, third):
+            model.state.submit_nowait(request, in_company=True)
+        await until(lambda: executes(model))
+        assert second.attempts == 1  # it waits in the worker
+        os.kill(model.pid(), signal.SIGKILL)
+        assert (await model.answer(first)).code is ErrorCode.UNAVAILABLE
+        gate.touch()
+        assert (await model.answer(second)).outputs[0].as_numpy()[0, 0] == 4
+        assert (await model.answer(third)).outputs[0].as_numpy()[0, 0] == 6
+
+
+async def test_a_hang_is_ended_at_the_limit_and_answered_504(serve):
+    async with serve("doubling", execution_timeout=0.3) as model:
+        answer = await model.answer(await model.send(668.0))
+        assert answer.code is ErrorCode.DEADLINE_EXCEEDED
+        assert "tritium.execution_timeout" in answer.message
+        assert model.state.statistics.deaths == {"hang": 1}
+        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
+
+
+async def test_what_hangs_twice_is_quarantined(serve):
+    async with serve("doubling", execution_timeout=0.3) as model:
+        for _ in range(2):
+            assert (await model.answer(await model.send(668.0))).code is ErrorCode.DEADLINE_EXCEEDED
+        with pytest.raises(TritiumError, match="quarantined"):
+            await model.send(668.0)
+        assert model.state.statistics.deaths == {"hang": 2}
+        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
+
+
+async def test_a_stopped_worker_is_a_hang(serve):
+    async with serve("doubling", execution_timeout=0.5) as model:
+        pid = model.pid()
+        os.kill(pid, signal.SIGSTOP)
+        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]  # it never began there, so it runs elsewhere
+        assert model.pid() != pid
+
+
+async def test_a_hang_on_a_thread_is_abandoned_counted_and_replaced(serve):
+    async with serve("in_thread", isolation="thread", execution_timeout=0.3) as model:
+        request = await model.send(671.0)  # waits until it is cancelled
+        answer = await model.answer(request)
+        assert answer.code is ErrorCode.DEADLINE_EXCEEDED
+        assert model.state.statistics.abandoned_threads == 1
+        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
+
+
+async def test_finished_results_in_a_dead_workers_socket_are_delivered(serve):
+    async with serve("dies_after_sending") as model:
+        request = await model.send(1.0)
+        answer = await model.answer(request)
+        assert answer.outputs[0].as_numpy()[0, 0] == 2
+        assert request.attempts == 1
+        assert len(request.reply.parts) == 1
+        await until(lambda: model.state.statistics.deaths["signal_9"] >= 1)
+
+
+async def test_an_instance_that_keeps_dying_makes_its_model_unavailable_with_a_reason_and_recovers(
+    serve, tmp_path
+):
+    parameters = {"load": "fail_unless_first", "marker": str(tmp_path / "marker")}
+    async with serve("doubling", parameters=parameters) as model:
+        os.kill(model.pid(), signal.SIGKILL)
+        await until(lambda: model.state.status is Status.UNAVAILABLE, within=60)
+        assert "only once" in model.state.reason
+        with pytest.raises(TritiumError, match="is not at ready state") as caught:
+            await model.send(1.0)
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+async def test_one_exhausted_instance_degrades_the_model_and_the_other_serves(serve, tmp_path):
+    instances = tuple(InstanceSpec(name=f"model_0_{n}") for n in range(2))
+    async with serve("doubling", instances=instances) as model:
+        model.state.instance_exhausted(model.state.instances[0])
+        assert model.state.degraded
+        assert model.state.status is Status.READY
+        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
+
+
+async def test_under_kills_no_request_is_lost_wrong_or_answered_twice(serve):
+    async with serve(
+        "doubling", instances=tuple(InstanceSpec(name=f"model_0_{n}") for n in range(2))
+    ) as model:
+        answered = []
+
+        async def client(number):
+            for n in range(150):
+                value = float(number * 1000 + n) % 600
+                assert (await model.infer(value)).tolist() == [[2 * value] * 4]
+                answered.append(value)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(client, number)
+            for kill in range(6):
+                goal = (kill + 1) * 100
+                await until(lambda goal=goal: len(answered) >= goal)
+                os.kill(model.pid(kill % 2), signal.SIGKILL)
+                pid = model.pid(kill % 2)
+                await until(
+                    lambda pid=pid, kill=kill: model.info(kill % 2).get("pid") not in (None, pid), within=30
+                )
+        assert len(answered) == 8 * 150
+        assert model.state.statistics.reply_violations == 0
+        assert sum(model.state.statistics.deaths.values()) == 6
+
+
+async def test_the_scheduler_may_crash_and_the_queue_is_adopted(serve, tmp_path):
+    gate = tmp_path / "gate"
+    async with serve("pausing", parameters={"gate": str(gate)}, scheduling=Direct()) as model:
+        requests = [await model.send(float(n)) for n in range(5)]
+        pid = model.pid()
+        crash_the_next_turn(model.state)
+        await until(lambda: model.node("models/model/1/scheduler")["restarts"] == 1)
+        gate.touch()
+        for n, request in enumerate(requests):
+            assert (await model.answer(request)).outputs[0].as_numpy()[0, 0] == 2 * n
+        assert model.pid() == pid
+
+
+@pytest.mark.parametrize(
+    ("cue", "label"),
+    [
+        pytest.param(3.0, "protocol_error", id="an output beyond the segment"),
+        pytest.param(4.0, "protocol_error", id="a result nobody asked for"),
+        pytest.param(5.0, "protocol_error", id="garbage"),
+        pytest.param(6.0, "protocol_error", id="an unknown frame"),
+        pytest.param(7.0, "protocol_error", id="a descriptor"),
+        pytest.param(8.0, "protocol_error", id="closing the connection and living on"),
+        pytest.param(9.0, "protocol_error", id="asking for too much room"),
+    ],
+)
+async def test_a_hostile_worker_is_killed_and_the_server_is_unmoved(serve, cue, label):
+    async with serve("hostile") as model:
+        answer = await model.answer(await model.send(cue))
+        assert isinstance(answer, TritiumError)
+        assert answer.code is ErrorCode.POISONED
+        assert model.state.statistics.deaths == {label: 2}
+        assert (await model.infer(0.5)).tolist() == [[1.0] * 4]
+
+
+async def test_a_worker_cannot_truncate_its_arena(serve):
+    async with serve("hostile") as model:
+        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
+        assert (await model.infer(1.0, 2.5)).shape == (2, 4)
+
+
+async def test_a_worker_that_scribbles_harms_its_own_answer_only(serve):
+    async with serve("hostile") as model:
+        assert (await model.infer(2.0)).shape == (1, 4)
+        for n in range(20):
+            value = 100.0 + n
+            assert (await model.infer(value)).tolist() == [[2 * value] * 4]
+
+
+async def test_a_rewritten_control_page_misleads_nobody(serve):
+    async with serve("hostile") as model:
+        await model.infer(10.0)
+        os.kill(model.pid(), signal.SIGKILL)
+        assert (await model.infer(0.5)).tolist() == [[1.0] * 4]
+
+
+async def test_a_retry_reads_the_requests_own_inputs_not_the_dead_workers_arena(serve, tmp_path):
+    gate = tmp_path / "gate"
+    async with serve("pausing", parameters={"gate": str(gate)}) as model:
+        big = np.arange(300_000, dtype=np.float32).reshape(1, -1)
+        request = model.request(big)
+        await model.state.submit(request)
+        await until(lambda: executes(model))
+        os.kill(model.pid(), signal.SIGKILL)
+        gate.touch()
+        answer = await model.answer(request)
+        assert (answer.outputs[0].as_numpy() == 2 * big).all()
+        answer.release()
+
+
+def crash_the_next_turn(state):
+    """Have the scheduler meet a bug in the queue, once."""
+    queue = state.queue
+
+    class Broken:
+        def next_expiry(self):
+            state.queue = queue
+            raise RuntimeError("a bug")
+
+    state.queue = Broken()
+    state.ring()

@@ -1,0 +1,307 @@
+"""Long JSON texts are read in slices, and say what short ones say."""
+
+import json
+import math
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.seams.slices import at_once
+from actors.values.datatypes import DataType
+from actors.values.errors import Internal, InvalidArgument, TritiumError
+from actors.values.tensors import pack_bytes
+from protocols.kserve.documents import parse
+from protocols.kserve.elements import Packing, pack
+from protocols.kserve.long_texts import MAX_STRING, MAX_VALUES, LongArray, LongString, LongText
+from protocols.kserve.short_texts import TooLong, read_short
+from tests.protocols.kserve.test_json_documents import FAULTS
+
+MIB = 1024 * 1024
+
+
+class Keep:
+    """Takes elements and keeps them."""
+
+    def __init__(self):
+        self.seen = 0
+        self.kept = []
+
+    def take(self, elements, kinds):
+        assert set(map(type, elements)) <= kinds | {int}
+        self.seen += len(elements)
+        self.kept += elements
+
+    def take_string(self, pieces):
+        self.seen += 1
+        self.kept.append(b"".join(pieces).decode())
+        yield
+
+    def too_deep(self):
+        return InvalidArgument("too deep")
+
+
+def flat(value):
+    return [leaf for element in value for leaf in (flat(element) if isinstance(element, list) else [element])]
+
+
+def read(text):
+    """Return the value of `text`, its `LongArray`s as the lists of their elements."""
+    document = at_once(LongText(text, lambda *_: Keep()).document())
+
+    def plain(value):
+        if isinstance(value, LongArray):
+            # This array is an element of another one, and no taker takes it.
+            return value.taker.kept if isinstance(value.taker, Keep) else []
+        if isinstance(value, dict):
+            return {key: plain(member) for key, member in value.items()}
+        if isinstance(value, list):
+            return list(map(plain, value))
+        return value
+
+    return plain(document)
+
+
+@pytest.mark.parametrize(("document", "complaint", "offset"), FAULTS)
+def test_a_fault_is_told_in_the_parser_s_words_with_its_offset(document, complaint, offset):
+    with pytest.raises(Internal) as caught:
+        read(document)
+    assert caught.value.message == f"failed to parse the request JSON buffer: {complaint} at {offset}"
+
+
+@pytest.mark.parametrize(
+    ("front", "item", "fault", "complaint"),
+    [
+        (b'{"data":[', b"1,", b"x]}", "Invalid value."),
+        (b'{"data":[', b"[1,2],", b"x]}", "Invalid value."),
+        (b'{"data":[', b'"a,]b",', b"x]}", "Invalid value."),
+        (b'{"data":[', b"NaN,", b"Nan]}", "Invalid value."),
+        (b'{"data":[', b"1,", b",]}", "Invalid value."),
+        (b'{"data":[', b"1,", b"1 2]}", "Missing a comma or ']' after an array element."),
+        (b'{"data":[', b"1,", b"1}", "Missing a comma or ']' after an array element."),
+        (b'{"data":[', b"1,", b'1] "b"}', "Missing a comma or '}' after an object member."),
+        (b'{"data":[', b"1,", b"1]} 3", "The document root must not be followed by other values."),
+        (b'{"data":[', b"1,", b"1e999]}", "Number too big to be stored in double."),
+        (b'{"data":[', b'"\\n\\"",', b'"\\q"]}', "Invalid escape character in string."),
+        (b'{"data":[', b'"a",', b'"\\ud800"]}', "The surrogate pair in string is invalid."),
+        (b'{"data":[', b'"a",', b'"a\nb"]}', "Invalid encoding in string."),
+        (b'{"data":["', b"a", b"\n", "Invalid encoding in string."),
+        (b'{"data":["', b"a", b"", "Missing a closing quotation mark in string."),
+        (b'{"data":["', b"\\u00e9", b"\\u00g9", "Incorrect hex digit after \\u escape in string."),
+    ],
+)
+@pytest.mark.parametrize("count", [0, 7, 5000, 100_000])
+def test_a_fault_far_behind_the_start_has_its_offset_too(front, item, fault, complaint, count):
+    text = front + item * count + fault
+    with pytest.raises(Internal) as caught:
+        read(text)
+    said, offset = caught.value.message.removeprefix("failed to parse the request JSON buffer: ").rsplit(
+        " at ", 1
+    )
+    assert said == complaint
+    assert len(front + item * count) <= int(offset) <= len(text)
+
+
+json_scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(alphabet=st.characters(exclude_categories=("Cs",)))
+)
+json_values = st.recursive(
+    json_scalars,
+    lambda children: st.lists(children) | st.dictionaries(st.text(max_size=5), children),
+    max_leaves=20,
+)
+arrays = st.recursive(json_scalars | st.just({}), st.lists, max_leaves=40)
+
+
+def agree(value, got):
+    """Whether `read` gave `got` for `value`. Arrays of plain values are another test's."""
+    if isinstance(value, dict):
+        return value.keys() == got.keys() and all(agree(member, got[key]) for key, member in value.items())
+    if isinstance(value, list):
+        first = value
+        while isinstance(first, list) and first:
+            first = first[0]
+        if isinstance(first, dict):
+            return len(value) == len(got) and all(map(agree, value, got))
+        return isinstance(got, list)
+    return value == got and type(value) is type(got)
+
+
+@given(json_values)
+def test_what_stands_around_arrays_of_plain_values_is_read_as_it_is(value):
+    document = {"value": value}
+    assert agree(document, read(json.dumps(document).encode()))
+
+
+@given(
+    st.lists(st.one_of(json_scalars, st.lists(json_scalars, max_size=3), st.just([[]])), max_size=30),
+    st.integers(0, 3),
+)
+def test_the_elements_of_an_array_come_in_their_order(value, spaces):
+    text = json.dumps({"data": value}, indent=spaces or None).encode()
+    given_back = read(text)["data"]
+    assert given_back == flat(value)
+    assert list(map(type, given_back)) == list(map(type, flat(value)))
+
+
+@pytest.mark.parametrize("pad", range(0, 40, 3))
+@pytest.mark.parametrize(
+    "item",
+    [
+        '"a\\\\",',
+        '"\\"],[",',
+        '"\\u00e9\\ud83d\\ude00",',
+        '[["x"],[]],',
+        "  1.5 ,",
+        "[NaN,-Infinity],",
+        '"é",',
+    ],
+)
+def test_where_an_array_is_cut_makes_no_difference(item, pad):
+    """The pad moves the cuts, made every 16 KiB, through each byte of an item."""
+    text = ('{"data":[' + " " * pad + item * 6000 + "1]}").encode()
+    expected = flat(parse(text)["data"])
+    assert (
+        read(text)["data"] == pytest.approx(expected, nan_ok=True)
+        if "NaN" in item
+        else read(text)["data"] == expected
+    )
+
+
+@given(st.binary(max_size=40) | st.text(alphabet='{}[]":,\\u0dDeE+-.tfnNI 19', max_size=40).map(str.encode))
+def test_a_text_is_taken_or_refused_as_a_short_one_is(document):
+    expected, refusal = outcome(parse, document)
+    got, got_refusal = outcome(read, document)
+    assert got_refusal == refusal
+    assert type(got) is type(expected)
+
+
+def outcome(reader, document):
+    try:
+        return reader(document), None
+    except TritiumError as refused:
+        return None, refused.message
+
+
+@pytest.mark.parametrize(
+    ("datatype", "elements"),
+    [
+        (DataType.FP32, [0.5, 1, -2.25e300, math.inf]),
+        (DataType.FP64, [0.1, 2**64 - 1]),
+        (DataType.INT8, [1, -1, 300]),
+        (DataType.UINT64, [0, 2**64 - 1]),
+        (DataType.INT64, [-(2**63), 7]),
+        (DataType.BOOL, [True, False]),
+        (DataType.BYTES, ["", "é", "a\nb"]),
+    ],
+)
+def test_a_long_array_becomes_the_tensor_that_a_short_one_becomes(datatype, elements):
+    many = elements * 5000
+    text = json.dumps({"data": many}).encode()
+    document = at_once(
+        LongText(text, lambda *_: Packing("A", datatype, len(many), 2**40, len(text))).document()
+    )
+    packed = pack(document["data"], "A", datatype, len(many), 2**40)
+    assert bytes(packed) == bytes(pack(many, "A", datatype, len(many), 2**40))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "elements", "count"),
+    [
+        (DataType.INT32, [1] * 5000 + [1.5], 5001),
+        (DataType.INT32, [1] * 5000 + ["x"], 5000),
+        (DataType.INT32, [1] * 5000, 5001),
+        (DataType.INT32, [1] * 5002, 5001),
+        (DataType.BOOL, [True] * 5000 + [1], 5001),
+        (DataType.FP32, [1] * 5000 + [None], 5001),
+        (DataType.BYTES, ["a"] * 5000 + [1], 5001),
+        (DataType.BYTES, ["a"] * 5000, 4000),
+        (DataType.UINT8, [1] * 5000 + [-1], 5001),
+    ],
+)
+def test_what_is_wrong_with_a_long_array_is_told_as_of_a_short_one(datatype, elements, count):
+    text = json.dumps({"data": elements}).encode()
+    with pytest.raises(TritiumError) as short:
+        pack(elements, "A", datatype, count, 2**40)
+    document = at_once(LongText(text, lambda *_: Packing("A", datatype, count, 2**40, len(text))).document())
+    with pytest.raises(type(short.value)) as long:
+        pack(document["data"], "A", datatype, count, 2**40)
+    assert long.value.message == short.value.message
+
+
+def test_an_array_can_be_given_to_another_taker():
+    text = json.dumps({"data": list(range(5000))}).encode()
+    data = at_once(LongText(text).document())["data"]
+    assert data.taker.seen == 5000
+    at_once(data.give(Packing("A", DataType.INT32, 5000, 2**40, len(text))))
+    assert bytes(data.taker.finish()) == struct.pack("<5000i", *range(5000))
+
+
+def test_one_long_string_becomes_a_tensor_without_ever_being_a_string():
+    text = b'{"text":"' + b"\\u00e9\\n" * 100_000 + b'"}'
+    document = at_once(
+        LongText(text, lambda *_: Packing("A", DataType.BYTES, None, 2**40, len(text))).document()
+    )
+    assert bytes(document["text"].taker.finish()) == pack_bytes(["é\n" * 100_000])
+
+
+def test_a_long_string_outside_of_tensors_is_refused_or_left_where_it_is():
+    text = b'{"id":"' + b"\\/" * MAX_STRING + b'"}'
+    with pytest.raises(InvalidArgument, match="a string of the request's JSON has 524288 bytes"):
+        at_once(LongText(text).document())
+    left = at_once(LongText(text, long_strings=True).document())["id"]
+    assert isinstance(left, LongString)
+    assert b"".join(left.pieces()) == b"/" * MAX_STRING
+
+
+HOSTILE = {
+    "objects": b"[" + b"{}," * MIB + b"1]",
+    "objects in a tensor": b'{"data":[1,' + b"{}," * MIB + b"1]}",
+    "members": b"{" + b'"a":1,' * MIB + b'"a":1}',
+    "equal members": b'{"inputs":[' + b'{"name":1,"name":1},' * (MIB // 20) + b"1]}",
+    "arrays of objects": b"[" + b"[{}]," * MIB + b"1]",
+    "small arrays": b"[" + b"{" + b'"a":[1],' * MIB + b'"b":1}]',
+    "depth": b"[" * MIB,
+    "depth of objects": b'{"a":' * MIB,
+    "depth of both": b'[{"a":' * MIB,
+    "a giant number": b"[" + b"1" * MIB + b"]",
+    "a giant number of a member": b'{"a":' + b"1" * MIB + b"}",
+    "a giant name": b'{"' + b"a" * MIB + b'":1}',
+    "a giant string": b'{"a":"' + b"a" * MIB + b'"}',
+    "giant strings": b"{" + b'"a":"' + b"a" * 65536 + b'",' + b'"a":"' + b"a" * 65536 + b'",' * 64,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_would_become_many_objects_is_refused(name):
+    with pytest.raises(TritiumError):
+        at_once(LongText(HOSTILE[name]).document())
+
+
+@pytest.mark.parametrize(
+    "item", [b"1,", b"NaN,", b"1e9,", b'"",', b"[],", b"[[1]],", b'"\\u0041",', b"      1,", b'"[{",']
+)
+def test_work_on_a_long_array_stops_at_least_once_for_each_piece_of_it(item):
+    text = b'{"data":[' + item * (MIB // len(item)) + b"1]}"
+    assert sum(1 for _ in LongText(text).document()) >= MIB // (16 * 1024)
+
+
+def test_a_short_text_is_read_at_once_and_a_long_or_doubtful_one_is_not():
+    assert read_short(b'{"a":1}') == {"a": 1}
+    assert len(read_short(b"[" + b"1," * 10_000 + b"1]")) == 10_001
+    with pytest.raises(TooLong):
+        read_short(b"[" + b"1," * 20_000 + b"1]")
+    with pytest.raises(TooLong):
+        read_short(b"[" + b"1," * 10_000 + b"NaN]")
+    with pytest.raises(TooLong):
+        read_short(b"[" * 10_000)
+
+
+def test_as_many_values_as_a_request_may_have_are_read():
+    text = b'{"a":[' + b'{"b":1},' * (MAX_VALUES // 3 - 10) + b"{}]}"
+    assert len(at_once(LongText(text).document())["a"]) == MAX_VALUES // 3 - 9
