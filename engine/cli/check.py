@@ -23,6 +23,7 @@ from engine.environments.declared import Kind
 from engine.models.layout import DUPLICATE_REASON, ModelDirectory, scan
 from engine.models.problems import did_you_mean
 from engine.processes.devices import gpu_count
+from engine.processes.inheritance import for_workers
 from engine.repository.advice import is_model, no_models
 from engine.settings.settings import Settings, SettingsError, default_environment_cache
 
@@ -246,7 +247,7 @@ def inspect(
                 directory.path,
                 backends=backends,
                 gpus=gpus,
-                environ=settings.for_workers(os.environ),
+                environ=for_workers(settings, os.environ),
                 backend_settings=settings.backend_settings,
                 config_name=settings.model_config_name,
                 auto_complete=not settings.disable_auto_complete_config,

@@ -11,13 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from engine.repository.remote.credentials import CREDENTIAL_FILE
-from engine.repository.remote.uris import Scheme, is_remote
 from engine.settings.cache import PASSWORD_VARIABLE, USERNAME_VARIABLE
-
-INHERIT: Final = "inherit"
-MINIMAL: Final = "minimal"
-CHOICES: Final = (INHERIT, MINIMAL)
-"""What `--worker-environment` may be."""
+from engine.settings.settings import Settings, WorkerEnvironment
+from engine.settings.uris import Scheme, is_remote
 
 ALWAYS: Final = {"PYTHONUNBUFFERED": "1"}
 """What every worker has besides: its output is the server's log, line by line."""
@@ -92,15 +88,20 @@ _STORAGES: Final[Mapping[Scheme, frozenset[str]]] = {
 """Credentials, by the storage for which the server uses them."""
 
 
+def for_workers(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what workers get of the server's environment by the operator's settings."""
+    return inherited(environ, mode=settings.worker_environment, repositories=settings.model_repositories)
+
+
 def inherited(
-    environ: Mapping[str, str], *, mode: str = INHERIT, repositories: Sequence[str] = ()
+    environ: Mapping[str, str], *, mode: WorkerEnvironment = "inherit", repositories: Sequence[str] = ()
 ) -> dict[str, str]:
     """Return what of the server's environment is for its workers.
 
     A storage's credentials are the server's own if one of its `repositories` (paths and URIs) lies in that
     storage. Elsewhere they can only be meant for models.
     """
-    if mode == MINIMAL:
+    if mode == "minimal":
         return scrubbed(environ)
     remote = [uri for uri in repositories if is_remote(uri)]
     withheld = _FOR_ONE_PROCESS | _CACHE

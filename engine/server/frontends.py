@@ -21,7 +21,7 @@ from actors.supervision.supervisor import Supervisor
 from actors.values.events import Event, Log
 from actors.values.interfaces import Server
 from engine.observability.requests import RequestHook
-from engine.server.listening import ConnectionSettings, GrpcSettings, RestrictedHeader, host_port
+from engine.settings.listening import ConnectionSettings, GrpcSettings, RestrictedHeader, host_port
 from engine.settings.re2 import compiled
 from engine.settings.settings import Settings
 from protocols.grpc.listener import GrpcListener

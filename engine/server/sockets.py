@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from engine.server.listening import host_port
+from engine.settings.listening import host_port
 from engine.settings.settings import Settings
 
 BACKLOG: Final = 1024  # as Triton's

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from engine.repository.fingerprint import Digests
 from engine.repository.local import LocalSource
-from engine.repository.remote.uris import is_remote
 from engine.repository.source import Source
 from engine.settings.cache import RedisCache
 from engine.settings.settings import ControlMode, Settings
+from engine.settings.uris import is_remote
 
 _NO_CHANGES: ControlMode = "none"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from typing import Final, NoReturn
 
-from engine.server.listening import TlsFiles
+from engine.settings.listening import TlsFiles
 
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"  # of TLS 1.2, those that RFC 9113 appendix A leaves
 

@@ -51,6 +51,7 @@ from engine.observability.requests import RequestHook, request_hook
 from engine.observability.supervision import supervision_observer
 from engine.observability.system import MachineSampler
 from engine.processes.devices import gpu_count
+from engine.processes.inheritance import for_workers
 from engine.processes.placement import resolve as resolve_policies
 from engine.processes.trimming import trim_memory
 from engine.repository.advice import no_models, single_model
@@ -58,7 +59,6 @@ from engine.repository.copies import Janitor
 from engine.repository.fingerprint import Digests
 from engine.repository.observation import Observer
 from engine.repository.reader import ReadOptions, RepositoryReader
-from engine.repository.remote.uris import is_remote
 from engine.repository.source import Source
 from engine.repository.view import RepositoryView
 from engine.server.composing import Composer
@@ -70,6 +70,7 @@ from engine.server.sockets import Sockets, open_sockets
 from engine.server.tls import TlsUnusable, server_context
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.settings import Settings
+from engine.settings.uris import is_remote
 from engine.settings.words import SettingsError, read_memory_limit
 from engine.stores.open import CacheUnusable, OpenCache, open_cache
 from protocols.grpc.listener import GrpcListener
@@ -286,7 +287,7 @@ class _Composition:
         self._custom_metrics.answer(self._subjects)
         self._launcher = self._machine.launcher(
             self._backends,
-            environ=settings.for_workers(environ),
+            environ=for_workers(settings, environ),
             spare_workers=settings.spare_workers,
             log=self._log,
         )
@@ -328,7 +329,7 @@ class _Composition:
             ReadOptions(
                 backends=self._backends,
                 gpus=gpu_count(environ),
-                environ=settings.for_workers(environ),
+                environ=for_workers(settings, environ),
                 backend_settings=settings.backend_settings,
                 config_name=settings.model_config_name,
                 auto_complete=not settings.disable_auto_complete_config,

@@ -15,11 +15,10 @@ from types import MappingProxyType
 from typing import Final, Literal, cast
 
 from actors.serving.policy.holding import StartAfter
-from engine.processes.inheritance import INHERIT, inherited
-from engine.processes.placement import HostPolicy, read_host_policies, read_resources
-from engine.repository.remote.uris import is_remote, without_query
-from engine.server.hooks import read_start_after, warnings_of
-from engine.server.listening import (
+from engine.settings.cache import CacheSettings, read_cache
+from engine.settings.flags import BY_NAME
+from engine.settings.instances import HostPolicy, read_host_policies, read_resources
+from engine.settings.listening import (
     ConnectionSettings,
     GrpcSettings,
     RestrictedHeader,
@@ -30,8 +29,7 @@ from engine.server.listening import (
     read_restrictions,
     refuse_clashes,
 )
-from engine.settings.cache import CacheSettings, read_cache
-from engine.settings.flags import BY_NAME
+from engine.settings.uris import is_remote, without_query
 from engine.settings.words import (
     Given,
     read_memory_limit,
@@ -45,6 +43,7 @@ from engine.settings.words import SettingsError as SettingsError
 
 LogFormat = Literal["default", "ISO8601", "json", "console"]
 ControlMode = Literal["none", "poll", "explicit"]
+WorkerEnvironment = Literal["inherit", "minimal"]
 
 EVERY_MODEL: Final = "*"
 """The name that stands for all of them in `Settings.load_models`; always the only one."""
@@ -121,7 +120,7 @@ class Settings:
     spare_workers: int = 4  # processes that wait for a model, at most
     default_execution_timeout: float = 0.0  # of models that have none of their own; 0: none
     unready_after_hang: float = 300.0  # of every instance of an essential model; 0: never
-    worker_environment: str = INHERIT  # one of `engine.processes.inheritance.CHOICES`
+    worker_environment: WorkerEnvironment = "inherit"
 
     cache: CacheSettings | None = None  # of responses
     start_after: StartAfter = field(default_factory=StartAfter)  # of a model's first batch
@@ -172,10 +171,6 @@ class Settings:
     def settings_for(self, backend: str) -> dict[str, str]:
         """Return what `--backend-config` says for one backend: its own settings over those for all."""
         return {**self.backend_settings.get("", {}), **self.backend_settings.get(backend, {})}
-
-    def for_workers(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return what workers get of the server's environment."""
-        return inherited(environ, mode=self.worker_environment, repositories=self.model_repositories)
 
     def options(self) -> list[tuple[str, str]]:
         """Return (name, value) of what an operator wants to see at start-up."""
@@ -249,7 +244,7 @@ def _settings(given: Given, environ: Mapping[str, str]) -> Settings:
         spare_workers=given.integer("spare-workers", 4, most=1024),
         default_execution_timeout=given.number("default-execution-timeout", 0.0),
         unready_after_hang=given.number("unready-after-hang-secs", 300.0),
-        worker_environment=given.text("worker-environment", INHERIT),
+        worker_environment=cast(WorkerEnvironment, given.text("worker-environment", "inherit")),
         cache=read_cache(given, environ),
         start_after=_start_after(given, environ),
         id=given.text("id", "triton"),
@@ -382,9 +377,35 @@ def _resources(given: Given) -> Mapping[tuple[str, int | None], int]:
 
 
 def _start_after(given: Given, environ: Mapping[str, str]) -> StartAfter:
-    after = read_start_after(environ)
-    given.warnings.extend(warnings_of(after))
+    """Return how many requests a model's first batch waits for (contract, scheduling.md section 12)."""
+    after = StartAfter(_count(environ, _QUEUED), _count(environ, _BACKLOGGED))
+    if after.queued:
+        requests = f"{after.queued} requests wait"
+        if after.backlogged:
+            requests += f", and for sequences {after.backlogged} more in the backlog"
+        given.warnings.append(
+            f"{_QUEUED} holds back the first batch of each model with dynamic or sequence batching until"
+            f" {requests}. It is meant for tests; unset it otherwise"
+        )
+    elif after.backlogged:
+        given.warnings.append(f"{_BACKLOGGED} has no effect without {_QUEUED}")
     return after
+
+
+# What Triton's tests tell a server by environment variables.
+_QUEUED: Final = "TRITONSERVER_DELAY_SCHEDULER"
+_BACKLOGGED: Final = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
+
+
+def _count(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit()):
+        raise SettingsError(
+            f"{name} is '{text}', which is no number of requests", hint="such as 12; 0 holds nothing back"
+        )
+    return int(text)
 
 
 def _backend_settings(pairs: Sequence[str]) -> dict[str, Mapping[str, str]]:

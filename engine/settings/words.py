@@ -14,10 +14,8 @@ from typing import Final
 
 from engine.settings.flag import Flag, Kind, OneOf
 from engine.settings.flags import BY_NAME, BY_VARIABLE
+from engine.settings.uris import is_remote
 from engine.settings.variables import settings_among, unknown_variable
-
-REMOTE: Final = re.compile(r"(?:s3|gs|as)://")
-"""How the name of a repository in cloud storage begins."""
 
 _TRUE: Final = frozenset({"true", "on", "1"})
 _FALSE: Final = frozenset({"false", "off", "0"})
@@ -111,8 +109,7 @@ def _split_repositories(value: str) -> Iterator[str]:
     A URI ends only before an absolute path or another URI.
     """
     while value:
-        uri = REMOTE.match(value)
-        end = _URI_END.search(value, uri.end()) if uri else re.search(":", value)
+        end = _URI_END.search(value, value.index("://") + 3) if is_remote(value) else re.search(":", value)
         yield value[: end.start()] if end else value
         value = value[end.end() :] if end else ""
 

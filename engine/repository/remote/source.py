@@ -17,7 +17,6 @@ from engine.repository.remote.download import Download, Tags
 from engine.repository.remote.objects import Tree, is_model_name, tree_of
 from engine.repository.remote.stores import PATIENCE, Bucket, CloudBucket, ObjectChanged, Patience
 from engine.repository.remote.trees import Trees
-from engine.repository.remote.uris import Location, Scheme, parse, without_query
 from engine.repository.source import (
     MANIFEST,
     FetchCancelled,
@@ -29,6 +28,7 @@ from engine.repository.source import (
     contents_of,
     read_manifest,
 )
+from engine.settings.uris import Location, Scheme, parse, without_query
 
 # Triton's variables for where remote models are put, by the storage they come from.
 _MOUNTS: Final[Mapping[Scheme, str]] = {

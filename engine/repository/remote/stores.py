@@ -26,9 +26,9 @@ from engine.repository.remote.credentials import (
 )
 from engine.repository.remote.metadata import MetadataToken
 from engine.repository.remote.objects import RemoteObject
-from engine.repository.remote.uris import Location, Scheme, without_query
 from engine.repository.source import FetchFailed, SourceUnavailable
 from engine.server.extras import how_to_install
+from engine.settings.uris import Location, Scheme, without_query
 
 # Bytes handed on at a time. For each connection, an interruption may cost as much.
 _CHUNK: Final = 1 << 20

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from engine.server.listening import GrpcSettings, KeepaliveSettings, RestrictedHeader, TlsFiles
 from engine.settings.flags import BY_NAME
 from engine.settings.flags_grpc import GRPC_FLAGS
+from engine.settings.listening import GrpcSettings, KeepaliveSettings, RestrictedHeader, TlsFiles
 from engine.settings.settings import Settings, SettingsError
 
 REPOSITORY = "--model-repository=/models"

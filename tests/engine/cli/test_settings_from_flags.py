@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.server.listening import RestrictedHeader
 from engine.settings.flag import Kind
 from engine.settings.flags import BY_NAME, BY_VARIABLE, FLAGS
+from engine.settings.listening import RestrictedHeader
 from engine.settings.settings import Settings, SettingsError
 from tests.support.examples import examples
 

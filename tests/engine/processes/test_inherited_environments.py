@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.processes.inheritance import MINIMAL, inherited
+from engine.processes.inheritance import for_workers, inherited
 from engine.settings.settings import Settings, SettingsError
 
 OF_THE_MODELS = {
@@ -52,7 +52,7 @@ def test_credentials_of_another_storage_are_the_models():
 
 def test_a_minimal_environment_is_that_of_a_strict_sandbox():
     environ = {**OF_THE_MODELS, **S3, **OWN, "PATH": "/bin"}
-    assert inherited(environ, mode=MINIMAL) == {"PATH": "/bin", "PYTHONUNBUFFERED": "1"}
+    assert inherited(environ, mode="minimal") == {"PATH": "/bin", "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_minimal_environment_is_that_of_a_strict_sandbox():
 )
 def test_the_operator_chooses(flags, has):
     argv = ["--model-repository=/models", *(f"--worker-environment={flag}" for flag in flags)]
-    assert ("MY_ENV" in Settings.from_argv(argv).for_workers({"MY_ENV": "1"})) is has
+    assert ("MY_ENV" in for_workers(Settings.from_argv(argv), {"MY_ENV": "1"})) is has
 
 
 def test_there_are_two_choices():

@@ -12,13 +12,12 @@ from actors.values.specs import InstanceSpec
 from engine.cli.serve import help_text
 from engine.processes.launch import ThreadWorker
 from engine.processes.placement import (
-    HostPolicy,
-    parse_cores,
     place,
     policy_name,
     resolve,
     undefined_policies,
 )
+from engine.settings.instances import HostPolicy, parse_cores
 from engine.settings.settings import Settings
 from engine.settings.words import SettingsError
 from tests.support.model_doubles import make_spec

@@ -13,8 +13,8 @@ from actors.supervision.testing import serving
 from actors.values.errors import TritiumError
 from actors.values.events import Event
 from engine.server.frontends import Frontend, grpc_listener
-from engine.server.listening import GrpcSettings, RestrictedHeader
 from engine.server.sockets import bind
+from engine.settings.listening import GrpcSettings, RestrictedHeader
 from tests.fuzz import h2wire as wire
 from tests.protocols.fakes import FakeServer
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from engine.server.listening import GrpcSettings
 from engine.server.sockets import AddressInUse, bind, open_sockets, unix_listening
+from engine.settings.listening import GrpcSettings
 from engine.settings.settings import Settings
 
 

@@ -5,8 +5,8 @@ import ssl
 
 import pytest
 
-from engine.server.listening import TlsFiles
 from engine.server.tls import TlsUnusable, server_context
+from engine.settings.listening import TlsFiles
 from tests.support.certificates import Authority
 
 

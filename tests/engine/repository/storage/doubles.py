@@ -11,8 +11,8 @@ from engine.repository.remote.cache import DEFAULT_LIMIT, Cache
 from engine.repository.remote.objects import RemoteObject
 from engine.repository.remote.source import RemoteSource
 from engine.repository.remote.stores import Bucket, ObjectChanged
-from engine.repository.remote.uris import Location, Scheme
 from engine.repository.source import Fetched, FetchProgress
+from engine.settings.uris import Location, Scheme
 
 CHUNK = 1 << 20
 

@@ -19,7 +19,7 @@ from engine.repository.remote.credentials import (
     prefix_of,
     region_of,
 )
-from engine.repository.remote.uris import Scheme
+from engine.settings.uris import Scheme
 
 S3, GCS, AZURE = Scheme.S3, Scheme.GCS, Scheme.AZURE
 FILE = {

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.values.errors import ErrorCode, TritiumError
-from engine.repository.remote.uris import Location, Scheme, is_remote, parse, without_query
+from engine.settings.uris import Location, Scheme, is_remote, parse, without_query
 
 S3, GCS, AZURE = Scheme.S3, Scheme.GCS, Scheme.AZURE
 
