@@ -29,6 +29,7 @@ CLOSURE = (
     "engine.worker.call_line",
     "engine.worker.forking",
     "engine.worker.calls",
+    "engine.worker.slots",
     "engine.worker.execution",
     "engine.worker.feeds",
     "engine.worker.pointers",

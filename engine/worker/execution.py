@@ -12,58 +12,23 @@ from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from actors.values.tensors import Tensor, element_count, pack_bytes
 from actors.wire import frames
-from actors.wire.arena import INPUT, OUTPUT, ControlPage, Segment, align
+from actors.wire.arena import INPUT, OUTPUT, ControlPage
 from actors.wire.frames import Answer, Placed, Result
 from engine.worker.backends.base import Batch, BatchRequest, SenderClosed
 from engine.worker.parts import WorkerSender
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Union
 
     from engine.worker.backends.base import ModelInfo, Output
     from engine.worker.parts import OpenRequests, Window
+    from engine.worker.slots import AskForRoom, Slot
 
     Parameter = Union[bool, int, float, str]
     Array = np.ndarray[Any, Any]
-    AskForRoom = Callable[[Any, int, int], None]
 
 _NO_METADATA: Mapping[str, Any] = {}
-
-
-class Slot:
-    """One slot's two segments, as the worker has them mapped, and how far the output one is used."""
-
-    __slots__ = ("generation", "index", "segments", "used")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.segments: list[Any] = [None, None]  # Segment once the server has sent one
-        self.used = 0
-        self.generation = 0
-
-    def replace(self, side: int, segment: Segment) -> None:
-        """The server gave this slot a larger segment."""
-        if side == INPUT:
-            self.segments[INPUT] = segment
-            return
-        old = self.segments[OUTPUT]
-        if old is not None and self.used:
-            segment.view[: self.used] = old.view[: self.used]
-        self.segments[OUTPUT] = segment
-        self.generation += 1
-
-    def place(self, nbytes: int, batch_id: int, ask_for_room: AskForRoom) -> int:
-        """Return the offset of `nbytes` free bytes in the output segment.
-
-        If need be, it waits for the server to grow the segment.
-        """
-        offset = align(self.used)
-        end = offset + nbytes
-        if end > self.segments[OUTPUT].size:
-            ask_for_room(self, batch_id, end)
-        self.used = end
-        return offset
 
 
 class WorkerRequest(BatchRequest):

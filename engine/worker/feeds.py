@@ -24,7 +24,7 @@ from actors.wire.arena import OUTPUT, Segment
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from engine.worker.execution import Slot
+    from engine.worker.slots import Slot
 
 _FDS_SIZE = 4 * array("i").itemsize
 

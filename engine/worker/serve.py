@@ -25,11 +25,12 @@ from actors.wire.arena import OUTPUT, ControlPage, Segment
 from actors.wire.frames import Answer
 from engine.worker.backends.base import Backend, LoadError, ModelInfo, TensorInfo
 from engine.worker.calls import Calls
-from engine.worker.execution import Slot, WorkerBatch
+from engine.worker.execution import WorkerBatch
 from engine.worker.feeds import Feed, Incoming, make_feed, receive
 from engine.worker.forking import when_forked
 from engine.worker.parts import OpenRequests
 from engine.worker.pointers import pointers_in
+from engine.worker.slots import Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

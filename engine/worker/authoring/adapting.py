@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from engine.worker.authoring.declaring import Declared
     from engine.worker.backends.base import Batch
     from engine.worker.backends.python.completion import ModelConfig
-    from engine.worker.backends.python.exchange import InferenceRequest, InferenceResponse
+    from engine.worker.backends.python.exchange import InferenceRequest
+    from engine.worker.backends.python.responses import InferenceResponse
 
 
 def adapted(declared: Declared) -> type[AdaptedModel]:

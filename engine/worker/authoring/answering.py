@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.worker.authoring.requests import RequestError
 from engine.worker.authoring.values import outputs_of
-from engine.worker.backends.python.exchange import InferenceResponse, TritonError, TritonErrorCode
+from engine.worker.backends.python.responses import InferenceResponse, TritonError, TritonErrorCode
 from engine.worker.backends.python.tensors import Tensor
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from engine.worker.backends.python.exchange import TritonErrorCode
+from engine.worker.backends.python.responses import TritonErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,7 @@ from actors.wire.frames import FrameError
 from engine.observability.custom_metrics import CustomMetrics
 from engine.worker.authoring.harness.requests import Array, Parameter, as_array
 from engine.worker.authoring.requests import RequestError
-from engine.worker.backends.python import control, metrics
+from engine.worker.backends.python import control, metrics, telling
 from engine.worker.calls import CallFailed, CallRequest, CallResponse, Calls, CallStream
 
 # Contract, python_backend.md section 7.
@@ -99,9 +99,9 @@ class FakeServer(Calls):
 
     def tell(self, subject: str, body: Mapping[str, Any]) -> None:
         """Take what a model does to its metrics."""
-        if subject == metrics.CHANGE:
+        if subject == telling.CHANGE:
             self._hold.change(body)
-        elif subject == metrics.RELEASE:
+        elif subject == telling.RELEASE:
             self._hold.release(body)
         else:
             raise FrameError(f"a server under test knows nothing of '{subject}'")

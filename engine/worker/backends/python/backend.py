@@ -26,7 +26,7 @@ from engine.worker.authoring.adapting import batch_execution
 from engine.worker.backends.base import Backend, LoadError
 from engine.worker.backends.python import c_python_backend_utils, triton_python_backend_utils
 from engine.worker.backends.python.completion import ModelConfig
-from engine.worker.backends.python.exchange import InferenceResponse, ServedRequest
+from engine.worker.backends.python.exchange import ServedRequest
 from engine.worker.backends.python.host import (
     COMPLETING,
     DEFAULT_POOL_SIZE,
@@ -39,6 +39,7 @@ from engine.worker.backends.python.host import (
 )
 from engine.worker.backends.python.loop import EventLoop
 from engine.worker.backends.python.replies import BatchReplies, Reply, StreamReply
+from engine.worker.backends.python.responses import InferenceResponse
 from engine.worker.backends.python.results import Wrong, checked, not_a_response, not_none, respond_together
 from engine.worker.backends.python.source import DEFAULT_ARTIFACT, STUB, Source, describe
 from engine.worker.backends.python.tensors import TritonModelException

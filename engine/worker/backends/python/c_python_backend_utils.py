@@ -9,14 +9,13 @@ from engine.worker.backends.python.calling import ResponseIterator
 from engine.worker.backends.python.control import is_model_ready, load_model, unload_model
 from engine.worker.backends.python.exchange import (
     InferenceRequest,
-    InferenceResponse,
     InferenceResponseSender,
     InferenceTrace,
     MemoryType,
     PreferredMemory,
-    TritonError,
 )
 from engine.worker.backends.python.metrics import Metric, MetricFamily, MetricKind
+from engine.worker.backends.python.responses import InferenceResponse, TritonError
 from engine.worker.backends.python.tensors import Tensor, TritonModelException
 from engine.worker.backends.python.triton_python_backend_utils import (
     TRITONSERVER_MEMORY_CPU,

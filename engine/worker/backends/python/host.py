@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from engine.worker.backends.base import Batch
-    from engine.worker.backends.python.metrics import Metrics
+    from engine.worker.backends.python.telling import MetricChanges
     from engine.worker.calls import Calls
 
     Origin = tuple[int, int]
@@ -53,7 +53,7 @@ class Host:
         self.log = log
         self.instance_name = instance_name
         self.phase = phase
-        self.metrics: Metrics | None = None  # made with the model's first metric
+        self.metrics: MetricChanges | None = None  # made with the model's first metric
         self._calls = calls
         self._pool_size = pool_size
         self._pool: ThreadPoolExecutor | None = None

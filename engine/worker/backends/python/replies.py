@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from actors.values.datatypes import DataType
     from engine.worker.backends.base import Batch, BatchRequest
-    from engine.worker.backends.python.exchange import InferenceResponse
+    from engine.worker.backends.python.responses import InferenceResponse
 
     Whole = tuple[str, DataType, Union[np.ndarray[Any, Any], None]]
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from actors.values.datatypes import DataType
-from engine.worker.backends.python.exchange import InferenceResponse, ServedRequest
+from engine.worker.backends.python.exchange import ServedRequest
+from engine.worker.backends.python.responses import InferenceResponse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,18 +14,20 @@ from engine.worker.backends.python.completion import ModelConfig
 from engine.worker.backends.python.control import is_model_ready, load_model, unload_model
 from engine.worker.backends.python.exchange import (
     InferenceRequest,
-    InferenceResponse,
     InferenceResponseSender,
     InferenceTrace,
     MemoryType,
     PreferredMemory,
-    TritonError,
-    TritonErrorCode,
     get_input_tensor_by_name,
-    get_output_tensor_by_name,
 )
 from engine.worker.backends.python.host import current_host
 from engine.worker.backends.python.metrics import MetricFamily
+from engine.worker.backends.python.responses import (
+    InferenceResponse,
+    TritonError,
+    TritonErrorCode,
+    get_output_tensor_by_name,
+)
 from engine.worker.backends.python.tensors import (
     TRITON_STRING_TO_NUMPY,
     Tensor,
