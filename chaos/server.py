@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager
 from pathlib import Path
 from signal import SIGTERM, Signals
-from typing import Any, ClassVar, Final, Self
+from typing import IO, Any, ClassVar, Final, Protocol, Self
 
 import orjson
 import psutil
@@ -68,6 +68,26 @@ class ServerFailed(Exception):
     """
 
 
+class Process(Protocol):
+    """What is used of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+
+    def poll(self) -> int | None:
+        """Return the exit status, -n for signal n; None while the process runs."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send a signal; of no effect on a process that has ended."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+    def wait(self) -> int:
+        """Wait for the end and return the exit status."""
+
+
 class LogLines:
     """The JSON lines of a file that another process appends to, each given once.
 
@@ -103,7 +123,7 @@ class Server:
     asking: ClassVar[float] = 5.0
     """Seconds for an answer in which no model has a part."""
 
-    def __init__(self, process: subprocess.Popen[bytes], mark: str, out: Path, err: Path) -> None:
+    def __init__(self, process: Process, mark: str, out: Path, err: Path) -> None:
         self._process = process
         self._mark = mark
         self.out = out
@@ -148,17 +168,25 @@ class Server:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITIUM_")}
         mark = uuid.uuid4().hex
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            process = subprocess.Popen(
-                command,
-                cwd=_ROOT,
-                env={**inherited, **KUBERNETES, **(environ or {}), MARK: mark},
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                # A Ctrl-C is for the harness, which then ends the server.
-                start_new_session=True,
-            )
+            environment = {**inherited, **KUBERNETES, **(environ or {}), MARK: mark}
+            process = cls.launch(command, environment, stdout, stderr)
         return cls(process, mark, out, err)
+
+    @staticmethod
+    def launch(
+        command: Sequence[str], environ: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]
+    ) -> Process:
+        """Start the server's process, in the folder that the packages are in."""
+        return subprocess.Popen(
+            command,
+            cwd=_ROOT,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            # A Ctrl-C is for the harness, which then ends the server.
+            start_new_session=True,
+        )
 
     # -- its life
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import trio
 
 from chaos.processes import alive
-from chaos.server import PATIENCE, Node, Server, find, serving
+from chaos.server import PATIENCE, Node, Process, Server, find, serving
+from tests.support.forked import FORKING, fresh
 from tests.survival.wire import Connection, Response
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,15 @@ class ServerProcess(Server):
 
     needed = frozenset({"HTTPService", "Metrics Service"})
     asking = PATIENCE
+
+    @staticmethod
+    def launch(
+        command: Sequence[str], environ: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]
+    ) -> Process:
+        """Fork the server from a process that has imported it, where `tests.support.forked` allows that."""
+        if command[1:3] != ["-m", "engine"] or fresh():
+            return Server.launch(command, environ, stdout, stderr)
+        return FORKING.start(command[3:], cwd=ROOT, env=environ, stdout=stdout, stderr=stderr)
 
     @property
     def url(self) -> str:
