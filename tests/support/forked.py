@@ -165,7 +165,7 @@ def main() -> None:
     """Import the server, then be forked."""
     import gc
 
-    import engine.cli.serve  # noqa: F401
+    import engine.cli.serve
     import engine.server.run  # noqa: F401  imported for the servers that are forked
     from engine.__main__ import main as tritium
 
