@@ -18,7 +18,7 @@ from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, FrameError
 
 if TYPE_CHECKING:
     from actors.calls.calls import WorkerCalls
-    from actors.serving.worker import InFlight
+    from actors.serving.instances.worker import InFlight
 
 CANCELLED_BY_CALLER: Final = "the caller has cancelled this call"
 

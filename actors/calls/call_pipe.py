@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import trio
 
 from actors.seams.bell import Bell
-from actors.serving.pipe import Pipe
+from actors.serving.instances.pipe import Pipe
 from actors.wire.frames import MAX_FRAME, FrameError
 
 _ONE_DESCRIPTOR = socket.CMSG_LEN(array("i").itemsize)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from actors.calls.call import Call
 from actors.calls.policy import Waits, find_deadlock
 from actors.ensembles.policy.ensembles import Wiring
+from actors.serving.instances.worker import InFlight
 from actors.serving.model import InstanceState, ModelState
-from actors.serving.worker import InFlight
 from actors.values.errors import NEVER, TritiumError, Unavailable
 from actors.values.interfaces import ServedModel
 from actors.values.requests import InferRequest

@@ -47,7 +47,7 @@ from actors.wire.call_segments import WORTH_A_SEGMENT, map_segment, write_segmen
 from actors.wire.frames import Answer, FrameError, Part, Placed
 
 if TYPE_CHECKING:
-    from actors.serving.worker import InFlight, LiveWorker
+    from actors.serving.instances.worker import InFlight, LiveWorker
     from actors.values.tensors import Buffer
 
 MAX_CALLS: Final = 1024

@@ -19,11 +19,11 @@ from actors.seams.fault_points import fault_point
 from actors.sequences.policy.sequence_slots import SlotGroup
 from actors.sequences.policy.sequences import SequenceQueue
 from actors.serving.batcher import failure_reason
+from actors.serving.instances.worker import LiveWorker
 from actors.serving.model import InstanceState, ModelState
 from actors.serving.policy.batching import Dispatch, Wait
 from actors.serving.policy.holding import Hold
 from actors.serving.turns import TurnTaker
-from actors.serving.worker import LiveWorker
 from actors.supervision.context import ChildContext
 from actors.values.events import Event, Log
 

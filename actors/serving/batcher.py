@@ -13,6 +13,7 @@ import trio
 
 from actors.seams.alarm import NEAR, Alarm
 from actors.seams.fault_points import fault_point
+from actors.serving.instances.worker import InFlight, LiveWorker
 from actors.serving.model import InstanceState, ModelState
 from actors.serving.policy import ahead
 from actors.serving.policy.batching import Dispatch, affordable, policy_for
@@ -22,7 +23,6 @@ from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.policy.retries import SuspectQueue
 from actors.serving.statistics import FailureReason
 from actors.serving.turns import TurnTaker
-from actors.serving.worker import InFlight, LiveWorker
 from actors.supervision.context import ChildContext
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.specs import DynamicBatching

@@ -21,6 +21,7 @@ import trio
 from actors.seams.slices import in_slices
 from actors.sequences.policy.sequences import SequenceQueue
 from actors.serving.deaths import Deaths
+from actors.serving.instances.worker import InFlight, LiveWorker
 from actors.serving.policy.batching import policy_for
 from actors.serving.policy.coming_back import Pace
 from actors.serving.policy.ordering import ReorderBuffer
@@ -31,7 +32,6 @@ from actors.serving.policy.slo import Admission
 from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.serving.validation import Validator
 from actors.serving.waiting import WaitingLine
-from actors.serving.worker import InFlight, LiveWorker
 from actors.values.errors import (
     Cancelled,
     InvalidArgument,

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import trio
 
+from actors.serving.instances.worker import InFlight, LiveWorker
 from actors.serving.model import ModelState, StatusObserver
 from actors.serving.records import Recorder, named, record_of
 from actors.serving.statistics import ModelStatistics
-from actors.serving.worker import InFlight, LiveWorker
 from actors.values.errors import TritiumError
 from actors.values.events import Event
 from actors.values.requests import InferRequest, InferResponse

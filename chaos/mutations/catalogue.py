@@ -205,14 +205,14 @@ WORKERS: Final = (
     Mutation(
         "leaked-slot",
         "a slot is not given back after its batch",
-        "actors/serving/worker.py",
+        "actors/serving/instances/worker.py",
         "        finally:\n            batch.slot.release()\n            if self._tell_idle is not None:\n                self._tell_if_idle()\n",
         "        finally:\n            if self._tell_idle is not None:\n                self._tell_if_idle()\n",
     ),
     Mutation(
         "double-reply",
         "a finished batch stays on the books, and is settled again when its worker dies",
-        "actors/serving/worker.py",
+        "actors/serving/instances/worker.py",
         "        del self.outstanding[batch.id]\n        try:\n            self._events.finished(",
         "        try:\n            self._events.finished(",
     ),
@@ -233,7 +233,7 @@ WORKERS: Final = (
     Mutation(
         "hang-overlooked",
         "a batch may take three times its limit",
-        "actors/serving/instance.py",
+        "actors/serving/instances/instance.py",
         "            self._culprit = worker.overdue(now - limit)\n",
         "            self._culprit = worker.overdue(now - 3 * limit)\n",
     ),

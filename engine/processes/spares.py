@@ -19,7 +19,7 @@ from typing import Final, Protocol, assert_never
 import trio
 
 from actors.seams.fault_points import fault_point
-from actors.serving.instance import Launched
+from actors.serving.instances.instance import Launched
 from actors.supervision.context import ChildContext
 from actors.values.events import Event, Log
 from engine.processes.spare_plan import End, SparePlan, Start, Wait

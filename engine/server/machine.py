@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from actors.residency.residency import Memory as MeasuredMemory
-from actors.serving.instance import Launcher
+from actors.serving.instances.instance import Launcher
 from actors.values.events import Log
 from engine.config.backends import BackendTraits, discover
 from engine.processes.launch import WorkerLauncher

@@ -20,16 +20,17 @@ from actors.calls.subjects import Subjects
 from actors.ensembles import ensemble
 from actors.ensembles.ensemble import Ensembler
 from actors.sequences import sequencer
-from actors.serving import batcher, instance
-from actors.serving.comeback import Comeback
-from actors.serving.instance import Launcher
+from actors.serving import batcher
+from actors.serving.instances import instance
+from actors.serving.instances.comeback import Comeback
+from actors.serving.instances.instance import Launcher
+from actors.serving.instances.recycling import Measure, Recycler
 from actors.serving.load_turns import LoadTurns
 from actors.serving.model import InstanceState, ModelState, Status
 from actors.serving.policy.holding import Hold, StartAfter
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.recorded_model import RecordedState
 from actors.serving.records import Recorder
-from actors.serving.recycling import Measure, Recycler
 from actors.serving.router import UNLOADED, Router
 from actors.supervision.context import ChildContext
 from actors.supervision.errors import NotFound, NotRunning, SupervisionError
@@ -303,7 +304,7 @@ class ModelSubtrees:
             await self._dismiss(state, leaving)
 
     async def replace(self, state: ModelState, each: InstanceState) -> InstanceState:
-        """Have another instance take the place of one. See `actors.serving.recycling.Instances`."""
+        """Have another instance take the place of one. See `actors.serving.instances.recycling.Instances`."""
         async with self._changing[state.subtree]:
             if each not in state.instances:
                 raise Internal(f"Internal: instance '{each.spec.name}' has gone meanwhile")
@@ -326,7 +327,7 @@ class ModelSubtrees:
     async def retire(self, state: ModelState, each: InstanceState) -> None:
         """End an instance that was replaced, once it answered its requests.
 
-        See `actors.serving.recycling.Instances`.
+        See `actors.serving.instances.recycling.Instances`.
         """
         try:
             if each.worker is not None:

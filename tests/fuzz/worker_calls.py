@@ -21,7 +21,7 @@ import trio.testing
 from actors.calls.call_pipe import CallPipe
 from actors.calls.calls import CallHost, WorkerCalls
 from actors.calls.subjects import Caller
-from actors.serving.worker import LiveWorker
+from actors.serving.instances.worker import LiveWorker
 from actors.wire import frames
 from actors.wire.call_frames import Letter
 from actors.wire.frames import FrameError

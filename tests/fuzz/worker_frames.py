@@ -14,8 +14,8 @@ from random import Random
 import numpy as np
 import trio
 
-from actors.serving.pipe import Pipe
-from actors.serving.worker import InFlight, LiveWorker
+from actors.serving.instances.pipe import Pipe
+from actors.serving.instances.worker import InFlight, LiveWorker
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.requests import InferRequest, InferResponse
@@ -108,7 +108,7 @@ def _read_all(sock: socket.socket) -> None:
 
 
 class _Heard:
-    """Notes what the worker has said. Implements `actors.serving.worker.WorkerEvents`."""
+    """Notes what the worker has said. Implements `actors.serving.instances.worker.WorkerEvents`."""
 
     def __init__(self) -> None:
         self.finals: list[InferRequest] = []

@@ -3,10 +3,10 @@
 import numpy as np
 import trio
 
+from actors.serving.instances.worker import InFlight
 from actors.serving.model import ModelState, Status
 from actors.serving.router import Router
 from actors.serving.statistics import FailureReason, ModelStatistics
-from actors.serving.worker import InFlight
 from actors.traffic.traffic import TrafficControl
 from actors.values.errors import Internal
 from actors.values.requests import InferRequest

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from actors.serving.comeback import PATIENCE, Comeback
+from actors.serving.instances.comeback import PATIENCE, Comeback
 from actors.serving.model import InstanceState, Status
 from actors.serving.router import Router
 from actors.supervision.context import Stopping

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from actors.serving.instance import WorkerDied
+from actors.serving.instances.instance import WorkerDied
 from actors.serving.policy.confinement import Usage
 from actors.serving.policy.retries import Oom, TooManyProcesses
 from actors.values.specs import Confinement, Retry

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import trio
 
-from actors.serving.worker import OPEN_LIMIT, SPARE_SLOTS
+from actors.serving.instances.worker import OPEN_LIMIT, SPARE_SLOTS
 from actors.values.datatypes import DataType
 from actors.wire import frames
 from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, Answer, FrameError, Part, Placed, Result

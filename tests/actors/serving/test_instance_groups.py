@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.serving.instance import threads_for
+from actors.serving.instances.instance import threads_for
 from actors.serving.model import Status
 from actors.serving.policy.retries import Aftermath
 from actors.values.specs import InstanceSpec

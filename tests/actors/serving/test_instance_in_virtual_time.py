@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import trio
 
-from actors.serving.instance import InstanceActor, WorkerDied
+from actors.serving.instances.instance import InstanceActor, WorkerDied
 from actors.serving.model import ModelState, Status
 from actors.serving.policy.retries import Exit, Signal
 from actors.serving.statistics import ModelStatistics
@@ -45,7 +45,7 @@ class Context:
 
 
 class PlayedWorker:
-    """A worker process without the process. Implements `actors.serving.instance.Launched`."""
+    """A worker process without the process. Implements `actors.serving.instances.instance.Launched`."""
 
     pid = 4711
     output = None
@@ -164,7 +164,7 @@ class Life:
     def _log(self, event, *, level="info", **keys):
         self.logged.append((str(event), keys))
 
-    # actors.serving.instance.Launcher
+    # actors.serving.instances.instance.Launcher
 
     async def launch(self, spec, instance):
         if self.refuse is not None:

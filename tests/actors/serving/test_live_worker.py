@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from actors.seams.slices import at_once
-from actors.serving.pipe import Pipe
-from actors.serving.worker import SPARE_SLOTS, LiveWorker
+from actors.serving.instances.pipe import Pipe
+from actors.serving.instances.worker import SPARE_SLOTS, LiveWorker
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from actors.values.specs import InputSpec, InstanceSpec, OutputSpec

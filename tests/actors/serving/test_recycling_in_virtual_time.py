@@ -5,9 +5,9 @@ import itertools
 import pytest
 import trio
 
+from actors.serving.instances.recycling import Recycler
 from actors.serving.model import ModelState, Status
 from actors.serving.policy.recycling import AFTER_FAILURE, LOOK_EVERY, REST
-from actors.serving.recycling import Recycler
 from actors.serving.statistics import ModelStatistics
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
@@ -35,7 +35,7 @@ class PlayedWorker:
 class Stage:
     """A version, its recycler, and the actor that replaces instances.
 
-    Implements `actors.serving.recycling.Instances`.
+    Implements `actors.serving.instances.recycling.Instances`.
     """
 
     def __init__(self, nursery, *, count=1, **ceilings):

@@ -7,7 +7,14 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.serving.output import BURST, LINE_LIMIT, LINES_PER_SECOND, LineBudget, LineSplitter, OutputReader
+from actors.serving.instances.output import (
+    BURST,
+    LINE_LIMIT,
+    LINES_PER_SECOND,
+    LineBudget,
+    LineSplitter,
+    OutputReader,
+)
 
 
 def test_a_burst_passes_and_then_so_many_lines_a_second():

@@ -7,7 +7,7 @@ import struct
 import pytest
 import trio
 
-from actors.serving.pipe import Pipe
+from actors.serving.instances.pipe import Pipe
 from actors.wire.frames import MAX_FRAME, FrameError
 from chaos.descriptors import left_open, open_descriptors
 

@@ -19,8 +19,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.serving.pipe import Pipe
-from actors.serving.worker import SPARE_SLOTS, LiveWorker
+from actors.serving.instances.pipe import Pipe
+from actors.serving.instances.worker import SPARE_SLOTS, LiveWorker
 from actors.values.datatypes import DataType
 from actors.values.requests import InferRequest
 from actors.values.specs import InputSpec, InstanceSpec, OutputSpec

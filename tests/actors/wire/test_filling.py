@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from actors.seams import slices
-from actors.serving.filling import FILLED_AT_ONCE
+from actors.serving.instances.filling import FILLED_AT_ONCE
 from actors.serving.policy.retries import Signal
 from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import trio
 
-from actors.serving.instance import model_fields
-from actors.serving.pipe import Pipe
-from actors.serving.worker import LiveWorker
+from actors.serving.instances.instance import model_fields
+from actors.serving.instances.pipe import Pipe
+from actors.serving.instances.worker import LiveWorker
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from actors.values.specs import InputSpec, InstanceSpec, OutputSpec
@@ -45,7 +45,7 @@ class Threaded:
             except SystemExit:
                 return
 
-    # actors.serving.worker.WorkerEvents
+    # actors.serving.instances.worker.WorkerEvents
 
     def ready(self):
         self.ready_at_last.set()

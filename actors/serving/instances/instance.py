@@ -24,12 +24,13 @@ from actors.calls.subjects import Caller
 from actors.seams.bell import Bell
 from actors.seams.fault_points import fault_point
 from actors.seams.slices import in_slices
-from actors.serving.comeback import Comeback
-from actors.serving.load_errors import without_importing
+from actors.serving.instances.comeback import Comeback
+from actors.serving.instances.load_errors import without_importing
+from actors.serving.instances.output import LineBudget, OutputReader
+from actors.serving.instances.pipe import Pipe
+from actors.serving.instances.worker import InFlight, LiveWorker, Slow
 from actors.serving.load_turns import LoadTurns
 from actors.serving.model import InstanceState, ModelState
-from actors.serving.output import LineBudget, OutputReader
-from actors.serving.pipe import Pipe
 from actors.serving.policy.confinement import Usage, judge, next_look
 from actors.serving.policy.retries import (
     DeathReason,
@@ -43,7 +44,6 @@ from actors.serving.policy.retries import (
     fingerprint_of,
 )
 from actors.serving.records import named
-from actors.serving.worker import InFlight, LiveWorker, Slow
 from actors.supervision.context import ChildContext
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.events import Event, Log
@@ -160,7 +160,7 @@ async def run(
 
 
 class InstanceActor:
-    """One life of one instance; see the module. Implements `actors.serving.worker.WorkerEvents`."""
+    """One life of one instance; see the module. Implements `actors.serving.instances.worker.WorkerEvents`."""
 
     def __init__(
         self,

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import trio
 
 from actors.seams.fault_points import fault_point
+from actors.serving.instances.worker import LiveWorker
 from actors.serving.model import InstanceState, ModelState, Status
 from actors.serving.policy.recycling import Rest, Wear, ceiling_reached, next_look
-from actors.serving.worker import LiveWorker
 from actors.supervision.context import ChildContext
 from actors.values.errors import TritiumError
 from actors.values.events import Event, Log

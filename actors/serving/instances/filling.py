@@ -17,7 +17,7 @@ from actors.seams.slices import Steps, in_slices
 from actors.wire.gathering import Gather
 
 if TYPE_CHECKING:
-    from actors.serving.worker import InFlight
+    from actors.serving.instances.worker import InFlight
 
 FILLED_AT_ONCE: Final = 4 * 1024 * 1024
 """Inputs of up to so many bytes are copied in one piece, which takes some 4 ms at worst."""

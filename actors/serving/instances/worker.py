@@ -17,8 +17,8 @@ import trio
 
 from actors.seams.fault_points import fault_point
 from actors.seams.slices import Steps, passing
-from actors.serving.filling import FILLED_AT_ONCE, Filler
-from actors.serving.pipe import Pipe
+from actors.serving.instances.filling import FILLED_AT_ONCE, Filler
+from actors.serving.instances.pipe import Pipe
 from actors.values.requests import InferRequest
 from actors.values.specs import InstanceSpec, ModelSpec
 from actors.values.tensors import Tensor
