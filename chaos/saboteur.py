@@ -8,7 +8,7 @@ is a JSON object, answered by one, `{"ok": …}` or `{"error": "why not"}`:
     {"do": "crash", "path": "models/echo/1/scheduler"}
         an actor or a supervisor, by its path in GET /v2/tritium/tree
     {"do": "raise", "point": "batcher.turn", "times": 1, "within": "models/echo/1/scheduler"}
-        see `actors.seams.fault_points`
+        see `actors.seams.faults`
     {"do": "disarm", "point": "batcher.turn"}    it will not raise any more: true if it would have
     {"do": "jump", "seconds": -3600}             the wall clock, as the server's code reads it
     {"do": "list"}                               the paths there are
@@ -23,17 +23,18 @@ import json
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from actors.seams.fault_points import arm
+from actors.seams.faults import Points
+from actors.seams.given import Seams
 from actors.supervision.errors import SupervisionError
 from actors.supervision.supervisor import Supervisor
 from actors.values.events import Event
+from engine.server.machine import ThisMachine
 
 if TYPE_CHECKING:
     from actors.values.events import Log
@@ -51,45 +52,36 @@ class InjectedFault(Exception):
     """What an armed fault point raises. Nothing in the server expects it."""
 
 
-class WallClock:
-    """The wall clock as Python code reads it, `time.time` and `time.time_ns`, with an offset.
+class SabotagedMachine(ThisMachine):
+    """This machine, with fault points, and a wall clock that can be moved.
 
-    Code that has bound these functions before `install` keeps true time. Monotonic clocks are not touched.
+    Monotonic clocks are not touched, nor is the clock of the log: the checker of a run compares its time
+    stamps with true time.
     """
 
     def __init__(self) -> None:
-        self._offset = 0  # nanoseconds
-        self._true_ns = time.time_ns
+        self.points = Points()
+        self._offset = 0  # milliseconds
 
     def jump(self, seconds: float) -> None:
-        """Move it on by so many seconds, or back if they are negative."""
-        self._offset += round(seconds * 1e9)
+        """Move the wall clock on by so many seconds, or back if they are negative."""
+        self._offset += round(seconds * 1e3)
 
-    def install(self) -> None:
-        """Have the process read this clock from now on."""
-        vars(time)["time_ns"] = self._read_ns
-        vars(time)["time"] = self._read
+    def wall_clock(self) -> int:
+        """See `Machine`."""
+        return super().wall_clock() + self._offset
 
-    def uninstall(self) -> None:
-        """Give the process its own clock back."""
-        vars(time)["time_ns"] = self._true_ns
-        vars(time)["time"] = self._true
-
-    _true = staticmethod(time.time)  # noqa: TID251 (this is the clock that jumps)
-
-    def _read_ns(self) -> int:
-        return self._true_ns() + self._offset
-
-    def _read(self) -> float:
-        return self._read_ns() / 1e9
+    def seams(self) -> Seams:
+        """See `Machine`."""
+        return Seams(points=self.points)
 
 
 class Saboteur:
     """Obeys commands against one tree."""
 
-    def __init__(self, root: Supervisor, clock: WallClock, log: Log) -> None:
+    def __init__(self, root: Supervisor, machine: SabotagedMachine, log: Log) -> None:
         self._root = root
-        self._clock = clock
+        self._machine = machine
         self._log = log
         self._armed: dict[str, Callable[[], None]] = {}
         self._commands: Mapping[str, Callable[..., object]] = {
@@ -131,7 +123,7 @@ class Saboteur:
         """Have the next passes of a fault point raise.
 
         If `within` is given, only passes in the task of the actor at that path raise. Raises SabotageRefused
-        for a point that is unknown, not imported or armed already.
+        for a point that is unknown or armed already.
         """
         if times < 1:
             raise SabotageRefused(f"'times' is {times}; it takes 1 at least to raise anything")
@@ -149,7 +141,7 @@ class Saboteur:
             raise InjectedFault(f"fault point '{point}' was told to raise")
 
         try:
-            self._armed[point] = arm(point, strike)
+            self._armed[point] = self._machine.points.arm(point, strike)
         except (KeyError, ValueError) as error:
             raise SabotageRefused(str(error.args[0])) from error
 
@@ -163,7 +155,7 @@ class Saboteur:
 
     def jump(self, seconds: float) -> None:
         """Move the wall clock."""
-        self._clock.jump(seconds)
+        self._machine.jump(seconds)
         self._log(Event.FAULT_INJECTED, level="warning", fault="jump", target="wall clock", seconds=seconds)
 
     def list(self) -> list[str]:
@@ -274,16 +266,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"usage: python -m chaos.saboteur {SOCKET_FLAG}PATH FLAG…, flags of `tritium serve`\n"
         )
         return 1
-    # The log binds its clock when it is imported, ahead of ours: the checker of a run compares its time
-    # stamps with true time.
-    import engine.observability.logs  # noqa: F401
-
-    clock = WallClock()
-    clock.install()
-    return _serve([word for word in words if not word.startswith(SOCKET_FLAG)], Path(sockets[0]), clock)
+    return _serve([word for word in words if not word.startswith(SOCKET_FLAG)], Path(sockets[0]))
 
 
-def _serve(flags: Sequence[str], path: Path, clock: WallClock) -> int:
+def _serve(flags: Sequence[str], path: Path) -> int:
     from engine.cli.serve import complaint
     from engine.server.run import run
     from engine.settings.settings import Settings, SettingsError
@@ -302,12 +288,14 @@ def _serve(flags: Sequence[str], path: Path, clock: WallClock) -> int:
         )
         return 1
 
+    machine = SabotagedMachine()
+
     async def beside(running: RunningServer, log: Log) -> None:
-        await listen(listening, Saboteur(running.root, clock, log))
+        await listen(listening, Saboteur(running.root, machine, log))
 
     with listening:
         try:
-            return run(settings, beside=beside)
+            return run(settings, beside=beside, machine=machine)
         finally:
             path.unlink(missing_ok=True)
 

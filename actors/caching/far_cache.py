@@ -20,6 +20,7 @@ from actors.caching.policy.breaker import Breaker
 from actors.caching.policy.cache import Entry
 from actors.seams.bell import Bell
 from actors.seams.offload import Offload
+from actors.seams.threads import in_thread
 from actors.supervision.context import ChildContext
 from actors.values.events import Event, Log
 
@@ -163,7 +164,7 @@ class FarCache:
     async def _trial(self, limiter: trio.CapacityLimiter) -> Exception | None:
         try:
             with trio.fail_after(self._patience):
-                await trio.to_thread.run_sync(self._store.try_it, limiter=limiter, abandon_on_cancel=True)
+                await in_thread(self._store.try_it, limiter=limiter, abandon_on_cancel=True)
         except trio.TooSlowError:
             return TimeoutError(f"no answer within {self._patience:g} s")
         except Exception as error:  # noqa: BLE001

@@ -28,7 +28,6 @@ from actors.calls.call import CANCELLED_BY_CALLER, Call, release, request_of
 from actors.calls.call_branch import open_branch, refuse_branch
 from actors.calls.call_pipe import CallPipe, Packet
 from actors.calls.subjects import Caller, Subjects
-from actors.seams.fault_points import fault_point
 from actors.serving.model import ModelState
 from actors.values.datatypes import DataType
 from actors.values.errors import (
@@ -320,7 +319,6 @@ class WorkerCalls:
 
     # -- what the worker says --------------------------------------------------------------------------------
 
-    @fault_point("calls.packet")
     def _on_packet(self, packet: bytes) -> None:
         handler = self._handlers.get(packet[0])
         if handler is None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import trio
 
+from actors.seams.threads import in_thread
 from actors.supervision.context import ChildContext
 
 Result = TypeVar("Result")
@@ -61,7 +62,7 @@ class Offload:
         error: Exception | None = NotDone("it took too long, or was interrupted")
         try:
             with trio.move_on_at(due):
-                result = await trio.to_thread.run_sync(work, limiter=self._limiter, abandon_on_cancel=True)
+                result = await in_thread(work, limiter=self._limiter, abandon_on_cancel=True)
                 error = None
         except Exception as failure:  # noqa: BLE001  # its owner is called back with it
             error = failure

@@ -22,6 +22,8 @@ from typing import Any, Final, TypeVar
 
 import trio
 
+from actors.seams.threads import in_thread
+
 T = TypeVar("T")
 Steps = Generator[Callable[[], Any] | None, Any, T]
 """Work that stops by `yield`, or by `yield function`.
@@ -99,7 +101,7 @@ async def in_slices(steps: Steps[T]) -> T:
                         break
             if wanted is not None:
                 threads = _shared(_threads, lambda: trio.CapacityLimiter(_THREADS))
-                answer = await trio.to_thread.run_sync(wanted, limiter=threads)
+                answer = await in_thread(wanted, limiter=threads)
             worked += time.perf_counter() - began
     finally:
         steps.close()

@@ -177,7 +177,7 @@ class ModelState:
         self.slo = None if spec.slo is None else Admission(spec.slo, policy_for(spec))
         self.quarantine = Quarantine(QUARANTINE_SECONDS)
         self._deaths = Deaths(self, QUARANTINE_SECONDS)
-        self.in_flight: set[InferRequest] = set()
+        self.in_flight: dict[InferRequest, None] = {}  # in the order of their arrival
         self.load_finished = trio.Event()  # READY or UNAVAILABLE for the first time
         self.given_up = False  # its workers are not waited for
         self.ended = trio.Event()  # it was retired, has drained, and its workers are gone
@@ -386,7 +386,7 @@ class ModelState:
         except Unavailable as full:
             full.retry_after = full.retry_after or self._room_after()
             raise
-        self.in_flight.add(request)
+        self.in_flight[request] = None
         if self.cache is not None:
             self.cache.queued(request)
         if len(self.in_flight) == 1 and self.take_turn is not None and not in_company:
@@ -409,7 +409,7 @@ class ModelState:
             full.retry_after = full.retry_after or self._room_after()
             self.fail(request, full, FailureReason.OTHER)
             return
-        self.in_flight.add(request)
+        self.in_flight[request] = None
         if self.cache is not None:
             self.cache.queued(request)
         self.ring()
@@ -779,7 +779,7 @@ class ModelState:
             request.reply.put(part, final=False)
             return
         request.answered = True
-        self.in_flight.discard(request)
+        self.in_flight.pop(request, None)
         if self.cache is not None:
             self.cache.settle(request, part)
         if self.sequences is not None:

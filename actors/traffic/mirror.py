@@ -21,7 +21,7 @@ from typing import Final
 import trio
 
 from actors.seams.bell import Bell
-from actors.seams.fault_points import fault_point
+from actors.seams.threads import in_thread
 from actors.serving.model import ModelState
 from actors.supervision.context import ChildContext
 from actors.traffic.policy.comparison import Difference, Kept, compare, keep, kept_bytes
@@ -222,7 +222,6 @@ class Exchange:
         if self._client is not None and self._copied is not None:
             self._mirroring.finished.add(self)
 
-    @fault_point("mirror.settle")
     async def settle(self, limiter: trio.CapacityLimiter) -> None:
         """Compare the answers, count the result, and drop them."""
         client, copied = self._client, self._copied
@@ -269,7 +268,7 @@ class Exchange:
             return _compare_errors(client, copied)
         if kept_bytes(client) < _AT_ONCE:
             return compare(client, copied, self.tolerance)
-        return await trio.to_thread.run_sync(compare, client, copied, self.tolerance, limiter=limiter)
+        return await in_thread(compare, client, copied, self.tolerance, limiter=limiter)
 
 
 class _CopyPort:

@@ -22,7 +22,6 @@ from weakref import WeakKeyDictionary
 import trio
 
 from actors.seams.bell import Bell
-from actors.seams.fault_points import fault_point
 from actors.serving.model import ModelState
 from actors.serving.router import Router
 from actors.serving.statistics import FailureReason
@@ -382,7 +381,6 @@ class TrafficControl:
             ctx.progressed()
             await trio.sleep(LOOK_EVERY)
 
-    @fault_point("traffic.guard")
     def look(self, now: float) -> None:
         """Look at every guarded version once, and roll back the bad ones."""
         for key, model in self._models.items():

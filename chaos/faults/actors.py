@@ -78,7 +78,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raise:
-    """An exception comes out of an actor at a fault point, see `actors.seams.fault_points`.
+    """An exception comes out of an actor at a fault point, see `actors.seams.faults`.
 
     Implements `chaos.faults.base.Fault`. Which of several actors passes there first depends on the load. A
     point that no actor passed is disarmed at the end.

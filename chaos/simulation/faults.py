@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from actors.seams import fault_points
+from actors.seams.faults import Points
 from actors.serving.policy.retries import Signal
 from actors.supervision.errors import SupervisionError
 from actors.supervision.lifecycle import ChildState
@@ -62,6 +62,7 @@ class Faults:
         workers: Workers,
         disk: Disk,
         note: Note,
+        points: Points,
         *,
         folder: Callable[..., Folder],
         watched: bool,
@@ -77,6 +78,7 @@ class Faults:
         self._workers = workers
         self._disk = disk
         self._note = note
+        self._points = points
         self._make_folder = folder
         self._watched = watched
         self._disarm: dict[str, Callable[[], None]] = {}
@@ -217,7 +219,7 @@ class Faults:
             self._excuse(name)
             raise SimulatedCrash(name)
 
-        disarm = self._disarm[name] = fault_points.arm(name, crash)
+        disarm = self._disarm[name] = self._points.arm(name, crash)
         if name == "catalog.lanes":
             self._running.root.kill("repository/catalog")  # it comes by there when it begins
 

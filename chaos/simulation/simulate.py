@@ -15,6 +15,8 @@ from typing import Any, Final
 import trio
 
 from actors.residency.residency import Memory
+from actors.seams.faults import Points
+from actors.seams.given import Seams
 from actors.serving.model import ModelState
 from actors.values.events import Log
 from actors.values.specs import ModelKey
@@ -92,6 +94,7 @@ class SimulatedMachine:
         self._chances = 0
         self._nursery = nursery
         self._random = Random(f"world {seed}")
+        self.points = Points()
 
     def start(self, run: Callable[[], Any], name: str) -> None:
         """See `World`."""
@@ -145,6 +148,10 @@ class SimulatedMachine:
     def monotonic(self) -> float:
         """See `Machine`."""
         return trio.current_time()
+
+    def seams(self) -> Seams:
+        """See `Machine`."""
+        return virtual.seams(self._seed, self.points)
 
 
 def simulate(scenario: Scenario, scratch: Path) -> Verdict:
@@ -241,6 +248,7 @@ class _Simulation:
             machine.workers,
             machine.disk,
             self._note,
+            machine.points,
             folder=partial(_folder, verdict.scenario),
             watched=watched,
         )

@@ -2,15 +2,18 @@
 
 Four things would make two runs of the same program differ, and each is taken away:
 
-- *Time*: trio's `MockClock` jumps to the next deadline once nothing can run, and stands still otherwise.
+- *Time*: `VirtualClock` jumps to the next deadline once nothing can run, and stands still otherwise.
 - *Order*: trio shuffles the tasks of each turn. It does so with a generator, and in an order of its own
   making, that are private names. `Scheduler` is the one place that knows them, and says what to do when they
   are gone.
-- *Threads*: `trio.to_thread.run_sync` is replaced by one that works in the loop's own thread and takes
-  virtual time for it.
-- *Addresses*: sets of objects are ordered by their addresses in memory. What the server keeps in sets gets a
-  hash that depends on how many there were before it. Strings need PYTHONHASHSEED, which must be set before
-  the interpreter starts: `fixed_hash_seed`.
+- *Threads*: `InlineThreads` does their work in the loop's own thread, and takes virtual time for it. The code
+  gets it through `actors.seams.threads`.
+- *Alarms*: they ring on the machine's own clock, so they are off. Code that sets one has a timer of trio's
+  for the same moment.
+
+The order of a set of objects follows from their addresses in memory. So the server keeps objects whose order
+matters in dictionaries. Strings need PYTHONHASHSEED, which must be set before the interpreter starts:
+`fixed_hash_seed`.
 
 The garbage collector is switched off meanwhile, because when it runs depends on everything that ran before.
 
@@ -22,21 +25,18 @@ written.
 from __future__ import annotations
 
 import gc
-import itertools
 import math
 import os
 import random
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import trio
-import trio.testing
 
-from actors.seams.alarm import Alarm
-from actors.serving.model import InstanceState, ModelState
-from actors.values.requests import InferRequest
+from actors.seams.faults import Points
+from actors.seams.given import Seams, giving
 
 T = TypeVar("T")
 
@@ -47,7 +47,6 @@ LONGEST_WORK: Final = 0.02  # seconds that a piece of work on a thread takes
 
 # Turns without a deadline, as long as only descriptors have something to say.
 _IDLE_TURNS: Final = 1000
-_COUNTED: Final = (InferRequest, InstanceState, ModelState)
 
 
 class Stuck(Exception):
@@ -95,52 +94,67 @@ class Scheduler:
             module._r.setstate(state)  # noqa: SLF001
 
 
+class VirtualClock(trio.abc.Clock, trio.abc.Instrument):
+    """Stands still while tasks run, and jumps to the next deadline as soon as none can.
+
+    It is also an instrument of its run, so that it knows when tasks have run.
+    """
+
+    def __init__(self) -> None:
+        self._now = BEGIN
+        self._ran = True
+        self._idle = 0
+
+    def start_clock(self) -> None:
+        """See `Clock`."""
+
+    def current_time(self) -> float:
+        """See `Clock`."""
+        return self._now
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """See `Instrument`."""
+        del task
+        self._ran = True
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """Return 0: the loop never sleeps.
+
+        The loop asks when no task can run, and then looks at its descriptors. If it asks again and no task
+        has run in between, nothing but time can wake a task.
+
+        Raises Stuck where a run would never end. Nothing within the run could end it: a waiting task may be
+        shielded, and without a deadline there is nothing to jump to.
+        """
+        self._idle = self._idle + 1 if deadline == math.inf else 0
+        if self._idle > _IDLE_TURNS or self._now > BEGIN + LONGEST:
+            root = trio.lowlevel.current_root_task()
+            why = "every task waits for another" if self._idle else f"it takes over {LONGEST:g} s"
+            raise Stuck("\n".join((why, *(_told(root) if root is not None else ()))))
+        if not self._ran and self._now < deadline < math.inf:
+            self._now = deadline
+        self._ran = False
+        return 0
+
+
 def run(main: Callable[[], Awaitable[T]], *, seed: int) -> T:
     """Run `main` in virtual time, which begins at `BEGIN`, and return what it does.
 
     The same seed gives the same run. Raises trio.TrioInternalError from `Stuck` if the run does not end.
     """
-    clock = trio.testing.MockClock(autojump_threshold=0)
-    clock.jump(BEGIN)
-    with ExitStack() as replaced:
-        replaced.enter_context(_attribute(clock, "deadline_to_sleep_time", _limited(clock)))
-        replaced.enter_context(Scheduler().seeded(seed))
-        replaced.enter_context(_without_collector())
-        replaced.enter_context(_attribute(trio.to_thread, "run_sync", _InlineThreads(seed).run_sync))
-        # It rings on the machine's own clock. Code that sets it has a timer of trio's for the same moment.
-        replaced.enter_context(_attribute(Alarm, "set", lambda alarm, delay: None))
-        numbers = itertools.count()
-        for kind in _COUNTED:
-            replaced.enter_context(_counted(kind, numbers))
-        return trio.run(_plain(main), clock=clock)
+    clock = VirtualClock()
 
-
-def _plain(main: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
     async def call() -> T:
-        return await main()
+        with giving(seams(seed)):
+            return await main()
 
-    return call
+    with Scheduler().seeded(seed), _without_collector():
+        return trio.run(call, clock=clock, instruments=[clock])
 
 
-def _limited(clock: trio.testing.MockClock) -> Callable[[float], float]:
-    """Return the function that tells the loop how long to wait, with an end to a run that would never end.
-
-    Nothing within the run could end it: a waiting task may be shielded, and without a deadline trio's clock
-    never jumps.
-    """
-    ask = clock.deadline_to_sleep_time
-    idle = 0
-
-    def wait(deadline: float) -> float:
-        nonlocal idle
-        idle = idle + 1 if deadline == math.inf else 0
-        if idle > _IDLE_TURNS or clock.current_time() > BEGIN + LONGEST:
-            root = trio.lowlevel.current_root_task()
-            why = "everybody waits for somebody" if idle else f"it takes over {LONGEST:g} s"
-            raise Stuck("\n".join((why, *(_told(root) if root is not None else ()))))
-        return ask(deadline)
-
-    return wait
+def seams(seed: int, points: Points | None = None) -> Seams:
+    """Return what a virtual machine gives to the server."""
+    return Seams(threads=InlineThreads(seed), alarms=False, points=points)
 
 
 def _told(task: trio.lowlevel.Task, depth: int = 0) -> Iterator[str]:
@@ -155,7 +169,7 @@ def _told(task: trio.lowlevel.Task, depth: int = 0) -> Iterator[str]:
             yield from _told(child, depth + 1)
 
 
-class _InlineThreads:
+class InlineThreads:
     """Work that threads would do, done in the loop's thread.
 
     It takes virtual time before or after it is done.
@@ -168,12 +182,10 @@ class _InlineThreads:
         self,
         function: Callable[..., T],
         *args: object,
-        thread_name: str | None = None,
         abandon_on_cancel: bool = False,
         limiter: trio.CapacityLimiter | None = None,
     ) -> T:
-        """Do as `trio.to_thread.run_sync`. Abandoned work goes on to its end, as a thread would."""
-        del thread_name
+        """See `Threads`. Abandoned work goes on to its end, as a thread would."""
         borrower = object()
         if limiter is not None:
             await limiter.acquire_on_behalf_of(borrower)
@@ -194,33 +206,6 @@ class _InlineThreads:
         finally:
             if limiter is not None:
                 limiter.release_on_behalf_of(borrower)
-
-
-@contextmanager
-def _attribute(owner: object, name: str, value: object) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextmanager
-def _counted(kind: type, numbers: Iterator[int]) -> Iterator[None]:
-    """Have objects of a class hash to their number in the order of creation; equality stays identity."""
-    known: dict[int, int] = {}
-    construct: Callable[..., None] = vars(kind)["__init__"]
-
-    def number(self: object, *args: object, **kwargs: object) -> None:
-        known[id(self)] = next(numbers)
-        construct(self, *args, **kwargs)
-
-    with (
-        _attribute(kind, "__init__", number),
-        _attribute(kind, "__hash__", lambda self: known.get(id(self), -1)),
-    ):
-        yield
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import trio
 
+from actors.seams.threads import in_thread
 from actors.values.events import Event, Log
 from actors.values.specs import Runtime
 from engine.environments.cache import EnvironmentCache
@@ -170,7 +171,7 @@ async def _run(command: list[str], environ: Mapping[str, str], tell: Callable[[s
         # It is not reaped yet: no other process can have its number.
         family.kill()
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(family.end)
+            await in_thread(family.end)
             await process.wait()
     return heard.answer or {"broken": f"exit status {process.returncode}: {heard.noise}"}
 

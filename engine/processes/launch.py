@@ -23,7 +23,7 @@ from typing import Final, Literal, TypeVar, cast
 import outcome
 import trio
 
-from actors.seams.fault_points import fault_point
+from actors.seams.threads import in_thread
 from actors.serving.instances.instance import Launched, threads_for
 from actors.serving.policy.confinement import Usage
 from actors.serving.policy.retries import DeathReason, Exit, Oom, Signal
@@ -72,7 +72,6 @@ class Spawner:
         while True:
             self._jobs.get()()
 
-    @fault_point("spawner.run")
     async def run(self, function: Callable[[], T]) -> T:
         """Return what `function` returns or raises on the spawner's thread. Not cancellable once begun."""
         task = trio.lowlevel.current_task()
@@ -320,7 +319,7 @@ class ProcessWorker:
         """Wait for the exit, end what it leaves behind, reap, and tell how it ended."""
         if self._process.returncode is None:
             await trio.lowlevel.wait_readable(self._pidfd)
-            await trio.to_thread.run_sync(self._family.end, limiter=self._burials)
+            await in_thread(self._family.end, limiter=self._burials)
         if self._process.returncode is None:
             self._process.wait()
             trio.lowlevel.notify_closing(self._pidfd)

@@ -18,7 +18,7 @@ from typing import Final, Protocol, assert_never
 
 import trio
 
-from actors.seams.fault_points import fault_point
+from actors.seams import faults
 from actors.serving.instances.instance import Launched
 from actors.supervision.context import ChildContext
 from actors.values.events import Event, Log
@@ -132,8 +132,9 @@ class Spares:
         finally:
             self._plan.reset()
 
-    @fault_point("spares.step")
     async def _step(self, nursery: trio.Nursery) -> None:
+        if faults.points is not None:
+            faults.points.passing("spares.step")
         match self._plan.decide(trio.current_time()):
             case Start(key=environment):
                 await self._add(environment, nursery)

@@ -13,6 +13,7 @@ from typing import Final
 
 import trio
 
+from actors.seams.threads import in_thread
 from actors.supervision.context import ChildContext
 
 PERIOD: Final = 10.0
@@ -28,7 +29,7 @@ async def trim_memory(ctx: ChildContext) -> None:
         return
     while True:
         await trio.sleep(PERIOD)
-        await trio.to_thread.run_sync(trim)  # milliseconds for a large heap, without the interpreter's lock
+        await in_thread(trim)  # milliseconds for a large heap, without the interpreter's lock
 
 
 def trimmer() -> Callable[[], None] | None:

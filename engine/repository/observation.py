@@ -14,6 +14,7 @@ import outcome
 import trio
 
 from actors.catalog.settling import Observation, Seen, Unavailable, View
+from actors.seams.threads import in_thread
 from engine.repository.source import Source, SourceUnavailable
 
 PATIENCE: Final = 5.0
@@ -101,7 +102,7 @@ class Observer:
         return observation
 
     async def _look(self, looker: _Looker) -> None:
-        await trio.to_thread.run_sync(looker.run, abandon_on_cancel=True, limiter=self._limiter)
+        await in_thread(looker.run, abandon_on_cancel=True, limiter=self._limiter)
 
 
 class _Looker:

@@ -20,6 +20,7 @@ import trio
 
 from actors.catalog.found import FoundModel, Override
 from actors.catalog.operations import Listing, Unreadable
+from actors.seams.threads import in_thread
 from actors.serving.router import DUPLICATE_REASON
 from actors.values.specs import ModelKey
 from engine.config.backends import BackendTraits
@@ -117,11 +118,11 @@ class RepositoryReader:
             limiter = self._limiters[having[0].uri]
             read = partial(self._read, key, override, having[0], report, handover)
         try:
-            found = await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=limiter)
+            found = await in_thread(read, abandon_on_cancel=True, limiter=limiter)
             if isinstance(found, _Unbuilt) and self._builder is not None:
                 outcomes = await self._builder.prepare(found.environments, report)
                 again = partial(found.again, Standing(self._builder.cache, outcomes))
-                found = await trio.to_thread.run_sync(again, abandon_on_cancel=True, limiter=limiter)
+                found = await in_thread(again, abandon_on_cancel=True, limiter=limiter)
             # Its files changed meanwhile, or what was built has been removed.
             if isinstance(found, _Unbuilt):
                 raise Unreadable(f"the environment of model '{key.name}' is not what it was; load it again")
@@ -143,7 +144,7 @@ class RepositoryReader:
         async def ask(source: Source) -> None:
             try:
                 with trio.fail_after(LISTING_SECONDS):
-                    names = await trio.to_thread.run_sync(
+                    names = await in_thread(
                         source.names, abandon_on_cancel=True, limiter=self._limiters[source.uri]
                     )
             except SourceUnavailable as error:

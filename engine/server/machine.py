@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from actors.residency.residency import Memory as MeasuredMemory
+from actors.seams.given import Seams
 from actors.serving.instances.instance import Launcher
 from actors.values.events import Log
 from engine.config.backends import BackendTraits, discover
@@ -70,6 +71,9 @@ class Machine(Protocol):
     def monotonic(self) -> float:
         """Return seconds on a clock that may stand anywhere, and may be read from threads."""
 
+    def seams(self) -> Seams:
+        """Return threads, alarms and fault points."""
+
 
 class ThisMachine:
     """The real one."""
@@ -112,3 +116,7 @@ class ThisMachine:
     def monotonic(self) -> float:
         """See `Machine`."""
         return time.monotonic()
+
+    def seams(self) -> Seams:
+        """See `Machine`."""
+        return Seams()

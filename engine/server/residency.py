@@ -11,6 +11,8 @@ from pathlib import Path
 
 import trio
 
+from actors.seams.threads import in_thread
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -24,7 +26,7 @@ class Memory:
 
     async def of_processes(self, pids: Collection[int]) -> dict[int, int]:
         """Return the bytes each process has resident. See `resident_bytes`."""
-        return await trio.to_thread.run_sync(self._of_processes, pids, limiter=self._processes)
+        return await in_thread(self._of_processes, pids, limiter=self._processes)
 
     def _of_processes(self, pids: Collection[int]) -> dict[int, int]:
         sizes = ((pid, resident_bytes(pid, self._proc)) for pid in pids)
@@ -32,9 +34,7 @@ class Memory:
 
     async def of_files(self, directory: Path) -> int:
         """Return the bytes of all files below `directory`. See `bytes_on_disk`."""
-        return await trio.to_thread.run_sync(
-            bytes_on_disk, directory, limiter=self._files, abandon_on_cancel=True
-        )
+        return await in_thread(bytes_on_disk, directory, limiter=self._files, abandon_on_cancel=True)
 
 
 def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:

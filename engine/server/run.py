@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import trio
 
+from actors.seams.threads import in_thread
 from actors.serving.model import Status
 from actors.values.events import Event
 from engine.observability.announcing import Announcer, hear_python
@@ -19,6 +20,7 @@ from engine.processes.process import (
     leaves,
     settle_garbage_collection,
 )
+from engine.server.machine import Machine
 from engine.server.sockets import AddressInUse
 from engine.server.surroundings import in_the_way
 from engine.server.tree import Log, RunningServer, ServerFailed, advice_on_repositories, open_server
@@ -32,10 +34,10 @@ async def _nothing(running: RunningServer, log: Log) -> None:
     del running, log
 
 
-def run(settings: Settings, *, beside: Beside = _nothing) -> int:
+def run(settings: Settings, *, beside: Beside = _nothing, machine: Machine | None = None) -> int:
     """Serve until a signal, or until the tree gives up; return the process's exit status.
 
-    What `beside` raises ends the server: it is no part of the tree, so no supervisor restarts it.
+    The server runs on `machine`, by default this one. What `beside` raises ends the server: it is no part of the tree, so no supervisor restarts it.
     """
     try:
         sink = open_sink(settings.log)
@@ -47,7 +49,7 @@ def run(settings: Settings, *, beside: Beside = _nothing) -> int:
     hear_python(Log())
     allow_many_files()
     try:
-        status = trio.run(_serve, settings, announcer, sink, beside)
+        status = trio.run(_serve, settings, announcer, sink, beside, machine)
     except* (AddressInUse, ServerFailed) as group:
         for failure in leaves(group):
             announcer.failed(str(failure))
@@ -72,13 +74,15 @@ def complain(error: SettingsError, *, json: bool) -> None:
         sys.stderr.write(f"error: {error.message}\n" + (f"{error.hint}\n" if error.hint else ""))
 
 
-async def _serve(settings: Settings, announcer: Announcer, sink: LogSink, beside: Beside) -> int:
+async def _serve(
+    settings: Settings, announcer: Announcer, sink: LogSink, beside: Beside, machine: Machine | None
+) -> int:
     """Return the exit status."""
     log = Log()
     for warning in (*settings.warnings, *in_the_way(), *advice_on_repositories(settings)):
         log(Event.SERVER_STARTING, level="warning", warning=warning)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with open_server(settings) as running:
+        async with open_server(settings, machine=machine) as running:
             told = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_listen_for_signals, signals, told, log)
@@ -96,7 +100,7 @@ async def _serve(settings: Settings, announcer: Announcer, sink: LogSink, beside
 async def _report_start(running: RunningServer, told: trio.Event, log: Log, announcer: Announcer) -> None:
     await running.wait_loaded()
     models = await running.server.repository.index()
-    await trio.to_thread.run_sync(announcer.tables, models, running.settings.options())
+    await in_thread(announcer.tables, models, running.settings.options())
     settle_garbage_collection()
     if not (running.catalog.start_failed and running.settings.exit_on_error):
         log(Event.SERVER_READY, models=sum(entry.state == Status.READY.value for entry in models))

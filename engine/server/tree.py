@@ -30,6 +30,7 @@ from actors.catalog.watcher import Watcher
 from actors.health.readiness import Readiness
 from actors.residency import residency
 from actors.residency.residency import Residents
+from actors.seams.given import giving
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.records import Recorder
 from actors.serving.router import Router
@@ -230,7 +231,11 @@ def advice_on_repositories(settings: Settings) -> list[str]:
 
 @asynccontextmanager
 async def open_server(
-    settings: Settings, *, http: bool = True, environ: Mapping[str, str] = os.environ
+    settings: Settings,
+    *,
+    http: bool = True,
+    environ: Mapping[str, str] = os.environ,
+    machine: Machine | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Run the tree around the block: models load meanwhile.
 
@@ -241,7 +246,9 @@ async def open_server(
     check_repositories(settings)
     grpc_tls = _grpc_tls(settings)
     with open_sockets(settings, http=http) as sockets:
-        async with running_tree(settings, sockets, grpc_tls=grpc_tls, environ=environ) as running:
+        async with running_tree(
+            settings, sockets, grpc_tls=grpc_tls, environ=environ, machine=machine
+        ) as running:
             yield running
 
 
@@ -322,7 +329,7 @@ class _Composition:
         self.janitor = Janitor(self._log)
         self._lanes = Supervisor()
         self._retirements = Supervisor()
-        digests = Digests()
+        digests = Digests(wall_ns=lambda: self._machine.wall_clock() * 1_000_000)
         self._sources = _open_sources(self._machine, settings, environ, digests)
         reader = RepositoryReader(
             self._sources,
@@ -595,7 +602,15 @@ async def running_tree(
 ) -> AsyncIterator[RunningServer]:
     """Do as `open_server` does, on the caller's listening `sockets`, and on `machine`, not this one."""
     machine = machine or ThisMachine()
-    composition = _Composition(settings, sockets, grpc_tls, environ, machine)
+    with giving(machine.seams()):
+        async with _running_tree(
+            _Composition(settings, sockets, grpc_tls, environ, machine), machine
+        ) as running:
+            yield running
+
+
+@asynccontextmanager
+async def _running_tree(composition: _Composition, machine: Machine) -> AsyncIterator[RunningServer]:
     running, root = composition.running(), composition.root
     logs_supervision = supervision_observer(structlog.get_logger())
 

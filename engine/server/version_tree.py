@@ -19,6 +19,7 @@ from actors.calls.calls import CallHost
 from actors.calls.subjects import Subjects
 from actors.ensembles import ensemble
 from actors.ensembles.ensemble import Ensembler
+from actors.seams.threads import in_thread
 from actors.sequences import sequencer
 from actors.serving import batcher
 from actors.serving.instances import instance
@@ -57,9 +58,9 @@ INSTANCE_BACKOFF: Final = Backoff(initial=0.1, factor=2.0, cap=30.0, jitter=0.5,
 async def memory_of(pid: int) -> int:
     """Return the bytes that only the end of a process, and of all that it has started, would give back."""
     family = Family(pid, "")
-    usage = await trio.to_thread.run_sync(family.usage)
+    usage = await in_thread(family.usage)
     if usage.processes > 1:
-        usage = await trio.to_thread.run_sync(partial(family.usage, exact=True))
+        usage = await in_thread(partial(family.usage, exact=True))
     return usage.memory
 
 

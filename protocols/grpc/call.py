@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from grpclib.const import Status
 
 from actors.seams.slices import in_slices
+from actors.seams.threads import in_thread
 from actors.values.errors import Internal, TritiumError, Unavailable
 from actors.values.requests import InferResponse
 from protocols.grpc.admission import LargestLately
@@ -327,7 +328,7 @@ class ServerStream(Generic[Request, Reply]):
             await in_slices(counting(message, schema_of(descriptor)))
         except Malformed as error:
             raise Internal(f"Exception deserializing request! {error}") from error
-        return await trio.to_thread.run_sync(self._parsed, message, limiter=self.call.wire.threads)
+        return await in_thread(self._parsed, message, limiter=self.call.wire.threads)
 
     def _parsed(self, message: Buffer) -> Request:
         try:

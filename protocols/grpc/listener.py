@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from actors.seams.fault_points import fault_point
+from actors.seams import faults
 from protocols.grpc.call import Call
 from protocols.grpc.codec.deadlines import DeadlineWheel
 from protocols.grpc.connection import Environment, GrpcConnection
@@ -108,8 +108,9 @@ class GrpcListener(Listener[GrpcConnection]):
     def _care(self) -> Collection[Callable[[], Awaitable[None]]]:
         return (self._deadlines.watch, self._sweep)
 
-    @fault_point("grpc.accept")
     def _adopt(self, accepted: socket.socket) -> GrpcConnection:
+        if faults.points is not None:
+            faults.points.passing("grpc.accept")
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return GrpcConnection(

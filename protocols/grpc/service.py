@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import trio
-
+from actors.seams.threads import in_thread
 from actors.serving.router import parse_version
 from actors.values.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
 from actors.values.interfaces import Server
@@ -109,9 +108,7 @@ class InferenceService(UnofferedExtensions):
         spec = self._server.models.resolve(request.name, request.version).spec
         if len(spec.config_json) > _CONVERTED_HERE:
             threads = stream.call.wire.threads
-            config = await trio.to_thread.run_sync(
-                descriptions.model_config, spec.config_json, limiter=threads
-            )
+            config = await in_thread(descriptions.model_config, spec.config_json, limiter=threads)
         else:
             config = descriptions.model_config(spec.config_json)
         await stream.send_message(pb.ModelConfigResponse(config=config))
@@ -161,7 +158,7 @@ class InferenceService(UnofferedExtensions):
         # taking them out of the message copies them.
         if request.parameters:
             threads = stream.call.wire.threads
-            parameters = await trio.to_thread.run_sync(load_parameters, request.parameters, limiter=threads)
+            parameters = await in_thread(load_parameters, request.parameters, limiter=threads)
         await self._server.repository.load(_model_name(request), parameters)
         await stream.send_message(pb.RepositoryModelLoadResponse())
 

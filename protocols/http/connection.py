@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 
 import trio
 
-from actors.seams.fault_points import fault_point
+from actors.seams import faults
 from actors.seams.slices import in_slices
 from protocols.http.admission import DISCARD_PAUSE, DISCARD_TIME, MOST_DISCARDED, Admit, Refused, refused
 from protocols.http.fields import JSON, SOON
@@ -301,12 +301,13 @@ class Connection:
 
     # The task
 
-    @fault_point("http.connection")
     async def serve(self) -> None:
         """Answer requests until the connection ends, then close the socket.
 
         An exception of the application is answered 500 and raised.
         """
+        if faults.points is not None:
+            faults.points.passing("http.connection")
         try:
             in_a_row = 0
             while (request := await self._next()) is not None:

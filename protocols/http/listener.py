@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from actors.seams.fault_points import fault_point
+from actors.seams import faults
 from protocols.http.admission import Admit
 from protocols.http.connection import (
     Application,
@@ -106,8 +106,9 @@ class HttpListener(Listener[Connection]):
     def _care(self) -> Collection[Callable[[], Awaitable[None]]]:
         return (self._watch, self._sweep)
 
-    @fault_point("http.accept")
     def _adopt(self, accepted: socket.socket) -> Connection:
+        if faults.points is not None:
+            faults.points.passing("http.accept")
         accepted.setblocking(False)
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

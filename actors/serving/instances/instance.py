@@ -21,9 +21,10 @@ import trio
 from actors.calls.call_pipe import CallPipe
 from actors.calls.calls import CallHost, WorkerCalls
 from actors.calls.subjects import Caller
+from actors.seams import faults
 from actors.seams.bell import Bell
-from actors.seams.fault_points import fault_point
 from actors.seams.slices import in_slices
+from actors.seams.threads import in_thread
 from actors.serving.instances.comeback import Comeback
 from actors.serving.instances.load_errors import without_importing
 from actors.serving.instances.output import LineBudget, OutputReader
@@ -279,8 +280,9 @@ class InstanceActor:
             with trio.CancelScope(shield=True):
                 await self._bury(launched, worker, output)
 
-    @fault_point("instance.live")
     async def _live(self, launched: Launched, worker: LiveWorker, output: OutputReader) -> None:
+        if faults.points is not None:
+            faults.points.passing("instance.live")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_exit, launched, nursery.cancel_scope)
             nursery.start_soon(worker.pipe.flush)
@@ -368,8 +370,9 @@ class InstanceActor:
         self._verdict = self._verdict or verdict
         launched.kill()
 
-    @fault_point("instance.exit")
     async def _watch_exit(self, launched: Launched, life: trio.CancelScope) -> None:
+        if faults.points is not None:
+            faults.points.passing("instance.exit")
         self._reason = await launched.wait()
         # On a busy machine the worker may have been about to exit, and have ended by that. Then our signal
         # came too late.
@@ -406,10 +409,10 @@ class InstanceActor:
         while True:
             usage = launched.glance()
             if usage is None:
-                usage = await trio.to_thread.run_sync(launched.usage)
+                usage = await in_thread(launched.usage)
             excess = judge(usage, limits)
             if isinstance(excess, Oom) and usage.processes > 1:
-                usage = await trio.to_thread.run_sync(partial(launched.usage, exact=True))
+                usage = await in_thread(partial(launched.usage, exact=True))
                 excess = judge(usage, limits)
             if excess is not None:
                 self._condemn(launched, excess)
@@ -442,8 +445,9 @@ class InstanceActor:
 
     # -- joining ---------------------------------------------------------------------------------------------
 
-    @fault_point("instance.joins")
     async def _join(self, launched: Launched, worker: LiveWorker) -> None:
+        if faults.points is not None:
+            faults.points.passing("instance.joins")
         await self._loaded.wait()
         passive = self._instance.spec.passive
         if not passive:
@@ -685,7 +689,7 @@ class InstanceActor:
 
         if sum(request.nbytes for request in requests) <= HASHED_AT_ONCE:
             return make()
-        return await trio.to_thread.run_sync(make)
+        return await in_thread(make)
 
     def _settle(
         self, worker: LiveWorker, reason: DeathReason, marks: Mapping[InferRequest, Fingerprint]

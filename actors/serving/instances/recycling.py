@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import trio
 
-from actors.seams.fault_points import fault_point
+from actors.seams import faults
 from actors.serving.instances.worker import LiveWorker
 from actors.serving.model import InstanceState, ModelState, Status
 from actors.serving.policy.recycling import Rest, Wear, ceiling_reached, next_look
@@ -65,9 +65,10 @@ class Recycler:
             await trio.sleep_until(max(now + next_look(ages, self._ceilings), self._rest.until))
             await self._look()
 
-    @fault_point("recycler.look")
     async def _look(self) -> None:
         """Replace the oldest worker that has reached a ceiling."""
+        if faults.points is not None:
+            faults.points.passing("recycler.look")
         if self._state.status is not Status.READY:
             return
         for worker, each in sorted(self._serving(), key=lambda pair: pair[0].serving_since):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
-from actors.seams.fault_points import fault_point
+from actors.seams import faults
 from actors.seams.slices import Steps, passing
 from actors.serving.instances.filling import FILLED_AT_ONCE, Filler
 from actors.serving.instances.pipe import Pipe
@@ -521,13 +521,14 @@ class LiveWorker:
             for _ in slot.emptying():
                 yield None
 
-    @fault_point("instance.packet")
     def on_packet(self, packet: bytes) -> Slow | None:
         """Handle one packet. Raises FrameError: the worker is broken or hostile and must be killed.
 
         If that takes long, return the remaining work. It must be done in slices, before any other packet is
         handled, and it may be given up and done anew.
         """
+        if faults.points is not None:
+            faults.points.passing("instance.packet")
         handler = self._handlers.get(packet[0])
         if handler is None:
             raise FrameError(f"a worker sent a frame of kind {packet[0]}, which is none of its own")

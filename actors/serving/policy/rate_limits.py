@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from actors.seams.fault_points import fault_point
+from actors.seams import faults
 from actors.values.errors import InvalidArgument
 from actors.values.specs import InstanceSpec
 
@@ -218,13 +218,14 @@ class RateLimiter(Generic[Key]):
 
     # -- which may execute -----------------------------------------------------------------------------------
 
-    @fault_point("limiter.ask")
     def ask(self, key: Key) -> bool:
         """Whether this instance may begin now. If not it stands in line, and is rung when it may.
 
         Its scheduler then calls `began` if the instance begins, or `withdraw` if it does not want to after
         all.
         """
+        if faults.points is not None:
+            faults.points.passing("limiter.ask")
         member = self._members[key]
         if not member.needs:
             return True

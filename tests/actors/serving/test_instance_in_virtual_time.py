@@ -187,7 +187,7 @@ class Life:
         requests = [make_request() for _ in range(count)]
         for request in requests:
             request.requested_outputs = self.state.spec.output_names
-            self.state.in_flight.add(request)
+            self.state.in_flight[request] = None
         self.state.dispatch(self.instance.worker, requests)
         return requests
 

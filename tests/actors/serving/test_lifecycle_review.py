@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from actors.catalog.catalog import ControlMode
 from actors.catalog.found import FoundModel, Override
 from actors.catalog.operations import Unreadable
-from actors.seams.fault_points import armed
+from actors.seams import faults
 from actors.serving.model import ModelState, Status
 from actors.serving.policy.retries import Aftermath
 from actors.serving.router import DUPLICATE_REASON, Router
@@ -96,7 +96,8 @@ def crashes(point, *, times=1):
         if left >= 0:
             raise ValueError("a bug")
 
-    with armed(point, crash):
+    with faults.given(faults.Points()):
+        faults.points.arm(point, crash)
         yield
 
 

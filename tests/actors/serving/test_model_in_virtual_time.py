@@ -362,7 +362,7 @@ async def test_a_request_flagged_cancelled_before_it_is_queued_never_runs(stage,
 async def test_a_suspect_that_is_cancelled_leaves_and_its_companions_stay(stage, autojump_clock):
     model = stage(ready=False)
     pair = (model.request(), model.request())
-    model.state.in_flight |= set(pair)
+    model.state.in_flight.update(dict.fromkeys(pair))
     model.worker.instance.suspects.push_split([pair])
     model.state.cancel(pair[0])
     assert pair[0].reply.error.code is ErrorCode.CANCELLED
@@ -509,7 +509,7 @@ async def test_a_batch_that_finds_no_memory_is_refused_and_the_next_one_runs(sta
 async def test_a_suspect_that_finds_no_memory_ends_the_hunt(stage, autojump_clock):
     model = stage(ready=False)
     suspect = model.request()
-    model.state.in_flight.add(suspect)
+    model.state.in_flight[suspect] = None
     model.worker.instance.suspects.push_split([(suspect,)])
     model.worker.fail_next = OSError(12, "Cannot allocate memory")
     model.state.instance_ready(model.worker.instance, model.worker)
@@ -563,7 +563,7 @@ async def test_a_bug_while_dispatching_answers_the_batch_before_the_scheduler_cr
     model.state.instance_ready(model.worker.instance, model.worker)
     model.worker.fail_next = KeyError("a bug")
     request = model.request()
-    model.state.in_flight.add(request)
+    model.state.in_flight[request] = None
     with pytest.raises(KeyError):
         model.state.dispatch(model.worker, [request])
     assert len(request.reply.parts) == 1
@@ -573,7 +573,7 @@ async def test_hunted_suspects_run_alone_while_siblings_take_fresh_traffic(stage
     model = stage(instances=two_instances(), capacity=2)
     hunter, sibling = model.workers
     suspects = [model.request(), model.request()]
-    model.state.in_flight |= set(suspects)
+    model.state.in_flight.update(dict.fromkeys(suspects))
     model.state.settle(hunter.instance, Aftermath(suspects=tuple((each,) for each in suspects)))
     for _ in range(2):
         await model.send()
@@ -594,7 +594,7 @@ async def test_an_exhausted_instance_gives_up_its_suspects_with_a_reason(stage, 
     model = stage(ready=False, instances=two_instances())
     model.state.instance_ready(model.workers[0].instance, model.workers[0])
     suspect = model.request()
-    model.state.in_flight.add(suspect)
+    model.state.in_flight[suspect] = None
     instance = model.state.instances[1]
     instance.suspects.push_split([(suspect,)])
     instance.last_reason = "signal 11"
@@ -749,7 +749,7 @@ async def test_a_quarantined_request_is_refused_for_a_while(stage, autojump_cloc
     model = stage()
     poison = model.request()
     poison.inputs = [Tensor.from_numpy("INPUT", np.full((1, 2), 666, np.float32))]
-    model.state.in_flight.add(poison)
+    model.state.in_flight[poison] = None
     model.state.settle(
         model.worker.instance, Aftermath(refuse=((poison, Poisoned("it kills")),), quarantine=(poison,))
     )

@@ -168,7 +168,7 @@ async def test_an_instance_that_hunts_for_a_deadly_request_waits_in_line_too(hou
     await one.send()
     await one.settled()
     suspects = [other.request(), other.request()]
-    other.state.in_flight |= set(suspects)
+    other.state.in_flight.update(dict.fromkeys(suspects))
     other.state.settle(other.worker.instance, Aftermath(suspects=tuple((each,) for each in suspects)))
     await other.settled()
     assert other.worker.sent == []

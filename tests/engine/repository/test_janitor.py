@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.seams.fault_points import armed
+from actors.seams import faults
 from actors.supervision.supervisor import Supervisor
 from engine.repository.copies import TRIES, Copy, Janitor, Removal
 from tests.support.catalog_doubles import Logged
@@ -59,7 +59,8 @@ def crashing_once():
 
 
 async def test_a_copy_over_which_the_janitor_crashes_is_removed_all_the_same(directories):
-    with armed("janitor.remove", crashing_once()):
+    with faults.given(faults.Points()):
+        faults.points.arm("janitor.remove", crashing_once())
         directories.copy("m").let_go()
         directories.copy("n").let_go()
         await directories.until(lambda: len(directories.removed) == 2)
