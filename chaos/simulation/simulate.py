@@ -38,7 +38,7 @@ from chaos.simulation.plan import LENGTH, Asked, Look, Order, Request, Scenario,
 from chaos.simulation.trace import Trace
 from chaos.simulation.wires import Lost
 from chaos.simulation.workers import BACKEND, Workers
-from engine.config.backends import BackendTraits
+from engine.processes.backends import BackendTraits
 from engine.repository.fingerprint import Digests
 from engine.repository.source import Source
 from engine.server.residency import Memory as RealMemory

@@ -16,12 +16,12 @@ from typing import Final
 from engine.cli.compositions import held_against_models
 from engine.cli.environments import prepared
 from engine.cli.findings import Finding, Report, as_json, as_lines, drawn, one_line_each, plain
-from engine.config.backends import discover
 from engine.config.load import LoadedConfig, load_model_config
 from engine.environments.cache import EnvironmentCache, Standing
 from engine.environments.declared import Kind
 from engine.models.layout import DUPLICATE_REASON, ModelDirectory, scan
 from engine.models.problems import did_you_mean
+from engine.processes.backends import discover
 from engine.processes.devices import gpu_count
 from engine.processes.inheritance import for_workers
 from engine.repository.advice import is_model, no_models

@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from engine.cli.text import printable
+from engine.observability.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

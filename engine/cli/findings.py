@@ -19,12 +19,12 @@ from actors.values.specs import (
     ModelSpec,
     SequenceBatching,
 )
-from engine.cli.text import printable
 from engine.config.complete import ENSEMBLE
 from engine.config.jsonform import config_json
 from engine.config.load import LoadedConfig, VersionConfig
 from engine.config.provenance import DEFAULT, Line, text_lines
 from engine.models.problems import Problem, Severity
+from engine.observability.text import printable
 
 UNSERVED: Final = "valid, but not served by this version"
 

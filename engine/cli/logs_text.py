@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.cli.text import aligned, duration, printable
 from engine.observability.reading.counting import Interval, Summary
 from engine.observability.reading.lines import Line, stamp
 from engine.observability.reading.requests import Ended
 from engine.observability.reading.timeline import Timeline
 from engine.observability.reading.tracing import Trace
+from engine.observability.text import aligned, duration, printable
 
 LEVEL_STYLES: Final = {
     "debug": "dim",

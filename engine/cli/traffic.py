@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from engine.cli.client import Client, ServerUnavailable, add_form_options, add_server_options, show, watch
-from engine.cli.text import aligned, duration, printable
+from engine.observability.text import aligned, duration, printable
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engine.cli.client import Client, ServerUnavailable, add_form_options, add_server_options, show, watch
 from engine.cli.folding import FOLDED, SHORT, fold, folded_away, size
-from engine.cli.text import duration, printable
+from engine.observability.text import duration, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

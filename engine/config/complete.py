@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from engine.config.backends import BackendTraits
 from engine.config.provenance import DEFAULT, Provenance, Source
 from engine.models.problems import Problem
+from engine.processes.backends import BackendTraits
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 ENSEMBLE: Final = "ensemble"

@@ -16,7 +16,6 @@ from actors.values.errors import ErrorCode
 from actors.values.specs import ModelSpec, Runtime
 from engine.config import parse
 from engine.config.agents import verify_agents
-from engine.config.backends import BackendTraits
 from engine.config.complete import Completed, complete
 from engine.config.files import Files, inside, read_files
 from engine.config.inspection.model import Inspection, leads_out
@@ -26,14 +25,15 @@ from engine.config.override import parse_override
 from engine.config.partial import certain
 from engine.config.provenance import Source
 from engine.config.refusals import ignored_hints, is_ensemble, refusals
+from engine.config.runtimes import Chosen, choose, not_built_yet
 from engine.config.settings import TritiumSettings, read_settings
 from engine.config.translate import artifact, translate
 from engine.config.validate import validate
 from engine.environments.cache import Environments
-from engine.environments.choice import Chosen, choose, not_built_yet
 from engine.environments.declared import Environment
 from engine.models.layout import VersionDirectory, select_versions, version_directories
 from engine.models.problems import Problem, Severity
+from engine.processes.backends import BackendTraits
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 # Backends that must know what goes in and out. Others may have models that take and give nothing.

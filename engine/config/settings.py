@@ -29,8 +29,8 @@ from actors.values.specs import (
     TrafficPlan,
 )
 from actors.wire.arena import MAX_LANES
-from engine.config.backends import BackendTraits
 from engine.models.problems import Problem, did_you_mean
+from engine.processes.backends import BackendTraits
 from engine.settings.instances import parse_cores
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 

@@ -11,7 +11,6 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from engine.config.backends import BackendTraits
 from engine.config.complete import ENSEMBLE
 from engine.config.rules.batching import dynamic_batching
 from engine.config.rules.ensembles import ensemble
@@ -22,6 +21,7 @@ from engine.config.rules.tensors import tensors
 from engine.config.rules.warmup import warmup
 from engine.config.wording import enum_hint, is_map
 from engine.models.problems import Problem, did_you_mean
+from engine.processes.backends import BackendTraits
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 # The pairs that Triton insists on; other backends take any platform.

@@ -14,8 +14,8 @@ from typing import TextIO
 
 from actors.values.events import Event, Log
 from actors.values.interfaces import IndexEntry
-from engine.cli.startup import startup_text
 from engine.observability.logs import LogSink
+from engine.observability.startup import startup_text
 from engine.settings.settings import LogSettings
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from engine.repository.remote.credentials import CREDENTIAL_FILE
 from engine.settings.cache import PASSWORD_VARIABLE, USERNAME_VARIABLE
 from engine.settings.settings import Settings, WorkerEnvironment
-from engine.settings.uris import Scheme, is_remote
+from engine.settings.uris import CREDENTIAL_FILE, Scheme, is_remote
 
 ALWAYS: Final = {"PYTHONUNBUFFERED": "1"}
 """What every worker has besides: its output is the server's log, line by line."""

@@ -29,12 +29,12 @@ from actors.serving.policy.confinement import Usage
 from actors.serving.policy.retries import DeathReason, Exit, Oom, Signal
 from actors.values.events import Log
 from actors.values.specs import InstanceSpec, ModelSpec, Sandbox
-from engine.config.backends import BackendTraits
-from engine.environments.runtime import interpreter, variables
+from engine.processes.backends import BackendTraits
 from engine.processes.confining import confining_environ
 from engine.processes.family import Family
 from engine.processes.inheritance import ALWAYS, scrubbed
 from engine.processes.mark import MARK
+from engine.processes.runtime import interpreter, variables
 from engine.processes.spares import Environment, Spares
 from engine.worker.serve import Serving, Stopped
 

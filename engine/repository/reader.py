@@ -23,11 +23,11 @@ from actors.catalog.operations import Listing, Unreadable
 from actors.seams.threads import in_thread
 from actors.serving.router import DUPLICATE_REASON
 from actors.values.specs import ModelKey
-from engine.config.backends import BackendTraits
 from engine.config.load import load_model_config
 from engine.environments.builder import EnvironmentBuilder
 from engine.environments.cache import Environments, Standing
 from engine.environments.declared import Environment
+from engine.processes.backends import BackendTraits
 from engine.processes.placement import place, undefined_policies
 from engine.repository import uploaded
 from engine.repository.copies import Copy, Janitor, Removal

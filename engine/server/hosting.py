@@ -23,8 +23,8 @@ from actors.values.events import Event
 from engine.observability.announcing import hear_python
 from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.processes.process import allow_many_files, leaves, settle_garbage_collection
+from engine.processes.surroundings import in_the_way
 from engine.server.sockets import AddressInUse
-from engine.server.surroundings import in_the_way
 from engine.server.tree import Log, RunningServer, ServerFailed, advice_on_repositories, open_server
 from engine.settings.settings import Settings, SettingsError
 from protocols.http.admission import Verdict

@@ -18,13 +18,13 @@ from actors.residency.residency import Memory as MeasuredMemory
 from actors.seams.given import Seams
 from actors.serving.instances.instance import Launcher
 from actors.values.events import Log
-from engine.config.backends import BackendTraits, discover
+from engine.processes.backends import BackendTraits, discover
 from engine.processes.launch import WorkerLauncher
 from engine.processes.spares import Spares
 from engine.repository.fingerprint import Digests
+from engine.repository.opening import open_sources
 from engine.repository.source import Source
 from engine.server.residency import Memory
-from engine.server.sources import open_sources
 from engine.server.version_tree import milliseconds_since_epoch
 from engine.settings.settings import Settings
 
@@ -41,7 +41,7 @@ class Machine(Protocol):
     """Processes, directories, memory, clocks and chance."""
 
     def backends(self, directory: Path | None) -> Mapping[str, BackendTraits]:
-        """Return what there is to run models with, by name. See `engine.config.backends.discover`."""
+        """Return what there is to run models with, by name. See `engine.processes.backends.discover`."""
 
     def launcher(
         self,

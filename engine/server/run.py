@@ -20,9 +20,9 @@ from engine.processes.process import (
     leaves,
     settle_garbage_collection,
 )
+from engine.processes.surroundings import in_the_way
 from engine.server.machine import Machine
 from engine.server.sockets import AddressInUse
-from engine.server.surroundings import in_the_way
 from engine.server.tree import Log, RunningServer, ServerFailed, advice_on_repositories, open_server
 from engine.settings.settings import Settings, SettingsError
 

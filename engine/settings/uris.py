@@ -9,6 +9,9 @@ from typing import Final
 
 from actors.values.errors import Internal
 
+CREDENTIAL_FILE: Final = "TRITON_CLOUD_CREDENTIAL_PATH"
+"""The environment variable that names a file of credentials for these addresses."""
+
 
 class Scheme(Enum):
     """A kind of object storage; the value is how its URIs begin."""

@@ -11,8 +11,8 @@ from actors.caching.policy.cache import LruCache
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
 from actors.supervision.supervisor import Supervisor
 from actors.values.events import Log
-from engine.server.extras import how_to_install
 from engine.settings.cache import CacheSettings, LocalCache, RedisCache
+from engine.settings.extras import how_to_install
 
 INTENSITY: Final = Intensity(3, 60.0)
 

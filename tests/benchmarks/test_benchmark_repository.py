@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks import repository
-from engine.config.backends import discover
 from engine.config.load import load_model_config
+from engine.processes.backends import discover
 
 onnx = pytest.importorskip("onnx")
 

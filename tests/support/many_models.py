@@ -22,7 +22,7 @@ from actors.values.events import Log
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.specs import DynamicBatching, InputSpec, InstanceSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
-from engine.config.backends import BackendTraits
+from engine.processes.backends import BackendTraits
 from engine.processes.launch import WorkerLauncher
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.settings import MetricsSettings

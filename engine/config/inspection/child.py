@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from actors.values.specs import Runtime
-from engine.environments.runtime import interpreter, variables
 from engine.processes.inheritance import inherited
+from engine.processes.runtime import interpreter, variables
 
 PROGRAM: Final = Path(__file__).parents[2] / "worker" / "completion.py"
 

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from actors.values.errors import ErrorCode
 from actors.values.specs import Runtime, Sandbox
-from engine.config.backends import BackendTraits
 from engine.config.complete import normalise
 from engine.config.files import inside
 from engine.config.inspection import child
@@ -36,6 +35,7 @@ from engine.config.settings import CONFINING, read_settings
 from engine.config.translate import artifact
 from engine.models.layout import VersionDirectory
 from engine.models.problems import Problem, Severity
+from engine.processes.backends import BackendTraits
 from engine.processes.confining import confining_environ
 from engine.processes.inheritance import inherited, scrubbed
 from protocols.kserve.proto.model_config_pb2 import ModelConfig

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from actors.values.errors import ErrorCode
-from engine.config.backends import BUILT_IN, BackendTraits
 from engine.config.inspection.agreement import disagreements, warmup_misfits
 from engine.config.inspection.model import leads_out, missing, onnx_path, torch_path
 from engine.config.inspection.onnx_file import read_onnx
@@ -22,6 +21,7 @@ from engine.config.inspection.torch_file import read_torch
 from engine.config.translate import artifact
 from engine.models.layout import VersionDirectory
 from engine.models.problems import Problem, Severity
+from engine.processes.backends import BUILT_IN, BackendTraits
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 _LARGEST_SOURCE: Final = 16 * 1024 * 1024

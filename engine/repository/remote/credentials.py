@@ -16,9 +16,8 @@ from typing import Any, Final
 
 from actors.values.errors import InvalidArgument, NotFound
 from engine.models.problems import did_you_mean
-from engine.settings.uris import Scheme, without_query
+from engine.settings.uris import CREDENTIAL_FILE, Scheme, without_query
 
-CREDENTIAL_FILE: Final = "TRITON_CLOUD_CREDENTIAL_PATH"
 _DEFAULT_REGION: Final = "us-east-1"
 
 

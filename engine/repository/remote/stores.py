@@ -27,8 +27,8 @@ from engine.repository.remote.credentials import (
 from engine.repository.remote.metadata import MetadataToken
 from engine.repository.remote.objects import RemoteObject
 from engine.repository.source import FetchFailed, SourceUnavailable
-from engine.server.extras import how_to_install
-from engine.settings.uris import Location, Scheme, without_query
+from engine.settings.extras import how_to_install
+from engine.settings.uris import CREDENTIAL_FILE, Location, Scheme, without_query
 
 # Bytes handed on at a time. For each connection, an interruption may cost as much.
 _CHUNK: Final = 1 << 20
@@ -189,7 +189,7 @@ class CloudBucket:
         except _ClientFailed:
             pass
         except SourceUnavailable:
-            if not self._environ.get(whom.CREDENTIAL_FILE):
+            if not self._environ.get(CREDENTIAL_FILE):
                 raise
         _, client = self._client(generation)
         with self._told():

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 
 from actors.values.datatypes import BY_NUMBER
 from engine.__main__ import main
-from engine.config.backends import discover
 from engine.config.load import load_model_config
+from engine.processes.backends import discover
 from engine.worker.backends.base import LoadError, TensorInfo
 from engine.worker.backends.onnxruntime import OnnxRuntimeBackend
 from engine.worker.backends.testing import model_info

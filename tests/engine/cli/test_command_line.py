@@ -15,8 +15,8 @@ import pytest
 from actors.values.interfaces import IndexEntry
 from engine.__main__ import main
 from engine.cli.serve import help_text
-from engine.cli.startup import startup_text
-from engine.cli.text import aligned, duration, printable
+from engine.observability.startup import startup_text
+from engine.observability.text import aligned, duration, printable
 from engine.settings.flag import Group
 from engine.settings.flags import FLAGS
 

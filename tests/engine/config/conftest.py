@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config.backends import BackendTraits
 from engine.config.load import LoadedConfig, load_model_config
+from engine.processes.backends import BackendTraits
 
 
 @pytest.fixture

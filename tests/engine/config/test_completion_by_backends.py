@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.config.backends import BackendTraits, discover
 from engine.config.inspection import child
 from engine.config.load import load_model_config
+from engine.processes.backends import BackendTraits, discover
 
 HEAD = "import triton_python_backend_utils as pb_utils\n"
 COMPLETE = """
@@ -475,7 +475,7 @@ def test_a_process_whose_server_dies_is_killed(tmp_path):
     (directory / "1").mkdir(parents=True)
     (directory / "1/model.py").write_text(model(source))
     code = (
-        "from pathlib import Path; from engine.config.backends import discover; from engine.config.load import *;"
+        "from pathlib import Path; from engine.processes.backends import discover; from engine.config.load import *;"
         f"load_model_config(Path({str(directory)!r}), backends=discover())"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[3]) as server:

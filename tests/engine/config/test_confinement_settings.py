@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from actors.values.specs import Confinement, Sandbox
-from engine.config.backends import BackendTraits, discover
 from engine.config.settings import read_settings
+from engine.processes.backends import BackendTraits, discover
 from engine.processes.confining import confining_environ
 from engine.worker.limits import VARIABLE
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.config.backends import discover
 from engine.config.load import load_model_config
+from engine.processes.backends import discover
 from engine.settings.settings import Settings
 from engine.settings.words import SettingsError
 

@@ -13,8 +13,8 @@ from actors.values.specs import (
     Slo,
     TrafficPlan,
 )
-from engine.config.backends import BackendTraits
 from engine.config.settings import read_settings
+from engine.processes.backends import BackendTraits
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 PURE = BackendTraits(name="onnxruntime")

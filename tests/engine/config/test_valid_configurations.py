@@ -11,7 +11,6 @@ from google.protobuf import text_format
 
 from actors.values.errors import ErrorCode
 from engine.config.agents import verify_agents
-from engine.config.backends import BackendTraits
 from engine.config.complete import complete
 from engine.config.jsonform import config_json
 from engine.config.outline import outline
@@ -20,6 +19,7 @@ from engine.config.parse import parse
 from engine.config.refusals import refusals
 from engine.config.settings import read_settings
 from engine.config.validate import validate
+from engine.processes.backends import BackendTraits
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 CORPUS = sorted((Path(__file__).parent / "corpus" / "valid").glob("*.pbtxt"))

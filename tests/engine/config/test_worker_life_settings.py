@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from actors.values.specs import Recycle
-from engine.config.backends import BackendTraits
 from engine.config.settings import TritiumSettings, read_settings
 from engine.config.translate import instances
+from engine.processes.backends import BackendTraits
 from engine.processes.placement import place
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from tests.support.model_doubles import make_spec

@@ -19,7 +19,7 @@ from engine.environments.builder import PROGRAM, EnvironmentBuilder
 from engine.environments.cache import EnvironmentCache, NotBuilt
 from engine.environments.declared import declared
 from engine.environments.layout import EnvironmentFailed
-from engine.environments.runtime import interpreter, variables
+from engine.processes.runtime import interpreter, variables
 from tests.engine.environments.sources import make_environment, make_wheel, offline, pack
 
 pytestmark = pytest.mark.slow

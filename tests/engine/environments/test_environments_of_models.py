@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from actors.values.specs import Runtime
-from engine.config.backends import discover
 from engine.config.load import load_model_config
 from engine.environments.cache import EnvironmentCache, Standing
 from engine.environments.declared import Kind
 from engine.environments.layout import EnvironmentFailed
+from engine.processes.backends import discover
 from tests.engine.environments.sources import make_environment, make_wheel, offline
 
 ROOT = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from engine.server.extras import how_to_install
+from engine.settings.extras import how_to_install
 from tests.support.operators import DOUBLE_CONFIG, ROOT, clean_environ, serving, write_model
 
 pytestmark = pytest.mark.slow

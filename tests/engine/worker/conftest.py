@@ -21,7 +21,7 @@ from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.specs import DynamicBatching, InputSpec, InstanceSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
-from engine.config.backends import BackendTraits
+from engine.processes.backends import BackendTraits
 from engine.processes.launch import WorkerLauncher
 from engine.processes.spares import Spares
 from engine.server.version_tree import ModelSubtrees

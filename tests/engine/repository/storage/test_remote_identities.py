@@ -13,7 +13,7 @@ from actors.values.errors import Internal, NotFound
 from engine.repository.remote.metadata import MetadataToken
 from engine.repository.remote.stores import CloudBucket
 from engine.repository.source import SourceUnavailable
-from engine.server.extras import how_to_install
+from engine.settings.extras import how_to_install
 from engine.settings.uris import Location, Scheme
 from tests.engine.repository.storage.conftest import HASTY, Opener
 from tests.engine.repository.storage.doubles import fetch, read

@@ -27,7 +27,7 @@ print(tritium.model.__module__, *sys.modules)
     module, *loaded = done.stdout.split()
     assert module == "engine.worker.authoring.declaring"
     assert not FOREIGN & {name.partition(".")[0] for name in loaded}
-    assert not any(name.startswith("engine.worker.authoring.harness") for name in loaded)
+    assert not any(name.startswith("engine.testing") for name in loaded)
 
 
 @pytest.mark.parametrize(

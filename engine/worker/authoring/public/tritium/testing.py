@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from engine.testing.callees import Call, Callee
+from engine.testing.completing import ModelNotLoaded
+from engine.testing.model import LogLine, TestedModel, open_model
+from engine.testing.requests import Answer, Fault, InferenceFailed, Request
+from engine.testing.thread import ModelHung
 from engine.worker.authoring.folder import NotAModelFile
-from engine.worker.authoring.harness.callees import Call, Callee
-from engine.worker.authoring.harness.completing import ModelNotLoaded
-from engine.worker.authoring.harness.model import LogLine, TestedModel, open_model
-from engine.worker.authoring.harness.requests import Answer, Fault, InferenceFailed, Request
-from engine.worker.authoring.harness.thread import ModelHung
 
 __all__ = [
     "Answer",

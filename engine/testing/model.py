@@ -19,10 +19,10 @@ from actors.values.errors import InvalidArgument
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.specs import ModelSpec
 from actors.values.tensors import Tensor
-from engine.worker.authoring.harness.callees import Call, Callee, FakeServer
-from engine.worker.authoring.harness.completing import ModelNotLoaded, complete, fields
-from engine.worker.authoring.harness.requests import Answer, Array, FaultyRequest, Request, as_array
-from engine.worker.authoring.harness.thread import ModelHung, ModelThread
+from engine.testing.callees import Call, Callee, FakeServer
+from engine.testing.completing import ModelNotLoaded, complete, fields
+from engine.testing.requests import Answer, Array, FaultyRequest, Request, as_array
+from engine.testing.thread import ModelHung, ModelThread
 from engine.worker.backends.base import LoadError, ModelInfo
 from engine.worker.backends.python.backend import PythonBackend
 from engine.worker.backends.testing import run

@@ -15,7 +15,7 @@ from actors.values.datatypes import DataType, from_numpy_dtype
 from actors.values.errors import ErrorCode, TritiumError
 from actors.wire.frames import FrameError
 from engine.observability.custom_metrics import CustomMetrics
-from engine.worker.authoring.harness.requests import Array, Parameter, as_array
+from engine.testing.requests import Array, Parameter, as_array
 from engine.worker.authoring.requests import RequestError
 from engine.worker.backends.python import control, metrics, telling
 from engine.worker.calls import CallFailed, CallRequest, CallResponse, Calls, CallStream

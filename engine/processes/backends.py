@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
-from engine.server.extras import how_to_install, is_missing
+from engine.settings.extras import how_to_install, is_missing
 from engine.worker.backends.base import Backend
 
 GROUP: Final = "tritium.backends"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from actors.values.interfaces import IndexEntry
-from engine.cli.text import aligned, printable
+from engine.observability.text import aligned, printable
 
 
 def startup_text(models: Sequence[IndexEntry], options: Sequence[tuple[str, str]], *, terminal: bool) -> str:

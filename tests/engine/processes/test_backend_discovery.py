@@ -6,8 +6,8 @@ from importlib import metadata
 
 import pytest
 
-from engine.config import backends as module
-from engine.config.backends import BUILT_IN, GROUP, BackendTraits, discover, traits_of
+from engine.processes import backends as module
+from engine.processes.backends import BUILT_IN, GROUP, BackendTraits, discover, traits_of
 from engine.worker.backends.base import Backend
 
 
