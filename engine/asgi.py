@@ -22,8 +22,8 @@ from protocols.http.admission import (
     DISCARD_TIME,
     MOST_DISCARDED,
     SMALL_BODY,
-    Refused,
-    Verdict,
+    Admission,
+    HttpRefusal,
 )
 
 Message = dict[str, Any]
@@ -104,7 +104,7 @@ class _OnAsyncio:
         body = await self._body(scope, receive)
         if body is None:
             return
-        if isinstance(body, Refused):
+        if isinstance(body, HttpRefusal):
             await _refuse(body, receive, send)
             return
         loop = asyncio.get_running_loop()
@@ -124,11 +124,11 @@ class _OnAsyncio:
         finally:
             gone.cancel()
 
-    async def _body(self, scope: Message, receive: Receive) -> bytes | Refused | None:
+    async def _body(self, scope: Message, receive: Receive) -> bytes | HttpRefusal | None:
         """Return the body, the refusal of one that may not come, or None if the client left too early."""
         parts: list[bytes] = []
         size = 0
-        verdict: Verdict | None = None
+        verdict: Admission | None = None
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -138,19 +138,19 @@ class _OnAsyncio:
             if size > SMALL_BODY:
                 if verdict is None:
                     verdict = await self._admitted(scope)
-                if isinstance(verdict, Refused):
+                if isinstance(verdict, HttpRefusal):
                     return verdict
                 if size > verdict.most:
                     return verdict.too_long(size)
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    async def _admitted(self, scope: Message) -> Verdict:
+    async def _admitted(self, scope: Message) -> Admission:
         """Ask the application, on its own thread, whether a long body may come."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Verdict] = loop.create_future()
+        answer: asyncio.Future[Admission] = loop.create_future()
 
-        def settle(verdict: Verdict) -> None:
+        def settle(verdict: Admission) -> None:
             if not answer.done():
                 answer.set_result(verdict)
 
@@ -164,7 +164,7 @@ def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arg
         loop.call_soon_threadsafe(function, *arguments)
 
 
-async def _refuse(answer: Refused, receive: Receive, send: Send) -> None:
+async def _refuse(answer: HttpRefusal, receive: Receive, send: Send) -> None:
     """Answer a request whose body is still coming, and drop that; see `protocols.http.admission`."""
     headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})

@@ -6,7 +6,6 @@ models of several repositories may share one, its name and its namespace.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,14 +15,13 @@ from actors.serving.model import ModelState, Status
 from actors.values.errors import InvalidArgument, NotFound, Unavailable
 from actors.values.interfaces import IndexEntry, ServedModel
 from actors.values.specs import ModelKey
+from actors.values.versions import parse_version
 
 RELOAD_FAILED = "reload failed: "
 """The reason beside READY begins with this where the serving version is older than its failed replacement."""
 
-_VERSION_LIMIT = 2**63
 # `int` accepts more than this: other scripts' digits, blanks, underscores. The limit of 4,000 digits is below
 # `int`'s.
-_NUMBER = re.compile(r"[+-]?[0-9]{1,4000}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -459,27 +457,3 @@ def _ended(state: ModelState, reason: str) -> IndexEntry:
 
 def _not_ready(name: str, number: int) -> Unavailable:
     return Unavailable(f"Request for unknown model: '{name}' version {number} is not at ready state")
-
-
-def parse_version(text: str) -> int:
-    """Return a version number: decimal ASCII digits and perhaps a sign.
-
-    Raises InvalidArgument with the contract's texts.
-    """
-    if _NUMBER.fullmatch(text) is None:
-        raise _unparsable(text, "stoll")
-    number = int(text)
-    if not -_VERSION_LIMIT <= number < _VERSION_LIMIT:
-        raise _unparsable(text, "stoll")
-    if number <= 0:
-        raise InvalidArgument(
-            f"invalid model version specified '{text}' , version should be an integral value > 0"
-        )
-    return number
-
-
-def _unparsable(text: str, detail: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"failed to get model version from specified version string '{text}' (details: {detail}), "
-        "version should be an integral value > 0"
-    )

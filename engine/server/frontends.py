@@ -26,7 +26,7 @@ from engine.settings.re2 import compiled
 from engine.settings.settings import Settings
 from protocols.grpc.listener import GrpcListener
 from protocols.grpc.options import GrpcOptions
-from protocols.grpc.services import services
+from protocols.grpc.services.offered import services
 from protocols.http.app import V2App, V2Options
 from protocols.http.connection import ConnectionLimits
 from protocols.http.listener import ListenerLimits

@@ -27,7 +27,7 @@ from engine.processes.surroundings import in_the_way
 from engine.server.sockets import AddressInUse
 from engine.server.tree import Log, RunningServer, ServerFailed, advice_on_repositories, open_server
 from engine.settings.settings import Settings, SettingsError
-from protocols.http.admission import Verdict
+from protocols.http.admission import Admission
 from protocols.http.bodies import announced
 
 Message = dict[str, Any]
@@ -255,7 +255,7 @@ class OwnLoop:
         self.soon(crossing.begin)
         return crossing
 
-    def admit(self, scope: Message, tell: Callable[[Verdict], object]) -> None:
+    def admit(self, scope: Message, tell: Callable[[Admission], object]) -> None:
         """Let the application say whether a request's body may come; calls `tell` on the tree's thread."""
 
         def ask() -> None:

@@ -9,26 +9,25 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
 import trio
 from google.protobuf.message import DecodeError
-from grpclib.const import Status
+from grpclib.const import Handler, Status
 
 from actors.seams.slices import in_slices
 from actors.seams.threads import in_thread
 from actors.values.errors import Internal, TritiumError, Unavailable
 from actors.values.requests import InferResponse
 from protocols.grpc.admission import LargestLately
-from protocols.grpc.codec.counting import counting, schema_of
-from protocols.grpc.codec.wire import Malformed
+from protocols.grpc.codec.protobuf import Malformed, counting, schema_of
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
-    from protocols.grpc.codec.head import CallHead
     from protocols.grpc.codec.messages import Message, MessageReader
-    from protocols.grpc.methods import Method
-    from protocols.http2.streams import Stream
+    from protocols.grpc.codec.request_head import CallHead
+    from protocols.http2.connection import Stream
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -79,6 +78,18 @@ class UnaryMethod(Protocol):
 
     def finished(self, call: Call, outcome: InferResponse | TritiumError) -> None:
         """Learn the outcome of the call, before the memory of `outcome` is given back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One RPC: answered by `unary` without a task, or by `handler` in one of its own.
+
+    `infer` says whether it is one of the two inference RPCs.
+    """
+
+    infer: bool
+    unary: UnaryMethod | None
+    handler: Handler
 
 
 class Wire(Protocol):

@@ -1,6 +1,6 @@
 """One gRPC connection: it makes calls of what HTTP/2 reports, gives them to methods, and ends all together.
 
-Its own task reads. A second one, in `protocols.grpc.answers`, writes. A unary method of the fast kind needs
+Its own task reads. A second one, in `protocols.grpc.writer`, writes. A unary method of the fast kind needs
 no more than those. Coroutine methods, and the slow parts of a unary one, run as tasks beside them.
 
 What a client may make the server hold is bounded in three ways (`protocols.grpc.admission`). Windows open
@@ -29,16 +29,16 @@ from actors.values.errors import (
     Unavailable,
 )
 from protocols.grpc.admission import AnswerRoom
-from protocols.grpc.answers import BUG, Answers, status_of, trailing_metadata
-from protocols.grpc.arrivals import Arrivals, more_than_one
-from protocols.grpc.call import SHUTTING_DOWN, Call, Metadata, ServerStream
+from protocols.grpc.call import SHUTTING_DOWN, Call, Metadata, Method, ServerStream
 from protocols.grpc.codec import messages
-from protocols.grpc.codec.head import CallHead
-from protocols.grpc.methods import Method, Router
+from protocols.grpc.codec.request_head import CallHead
+from protocols.grpc.keepalive import Action, Keepalive
+from protocols.grpc.methods import HeadReader
 from protocols.grpc.options import GrpcOptions
+from protocols.grpc.reader import Arrivals, more_than_one
+from protocols.grpc.writer import BUG, Answers, status_of, trailing_metadata
+from protocols.http2.connection import Http2Connection, Http2Limits, Stream
 from protocols.http2.frames import LARGEST_STREAM, ConnectionViolation, ErrorCode
-from protocols.http2.keepalive import Action, Keepalive
-from protocols.http2.streams import Http2Connection, Http2Limits, Stream
 from protocols.transport.listening import LAST_CALL
 from protocols.transport.sockets import ConnectionLost, Transport
 
@@ -82,7 +82,7 @@ class Environment:
     """
 
     options: GrpcOptions
-    router: Router
+    heads: HeadReader
     limits: Http2Limits
     scratch: memoryview
     threads: trio.CapacityLimiter
@@ -391,8 +391,8 @@ class GrpcConnection:
     # HTTP/2's handler
 
     def read_head(self, headers: Sequence[tuple[bytes, bytes]]) -> CallHead[Method]:
-        """Say what a header list means (`protocols.http2.streams.Handler`)."""
-        return self._environment.router.head(headers)
+        """Say what a header list means (`protocols.http2.connection.Handler`)."""
+        return self._environment.heads.read(headers)
 
     def opened(self, stream: Stream, head: CallHead[Method]) -> None:
         """Open a call."""
@@ -474,14 +474,14 @@ class GrpcConnection:
             call.put(Internal(BUG), final=True)
 
     def admit(self, call: Call) -> None:
-        """Begin a call that has its message, or have it wait for room (`protocols.grpc.arrivals.Owner`)."""
+        """Begin a call that has its message, or have it wait for room (`protocols.grpc.reader.Owner`)."""
         if self._parked or not self._room.open:
             self._parked[call] = None
         else:
             self._begin(call)
 
     def room_made(self) -> None:
-        """Begin the calls that waited for room (`protocols.grpc.answers.Owner`)."""
+        """Begin the calls that waited for room (`protocols.grpc.writer.Owner`)."""
         while self._parked and self._room.open:
             call = next(iter(self._parked))
             del self._parked[call]
@@ -499,7 +499,7 @@ class GrpcConnection:
             self._answers.put(call, DeadlineExceeded(_TOO_LATE))
 
     def refuse(self, call: Call, error: TritiumError | GRPCError) -> None:
-        """End a call with an error of the client's or of a task's (`protocols.grpc.arrivals.Owner`)."""
+        """End a call with an error of the client's or of a task's (`protocols.grpc.reader.Owner`)."""
         if call.server_stream is None:
             self._cancel(call)
             self._answers.put(call, error)
@@ -540,7 +540,7 @@ class GrpcConnection:
             self._lose(call)
 
     def over(self, call: Call) -> None:
-        """Give back all that `call` took (`protocols.grpc.answers.Owner`)."""
+        """Give back all that `call` took (`protocols.grpc.writer.Owner`)."""
         del self._calls[call]
         self._hurried.pop(call, None)
         stream = call.stream
@@ -557,19 +557,19 @@ class GrpcConnection:
             self._close_if_done()
 
     def wake(self) -> None:
-        """There is something to write (`protocols.grpc.arrivals.Owner`)."""
+        """There is something to write (`protocols.grpc.reader.Owner`)."""
         self._answers.wake()
 
     def data_sent(self) -> None:
-        """Pings are excused again (`protocols.grpc.answers.Owner`)."""
+        """Pings are excused again (`protocols.grpc.writer.Owner`)."""
         self._keepalive.sent_data()
 
     def crashed(self, call: Call, bug: Exception) -> None:
-        """Report a bug of a method, which has cost its call (`protocols.grpc.answers.Owner`)."""
+        """Report a bug of a method, which has cost its call (`protocols.grpc.writer.Owner`)."""
         self._environment.on_crash(call.head.path, bug)
 
     def tell(self, call: Call, hook: Callable[[], None]) -> None:
-        """Call a method's hook, whose failure changes nothing (`protocols.grpc.answers.Owner`)."""
+        """Call a method's hook, whose failure changes nothing (`protocols.grpc.writer.Owner`)."""
         try:
             hook()
         except Exception as bug:  # noqa: BLE001  # a protocol's outer edge: a bug costs no other call
@@ -591,7 +591,7 @@ class GrpcConnection:
             self.run_always(call, body)
 
     def run_always(self, call: Call, body: Callable[[], Awaitable[None]]) -> None:
-        """Run `body` beside the call, answered or not (`protocols.grpc.answers.Owner`)."""
+        """Run `body` beside the call, answered or not (`protocols.grpc.writer.Owner`)."""
         assert self._nursery is not None, "calls come from reading, which the nursery encloses"
         scope = trio.CancelScope()
         if call.scopes is None:

@@ -19,12 +19,12 @@ import trio
 
 from actors.seams import faults
 from protocols.grpc.call import Call
-from protocols.grpc.codec.deadlines import DeadlineWheel
 from protocols.grpc.connection import Environment, GrpcConnection
-from protocols.grpc.limits import Http2Limits
-from protocols.grpc.methods import Router, Service
+from protocols.grpc.deadlines import DeadlineWheel
+from protocols.grpc.methods import HeadReader, Service
 from protocols.grpc.options import GrpcOptions
 from protocols.http2.frames import DEFAULT_WINDOW, ErrorCode
+from protocols.http2.limits import Http2Limits
 from protocols.transport.listening import Listener
 from protocols.transport.offenders import Offenders
 from protocols.transport.sockets import PlainTransport, TlsTransport
@@ -83,7 +83,7 @@ class GrpcListener(Listener[GrpcConnection]):
         self._offenders = Offenders()
         self._environment = Environment(
             options=options,
-            router=Router(services, options),
+            heads=HeadReader(services, options),
             limits=http2_limits(options.connection_bytes),
             scratch=memoryview(bytearray(_SCRATCH)),
             threads=trio.CapacityLimiter(_THREADS),

@@ -38,7 +38,7 @@ DISCARD_TIME: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class HttpRefusal:
     """The answer to a request whose body is refused."""
 
     status: int
@@ -54,29 +54,29 @@ class Admitted:
     """
 
     most: int
-    too_long: Callable[[int], Refused]
+    too_long: Callable[[int], HttpRefusal]
 
 
-Verdict = Refused | Admitted
+Admission = HttpRefusal | Admitted
 
-Admit = Callable[[str, bytes, Sequence[Header], int], Verdict]
+Admit = Callable[[str, bytes, Sequence[Header], int], Admission]
 """Told method, path, header fields (names in lower case) and length (-1: chunked) of a request.
 
 Never raises.
 """
 
 
-def refused(status: int, message: str, headers: Sequence[Header] = (JSON,)) -> Refused:
+def refused(status: int, message: str, headers: Sequence[Header] = (JSON,)) -> HttpRefusal:
     """Return a refusal that tells `message` as the v2 API tells errors."""
-    return Refused(status=status, headers=headers, body=metadata.error(message))
+    return HttpRefusal(status=status, headers=headers, body=metadata.error(message))
 
 
-def limited(most: int, length: int, too_long: Callable[[int], Refused]) -> Verdict:
+def limited(most: int, length: int, too_long: Callable[[int], HttpRefusal]) -> Admission:
     """Admit a body of at most `most` bytes, which is announced to have `length`, or is chunked (-1)."""
     return too_long(length) if length > most else Admitted(most=most, too_long=too_long)
 
 
-def short(length: int) -> Verdict:
+def short(length: int) -> Admission:
     """Admit no more than `SMALL_BODY`: for endpoints that take little or nothing."""
     return limited(
         SMALL_BODY,
@@ -87,7 +87,7 @@ def short(length: int) -> Verdict:
     )
 
 
-def admit_short(_method: str, _path: bytes, _headers: Sequence[Header], length: int) -> Verdict:
+def admit_short(_method: str, _path: bytes, _headers: Sequence[Header], length: int) -> Admission:
     """Admit short bodies only, for an application whose endpoints all take little or nothing (`Admit`)."""
     return short(length)
 

@@ -34,14 +34,14 @@ from actors.values.errors import (
 )
 from actors.values.interfaces import ServedModel, Server
 from actors.values.requests import InferRequest, InferResponse
-from protocols.http.admission import Refused, Verdict
-from protocols.http.bodies import NO_DECOUPLED, BodyLimits, BodyTooLong, ForeignBody, announced, as_refused
+from protocols.http.admission import Admission, HttpRefusal
+from protocols.http.bodies import NO_DECOUPLED, BodyLimits, BodyTooLong, ForeignBody, announced, as_refusal
 from protocols.http.cross_site import foreign_origin
 from protocols.http.disconnects import DisconnectHook, watched
 from protocols.http.fields import JSON, SOON, Header, failure_fields, server_timing
 from protocols.http.generate import GenerateOptions, Generator
 from protocols.http.marking import peer_of, put_marks
-from protocols.http.reply import ReplyPort
+from protocols.http.reply import HttpReply
 from protocols.http.routes import CHANGE_WHAT_IS_SERVED, Endpoint, Route, match
 from protocols.kserve import metadata
 from protocols.kserve.categories import Category
@@ -173,7 +173,7 @@ _YES: Final = _Answer(200, _NO_HEADERS)
 _NO: Final = _Answer(400, _NO_HEADERS)
 
 
-def _refusal(refused: Refused) -> _Answer:
+def _refusal(refused: HttpRefusal) -> _Answer:
     return _Answer(refused.status, list(refused.headers), (refused.body,))
 
 
@@ -259,7 +259,7 @@ class V2App:
         length = announced(scope["headers"])
         verdict = self.admit(scope["method"], scope["raw_path"], scope["headers"], length)
         foreign = ForeignBody(receive, verdict, length)
-        if isinstance(verdict, Refused):
+        if isinstance(verdict, HttpRefusal):
             answer: _Answer | None = _refusal(verdict)
         else:
             try:
@@ -281,17 +281,17 @@ class V2App:
             body = b""
         await send({"type": "http.response.body", "body": body})
 
-    def admit(self, method: str, path: bytes, headers: Sequence[Header], length: int) -> Verdict:
+    def admit(self, method: str, path: bytes, headers: Sequence[Header], length: int) -> Admission:
         """Say on a request's head whether its body may come (`protocols.http.admission.Admit`)."""
         target = self._targets.get(path) or self._look_up(path)
         answer = _turned_away(target, method, headers)
         if answer is not None:
-            return Refused(status=answer.status, headers=answer.headers, body=b"".join(answer.buffers))
+            return HttpRefusal(status=answer.status, headers=answer.headers, body=b"".join(answer.buffers))
         try:
             assert target is not None, "an unknown path was turned away"
             return self._limits.admit(target.route, headers, length)
         except TritiumError as error:
-            return as_refused(error)
+            return as_refusal(error)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> _Answer | None:
         path: bytes = scope["raw_path"]
@@ -491,7 +491,7 @@ class V2App:
         model = self._server.models.resolve(route.model, route.version)  # it may have been replaced meanwhile
         json_size = fields.get(b"inference-header-content-length")
         pattern = self._options.header_forward_pattern
-        port = ReplyPort()
+        port = HttpReply()
         given = (body, None if json_size is None else parse_json_size(json_size, len(body)), model.spec)
         requested_version = int(route.version) if route.version else -1
         forwarded = None if pattern is None else _forwarded(scope, pattern)
@@ -575,7 +575,7 @@ class V2App:
 
 
 async def _exchange(
-    model: ServedModel, request: InferRequest, port: ReplyPort, hook: DisconnectHook
+    model: ServedModel, request: InferRequest, port: HttpReply, hook: DisconnectHook
 ) -> Outcome | None:
     """Have `model` answer `request`; None where the client left first."""
 

@@ -13,9 +13,9 @@ from protocols.http.admission import (
     DISCARD_PAUSE,
     DISCARD_TIME,
     MOST_DISCARDED,
+    Admission,
     Admitted,
-    Refused,
-    Verdict,
+    HttpRefusal,
     limited,
     refused,
     short,
@@ -47,7 +47,7 @@ class BodyLimits:
         self._max_input_size = max_input_size
         self._max_body_size = max_body_size
 
-    def admit(self, route: Route, fields: Sequence[Header], length: int) -> Verdict:
+    def admit(self, route: Route, fields: Sequence[Header], length: int) -> Admission:
         """Say whether the body of a request may come, which has `length` bytes or is chunked (-1).
 
         Raises TritiumError for a request that is refused whatever its body, such as one for an unknown model.
@@ -65,7 +65,7 @@ class BodyLimits:
             case _:
                 return short(length)
 
-    def _admit_inference(self, route: Route, fields: dict[bytes, bytes], length: int) -> Verdict:
+    def _admit_inference(self, route: Route, fields: dict[bytes, bytes], length: int) -> Admission:
         model = self._models.resolve(route.model, route.version)
         if model.spec.decoupled:
             raise Unsupported(NO_DECOUPLED)
@@ -74,21 +74,21 @@ class BodyLimits:
             return limited(self._max_body_size, length, self._too_long)
         return limited(self._max_input_size, length, self._too_long_a_text)
 
-    def _too_long(self, size: int) -> Refused:
+    def _too_long(self, size: int) -> HttpRefusal:
         return refused(
             413,
             f"request body of {size} bytes exceeds the maximum allowed size of {self._max_body_size} bytes",
         )
 
-    def _too_long_a_text(self, size: int) -> Refused:
+    def _too_long_a_text(self, size: int) -> HttpRefusal:
         try:
             check_json_size(size, self._max_input_size)
         except TritiumError as error:
-            return as_refused(error)
+            return as_refusal(error)
         raise AssertionError(f"a text of {size} bytes was taken to be too long")
 
 
-def as_refused(error: TritiumError) -> Refused:
+def as_refusal(error: TritiumError) -> HttpRefusal:
     """Return the answer that tells a client of `error`."""
     return refused(http_status(error.code), error.message, [JSON, *failure_fields(error)])
 
@@ -107,7 +107,7 @@ def announced(fields: Sequence[Header]) -> int:
 class BodyTooLong(Exception):
     """More of a body came than is allowed. `answer` is the answer to the client."""
 
-    def __init__(self, answer: Refused) -> None:
+    def __init__(self, answer: HttpRefusal) -> None:
         super().__init__(answer)
         self.answer = answer
 
@@ -118,7 +118,7 @@ class ForeignBody:
     Not more of it is taken than was admitted. The rest is dropped once the request is answered.
     """
 
-    def __init__(self, receive: Receive, verdict: Verdict, length: int) -> None:
+    def __init__(self, receive: Receive, verdict: Admission, length: int) -> None:
         self.ended = length == 0
         self._receive = receive
         self._verdict = verdict

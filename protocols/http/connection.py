@@ -22,7 +22,7 @@ import trio
 
 from actors.seams import faults
 from actors.seams.slices import in_slices
-from protocols.http.admission import DISCARD_PAUSE, DISCARD_TIME, MOST_DISCARDED, Admit, Refused, refused
+from protocols.http.admission import DISCARD_PAUSE, DISCARD_TIME, MOST_DISCARDED, Admit, HttpRefusal, refused
 from protocols.http.fields import JSON, SOON
 from protocols.http.parser import Request, RequestLimits, RequestParser
 from protocols.kserve.metadata import error
@@ -610,14 +610,14 @@ class Connection:
         self._keep_alive = False
         self.peer_left()
 
-    async def _answer_early(self, request: Request, answer: Refused) -> None:
+    async def _answer_early(self, request: Request, answer: HttpRefusal) -> None:
         """Answer a request whose body is still coming, and is dropped as it comes."""
         self._parser.skipped = None
         self._request = request
         self._keep_alive = request.keep_alive
         await self._respond(answer.status, answer.headers, [answer.body], None)
 
-    async def _refuse(self, answer: Refused) -> None:
+    async def _refuse(self, answer: HttpRefusal) -> None:
         """Send a last answer, also to a client that is still sending (`protocols.http.admission`)."""
         self._keep_alive = False
         self._request = Request()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httptools
 import numpy as np
 
-from protocols.http.admission import Admit, Refused, may_skip, refused
+from protocols.http.admission import Admit, HttpRefusal, may_skip, refused
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
@@ -77,9 +77,9 @@ class Refusal:
 
     status: int
     message: str
-    answer: Refused | None = None
+    answer: HttpRefusal | None = None
 
-    def as_answer(self) -> Refused:
+    def as_answer(self) -> HttpRefusal:
         """Return the answer to the client."""
         return self.answer or refused(self.status, self.message)
 
@@ -98,7 +98,7 @@ class RequestParser:
     def __init__(self, limits: RequestLimits, admit: Admit | None = None) -> None:
         self.ready: deque[Request] = deque()
         self.refusal: Refusal | None = None
-        self.skipped: tuple[Request, Refused] | None = None
+        self.skipped: tuple[Request, HttpRefusal] | None = None
         self.begun = False  # a request is here in part
         self.in_body = False  # and its head is complete
         self.awaits_continue = False  # and its sender waits for `100 Continue`
@@ -109,7 +109,7 @@ class RequestParser:
         self._asked = False  # `admit`, about the request that is here in part
         self._skipping = False  # its body is dropped as it comes
         self._most = limits.max_body_size  # bytes of its body
-        self._complain: Callable[[int], Refused] | None = None  # makes the answer to more
+        self._complain: Callable[[int], HttpRefusal] | None = None  # makes the answer to more
         self._llhttp: Any = httptools.HttpRequestParser(self)
         self._last = False  # a request closed the connection: later bytes are ignored
         self._request = Request()
@@ -189,7 +189,7 @@ class RequestParser:
             return
         request = self._request
         verdict = self._admit(request.method, request.path, request.headers, self._length)
-        if not isinstance(verdict, Refused):
+        if not isinstance(verdict, HttpRefusal):
             self._most = min(self._most, verdict.most)
             self._complain = verdict.too_long
             self._check_size()
@@ -202,7 +202,7 @@ class RequestParser:
         else:
             self._refuse_body(verdict)
 
-    def _refuse_body(self, answer: Refused) -> None:
+    def _refuse_body(self, answer: HttpRefusal) -> None:
         self._parts.clear()
         if self.refusal is None:
             self.refusal = Refusal(answer.status, "", answer)

@@ -8,7 +8,7 @@ from actors.values.errors import Internal, TritiumError
 from actors.values.requests import InferResponse
 
 
-class ReplyPort:
+class HttpReply:
     """Takes the answer to one request and wakes the one task that waits for it.
 
     HTTP wants exactly one response. Anything else is an error to the client. A part that came too late,

@@ -9,8 +9,6 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
-from protocols.grpc.handler import Handler
-from protocols.grpc.limits import Http2Limits
 from protocols.http2 import frames
 from protocols.http2.floods import Floods
 from protocols.http2.frames import (
@@ -21,6 +19,8 @@ from protocols.http2.frames import (
     ConnectionViolation,
     ErrorCode,
 )
+from protocols.http2.handler import Handler
+from protocols.http2.limits import Http2Limits
 from protocols.http2.sending import SendingSide, Stream
 
 if TYPE_CHECKING:

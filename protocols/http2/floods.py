@@ -7,8 +7,8 @@ refill it too. `Http2Limits` says why the budgets are what they are.
 
 from __future__ import annotations
 
-from protocols.grpc.limits import Http2Limits
 from protocols.http2.frames import ConnectionViolation, ErrorCode
+from protocols.http2.limits import Http2Limits
 
 
 class Budget:

@@ -79,7 +79,7 @@ class Taker(Protocol):
         """Return the error for an array that nests too deep."""
 
 
-class Tally:
+class CountingTaker:
     """Takes elements only to count them."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class LongString:
 TakerFor = Callable[[int, dict[str, Any], str], Taker | None]
 """Return the taker of the array or long string `key`, at that depth, of an object that has `members` so far.
 
-None means a `Tally`.
+None means a `CountingTaker`.
 """
 
 
@@ -354,7 +354,7 @@ class LongText:
                 self._at = small.end()
                 self._values += len(value)
                 return value
-            taker = Tally()
+            taker = CountingTaker()
         yield from self._array_of_plain_values(taker)
         return LongArray(self, start, taker)
 

@@ -26,7 +26,7 @@ from protocols.kserve.caps import MAX_NAME, check_count, check_dims, check_name,
 from protocols.kserve.documents import misfit, not_a
 from protocols.kserve.elements import INT64_MAX, Packing, can_pack, pack
 from protocols.kserve.forwarding import with_forwarded
-from protocols.kserve.long_texts import LongArray, LongText, Tally
+from protocols.kserve.long_texts import CountingTaker, LongArray, LongText
 from protocols.kserve.raw_requests import raw_tensor
 from protocols.kserve.short_texts import read_short
 from protocols.kserve.sizes import RAISE_LIMIT, check_json_size
@@ -422,7 +422,7 @@ def unknown_datatype(name: str, request_id: str, spec: ModelSpec) -> InvalidArgu
 
 def _shape(name: str, element: Any) -> tuple[int, ...]:
     shape = element.get("shape")
-    if type(shape) is LongArray and isinstance(shape.taker, Tally):
+    if type(shape) is LongArray and isinstance(shape.taker, CountingTaker):
         check_dims(name, shape.taker.seen)
         raise Internal(f"Unable to parse 'shape': {not_a('unsigned-integer')}")
     if type(shape) is not list:

@@ -31,8 +31,8 @@ from actors.values.requests import InferRequest, InferResponse
 from actors.values.tensors import Tensor as ServedTensor
 from actors.values.tensors import pack_bytes, unpack_bytes
 from protocols.grpc.call import Call, ServerStream
-from protocols.grpc.streaming import Exchange
-from protocols.http2.streams import Stream
+from protocols.grpc.services.model_stream_infer import StreamedRequest
+from protocols.http2.connection import Stream
 from protocols.status import grpc_status
 from tests.protocols.fakes import FakeModel, FakeServer, default_models, hold, identity, make_spec
 from tests.support.flavours import (
@@ -975,7 +975,7 @@ def talk(stubs):
     stubs.stream([large])
 
 
-KINDS = (Call, ServerStream, Stream, Exchange, InferRequest, InferResponse)
+KINDS = (Call, ServerStream, Stream, StreamedRequest, InferRequest, InferResponse)
 
 
 # One server with what operators may set

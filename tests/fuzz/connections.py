@@ -12,9 +12,9 @@ from random import Random
 
 from hpack import Encoder
 
+from protocols.http2.connection import Http2Limits, Stream
 from protocols.http2.frames import ConnectionViolation, ErrorCode
-from protocols.http2.headers import encode_headers
-from protocols.http2.streams import Http2Limits, Stream
+from protocols.http2.header_blocks import encode_headers
 from tests.fuzz import h2wire as wire
 from tests.fuzz.campaign import chance_of
 from tests.fuzz.mutation import damaged, reframed

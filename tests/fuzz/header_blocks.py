@@ -11,7 +11,7 @@ from random import Random
 from hpack import Decoder, Encoder, HPACKError
 
 from protocols.http2.frames import ConnectionViolation, StreamViolation
-from protocols.http2.headers import HeaderDecoder
+from protocols.http2.header_blocks import HeaderDecoder
 from tests.fuzz.h2wire import REQUEST, Field
 from tests.fuzz.mutation import damaged
 from tests.fuzz.series import parts_of, series

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from protocols.http2.streams import Http2Connection, Http2Limits, Stream
+from protocols.http2.connection import Http2Connection, Http2Limits, Stream
 from tests.fuzz.h2wire import Field, Frame, split
 
 

@@ -26,7 +26,7 @@ from h2.settings import SettingCodes
 
 from protocols.grpc.connection import Environment, GrpcConnection
 from protocols.grpc.listener import CallDeadlines, http2_limits
-from protocols.grpc.methods import Router
+from protocols.grpc.methods import HeadReader
 from protocols.grpc.options import GrpcOptions
 from protocols.http2.frames import GOAWAY
 from protocols.transport.buffers import behind
@@ -249,7 +249,7 @@ async def connect(options=None, service=None, *, window=65_535, jitter=0.0, spea
     deadlines = CallDeadlines()
     environment = Environment(
         options=options,
-        router=Router([service], options),
+        heads=HeadReader([service], options),
         limits=http2_limits(options.connection_bytes),
         scratch=memoryview(bytearray(64 * 1024)),
         threads=trio.CapacityLimiter(2),

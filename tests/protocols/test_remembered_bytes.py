@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 
 from actors.values.datatypes import DataType
-from protocols.grpc.codec.inference import InferDecoder as GrpcDecoder
+from protocols.grpc.codec.infer_request import InferDecoder as GrpcDecoder
 from protocols.http.app import V2App
-from protocols.http2.headers import HeaderDecoder
+from protocols.http2.header_blocks import HeaderDecoder
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
 from protocols.kserve.requests import InferDecoder
 from protocols.memo import Memo

@@ -25,7 +25,7 @@ import trio
 from onnx import TensorProto, helper
 
 from protocols.grpc.listener import GrpcListener
-from protocols.grpc.services import services
+from protocols.grpc.services.offered import services
 from protocols.http.app import V2App
 from protocols.http.listener import HttpListener
 from tests.protocols.fakes import FakeServer

@@ -3,10 +3,11 @@
 import pytest
 
 from actors.serving.model import ModelState, Status
-from actors.serving.router import DUPLICATE_REASON, Router, parse_version
+from actors.serving.router import DUPLICATE_REASON, Router
 from actors.serving.statistics import ModelStatistics
 from actors.values.errors import ErrorCode, InvalidArgument, NotFound, Unavailable
 from actors.values.specs import ModelKey
+from actors.values.versions import parse_version
 from tests.support.model_doubles import make_spec
 
 

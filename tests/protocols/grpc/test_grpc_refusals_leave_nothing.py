@@ -7,7 +7,7 @@ import types
 import grpc
 import pytest
 
-from protocols.grpc.service import InferenceService
+from protocols.grpc.services.inference import InferenceService
 from tests.protocols.fakes import FakeServer
 from tests.protocols.grpc_calls import infer_request
 from tests.protocols.grpc_serving import INFER, LIVE, STREAM, in_thread, serve

@@ -7,8 +7,7 @@ from hpack import Decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.grpc.codec.head import Refusal
-from protocols.grpc.codec.replies import (
+from protocols.grpc.codec.answer_blocks import (
     MAX_MESSAGE,
     initial,
     initial_with,
@@ -19,6 +18,7 @@ from protocols.grpc.codec.replies import (
     trailers_with,
     try_again,
 )
+from protocols.grpc.codec.request_head import Refusal
 
 
 def fields(block):

@@ -16,12 +16,11 @@ from actors.values.interfaces import IndexEntry
 from actors.values.marks import ClientMarks
 from protocols.grpc.call import ServerStream
 from protocols.grpc.codec.messages import Message
-from protocols.grpc.codec.wire import delimited
-from protocols.grpc.methods import method_table
+from protocols.grpc.codec.protobuf import delimited
+from protocols.grpc.methods import CATEGORIES, method_table, restriction
 from protocols.grpc.options import GrpcOptions
-from protocols.grpc.restrictions import CATEGORIES, restriction
-from protocols.grpc.service import InferenceService
-from protocols.grpc.services import services
+from protocols.grpc.services.inference import InferenceService
+from protocols.grpc.services.offered import services
 from protocols.kserve.categories import Category
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from protocols.kserve.proto import model_config_pb2
@@ -418,7 +417,7 @@ def test_every_rpc_of_the_inference_service_and_the_health_check_can_be_restrict
     paths = {*service.__mapping__(), "/grpc.health.v1.Health/Check"}
     assert paths == set(CATEGORIES)
     assert set(CATEGORIES.values()) == set(Category)
-    assert paths <= set(method_table(services(server.server), {}))
+    assert paths <= set(method_table(services(server.server)))
 
 
 @pytest.mark.parametrize("path", sorted(CATEGORIES))

@@ -20,7 +20,7 @@ from actors.values.tensors import Tensor
 from protocols.grpc.call import FIRST_ANSWER, STREAM_LIMIT
 from protocols.grpc.codec.messages import Message
 from protocols.grpc.options import GrpcOptions
-from protocols.grpc.service import InferenceService
+from protocols.grpc.services.inference import InferenceService
 from tests.protocols.fakes import FakeModel, FakeServer, hold, make_spec
 from tests.protocols.grpc_calls import Client, infer_request
 from tests.support.examples import examples

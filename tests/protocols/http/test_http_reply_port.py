@@ -6,7 +6,7 @@ import trio.testing
 
 from actors.values.errors import Internal, Unavailable
 from actors.values.requests import InferResponse
-from protocols.http.reply import ReplyPort
+from protocols.http.reply import HttpReply
 
 
 class Leased:
@@ -23,13 +23,13 @@ class Leased:
 
 
 async def test_an_answer_that_came_before_anyone_waits_is_not_lost():
-    port, response = ReplyPort(), Leased().response()
+    port, response = HttpReply(), Leased().response()
     port.put(response, final=True)
     assert await port.wait() is response
 
 
 async def test_the_waiting_task_wakes_with_the_answer(nursery):
-    port, response = ReplyPort(), Leased().response()
+    port, response = HttpReply(), Leased().response()
     got = []
 
     async def wait():
@@ -43,13 +43,13 @@ async def test_the_waiting_task_wakes_with_the_answer(nursery):
 
 
 async def test_an_error_is_an_answer():
-    port, error = ReplyPort(), Unavailable("full")
+    port, error = HttpReply(), Unavailable("full")
     port.put(error, final=True)
     assert await port.wait() is error
 
 
 async def test_two_responses_are_an_error_and_both_are_released():
-    port, first, second = ReplyPort(), Leased(), Leased()
+    port, first, second = HttpReply(), Leased(), Leased()
     port.put(first.response(), final=False)
     port.put(second.response(), final=True)
     outcome = await port.wait()
@@ -59,7 +59,7 @@ async def test_two_responses_are_an_error_and_both_are_released():
 
 
 async def test_closing_wakes_the_task_with_nothing_and_releases_what_comes_late(nursery):
-    port, late = ReplyPort(), Leased()
+    port, late = HttpReply(), Leased()
     got = []
 
     async def wait():
@@ -75,7 +75,7 @@ async def test_closing_wakes_the_task_with_nothing_and_releases_what_comes_late(
 
 
 async def test_closing_releases_what_came_and_was_not_fetched():
-    port, early = ReplyPort(), Leased()
+    port, early = HttpReply(), Leased()
     port.put(early.response(), final=True)
     port.close()
     assert early.released == 1
@@ -83,7 +83,7 @@ async def test_closing_releases_what_came_and_was_not_fetched():
 
 
 async def test_a_cancelled_wait_leaves_a_port_that_can_be_put_to():
-    port, late = ReplyPort(), Leased()
+    port, late = HttpReply(), Leased()
     with trio.move_on_after(0) as scope:
         await port.wait()
     assert scope.cancelled_caught
@@ -94,7 +94,7 @@ async def test_a_cancelled_wait_leaves_a_port_that_can_be_put_to():
 
 @pytest.mark.parametrize("parts", [1, 3])
 async def test_parts_after_the_final_one_are_released(parts):
-    port, surplus = ReplyPort(), [Leased() for _ in range(parts)]
+    port, surplus = HttpReply(), [Leased() for _ in range(parts)]
     port.put(Unavailable("x"), final=True)
     for leased in surplus:
         port.put(leased.response(), final=True)

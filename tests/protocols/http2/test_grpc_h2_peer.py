@@ -30,9 +30,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from protocols.http2.connection import Http2Limits, Stream
 from protocols.http2.frames import ErrorCode
-from protocols.http2.headers import encode_headers
-from protocols.http2.streams import Http2Limits, Stream
+from protocols.http2.header_blocks import encode_headers
 from tests.fuzz import h2wire as wire
 from tests.fuzz.recorder import Rig
 from tests.support.examples import examples

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.http2.frames import ConnectionViolation, ErrorCode, StreamViolation
-from protocols.http2.headers import HeaderDecoder, checked_request, encode_headers
+from protocols.http2.header_blocks import HeaderDecoder, checked_request, encode_headers
 from tests.fuzz import h2wire as wire
 from tests.fuzz.h2wire import Field
 

@@ -21,9 +21,7 @@ from actors.values.errors import Internal, InvalidArgument, Unsupported
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
 from actors.values.specs import ModelSpec
 from actors.values.tensors import Tensor
-from protocols.grpc.codec.contents import packing, packing_lifted
-from protocols.grpc.codec.lifting import STRINGS, Piece, lifting
-from protocols.grpc.codec.wire import (
+from protocols.grpc.codec.protobuf import (
     ID,
     MAX_FIELDS,
     MODEL_NAME,
@@ -33,6 +31,7 @@ from protocols.grpc.codec.wire import (
     long_size,
     splitting,
 )
+from protocols.grpc.codec.typed_contents import STRINGS, Piece, lifting, packing, packing_lifted
 from protocols.kserve.caps import check_count, check_dims, check_name, check_parameters
 from protocols.kserve.compression import finish
 from protocols.kserve.forwarding import with_forwarded

@@ -21,8 +21,9 @@ from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumEr
 from actors.values.requests import InferResponse
 from protocols.grpc.admission import AnswerRoom
 from protocols.grpc.call import Call, Metadata
-from protocols.grpc.codec import messages, replies
-from protocols.grpc.codec.head import Refusal
+from protocols.grpc.codec import answer_blocks as replies
+from protocols.grpc.codec import messages
+from protocols.grpc.codec.request_head import Refusal
 from protocols.kserve.compression import compress, compressing
 from protocols.status import grpc_status, retry_seconds
 from protocols.transport.sockets import ConnectionLost, Transport
@@ -30,8 +31,8 @@ from protocols.transport.sockets import ConnectionLost, Transport
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
     from protocols.grpc.options import GrpcOptions
+    from protocols.http2.connection import Stream
     from protocols.http2.sending import SendingSide
-    from protocols.http2.streams import Stream
 
 _AT_ONCE: Final = 256 * 1024  # bytes of one write; the rest of a stalled one is copied
 _IN_A_ROW: Final = 1024 * 1024  # bytes written before other tasks get a turn

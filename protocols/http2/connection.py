@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from protocols.grpc.handler import Handler
-from protocols.grpc.limits import Http2Limits
 from protocols.http2 import frames
 from protocols.http2.blocks import BlockAssembler, too_large
 from protocols.http2.controls import ControlSide, protocol_error
@@ -40,7 +38,9 @@ from protocols.http2.frames import (
     ErrorCode,
     StreamViolation,
 )
-from protocols.http2.headers import HeaderDecoder
+from protocols.http2.handler import Handler
+from protocols.http2.header_blocks import HeaderDecoder
+from protocols.http2.limits import Http2Limits
 from protocols.http2.sending import Stream
 
 __all__ = ["Handler", "Http2Connection", "Http2Limits", "Stream"]

@@ -16,14 +16,21 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from actors.seams.slices import in_slices
-from actors.serving.router import parse_version
 from actors.values.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
 from actors.values.interfaces import ServedModel, Server
 from actors.values.requests import InferRequest, InferResponse
+from actors.values.versions import parse_version
 from protocols.grpc.call import SHUTTING_DOWN
-from protocols.grpc.codec.head import meant_by
-from protocols.grpc.codec.inference import READ_AT_ONCE, AnswerPlan, Forwarded, InferDecoder, Steps, Target
-from protocols.grpc.codec.responses import MAX_MESSAGE, encode
+from protocols.grpc.codec.infer_request import (
+    READ_AT_ONCE,
+    AnswerPlan,
+    Forwarded,
+    InferDecoder,
+    Steps,
+    Target,
+)
+from protocols.grpc.codec.infer_response import MAX_MESSAGE, encode
+from protocols.grpc.codec.request_head import meant_by
 from protocols.kserve.forwarding import forward_headers
 
 if TYPE_CHECKING:
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
     from actors.values.requests import ReplyPort
     from actors.values.tensors import Buffer
     from protocols.grpc.call import Call
-    from protocols.grpc.codec.head import CallHead
+    from protocols.grpc.codec.request_head import CallHead
     from protocols.grpc.options import FinishedHook
 
 Given = tuple[Target, ServedModel, int, "ReplyPort", "Call", Forwarded, float]

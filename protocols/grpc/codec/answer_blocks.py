@@ -14,8 +14,8 @@ from typing import Final
 
 from grpclib.metadata import encode_grpc_message, encode_metadata
 
-from protocols.grpc.codec.head import ACCEPTED_CODINGS, Refusal
-from protocols.http2.headers import encode_headers
+from protocols.grpc.codec.request_head import ACCEPTED_CODINGS, Refusal
+from protocols.http2.header_blocks import encode_headers
 
 Field = tuple[bytes, bytes]
 Metadata = Mapping[str, "str | bytes"]

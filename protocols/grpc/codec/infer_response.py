@@ -17,8 +17,8 @@ from actors.values.errors import Internal, InvalidArgument, Unsupported
 from actors.values.requests import InferResponse
 from actors.values.specs import ModelSpec
 from actors.values.tensors import Tensor, element_count
-from protocols.grpc.codec.inference import AnswerPlan
-from protocols.grpc.codec.wire import delimited, varint
+from protocols.grpc.codec.infer_request import AnswerPlan
+from protocols.grpc.codec.protobuf import delimited, varint
 from protocols.kserve.classification import classified
 from protocols.kserve.elements import INT64_MAX
 from protocols.kserve.responses import COPIED, NO_BYTES_PARAMETER

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.values.interfaces import Server
-from protocols.grpc.health import HealthService
 from protocols.grpc.options import GrpcOptions
-from protocols.grpc.reflection import ReflectionAlphaService, ReflectionService, Reflector
-from protocols.grpc.service import InferenceService
+from protocols.grpc.services.health import HealthService
+from protocols.grpc.services.inference import InferenceService
+from protocols.grpc.services.reflection import ReflectionAlphaService, ReflectionService, Reflector
 
 
 def services(server: Server, options: GrpcOptions | None = None) -> Sequence[Any]:

@@ -1,7 +1,7 @@
 """`inference.GRPCInferenceService`: what its RPCs mean, over `actors.values.interfaces`.
 
-ModelInfer is answered without a task (see `protocols.grpc.inferring`), ModelStreamInfer lives in
-`protocols.grpc.streaming`, and the RPCs of extensions that Tritium lacks in `protocols.grpc.unoffered`.
+ModelInfer is answered without a task (see `protocols.grpc.services.model_infer`), and ModelStreamInfer lives in
+`protocols.grpc.services.model_stream_infer`.
 
 Contract: grpc.md sections 4 and 6.
 """
@@ -9,18 +9,18 @@ Contract: grpc.md sections 4 and 6.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from actors.seams.threads import in_thread
-from actors.serving.router import parse_version
 from actors.values.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
 from actors.values.interfaces import Server
-from protocols.grpc import descriptions
-from protocols.grpc.inferring import Intake, ModelInferMethod
+from actors.values.versions import parse_version
+from protocols.grpc.generated.grpc_service_base import GRPCInferenceServiceBase
+from protocols.grpc.methods import INFERENCE_SERVICE
 from protocols.grpc.options import GrpcOptions
-from protocols.grpc.restrictions import INFERENCE_SERVICE
-from protocols.grpc.streaming import StreamedInference
-from protocols.grpc.unoffered import UnofferedExtensions
+from protocols.grpc.services import descriptions
+from protocols.grpc.services.model_infer import Intake, ModelInferMethod
+from protocols.grpc.services.model_stream_infer import StreamedInference
 from protocols.kserve.caps import check_name
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
@@ -31,6 +31,46 @@ Request = TypeVar("Request")
 
 # Bytes of JSON; each KiB takes protobuf a fifth of a millisecond.
 _CONVERTED_HERE: Final = 32 * 1024
+
+
+def _refuse_extension(what: str) -> NoReturn:
+    raise Unsupported(f"{what} is not supported by this version of Tritium")
+
+
+class UnofferedExtensions(GRPCInferenceServiceBase):
+    """The part of the inference service that refuses: each of these raises Unsupported."""
+
+    async def SystemSharedMemoryStatus(self, _stream: ServerStream[Any, Any]) -> None:
+        """Refuse to tell the regions of system shared memory."""
+        _refuse_extension("system shared memory")
+
+    async def SystemSharedMemoryRegister(self, _stream: ServerStream[Any, Any]) -> None:
+        """Refuse to register a region of system shared memory."""
+        _refuse_extension("system shared memory")
+
+    async def SystemSharedMemoryUnregister(self, _stream: ServerStream[Any, Any]) -> None:
+        """Refuse to unregister a region of system shared memory."""
+        _refuse_extension("system shared memory")
+
+    async def CudaSharedMemoryStatus(self, _stream: ServerStream[Any, Any]) -> None:
+        """Refuse to tell the regions of CUDA shared memory."""
+        _refuse_extension("CUDA shared memory")
+
+    async def CudaSharedMemoryRegister(self, _stream: ServerStream[Any, Any]) -> None:
+        """Refuse to register a region of CUDA shared memory."""
+        _refuse_extension("CUDA shared memory")
+
+    async def CudaSharedMemoryUnregister(self, _stream: ServerStream[Any, Any]) -> None:
+        """Refuse to unregister a region of CUDA shared memory."""
+        _refuse_extension("CUDA shared memory")
+
+    async def TraceSetting(self, _stream: ServerStream[Any, Any]) -> None:
+        """Refuse to read or change trace settings."""
+        _refuse_extension("the trace extension")
+
+    async def LogSettings(self, _stream: ServerStream[Any, Any]) -> None:
+        """Refuse to read or change log settings."""
+        _refuse_extension("the logging extension")
 
 
 class InferenceService(UnofferedExtensions):

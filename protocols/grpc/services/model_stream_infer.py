@@ -24,16 +24,16 @@ from actors.seams.slices import in_slices
 from actors.values.errors import Cancelled, DeadlineExceeded, Internal, TritiumError
 from actors.values.requests import InferResponse
 from protocols.grpc.call import Leaving, release
-from protocols.grpc.codec.inference import ALL_OUTPUTS, READ_AT_ONCE, Target
-from protocols.grpc.codec.responses import Encoded, encode_stream, encode_stream_error
+from protocols.grpc.codec.infer_request import ALL_OUTPUTS, READ_AT_ONCE, Target
+from protocols.grpc.codec.infer_response import Encoded, encode_stream, encode_stream_error
 
 if TYPE_CHECKING:
     from actors.values.interfaces import ServedModel
     from actors.values.requests import InferRequest
     from actors.values.tensors import Buffer
     from protocols.grpc.call import ServerStream
-    from protocols.grpc.inferring import Intake
     from protocols.grpc.options import FinishedHook
+    from protocols.grpc.services.model_infer import Intake
     from protocols.kserve.proto import grpc_service_pb2 as pb
 
 Part = InferResponse | TritiumError
@@ -47,7 +47,7 @@ A client that stalls costs a window for each of them.
 STRICT_KEY: Final = "triton_grpc_error"
 
 
-class Exchange:
+class StreamedRequest:
     """One request of a stream and its reply port, from its bytes to its last answer."""
 
     __slots__ = (
@@ -137,11 +137,11 @@ class StreamedInference:
         self._on_finished = on_finished
         self._strict = stream.metadata.get(STRICT_KEY) == "true"
         self._forwarded = intake.forwarded(stream.call.head)
-        self._open: dict[Exchange, None] = {}  # not answered to the end, in the order of the requests
-        self._line: deque[Exchange] = deque()  # those that are answered in their turn
-        self._arrivals: deque[tuple[Exchange, Part, bool]] = deque()
+        self._open: dict[StreamedRequest, None] = {}  # not answered to the end, in the order of the requests
+        self._line: deque[StreamedRequest] = deque()  # those that are answered in their turn
+        self._arrivals: deque[tuple[StreamedRequest, Part, bool]] = deque()
         # Parts of decoupled models, until the client takes more.
-        self._held: deque[tuple[Exchange, Part, bool]] = deque()
+        self._held: deque[tuple[StreamedRequest, Part, bool]] = deque()
         self._flowing = 0  # requests to decoupled models
         self._bell = trio.lowlevel.ParkingLot()
         self._ebb = trio.lowlevel.ParkingLot()
@@ -202,7 +202,7 @@ class StreamedInference:
         return True
 
     async def _begin(self, message: Buffer) -> None:
-        exchange = Exchange(self)
+        exchange = StreamedRequest(self)
         self._open[exchange] = None
         self._stream.in_flight += 1
         try:
@@ -215,7 +215,7 @@ class StreamedInference:
         except TritiumError as error:
             exchange.refuse(error)
 
-    async def _decode(self, exchange: Exchange, message: Buffer) -> None:
+    async def _decode(self, exchange: StreamedRequest, message: Buffer) -> None:
         intake = self._intake
         target = intake.peek(message)
         if not isinstance(target, Target):
@@ -233,7 +233,7 @@ class StreamedInference:
         else:
             exchange.request, exchange.plan = intake.decode(*given)
 
-    async def _submit(self, exchange: Exchange) -> None:
+    async def _submit(self, exchange: StreamedRequest) -> None:
         model, request = exchange.model, exchange.request
         assert model is not None, "a request was decoded for a model"
         assert request is not None, "a request was decoded"
@@ -245,7 +245,7 @@ class StreamedInference:
 
     # Answers
 
-    def arrived(self, exchange: Exchange, part: Part, *, final: bool) -> None:
+    def arrived(self, exchange: StreamedRequest, part: Part, *, final: bool) -> None:
         """Take a part that a model has put into a request's reply port. Never raises."""
         self._arrivals.append((exchange, part, final))
         self._bell.unpark_all()
@@ -270,7 +270,7 @@ class StreamedInference:
             exchange, part, final = self._held.popleft()
             self._deliver(exchange, part, final=final)
 
-    def _deliver_in_turn(self, exchange: Exchange, part: Part, *, final: bool) -> None:
+    def _deliver_in_turn(self, exchange: StreamedRequest, part: Part, *, final: bool) -> None:
         exchange.keep(part, final=final)
         while self._line and self._line[0].complete and self._failure is None:
             answer, self._line[0].answer = self._line[0].answer, None
@@ -279,7 +279,7 @@ class StreamedInference:
         if exchange.answer is not None:
             _own(exchange.answer)
 
-    def _deliver(self, exchange: Exchange, part: Part, *, final: bool) -> None:
+    def _deliver(self, exchange: StreamedRequest, part: Part, *, final: bool) -> None:
         """Send one part, whose turn it is."""
         if final:
             self._finish(exchange, part)
@@ -297,7 +297,7 @@ class StreamedInference:
             else:
                 self._stream.answered()
 
-    def _send_response(self, exchange: Exchange, response: InferResponse, *, final: bool) -> None:
+    def _send_response(self, exchange: StreamedRequest, response: InferResponse, *, final: bool) -> None:
         try:
             buffers, size, borrowed = self._encoded(exchange, response, final=final)
         except TritiumError as error:
@@ -311,14 +311,14 @@ class StreamedInference:
             response.release()
         self._stream.send_raw_nowait(buffers, size, response if borrowed else None)
 
-    def _encoded(self, exchange: Exchange, response: InferResponse, *, final: bool) -> Encoded:
+    def _encoded(self, exchange: StreamedRequest, response: InferResponse, *, final: bool) -> Encoded:
         request, model = exchange.request, exchange.model
         assert model is not None, "what answers is a model"
         assert request is not None, "what is answered is a request"
         spec = (request.routed_to or model).spec
         return encode_stream(response, exchange.plan, spec, final=final, max_message=self._intake.max_message)
 
-    def _send_error(self, exchange: Exchange, error: TritiumError, *, final: bool) -> None:
+    def _send_error(self, exchange: StreamedRequest, error: TritiumError, *, final: bool) -> None:
         if self._strict:
             self._failure = error
             return
@@ -332,7 +332,7 @@ class StreamedInference:
 
     # Ends
 
-    def _finish(self, exchange: Exchange, outcome: Part) -> None:
+    def _finish(self, exchange: StreamedRequest, outcome: Part) -> None:
         """Tell the request log the outcome of a request, before the memory of its answer is given back."""
         del self._open[exchange]
         if self._on_finished is not None and exchange.request is not None:

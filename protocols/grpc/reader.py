@@ -26,7 +26,7 @@ from protocols.kserve.compression import most_of
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
     from protocols.grpc.options import GrpcOptions
-    from protocols.http2.streams import Http2Connection, Stream
+    from protocols.http2.connection import Http2Connection, Stream
 
 # Bytes of window beyond a message: for frames that its client pads.
 _PADDING: Final = 512
