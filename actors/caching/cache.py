@@ -28,10 +28,10 @@ from actors.caching.policy.cache import Entry, KeyMaker, LruCache, copy_of, entr
 from actors.caching.policy.flights import Flight, Flights
 from actors.seams import faults
 from actors.seams.bell import Bell
-from actors.seams.offload import NotDone, Offload
 from actors.serving.policy.appointments import Appointment, Appointments
 from actors.serving.statistics import FailureReason
 from actors.supervision.context import ChildContext
+from actors.supervision.offload import NotDone, Offload
 from actors.values.errors import DeadlineExceeded, TritiumError
 from actors.values.events import Event, Log
 from actors.values.requests import InferRequest, InferResponse

@@ -19,9 +19,9 @@ import trio
 from actors.caching.policy.breaker import Breaker
 from actors.caching.policy.cache import Entry
 from actors.seams.bell import Bell
-from actors.seams.offload import Offload
 from actors.seams.threads import in_thread
 from actors.supervision.context import ChildContext
+from actors.supervision.offload import Offload
 from actors.values.events import Event, Log
 
 LOOK_UPS: Final = 1024  # at the same time

@@ -121,7 +121,7 @@ class Catalog:
     async def _keep_lanes(self) -> None:
         if faults.points is not None:
             faults.points.passing("catalog.lanes")
-        present = {child.name for child in self._supervisor.which_children()}
+        present = set(self._supervisor.which_children())
         for lane in self._lanes.values():
             lane.standing = lane.name in present
         while True:
@@ -139,7 +139,6 @@ class Catalog:
     async def _end_lane(self, lane: Lane) -> None:
         if lane.standing:
             await self._supervisor.terminate_child(lane.name)
-            self._supervisor.delete_child(lane.name)
 
     async def _start_up(self) -> None:
         listing = await self._list()

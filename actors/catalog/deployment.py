@@ -384,7 +384,7 @@ class Deployment:
 
     def resume_retirements(self) -> None:
         """Go on with the retirements that ended with their supervisor."""
-        present = {child.name for child in self._around.retirements.which_children()}
+        present = set(self._around.retirements.which_children())
         for state in self._retiring:
             if state.subtree not in present:
                 self._start_retirement(state)

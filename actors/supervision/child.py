@@ -8,35 +8,33 @@ passes through.
 import math
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
 
 import trio
 
+from actors.seams.bell import Bell
 from actors.supervision.context import ChildContext, Tree
-from actors.supervision.errors import ExitShutdown, IgnoreStart, IntensityExceeded
-from actors.supervision.inbox import Inbox, Ref
+from actors.supervision.errors import IntensityExceeded
 from actors.supervision.lifecycle import ChildState, Step, follow
 from actors.supervision.restart import (
     Crashed,
+    DeathRecord,
     Escalated,
     ExitReason,
-    Health,
+    FailedToStart,
     Killed,
     Normal,
-    StartFailed,
     Stopped,
 )
 from actors.supervision.spec import ChildSpec, Kind, Restart
-from actors.supervision.tree import ChildInfo, Snapshot
+from actors.supervision.tree import Snapshot
 
 
 class Purpose(Enum):
     """Which caller waits for a start, and so hears of its failure."""
 
     INITIAL = "the supervisor's own start, which fails with it"
-    DYNAMIC = "a caller of start_child; the spec is forgotten if it fails"
-    MANUAL = "a caller of restart_child; the spec is kept if it fails"
-    RESTART = "nobody: the failure is a death, and comes back through the supervisor's mail"
+    ADDED = "a caller of start_child; the spec is forgotten if it fails"
+    RESTART = "none: the failure is a death, and comes back through the supervisor's mail"
 
 
 class Child:
@@ -45,13 +43,11 @@ class Child:
     __slots__ = (
         "due",
         "dynamic",
-        "health",
-        "inbox",
         "kept",
         "last_exit",
         "life",
         "path",
-        "ref",
+        "record",
         "restarts",
         "since",
         "spec",
@@ -61,18 +57,16 @@ class Child:
     def __init__(self, spec: ChildSpec, *, path: str, dynamic: bool) -> None:
         self.spec = spec
         self.path = path
-        # Whether the row stays once the child is down for good, so that a caller can restart or delete it.
-        self.kept = spec.restart is not Restart.TEMPORARY
-        # It was added by start_child, so it has no place in the order of one_for_one siblings.
+        # It was added later, so it has no place in the order of its siblings.
         self.dynamic = dynamic
+        # Whether the row stays once the child is down for good, since it returns when its group restarts.
+        self.kept = not dynamic and spec.restart is not Restart.TEMPORARY
         self.state = ChildState.STOPPED
         self.since = trio.current_time()
         self.restarts = 0
         self.last_exit: ExitReason | None = None
-        self.health = Health.of(spec)
+        self.record = DeathRecord.of(spec)
         self.life: Life | None = None  # the present one, or the last
-        self.inbox: Inbox[Any] | None = None
-        self.ref: Ref[Any] | None = None
         # What triggers the next restart: the life whose death is in the supervisor's mail, or the timer whose
         # post will be. None for a child that waits for its group, or for nothing.
         self.due: Life | trio.CancelScope | None = None
@@ -88,20 +82,6 @@ class Child:
             self.due.cancel()
         self.due = None
 
-    def inbox_for_next_life(self) -> Inbox[Any] | None:
-        """The inbox to read from next: the one that was kept, or a new one, or None."""
-        if not self.spec.inbox:
-            return None
-        if self.inbox is not None and self.inbox.is_open:
-            self.inbox.reopen()
-        else:
-            self.inbox = Inbox(self.path, self.spec.inbox)
-        return self.inbox
-
-    def describe(self) -> ChildInfo:
-        """The row as `which_children` lists it."""
-        return ChildInfo(self.spec.name, self.spec.kind, self.spec.restart, self.state)
-
     def snapshot(self) -> Snapshot:
         """The row, and the tree below it, as a value."""
         life = self.life
@@ -113,9 +93,6 @@ class Child:
             since=self.since,
             restarts=self.restarts,
             last_exit=self.last_exit,
-            inbox_depth=None
-            if self.inbox is None or not self.inbox.is_open
-            else self.inbox.statistics().depth,
             info={} if life is None else life.info,
             children=() if life is None or life.children is None else life.children(),
         )
@@ -126,21 +103,18 @@ class Life(ChildContext):
 
     __slots__ = (
         "_child",
-        "_ended_event",
         "_error",
+        "_news",
         "_on_ready",
-        "_settled_event",
         "_soft",
         "asked_at",
         "ended_at",
         "failure",
         "for_restart",
-        "ignored",
         "killed",
         "purpose",
         "ready_at",
         "scope",
-        "value",
     )
 
     def __init__(
@@ -148,11 +122,10 @@ class Life(ChildContext):
         child: Child,
         *,
         tree: Tree,
-        inbox: Inbox[Any] | None,
         purpose: Purpose,
         on_ready: "Callable[[Child, Life], None] | None",
     ) -> None:
-        super().__init__(name=child.spec.name, path=child.path, tree=tree, inbox=inbox)
+        super().__init__(name=child.spec.name, path=child.path, tree=tree)
         self._child = child
         self._on_ready = on_ready
         self.purpose = purpose
@@ -160,27 +133,23 @@ class Life(ChildContext):
         self.ready_at: float | None = None
         self.asked_at = math.inf
         self.ended_at: float | None = None
-        self.value: object = None  # what the child passed to started()
         self.failure: ExitReason | None = None  # why it never got ready
-        self.ignored = False  # it raised IgnoreStart
         self.for_restart = False  # it is being stopped in order to be restarted with its group
         self.killed = False
         # Cancelling it was the request to stop, so it is no kill.
         self._soft = False
         self._error: Exception | None = None  # what the child raised
-        self._settled_event: trio.Event | None = None
-        self._ended_event: trio.Event | None = None
+        self._news = Bell()  # it is ready, or has ended
 
     def started(self, value: object = None) -> None:
         """The child is ready."""
+        del value
         if self.ready_at is not None:
             return
         self.ready_at = trio.current_time()
-        self.value = value
         if self._on_ready is not None:
             self._on_ready(self._child, self)
-        if self._settled_event is not None:
-            self._settled_event.set()
+        self._news.ring()
 
     def snapshot(self) -> Snapshot:
         """The child's row."""
@@ -206,7 +175,7 @@ class Life(ChildContext):
             except* Exception as group:  # noqa: BLE001 (the same edge)
                 self._error = group
         if self._error is not None:
-            return self._classify(self._error)
+            return _classify(self._error)
         if self.scope.cancelled_caught and not self._soft:
             return Killed()
         return Stopped() if self.asked else Normal()
@@ -242,48 +211,25 @@ class Life(ChildContext):
     def end(self) -> None:
         """End the life: wake the tasks that wait for that."""
         self.ended_at = trio.current_time()
-        for event in (self._settled_event, self._ended_event):
-            if event is not None:
-                event.set()
+        self._news.ring()
 
     async def wait_settled(self) -> None:
         """Return once the child is ready, or has ended before it was."""
-        if self.ready_at is None and self.ended_at is None:
-            if self._settled_event is None:
-                self._settled_event = trio.Event()
-            await self._settled_event.wait()
+        while self.ready_at is None and self.ended_at is None:
+            await self._news.next_ring()
 
     async def wait_ended(self) -> None:
         """Return once the life is over."""
-        if self.ended_at is None:
-            if self._ended_event is None:
-                self._ended_event = trio.Event()
-            await self._ended_event.wait()
+        while self.ended_at is None:
+            await self._news.next_ring()
 
-    def start_failure(self, reason: ExitReason) -> StartFailed:
+    def start_failure(self, reason: ExitReason) -> FailedToStart:
         """The reason as it stands for a child that ended before it was ready."""
         hasty = f"child {self.path!r} ended ({reason}) before it called started()"
-        return StartFailed(RuntimeError(hasty) if self._error is None else self._error)
-
-    def _classify(self, failure: Exception) -> ExitReason:
-        match failure:
-            case ExitShutdown():
-                return Stopped()
-            case IntensityExceeded():
-                return Escalated(
-                    supervisor=failure.supervisor, offender=failure.offender, reason=failure.reason
-                )
-            case IgnoreStart() if self.ready_at is None:
-                self.ignored = True
-                return Normal()
-        if self.asked and _is_only(failure, trio.EndOfChannel):
-            # Its inbox told it to stop, and it let that propagate.
-            return Stopped()
-        return Crashed(failure)
+        return FailedToStart(RuntimeError(hasty) if self._error is None else self._error)
 
 
-def _is_only(failure: Exception, kind: type[Exception]) -> bool:
-    """Whether `failure` is of `kind`, or a group of nothing else."""
-    if isinstance(failure, ExceptionGroup):
-        return failure.split(kind)[1] is None
-    return isinstance(failure, kind)
+def _classify(failure: Exception) -> ExitReason:
+    if isinstance(failure, IntensityExceeded):
+        return Escalated(supervisor=failure.supervisor, offender=failure.offender, reason=failure.reason)
+    return Crashed(failure)

@@ -24,7 +24,7 @@ class Context(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ChildStarted:
-    """A child is ready for the first time, or after `restart_child`."""
+    """A child is ready for the first time."""
 
     name: ClassVar[str] = "child_started"
     context: ClassVar[None] = None

@@ -11,7 +11,7 @@ from actors.supervision.events import (
     Observer,
     RestartsExhausted,
 )
-from actors.supervision.restart import Crashed, Escalated, ExitReason, Killed, StartFailed, is_abnormal
+from actors.supervision.restart import Crashed, Escalated, ExitReason, FailedToStart, Killed, is_abnormal
 from actors.supervision.spec import ChildSpec, Restart
 
 
@@ -40,7 +40,7 @@ class Reports:
         """
         if self._observer is None:
             return
-        if isinstance(reason, StartFailed):
+        if isinstance(reason, FailedToStart):
             if not swept:
                 self._observer(ChildStartFailed(self._supervisor, child.path, child.spec, reason))
         elif life.ready_at is not None or isinstance(reason, Crashed):

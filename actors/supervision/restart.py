@@ -3,13 +3,13 @@
 Theory of operation. A child ends for an `ExitReason`. `wants_restart` says whether its restart type asks for
 another life. If so, `judge` charges the death to a budget and names what to do: restart after a delay, try
 half-open, or give up. `affected` says which siblings go down with it and come back with it. A failed restart
-is a death like any other (`StartFailed`), so a child that cannot start uses up the same budget.
+is a death like any other (`FailedToStart`), so a child that cannot start uses up the same budget.
 
 Two things are counted, and they differ:
 
 - *Restarts*, in a sliding window (`RestartWindow`): the supervisor's, or the child's own if its spec has an
   `intensity`. They decide when to give up.
-- *Deaths in a row* (`Health.attempt`): they decide the backoff. A life that outlived the budget's period, or
+- *Deaths in a row* (`DeathRecord.attempt`): they decide the backoff. A life that outlived the budget's period, or
   that reported progress, starts the row afresh. Progress also empties a child's own window, since such a
   budget means "deaths without progress"; the supervisor's window is OTP's, and progress leaves it alone.
 """
@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from actors.supervision.spec import (
-    AutoShutdown,
     Backoff,
     ChildSpec,
     Intensity,
@@ -41,7 +40,7 @@ class Normal:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The child ended because it was asked to, or raised `ExitShutdown`: OTP's reason `shutdown`."""
+    """The child ended because it was asked to: OTP's reason `shutdown`."""
 
     name: ClassVar[str] = "shutdown"
 
@@ -51,7 +50,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """The child was cancelled hard: brutal_kill, a shutdown budget that ran out, or `kill_child`."""
+    """The child was cancelled hard: brutal_kill, a shutdown budget that ran out, or `Supervisor.kill`."""
 
     name: ClassVar[str] = "killed"
 
@@ -71,7 +70,7 @@ class Crashed:
 
 
 @dataclass(frozen=True, slots=True)
-class StartFailed:
+class FailedToStart:
     """The child ended before it was ready."""
 
     name: ClassVar[str] = "start_failed"
@@ -94,17 +93,7 @@ class Escalated:
         return f"escalated: {self.offender!r} exhausted its restarts ({self.reason})"
 
 
-@dataclass(frozen=True, slots=True)
-class NotStarted:
-    """Nothing has lived at this path yet."""
-
-    name: ClassVar[str] = "not_started"
-
-    def __str__(self) -> str:
-        return self.name
-
-
-ExitReason = Normal | Stopped | Killed | Crashed | StartFailed | Escalated | NotStarted
+ExitReason = Normal | Stopped | Killed | Crashed | FailedToStart | Escalated
 """Why a child is not alive."""
 
 
@@ -124,8 +113,8 @@ def affected(strategy: Strategy, order: Collection[str], failed: str) -> tuple[s
     """The children that are restarted when `failed` is, in start order; they are terminated in reverse.
 
     `order` names all children in start order. Children of `order` that are not running are started as well,
-    as in OTP: `terminate_child` keeps a child down only until its group restarts. Temporary ones end with
-    their group and do not return. Raises ValueError if `failed` is not in `order`.
+    as in OTP: a transient child that has ended returns with its group. Temporary ones end with their group
+    and do not return. Raises ValueError if `failed` is not in `order`.
     """
     # Comes first, because dynamic supervisors hold thousands of children.
     if strategy is Strategy.ONE_FOR_ONE:
@@ -134,16 +123,6 @@ def affected(strategy: Strategy, order: Collection[str], failed: str) -> tuple[s
     if failed not in names:
         raise ValueError(f"{failed!r} is not a child here; the children are {', '.join(map(repr, names))}")
     return names if strategy is Strategy.ONE_FOR_ALL else names[names.index(failed) :]
-
-
-def shuts_down(auto_shutdown: AutoShutdown, *, significant: bool, others_active: bool) -> bool:
-    """Whether a child that ended by itself, and stays down, takes its supervisor along.
-
-    `others_active` says whether any other significant child is still up or about to be restarted.
-    """
-    if not significant or auto_shutdown is AutoShutdown.NEVER:
-        return False
-    return auto_shutdown is AutoShutdown.ANY_SIGNIFICANT or not others_active
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +147,7 @@ class RestartWindow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class DeathRecord:
     """What a supervisor remembers of a child's deaths.
 
     `attempt` counts deaths in a row. `window` is the child's own budget; it is None if the supervisor's is
@@ -181,8 +160,8 @@ class Health:
     exhausted: bool = False
 
     @classmethod
-    def of(cls, spec: ChildSpec) -> "Health":
-        """The health of a child that has never died."""
+    def of(cls, spec: ChildSpec) -> "DeathRecord":
+        """The record of a child that has never died."""
         return cls(window=RestartWindow(spec.intensity) if spec.intensity else None)
 
 
@@ -225,36 +204,36 @@ Action = RestartAfter | RetryHalfOpen | GiveUp
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What to do, and what to remember: the child's health and the supervisor's window."""
+class Judgement:
+    """What to do, and what to remember: the child's record and the supervisor's window."""
 
     action: Action
-    health: Health
+    record: DeathRecord
     shared: RestartWindow = field(repr=False)
 
 
 def judge(
-    health: Health, shared: RestartWindow, death: Death, *, on_exhausted: OnExhausted, backoff: Backoff
-) -> Verdict:
+    record: DeathRecord, shared: RestartWindow, death: Death, *, on_exhausted: OnExhausted, backoff: Backoff
+) -> Judgement:
     """Charge a death to the child's own window if it has one, else to `shared`, and say what follows.
 
     Cases, in order: a life with progress clears the child's own budget and is not charged to it; a long life
     starts the row of deaths afresh; an exhausted child stays half-open; an exceeded window escalates or
     opens.
     """
-    own = health.window
+    own = record.window
     period = (own or shared).intensity.period
     if death.progressed or death.uptime >= period:
-        health = replace(health, attempt=0, exhausted=False)
-    health = replace(health, attempt=health.attempt + 1)
+        record = replace(record, attempt=0, exhausted=False)
+    record = replace(record, attempt=record.attempt + 1)
     if own is None:
         charged = shared = shared.add(death.now)
     else:
         charged = replace(own, times=()) if death.progressed else own.add(death.now)
-        health = replace(health, window=charged)
-    if not (charged.exceeded or health.exhausted):
-        return Verdict(RestartAfter(backoff.delay(health.attempt, death.sample)), health, shared)
+        record = replace(record, window=charged)
+    if not (charged.exceeded or record.exhausted):
+        return Judgement(RestartAfter(backoff.delay(record.attempt, death.sample)), record, shared)
     if on_exhausted is OnExhausted.ESCALATE:
-        return Verdict(GiveUp(), health, shared)
-    action = RetryHalfOpen(backoff.delay_at_cap(death.sample), again=health.exhausted)
-    return Verdict(action, replace(health, exhausted=True), shared)
+        return Judgement(GiveUp(), record, shared)
+    action = RetryHalfOpen(backoff.delay_at_cap(death.sample), again=record.exhausted)
+    return Judgement(action, replace(record, exhausted=True), shared)

@@ -54,14 +54,6 @@ class Shutdown(Enum):
     INFINITY = "infinity"
 
 
-class AutoShutdown(Enum):
-    """Whether a supervisor stops by itself once its significant children have ended by themselves."""
-
-    NEVER = "never"
-    ANY_SIGNIFICANT = "any_significant"
-    ALL_SIGNIFICANT = "all_significant"
-
-
 class OnExhausted(Enum):
     """What follows when a child has used up a restart budget of its own.
 
@@ -156,10 +148,9 @@ class ChildSpec:
     """One child: what starts it, when it is started again, and how it is stopped.
 
     `name` is a segment of the tree path and may itself hold segments (`resnet/3`). `shutdown` is a number of
-    seconds or a `Shutdown`; None means five seconds for a worker and infinity for a supervisor. `inbox` is
-    the capacity of the child's inbox (0: it has none), and `keep_inbox` lets messages not yet received
-    survive a restart. `intensity` gives the child a restart budget of its own, charged instead of its
-    supervisor's; `on_exhausted` says what happens when it is used up. `backoff` replaces the supervisor's.
+    seconds or a `Shutdown`; None means five seconds for a worker and infinity for a supervisor. `intensity`
+    gives the child a restart budget of its own, charged instead of its supervisor's; `on_exhausted` says what
+    happens when it is used up. `backoff` replaces the supervisor's.
 
     Raises ValueError, saying what would have worked, for fields that contradict one another.
     """
@@ -170,9 +161,6 @@ class ChildSpec:
     restart: Restart = Restart.PERMANENT
     kind: Kind = Kind.WORKER
     shutdown: Shutdown | float | None = None
-    significant: bool = False
-    inbox: int = 0
-    keep_inbox: bool = False
     intensity: Intensity | None = None
     on_exhausted: OnExhausted = OnExhausted.ESCALATE
     backoff: Backoff | None = None
@@ -190,12 +178,6 @@ class ChildSpec:
                 f"child {name!r}: shutdown is {self.shutdown} s; for no time at all use Shutdown.BRUTAL_KILL, "
                 "for all the time it takes Shutdown.INFINITY"
             )
-        if self.significant and self.restart is Restart.PERMANENT:
-            raise ValueError(
-                f"child {name!r} is significant and permanent, so it never ends by itself; "
-                "make it transient or temporary"
-            )
-        self._check_inbox()
         self._check_budget()
 
     @property
@@ -210,16 +192,6 @@ class ChildSpec:
                 return math.inf if self.kind is Kind.SUPERVISOR else DEFAULT_GRACE
             case seconds:
                 return seconds
-
-    def _check_inbox(self) -> None:
-        if self.inbox < 0:
-            raise ValueError(f"child {self.name!r}: inbox is {self.inbox}; it is a capacity, 0 for no inbox")
-        if self.keep_inbox and not self.inbox:
-            raise ValueError(f"child {self.name!r}: keep_inbox needs an inbox; pass its capacity, inbox=64")
-        if self.keep_inbox and self.restart is Restart.TEMPORARY:
-            raise ValueError(
-                f"child {self.name!r}: keep_inbox carries messages over a restart, and a temporary child has none"
-            )
 
     def _check_budget(self) -> None:
         if self.on_exhausted is OnExhausted.RETRY_AT_CAP and self.intensity is None:
@@ -246,23 +218,12 @@ class Flags:
     strategy: Strategy = Strategy.ONE_FOR_ONE
     intensity: Intensity = DEFAULT_INTENSITY
     backoff: Backoff = DEFAULT_BACKOFF
-    auto_shutdown: AutoShutdown = AutoShutdown.NEVER
 
 
-def check_children(children: tuple[ChildSpec, ...], auto_shutdown: AutoShutdown) -> None:
+def check_children(children: tuple[ChildSpec, ...]) -> None:
     """Raise ValueError if these specs cannot stand under one supervisor (OTP's `check_childspecs`)."""
     seen: set[str] = set()
     for spec in children:
         if spec.name in seen:
             raise ValueError(f"two children are named {spec.name!r}; names are unique under one supervisor")
         seen.add(spec.name)
-        check_significant(spec, auto_shutdown)
-
-
-def check_significant(spec: ChildSpec, auto_shutdown: AutoShutdown) -> None:
-    """Raise ValueError for a significant child under a supervisor that never shuts down by itself."""
-    if spec.significant and auto_shutdown is AutoShutdown.NEVER:
-        raise ValueError(
-            f"child {spec.name!r} is significant, but its supervisor's auto_shutdown is never; "
-            "use any_significant or all_significant, or drop the mark"
-        )

@@ -20,7 +20,7 @@ other code.
         ...
         root.stop()
 
-If `clock` raises, it is back at once under the same address. The connections restart with it, because it
+If `clock` raises, it is back at once. The connections restart with it, because it
 stands before them in a rest_for_one tree. If `clock` raises a fourth time within five seconds, the root stops
 the remaining children, in order, and `serve` raises IntensityExceeded.
 """
@@ -31,18 +31,16 @@ from typing import Any
 
 import trio
 
-from actors.supervision.branch import Branch, Started
+from actors.supervision.branch import Branch
 from actors.supervision.child import Child, Life, Purpose
 from actors.supervision.context import ChildContext, Tree
-from actors.supervision.errors import ExitShutdown, NotRunning, StartError
+from actors.supervision.errors import NotRunning, StartError
 from actors.supervision.events import Observer
 from actors.supervision.lifecycle import ChildState, Step
-from actors.supervision.registry import Registry
 from actors.supervision.restart import Stopped
 from actors.supervision.spec import (
     DEFAULT_BACKOFF,
     DEFAULT_INTENSITY,
-    AutoShutdown,
     Backoff,
     ChildSpec,
     Flags,
@@ -51,14 +49,14 @@ from actors.supervision.spec import (
     Strategy,
     check_children,
 )
-from actors.supervision.tree import ChildInfo, Counts, Snapshot
+from actors.supervision.tree import Snapshot
 
 
 class Supervisor:
     """Starts, stops and restarts children; hang it under another with `spec`, or make it a root with `serve`.
 
     The object is a handle and may be kept: it runs again when its own supervisor restarts it. It then has the
-    children given here and not those added later, as in OTP. If `children` is a function, it is called at
+    children given here and not those added later, as in OTP. Children come and go only in one_for_one. If `children` is a function, it is called at
     each start, like OTP's `init`. So a function that keeps track of the children that came and went can bring
     all of them back. Such children count as added later: they are stopped together, and a child that does not
     start is tried again, within its budget, while the others run. All operations raise NotRunning while the
@@ -72,14 +70,13 @@ class Supervisor:
         strategy: Strategy = Strategy.ONE_FOR_ONE,
         intensity: Intensity = DEFAULT_INTENSITY,
         backoff: Backoff = DEFAULT_BACKOFF,
-        auto_shutdown: AutoShutdown = AutoShutdown.NEVER,
     ) -> None:
         self._ask = children if callable(children) else None
         self._specs = () if callable(children) else tuple(children)
-        check_children(self._specs, auto_shutdown)
-        self._flags = Flags(
-            strategy=strategy, intensity=intensity, backoff=backoff, auto_shutdown=auto_shutdown
-        )
+        check_children(self._specs)
+        if self._ask is not None and strategy is not Strategy.ONE_FOR_ONE:
+            raise ValueError(f"children that a function names come and go; they can't be {strategy.value}")
+        self._flags = Flags(strategy=strategy, intensity=intensity, backoff=backoff)
         self._ctx: ChildContext | None = None
         self._branch: Branch | None = None
         self._root: tuple[Child, Life] | None = None
@@ -94,18 +91,18 @@ class Supervisor:
         """Run as the child that `ctx` belongs to, ready when all initial children are.
 
         It may also be the last line of a start function that makes what its children share. Raises
-        IntensityExceeded when it gives up, StartError if an initial child does not start, ExitShutdown after
-        an automatic shutdown. Each is for the parent supervisor, and by then the children are down.
+        IntensityExceeded when it gives up, StartError if an initial child does not start. Each is for the
+        parent supervisor, and by then the children are down.
         """
         if self._branch is not None:
             raise RuntimeError(
                 f"supervisor {ctx.path!r} runs already; one Supervisor object is one place in the tree"
             )
         specs = self._specs if self._ask is None else tuple(self._ask())
-        check_children(specs, self._flags.auto_shutdown)
+        check_children(specs)
         self._ctx, self._branch = ctx, Branch(self._flags, ctx)
         try:
-            await self._branch.run(specs, self, dynamic=self._ask is not None)
+            await self._branch.run(specs, dynamic=self._ask is not None)
         finally:
             self._ctx = self._branch = None
 
@@ -117,7 +114,7 @@ class Supervisor:
         random: Random | None = None,
         task_status: "trio.TaskStatus[Supervisor]" = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Run as the root of a tree, until `stop`, an automatic shutdown, or giving up.
+        """Run as the root of a tree, until `stop` or giving up.
 
         `name` stands for the root in reports and snapshots; its path is empty. `observer` gets every event of
         the tree, and `random` draws every jitter. Raises IntensityExceeded and StartError as `run` does. It
@@ -131,14 +128,11 @@ class Supervisor:
                 child.step(Step.READY)
             task_status.started(self)
 
-        row.life = life = Life(row, tree=tree, inbox=None, purpose=Purpose.INITIAL, on_ready=on_ready)
+        row.life = life = Life(row, tree=tree, purpose=Purpose.INITIAL, on_ready=on_ready)
         row.step(Step.BEGIN)
         self._root = row, life
         try:
             await self.run(life)
-        except ExitShutdown:
-            # The significant children have ended, and the tree with them.
-            pass
         finally:
             self._root = None
         if life.ready_at is None:
@@ -158,53 +152,37 @@ class Supervisor:
                 life.asked = True
         branch.close()
 
-    # Children that come and go.
+    # Children that come and go. Raises ValueError where the strategy is not one_for_one.
 
-    async def start_child(self, spec: ChildSpec) -> Started:
+    async def start_child(self, spec: ChildSpec) -> None:
         """Add a child at the end, start it, and return when it is ready.
 
-        Raises AlreadyStarted or AlreadyPresent if the name is taken. Raises StartError if the child does not
-        start, and forgets it. If the caller is cancelled, the unfinished child is cancelled with it.
+        Raises AlreadyStarted if the name is taken. Raises StartError if the child does not start, and forgets
+        it. If the caller is cancelled, the unfinished child is cancelled with it. A child that has ended for
+        good is forgotten.
         """
-        return await self._running().start_child(spec)
+        await self._running().start_child(spec)
 
     def start_child_nowait(self, spec: ChildSpec) -> None:
         """Add a child that counts as ready from the start: the cheap way, for connections.
 
-        It is temporary or transient. Either is forgotten once it has ended for good, because no caller waits
-        for it. A transient child that is restarted says itself when it is ready. It has no address unless its
-        spec has an inbox. Raises AlreadyStarted, or ValueError for a child that is permanent.
+        It is temporary or transient. Either is forgotten once it has ended for good. A transient child that
+        is restarted says itself when it is ready. Raises AlreadyStarted, or ValueError for a child that is
+        permanent.
         """
         self._running().start_child_nowait(spec)
 
     async def terminate_child(self, name: str) -> None:
-        """Stop a child within its budget and keep it down, until `restart_child` or its group's next restart.
-
-        Stops a pending restart as well. A temporary child is forgotten. Raises NotFound.
-        """
+        """Stop a child within its budget, or its pending restart, and forget it. Raises NoSuchChild."""
         await self._running().terminate_child(name)
 
-    async def restart_child(self, name: str) -> Started:
-        """Start a child that is down. Raises NotFound, Running, Restarting or StartError."""
-        return await self._running().restart_child(name)
-
-    def delete_child(self, name: str) -> None:
-        """Forget a child that is down. Raises NotFound, Running or Restarting."""
-        self._running().delete_child(name)
-
-    def kill_child(self, name: str) -> None:
-        """Cancel a child hard, as `exit(Pid, kill)` would: an abnormal exit, so its restart type applies.
-
-        Raises NotFound; does nothing to a child that is down.
-        """
-        self._running().kill_child(name)
-
     def kill(self, path: str) -> None:
-        """Do as `kill_child` does to the child at this absolute path, at any depth below this supervisor.
+        """Cancel the child at this absolute path, at any depth below this supervisor.
 
-        Raises NotFound, and NotRunning if a supervisor on the way is stopping.
+        This is `exit(Pid, kill)`, an abnormal exit: the child's restart type applies. Does nothing to a child
+        that is down. Raises NoSuchChild, and NotRunning if a supervisor on the way is stopping.
         """
-        self._running().kill_at(path)
+        self._running().kill(path)
 
     # Looking.
 
@@ -213,20 +191,9 @@ class Supervisor:
         """Whether the supervisor is up, or on its way up or down."""
         return self._branch is not None
 
-    @property
-    def registry(self) -> Registry:
-        """The names of the tree this supervisor is part of."""
-        self._running()
-        assert self._ctx is not None
-        return self._ctx.registry
-
-    def which_children(self) -> tuple[ChildInfo, ...]:
-        """The children in start order."""
-        return self._running().table.which_children()
-
-    def count_children(self) -> Counts:
-        """How many children there are, alive, and of each kind."""
-        return self._running().table.count_children()
+    def which_children(self) -> tuple[str, ...]:
+        """The names of the children in start order."""
+        return tuple(self._running().table.names)
 
     def tree(self) -> Snapshot:
         """This supervisor and everything below it, as a value."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from actors.supervision.lifecycle import ChildState
 from actors.supervision.restart import ExitReason
-from actors.supervision.spec import Kind, Restart
+from actors.supervision.spec import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,8 +14,8 @@ class Snapshot:
     """One node of the tree at one moment, and the nodes below it in start order.
 
     `since` is when the present state began (`trio.current_time()`), `restarts` how often the supervisor has
-    restarted this child, `last_exit` why it last ended (None: it never has), `info` what the child published,
-    and `inbox_depth` the messages waiting, None for a child without an inbox.
+    restarted this child, `last_exit` why it last ended (None: it never has), and `info` what the child
+    published.
     """
 
     name: str
@@ -25,7 +25,6 @@ class Snapshot:
     since: float
     restarts: int = 0
     last_exit: ExitReason | None = None
-    inbox_depth: int | None = None
     info: Mapping[str, object] = field(default_factory=dict)
     children: tuple["Snapshot", ...] = ()
 
@@ -39,7 +38,6 @@ class Snapshot:
             "since": self.since,
             "restarts": self.restarts,
             "last_exit": None if self.last_exit is None else str(self.last_exit),
-            "inbox_depth": self.inbox_depth,
             "info": dict(self.info),
             "children": [child.as_dict() for child in self.children],
         }
@@ -56,23 +54,3 @@ class Snapshot:
             if node.path == path:
                 return node
         raise KeyError(f"no node at {path!r}; there are {', '.join(repr(n.path) for n in self.walk())}")
-
-
-@dataclass(frozen=True, slots=True)
-class ChildInfo:
-    """A row of `which_children`."""
-
-    name: str
-    kind: Kind
-    restart: Restart
-    state: ChildState
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """`count_children`: all specs, children alive, and how many of the specs are of each kind."""
-
-    specs: int
-    active: int
-    supervisors: int
-    workers: int

@@ -60,15 +60,15 @@ SUPERVISION: Final = (
         "deaths-never-forgotten",
         "a life with progress does not start the row of deaths afresh, so backoff only grows",
         "actors/supervision/restart.py",
-        "        health = replace(health, attempt=0, exhausted=False)\n",
-        "        health = replace(health, exhausted=False)\n",
+        "        record = replace(record, attempt=0, exhausted=False)\n",
+        "        record = replace(record, exhausted=False)\n",
     ),
     Mutation(
         "stops-left-to-right",
         "children are stopped in the order of their start",
         "actors/supervision/branch.py",
-        "        for child in list(reversed(self.table)):\n            await self._stop(child)\n",
-        "        for child in list(self.table):\n            await self._stop(child)\n",
+        "        for child in list(reversed(self.table)):\n            await self._lives.stop(child)\n",
+        "        for child in list(self.table):\n            await self._lives.stop(child)\n",
     ),
     Mutation(
         "group-restart-without-waiting",
@@ -80,9 +80,9 @@ SUPERVISION: Final = (
     Mutation(
         "failed-restart-is-the-end",
         "a restart that fails is not tried again",
-        "actors/supervision/branch.py",
-        "            return life.purpose is Purpose.RESTART and not life.ignored\n",
-        "            return False\n",
+        "actors/supervision/lives.py",
+        "        return life.purpose is Purpose.RESTART\n",
+        "        return False\n",
     ),
 )
 

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tritium tree",
         description="Show the live supervision tree of a running server: who is up, since when, how often it was"
-        " restarted, why it last ended, and how many messages wait for it.",
+        " restarted, and why it last ended.",
         epilog="example: tritium tree --url http://127.0.0.1:8000 --watch",
         allow_abbrev=False,
     )
@@ -81,8 +81,6 @@ def facts(node: Node, now: float | None) -> Iterator[tuple[str, str]]:
         yield "since", f"for {duration(now - node['since'])}"
     if node.get("restarts"):
         yield "restarts", f"{node['restarts']} restart{'s' if node['restarts'] != 1 else ''}"
-    if node.get("inbox_depth"):
-        yield "inbox", f"{node['inbox_depth']} in the inbox"
     for key, value in (node.get("info") or {}).items():
         yield "info", f"{printable(str(key))}={printable(str(value))}"
     if node.get(FOLDED):
@@ -178,7 +176,7 @@ def _label(node: Node, now: float | None) -> Text:
 
     style = _STYLES.get(str(node.get("state")), "")
     label = Text.assemble(("● ", style), (printable(str(node.get("name", "?"))), "bold"))
-    styles = {"state": style, "restarts": "yellow", "inbox": "cyan", "reason": "red", "folded": "green"}
+    styles = {"state": style, "restarts": "yellow", "reason": "red", "folded": "green"}
     for kind, words in facts(node, now):
         label.append("  " + words, style=styles.get(kind, "dim"))
     if node.get(SHORT):

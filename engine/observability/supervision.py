@@ -10,7 +10,7 @@ from typing import Final, assert_never
 from structlog.typing import FilteringBoundLogger
 
 from actors.supervision import events
-from actors.supervision.restart import Crashed, ExitReason, StartFailed
+from actors.supervision.restart import Crashed, ExitReason, FailedToStart
 from actors.values.events import Event
 
 _BY_NAME: Final = {event.value: event for event in Event}
@@ -55,6 +55,6 @@ def supervision_observer(log: FilteringBoundLogger) -> events.Observer:
 
 
 def _why(reason: ExitReason) -> dict[str, object]:
-    if isinstance(reason, Crashed | StartFailed):
+    if isinstance(reason, Crashed | FailedToStart):
         return {"reason": str(reason), "exc_info": reason.exception}
     return {"reason": str(reason)}

@@ -152,9 +152,7 @@ class Frontend:
     async def _listen(self, ctx: ChildContext) -> None:
         ctx.publish(address=self.address)
         self._log(Event.LISTENER_OPENED, service=self._title, address=self.address)
-        await self._listener.serve(
-            self._sock, self._spawn, on_exhausted=self._exhausted, task_status=ctx.task_status
-        )
+        await self._listener.serve(self._sock, self._spawn, on_exhausted=self._exhausted, task_status=ctx)
         await ctx.stopping.wait()  # drained; the end is the tree's
 
     def _exhausted(self, failure: OSError) -> None:

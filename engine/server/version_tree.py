@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -34,7 +35,7 @@ from actors.serving.recorded_model import RecordedState
 from actors.serving.records import Recorder
 from actors.serving.router import UNLOADED, Router
 from actors.supervision.context import ChildContext
-from actors.supervision.errors import NotFound, NotRunning, SupervisionError
+from actors.supervision.errors import NoSuchChild, NotRunning, SupervisionError
 from actors.supervision.events import Event as SupervisionEvent
 from actors.supervision.events import RestartsExhausted
 from actors.supervision.spec import Backoff, ChildSpec, Intensity, Kind, OnExhausted, Strategy
@@ -278,11 +279,8 @@ class ModelSubtrees:
 
     @staticmethod
     async def _forget(supervisor: Supervisor, name: str) -> None:
-        try:
+        with suppress(NoSuchChild, NotRunning):  # it never started, or its supervisor has gone first
             await supervisor.terminate_child(name)
-            supervisor.delete_child(name)
-        except (NotFound, NotRunning):
-            pass  # it never started, or its supervisor has gone first
 
     async def scale(self, state: ModelState, spec: ModelSpec) -> None:
         """Start and stop instances of a READY version until they are those of `spec`.

@@ -10,7 +10,6 @@ import pytest
 import trio
 
 from actors.supervision.supervisor import Supervisor
-from actors.supervision.testing import Puppet, serving, settled
 from chaos.saboteur import (
     SabotageClient,
     SabotagedMachine,
@@ -22,6 +21,7 @@ from chaos.saboteur import (
 )
 from chaos.server import served
 from chaos.workload.repository import write_repository
+from tests.support.trees import Puppet, serving, settled
 
 
 class Lines:

@@ -147,9 +147,9 @@ def missed_restart(monkeypatch):
     restart = Branch._restart
     count = iter(range(10**9))
 
-    async def forgets(self, child, *, left_over=False):
+    async def forgets(self, child):
         if next(count) % 3 or "instances" not in child.path:
-            await restart(self, child, left_over=left_over)
+            await restart(self, child)
 
     monkeypatch.setattr(Branch, "_restart", forgets)
 

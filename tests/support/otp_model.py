@@ -6,17 +6,13 @@ from itertools import count
 import trio
 
 from actors.supervision.errors import (
-    AlreadyPresent,
     AlreadyStarted,
-    IgnoreStart,
-    NotFound,
+    NoSuchChild,
     NotRunning,
-    Restarting,
-    Running,
     StartError,
 )
-from actors.supervision.spec import AutoShutdown, OnExhausted, Restart, Strategy
-from actors.supervision.testing import Cue
+from actors.supervision.spec import OnExhausted, Restart, Strategy
+from tests.support.trees import Cue
 
 ALL, EACH = Strategy.ONE_FOR_ALL, Strategy.ONE_FOR_ONE
 AWAITING = ("backing_off", "exhausted")
@@ -45,8 +41,6 @@ class Player:
         how = self.starts.pop(0) if self.starts else "well"
         if how == "fail":
             raise Cue
-        if how == "ignore":
-            raise IgnoreStart
         at_once = how == "crash" and self.supervisor.tree().state.value != "starting"
         ctx.started(self)
         if at_once:
@@ -76,9 +70,9 @@ class Actor:
     def start(self, owner, row):
         how = self.starts.pop(0) if self.starts else "well"
         owner.tell("start", row)
-        if how in ("fail", "ignore"):
+        if how == "fail":
             owner.tell("end", row)
-            return {"fail": "failed", "ignore": "ignored"}[how]
+            return "failed"
         return "crashed" if how == "crash" and not owner.starting else "ready"
 
     def stop(self, owner, row):
@@ -98,6 +92,7 @@ class Row:
         self.spec = spec
         self.part = part
         self.dynamic = dynamic
+        self.forgotten = dynamic or spec.restart is Restart.TEMPORARY
         self.state = "stopped"
         # What its restart waits for: a number for a death in the mail, a tuple for a time.
         self.due = None
@@ -115,14 +110,13 @@ class Otp:
     `outer` is the supervisor that this one is a child of, and `row` is its row there.
     """
 
-    def __init__(self, prefix, specs, parts, clock, *, strategy, intensity, auto_shutdown):
+    def __init__(self, prefix, specs, parts, clock, *, strategy, intensity):
         self.prefix = prefix
         self.specs = specs
         self.parts = parts
         self.clock = clock
         self.strategy = strategy
         self.intensity = intensity
-        self.auto_shutdown = auto_shutdown
         self.outer = None
         self.up = self.starting = False
         self.ended = None  # of a root
@@ -226,7 +220,7 @@ class Otp:
                 self.await_restart(row, 0.0)
                 return result
         row.state = "stopped"
-        if row.spec.restart is Restart.TEMPORARY or (result, purpose) == ("failed", "dynamic"):
+        if row.forgotten:
             self.rows.remove(row)
         return result
 
@@ -235,11 +229,13 @@ class Otp:
             row.due = None
             if not for_restart:
                 row.state = "stopped"
+                if row.forgotten:
+                    self.rows.remove(row)
         elif row.state == "running":
             reason = row.part.stop(self, row)
             self.tell("child_exited", row, reason)
             row.state = "backing_off" if for_restart else "stopped"
-            if row.spec.restart is Restart.TEMPORARY:
+            if row.spec.restart is Restart.TEMPORARY or (row.forgotten and not for_restart):
                 self.rows.remove(row)
 
     def died(self, row, reason):
@@ -250,12 +246,8 @@ class Otp:
             self.await_restart(row, self.clock.now - row.ready_at)
             return
         row.state = "stopped"
-        if restart is Restart.TEMPORARY:
+        if row.forgotten:
             self.rows.remove(row)
-        if row.spec.significant:
-            others = [each for each in self.rows if each.spec.significant and each.state != "stopped"]
-            if self.auto_shutdown is AutoShutdown.ANY_SIGNIFICANT or not others:
-                self.close("shutdown")
 
     def await_restart(self, row, uptime):
         row.state = "backing_off"
@@ -322,11 +314,9 @@ class Otp:
             if each is not row:
                 self.stop_row(each, for_restart=True)
 
-    def restart(self, row, *, waiting_only=False):
+    def restart(self, row):
         self.stop_group(row)
         for each in self.group(row):
-            if waiting_only and each.state not in AWAITING:
-                continue
             if self.begin(each, "restart") == "failed":
                 return
 
@@ -343,46 +333,32 @@ class Otp:
     def start_child(self, spec):
         if not self.up:
             return NotRunning
-        known = self.find(spec.name)
-        if known is not None:
-            return AlreadyStarted if known.state == "running" else AlreadyPresent
+        if self.strategy is not EACH:
+            return ValueError
+        if self.find(spec.name) is not None:
+            return AlreadyStarted
         self.rows.append(row := Row(spec, self.parts[spec.name], dynamic=True))
         return StartError if self.begin(row, "dynamic") == "failed" else None
 
-    def restart_child(self, name):
-        row = self.find(name)
-        if not self.up or row is None:
-            return NotFound if self.up else NotRunning
-        if row.state != "stopped":
-            return Running if row.state == "running" else Restarting
-        return StartError if self.begin(row, "manual") == "failed" else None
-
     def terminate_child(self, name):
         row = self.find(name)
-        if not self.up or row is None:
-            return NotFound if self.up else NotRunning
-        was_due = row.due is not None
-        self.stop_row(row)
-        waiting = [each for each in self.rows if each.state in AWAITING]
-        if was_due and self.strategy is not EACH and waiting:
-            reaching = waiting if self.strategy is ALL else waiting[:1]
-            if all(each.due is None for each in reaching):
-                self.restart(waiting[0], waiting_only=True)
+        if not self.up:
+            return NotRunning
+        if self.strategy is not EACH:
+            return ValueError
+        if row is None:
+            return NoSuchChild
+        row.forgotten = True
+        if row.state == "stopped":
+            self.rows.remove(row)
+        else:
+            self.stop_row(row)
         return None
 
-    def delete_child(self, name):
-        row = self.find(name)
+    def kill(self, path):
+        row = self.find(path.removeprefix(self.prefix))
         if not self.up or row is None:
-            return NotFound if self.up else NotRunning
-        if row.state != "stopped":
-            return Running if row.state == "running" else Restarting
-        self.rows.remove(row)
-        return None
-
-    def kill_child(self, name):
-        row = self.find(name)
-        if not self.up or row is None:
-            return NotFound if self.up else NotRunning
+            return NoSuchChild if self.up else NotRunning
         if row.state == "running":
             row.part.swept(self, row)
             self.died(row, "killed")

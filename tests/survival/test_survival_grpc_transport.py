@@ -15,13 +15,13 @@ from grpclib.const import Cardinality, Handler
 
 from actors.supervision.spec import Intensity
 from actors.supervision.supervisor import Supervisor
-from actors.supervision.testing import serving
 from chaos.server import PATIENCE
 from engine.server.frontends import Frontend
 from engine.server.sockets import bind
 from protocols.grpc.listener import GrpcListener
 from tests.fuzz import h2wire as wire
 from tests.support.certificates import Authority
+from tests.support.trees import serving
 from tests.survival.grpc_wire import (
     INFER,
     STREAM_INFER,

@@ -68,7 +68,7 @@ async def test_what_serves_outlives_the_repository_branch(repository, workshop):
             (loading,) = running.router.background(ModelKey("hangs"))
             await until(lambda: loading.instances[0].pid is not None)
             (worker,) = workers_of(loading)
-            running.root.kill_child("repository")
+            running.root.kill("repository")
         assert len(errors) == 1
         await until(lambda: not psutil.pid_exists(worker))
         still, outcome = await ask(running)

@@ -229,7 +229,7 @@ class CatalogAlone(RuleBasedStateMachine):
     @rule()
     def the_catalog_crashes(self):
         self.crashed_at["catalog"] = self.trio.now
-        self.trio.do(self.world.root.kill_child, "catalog")
+        self.trio.do(self.world.root.kill, "catalog")
 
     def lanes_that_may_crash(self):
         return sorted(name for name in self.there if self.may_crash(name, 61.0))
@@ -244,7 +244,7 @@ class CatalogAlone(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.lanes_that_may_crash()))
         lane = self.lanes[name]
         self.crashed_at[name] = self.trio.now
-        self.trio.do(self.world.lanes.kill_child, name)
+        self.trio.do(self.world.lanes.kill, f"lanes/{name}")
         if lane.current is not None:
             lane.current.lives -= 1
             if lane.current.lives:

@@ -70,7 +70,7 @@ async def test_a_restarted_catalog_adopts_what_runs_and_waits_for_the_rest(begin
     world.tree.seconds["slow"] = 5.0
     await trio.sleep(2)
     quick = world.serving("quick")
-    world.root.kill_child("catalog")
+    world.root.kill("catalog")
     await world.catalog.finished.wait()
     assert world.serving("quick") == quick
     assert world.states("slow") == {1: "READY"}

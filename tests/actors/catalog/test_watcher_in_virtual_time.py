@@ -9,8 +9,8 @@ from actors.catalog.settling import Complete, Incomplete, Seen, Unavailable
 from actors.catalog.watcher import Watcher
 from actors.supervision.spec import Intensity
 from actors.supervision.supervisor import Supervisor
-from actors.supervision.testing import serving, settled
 from actors.values.specs import ModelKey
+from tests.support.trees import serving, settled
 
 INTERVAL = 15.0
 M = ModelKey("m")
@@ -261,7 +261,7 @@ async def test_what_it_knows_outlives_a_crash(world, autojump_clock):
         await world.polls(2)
         world.models = {"m": Seen(2)}
         await world.polls(1)
-        world.root.kill_child("watcher")
+        world.root.kill("watcher")
         await world.polls(5)
         assert world.told == [("look_at", "m"), ("changed", "m")]
 

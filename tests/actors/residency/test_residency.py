@@ -373,7 +373,7 @@ async def test_a_crash_of_the_actor_is_not_noticed_by_those_who_wait(begin, auto
     outcomes = [den.asking(name) for name in "abc"]
     for _ in range(3):
         await trio.sleep(0.4)
-        den.root.kill_child("residency")
+        den.root.kill("residency")
     await trio.sleep(30)
     assert outcomes == [["a"], ["b"], ["c"]]
 
@@ -382,9 +382,9 @@ async def test_a_load_that_ended_while_there_was_no_actor_serves_those_who_wait(
     den = await begin("a")
     outcome = den.asking("a")
     await trio.sleep(0.9)
-    den.root.kill_child("residency")  # the first time it is back at once
+    den.root.kill("residency")  # the first time it is back at once
     await trio.sleep(0.06)
-    den.root.kill_child("residency")
+    den.root.kill("residency")
     await trio.sleep(0.2)
     assert outcome == ["a"]
 
@@ -393,9 +393,9 @@ async def test_nor_is_one_while_the_files_are_looked_at_or_a_model_is_evicted(be
     den = await begin("a", "b", budget=1)
     den.farm.service["a"] = 3.0
     working, waiting = den.asking("a"), den.asking("b")
-    den.root.kill_child("residency")
+    den.root.kill("residency")
     await trio.sleep(2)
-    den.root.kill_child("residency")
+    den.root.kill("residency")
     await trio.sleep(30)
     assert (working, waiting) == (["a"], ["b"])
 

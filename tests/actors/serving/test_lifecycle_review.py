@@ -61,7 +61,7 @@ async def test_a_retirement_goes_on_after_its_supervisor_was_restarted(begin, au
     (state,) = world.serving("m").values()
     answer = await hold(state)
     await world.catalog.unload("m")
-    world.root.kill_child("retirements")
+    world.root.kill("retirements")
     await trio.sleep(2)
     assert state not in world.tree.ended
     assert world.index("m") == [("m", 1, "UNLOADING", "")]
@@ -80,7 +80,7 @@ async def test_a_retirement_keeps_its_deadline_when_its_supervisor_is_restarted(
     begun = trio.current_time()
     await world.catalog.unload("m")
     await trio.sleep(6)
-    world.root.kill_child("retirements")
+    world.root.kill("retirements")
     await state.ended.wait()
     assert trio.current_time() - begun == pytest.approx(10)
 
@@ -129,7 +129,7 @@ async def test_a_retirement_that_is_killed_keeps_its_deadline(begin, autojump_cl
     begun = trio.current_time()
     await world.catalog.unload("m")
     await trio.sleep(6)
-    world.retirements.kill_child(state.subtree)
+    world.retirements.kill(f"retirements/{state.subtree}")
     with trio.fail_after(60):
         await state.ended.wait()
     assert trio.current_time() - begun == pytest.approx(10)
@@ -436,7 +436,7 @@ async def test_nothing_is_kept_of_models_that_have_left(begin, autojump_clock):
         del world.source.models[name]
         world.catalog.gone(ModelKey(name))
         await trio.sleep(5)
-    assert [child.name for child in world.lanes.which_children()] == ["stays"]
+    assert world.lanes.which_children() == ("stays",)
     assert world.router.keys() == [ModelKey("stays")]
     world.source.models["passing-0"] = model("passing-0")
     world.catalog.look_at(ModelKey("passing-0"), changed=True)

@@ -38,7 +38,6 @@ LEAF = Snapshot(
     since=1.5,
     restarts=2,
     last_exit=Killed(),
-    inbox_depth=3,
     info={"device": "cpu"},
 )
 TREE = Snapshot(
@@ -55,7 +54,6 @@ def test_a_snapshot_becomes_plain_nested_dicts():
         "since": 0.5,
         "restarts": 0,
         "last_exit": None,
-        "inbox_depth": None,
         "info": {},
         "children": [
             {
@@ -66,7 +64,6 @@ def test_a_snapshot_becomes_plain_nested_dicts():
                 "since": 1.5,
                 "restarts": 2,
                 "last_exit": "killed",
-                "inbox_depth": 3,
                 "info": {"device": "cpu"},
                 "children": [],
             }

@@ -7,25 +7,22 @@ from hypothesis import strategies as st
 from actors.supervision.restart import (
     Crashed,
     Death,
+    DeathRecord,
     Escalated,
+    FailedToStart,
     GiveUp,
-    Health,
     Killed,
     Normal,
-    NotStarted,
     RestartAfter,
     RestartWindow,
     RetryHalfOpen,
-    StartFailed,
     Stopped,
     affected,
     is_abnormal,
     judge,
-    shuts_down,
     wants_restart,
 )
 from actors.supervision.spec import (
-    AutoShutdown,
     Backoff,
     ChildSpec,
     Intensity,
@@ -39,7 +36,7 @@ NORMAL = [Normal(), Stopped()]
 ABNORMAL = [
     Killed(),
     Crashed(BOOM),
-    StartFailed(BOOM),
+    FailedToStart(BOOM),
     Escalated(supervisor="s", offender="s/a", reason=Crashed(BOOM)),
 ]
 
@@ -60,14 +57,13 @@ def test_a_temporary_child_is_never_restarted(reason):
 
 
 def test_reasons_read_as_sentences_for_people():
-    assert [str(r) for r in [*NORMAL, *ABNORMAL, NotStarted()]] == [
+    assert [str(r) for r in [*NORMAL, *ABNORMAL]] == [
         "normal",
         "shutdown",
         "killed",
         "crashed: ValueError('boom')",
         "start failed: ValueError('boom')",
         "escalated: 's/a' exhausted its restarts (crashed: ValueError('boom'))",
-        "not_started",
     ]
 
 
@@ -101,24 +97,6 @@ def test_the_rest_for_one_group_is_the_failed_child_and_all_started_after_it(ord
     group = affected(Strategy.REST_FOR_ONE, order, failed)
     assert group[0] == failed
     assert [*order[: order.index(failed)], *group] == order
-
-
-@pytest.mark.parametrize(
-    ("auto_shutdown", "significant", "others_active", "expected"),
-    [
-        (AutoShutdown.NEVER, True, False, False),
-        (AutoShutdown.ANY_SIGNIFICANT, True, True, True),
-        (AutoShutdown.ANY_SIGNIFICANT, True, False, True),
-        (AutoShutdown.ANY_SIGNIFICANT, False, False, False),
-        (AutoShutdown.ALL_SIGNIFICANT, True, True, False),
-        (AutoShutdown.ALL_SIGNIFICANT, True, False, True),
-        (AutoShutdown.ALL_SIGNIFICANT, False, False, False),
-    ],
-)
-def test_significant_children_take_their_supervisor_along(
-    auto_shutdown, significant, others_active, expected
-):
-    assert shuts_down(auto_shutdown, significant=significant, others_active=others_active) is expected
 
 
 def window(restarts, period, *times):
@@ -180,19 +158,19 @@ def die_often(health, shared, deaths, **options):
     for now in deaths:
         verdict = die(health, shared, now, **options)
         actions.append(verdict.action)
-        health, shared = verdict.health, verdict.shared
+        health, shared = verdict.record, verdict.shared
     return actions
 
 
 def budgeted(restarts=2, period=30.0):
-    return Health(window=RestartWindow(Intensity(restarts, period)))
+    return DeathRecord(window=RestartWindow(Intensity(restarts, period)))
 
 
 SHARED = RestartWindow(Intensity(3, 5.0))
 
 
 def test_a_child_without_a_budget_charges_its_supervisor():
-    assert die_often(Health(), SHARED, [0.0, 0.1, 0.2, 0.3]) == [
+    assert die_often(DeathRecord(), SHARED, [0.0, 0.1, 0.2, 0.3]) == [
         RestartAfter(0.0),
         RestartAfter(0.1),
         RestartAfter(0.2),
@@ -203,7 +181,7 @@ def test_a_child_without_a_budget_charges_its_supervisor():
 def test_a_child_with_a_budget_leaves_its_supervisors_alone():
     verdict = die(budgeted(), SHARED, 0.0)
     assert verdict.shared is SHARED
-    assert verdict.health.window.times == (0.0,)
+    assert verdict.record.window.times == (0.0,)
 
 
 def test_a_used_up_budget_escalates_by_default():
@@ -217,22 +195,22 @@ def test_an_exhausted_child_may_be_retried_half_open_at_the_cap():
 
 
 def test_a_budget_used_up_anew_after_a_recovery_is_news():
-    health = Health.of(ChildSpec("x", start=print, intensity=Intensity(0, 30.0)))
+    health = DeathRecord.of(ChildSpec("x", start=print, intensity=Intensity(0, 30.0)))
     actions = []
     for at, uptime in ((0.0, 0.0), (1.0, 0.0), (100.0, 60.0), (101.0, 0.0)):
         death = Death(now=at, uptime=uptime, progressed=False, sample=0.0)
         verdict = judge(health, SHARED, death, on_exhausted=OnExhausted.RETRY_AT_CAP, backoff=Backoff())
-        health = verdict.health
+        health = verdict.record
         actions.append(verdict.action)
     assert [action.again for action in actions] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("recovery", [{"progressed": True}, {"uptime": 30.0}])
 def test_an_exhausted_child_recovers_by_progress_or_a_long_life(recovery):
-    health = Health(window=RestartWindow(Intensity(2, 30.0)), attempt=7, exhausted=True)
+    health = DeathRecord(window=RestartWindow(Intensity(2, 30.0)), attempt=7, exhausted=True)
     verdict = die(health, SHARED, 100.0, on_exhausted=OnExhausted.RETRY_AT_CAP, **recovery)
     assert verdict.action == RestartAfter(0.0)
-    assert not verdict.health.exhausted
+    assert not verdict.record.exhausted
 
 
 def test_deaths_with_progress_are_not_charged_to_a_childs_own_budget():
@@ -242,19 +220,19 @@ def test_deaths_with_progress_are_not_charged_to_a_childs_own_budget():
 
 
 def test_progress_does_not_spare_the_supervisors_window():
-    assert die_often(Health(), SHARED, [0.0, 0.1, 0.2, 0.3], progressed=True)[-1] == GiveUp()
+    assert die_often(DeathRecord(), SHARED, [0.0, 0.1, 0.2, 0.3], progressed=True)[-1] == GiveUp()
 
 
 def test_a_life_longer_than_the_period_starts_the_backoff_afresh():
-    verdict = die(Health(attempt=6), SHARED, 100.0, uptime=5.0)
+    verdict = die(DeathRecord(attempt=6), SHARED, 100.0, uptime=5.0)
     assert verdict.action == RestartAfter(0.0)
-    assert verdict.health.attempt == 1
+    assert verdict.record.attempt == 1
 
 
 def test_a_new_child_has_the_budget_of_its_spec():
     intensity = Intensity(5, 30.0)
-    assert Health.of(ChildSpec("a", print, intensity=intensity)).window == RestartWindow(intensity)
-    assert Health.of(ChildSpec("a", print)).window is None
+    assert DeathRecord.of(ChildSpec("a", print, intensity=intensity)).window == RestartWindow(intensity)
+    assert DeathRecord.of(ChildSpec("a", print)).window is None
 
 
 @given(
@@ -270,5 +248,5 @@ def test_a_half_open_child_never_takes_its_supervisor_down(gaps, progressed):
         )
         assert not isinstance(verdict.action, GiveUp)
         assert verdict.shared is SHARED
-        assert verdict.health.exhausted is isinstance(verdict.action, RetryHalfOpen)
-        health, shared = verdict.health, verdict.shared
+        assert verdict.record.exhausted is isinstance(verdict.action, RetryHalfOpen)
+        health, shared = verdict.record, verdict.shared

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.supervision.spec import (
-    AutoShutdown,
     Backoff,
     ChildSpec,
     Intensity,
@@ -26,12 +25,7 @@ async def start(ctx):
 
 def test_a_child_is_a_permanent_worker_unless_told_otherwise():
     spec = ChildSpec("a", start)
-    assert (spec.restart, spec.kind, spec.significant, spec.inbox) == (
-        Restart.PERMANENT,
-        Kind.WORKER,
-        False,
-        0,
-    )
+    assert (spec.restart, spec.kind) == (Restart.PERMANENT, Kind.WORKER)
 
 
 def test_a_spec_is_frozen():
@@ -78,10 +72,6 @@ def test_a_shutdown_that_is_no_number_of_seconds_names_its_alternatives(seconds)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"significant": True}, "never ends by itself; make it transient or temporary"),
-        ({"inbox": -1}, "a capacity, 0 for no inbox"),
-        ({"keep_inbox": True}, "needs an inbox"),
-        ({"keep_inbox": True, "inbox": 1, "restart": Restart.TEMPORARY}, "a temporary child has none"),
         ({"on_exhausted": OnExhausted.RETRY_AT_CAP}, "pass intensity as well"),
         ({"intensity": Intensity(1, 1.0), "restart": Restart.TEMPORARY}, "restart budget means nothing"),
     ],
@@ -93,14 +83,7 @@ def test_fields_that_contradict_one_another_are_refused_with_advice(options, wor
 
 def test_two_children_of_one_name_are_refused():
     with pytest.raises(ValueError, match="two children are named 'a'"):
-        check_children((ChildSpec("a", start), ChildSpec("a", start)), AutoShutdown.NEVER)
-
-
-def test_a_significant_child_needs_a_supervisor_that_shuts_down():
-    spec = ChildSpec("a", start, restart=Restart.TRANSIENT, significant=True)
-    with pytest.raises(ValueError, match="use any_significant or all_significant"):
-        check_children((spec,), AutoShutdown.NEVER)
-    check_children((spec,), AutoShutdown.ANY_SIGNIFICANT)
+        check_children((ChildSpec("a", start), ChildSpec("a", start)))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from actors.supervision.errors import SupervisionError
 from actors.supervision.lifecycle import ChildState
 from actors.supervision.spec import Backoff, Intensity, OnExhausted, Restart, Shutdown, Strategy
 from actors.supervision.supervisor import Supervisor
-from actors.supervision.testing import Puppet, serving
+from tests.support.trees import Puppet, serving
 
 FOREVER = Intensity(10**6, 0.01)
 ALIVE = (ChildState.STARTING, ChildState.RUNNING, ChildState.STOPPING)
@@ -34,15 +34,13 @@ def troupe(random, journal):
         options = {"restart": restart, "shutdown": random.choice([None, 0.1, Shutdown.BRUTAL_KILL])}
         if restart is not Restart.TEMPORARY and random.random() < 0.3:
             options |= {"intensity": Intensity(1, 5.0), "on_exhausted": OnExhausted.RETRY_AT_CAP}
-        if restart is not Restart.TEMPORARY and random.random() < 0.3:
-            options |= {"inbox": 2, "keep_inbox": random.random() < 0.5}
         specs[puppet.name] = puppet.spec(**options)
     return puppets, specs
 
 
 async def perform(random, supervisor, puppet, spec):
     """One act: something the outside world, or the child itself, might do."""
-    match random.randrange(9):
+    match random.randrange(7):
         case 0 | 1:
             puppet.crash()
         case 2:
@@ -51,16 +49,11 @@ async def perform(random, supervisor, puppet, spec):
             puppet.fail_starts = random.randrange(3)
             puppet.crash()
         case 4:
-            supervisor.kill_child(puppet.name)
+            supervisor.kill(f"inner/{puppet.name}")
         case 5:
             with trio.move_on_after(random.choice([0.05, 60])):
                 await supervisor.terminate_child(puppet.name)
         case 6:
-            with trio.move_on_after(random.choice([0.05, 60])):
-                await supervisor.restart_child(puppet.name)
-        case 7:
-            supervisor.delete_child(puppet.name)
-        case 8:
             with trio.move_on_after(random.choice([0.05, 60])):
                 await supervisor.start_child(spec)
 
@@ -68,7 +61,8 @@ async def perform(random, supervisor, puppet, spec):
 async def torment(random, supervisor, puppets, specs):
     for _ in range(60):
         puppet = random.choice(puppets)
-        with suppress(SupervisionError):  # a refusal is as good an answer as any
+        # A refusal is as good an answer as any. Groups refuse all children that come and go.
+        with suppress(SupervisionError, ValueError):
             await perform(random, supervisor, puppet, specs[puppet.name])
         await trio.sleep(random.choice([0.0, 0.0, 0.01, 0.5]))
 
@@ -97,7 +91,6 @@ async def test_after_any_storm_each_life_has_ended_once_and_the_tree_stops(autoj
         nodes = tree.root.tree().find("inner").children
         assert {node.name for node in nodes if node.state in ALIVE} == {n for n, up in lives.items() if up}
         assert {node.state for node in nodes} <= {ChildState.RUNNING, ChildState.STOPPED}
-        assert {path for path in tree.root.registry if path.startswith("inner/")} == {n.path for n in nodes}
     assert Counter(line.split()[0] for line in journal)["start"] == sum(
         line.startswith("end") for line in journal
     )

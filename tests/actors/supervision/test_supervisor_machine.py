@@ -7,13 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.supervision.errors import (
-    ExitShutdown,
-    IntensityExceeded,
-    StartError,
-)
+from actors.supervision.errors import IntensityExceeded, StartError
 from actors.supervision.spec import (
-    AutoShutdown,
     Backoff,
     ChildSpec,
     Intensity,
@@ -24,26 +19,24 @@ from actors.supervision.spec import (
     Strategy,
 )
 from actors.supervision.supervisor import Supervisor
-from actors.supervision.testing import Cue
 from tests.support.examples import examples
 from tests.support.otp_model import AWAITING, Actor, Otp, Player
 from tests.support.stepped_trio import SteppedTrio
+from tests.support.trees import Cue
 
 budgets = st.sampled_from([None, None, Intensity(0, 2.0), Intensity(1, 2.0)])
 shutdowns = st.sampled_from([None, None, Shutdown.BRUTAL_KILL])
 restarts = st.sampled_from([Restart.PERMANENT, Restart.PERMANENT, Restart.TRANSIENT, Restart.TEMPORARY])
-traits = st.tuples(restarts, shutdowns, budgets, st.booleans(), st.booleans())
+traits = st.tuples(restarts, shutdowns, budgets, st.booleans())
 NAMES = ("outer/a", "outer/z", "outer/new", "inner/p", "inner/q", "inner/r", "inner/d", "inner/e")
 # No two restarts are due at the same moment, because the order of simultaneous events is not promised.
 INITIAL = {name: 0.5 + (3 + 2 * at) / 1024 for at, name in enumerate((*NAMES, "outer/inner"))}
 who = st.sampled_from(NAMES)
-starts = st.one_of(
-    st.just([]), st.lists(st.sampled_from(["fail", "fail", "crash", "ignore", "well"]), max_size=4)
-)
-anybody = st.sampled_from([*NAMES, "outer/inner"])
+starts = st.one_of(st.just([]), st.lists(st.sampled_from(["fail", "fail", "crash", "well"]), max_size=4))
+anyone = st.sampled_from([*NAMES, "outer/inner"])
 
 
-def spec_of(name, start, restart, shutdown, own, half_open, significant, *, auto_shutdown, **options):
+def spec_of(name, start, restart, shutdown, own, half_open, **options):
     if restart is Restart.TEMPORARY:
         own = None
     initial = INITIAL[name]
@@ -55,9 +48,6 @@ def spec_of(name, start, restart, shutdown, own, half_open, significant, *, auto
         intensity=own,
         on_exhausted=OnExhausted.RETRY_AT_CAP if own and half_open else OnExhausted.ESCALATE,
         backoff=Backoff(initial=initial, cap=4 * initial, jitter=0.0),
-        significant=significant
-        and restart is not Restart.PERMANENT
-        and auto_shutdown is not AutoShutdown.NEVER,
         **options,
     )
 
@@ -68,27 +58,24 @@ class SupervisorAgainstOtp(RuleBasedStateMachine):
     @initialize(
         strategies=st.tuples(st.sampled_from(Strategy), st.sampled_from(Strategy)),
         intensities=st.tuples(st.sampled_from([3, 1, 0]), st.sampled_from([3, 6, 1, 0])),
-        auto_shutdown=st.sampled_from([AutoShutdown.NEVER, AutoShutdown.NEVER, *AutoShutdown]),
         options=st.lists(traits, min_size=len(NAMES), max_size=len(NAMES)),
         inner=traits,
     )
-    def begin(self, strategies, intensities, auto_shutdown, options, inner):
+    def begin(self, strategies, intensities, options, inner):
         self.trio = SteppedTrio()
         self.journal = []
         self.players = {name: Player(self.journal) for name in NAMES}
         specs = {
-            name: spec_of(name, self.players[name].run, *each, auto_shutdown=auto_shutdown)
+            name: spec_of(name, self.players[name].run, *each)
             for name, each in zip(NAMES, options, strict=True)
         }
         outer_flags, inner_flags = (
-            {"strategy": strategy, "intensity": Intensity(restarts, 3.0), "auto_shutdown": auto_shutdown}
+            {"strategy": strategy, "intensity": Intensity(restarts, 3.0)}
             for strategy, restarts in zip(strategies, intensities, strict=True)
         )
         below = [specs[f"inner/{name}"] for name in "pqr"]
         self.inner = Supervisor(below, **inner_flags)
-        specs["outer/inner"] = spec_of(
-            "outer/inner", self.inner.run, *inner, auto_shutdown=auto_shutdown, kind=Kind.SUPERVISOR
-        )
+        specs["outer/inner"] = spec_of("outer/inner", self.inner.run, *inner, kind=Kind.SUPERVISOR)
         above = [specs[f"outer/{name}"] for name in ("a", "inner", "z")]
         self.outer = Supervisor(above, **outer_flags)
         self.specs = specs
@@ -146,9 +133,9 @@ class SupervisorAgainstOtp(RuleBasedStateMachine):
         self.ends(name, Cue(), "crashed")
 
     @precondition(lambda self: self.running())
-    @rule(data=st.data(), error=st.sampled_from([None, ExitShutdown()]))
-    def end_well(self, data, error):
-        self.ends(self.one_of(data, self.running()), error, "normal" if error is None else "shutdown")
+    @rule(data=st.data())
+    def end_well(self, data):
+        self.ends(self.one_of(data, self.running()), None, "normal")
 
     @precondition(lambda self: self.running())
     @rule(data=st.data())
@@ -164,8 +151,6 @@ class SupervisorAgainstOtp(RuleBasedStateMachine):
             self.players[name].on_stop = on_stop
 
     def plan(self, name, starts):
-        if self.specs[name].significant:  # might end its supervisor while that starts others
-            starts = ["well" if each == "crash" else each for each in starts]
         self.players[name].starts = list(starts)
         self.actors[name].starts = list(starts)
 
@@ -185,7 +170,7 @@ class SupervisorAgainstOtp(RuleBasedStateMachine):
         if outcome is not None:
             await outcome
 
-    @rule(name=anybody)
+    @rule(name=anyone)
     def start_child(self, name):
         self.operate("start_child", name, self.specs[name])
 
@@ -217,21 +202,13 @@ class SupervisorAgainstOtp(RuleBasedStateMachine):
         name = self.one_of(data, self.awaiting())
         self.operate("terminate_child", name, name.partition("/")[2])
 
-    @rule(name=anybody)
-    def restart_child(self, name):
-        self.operate("restart_child", name, name.partition("/")[2])
-
-    @rule(name=anybody)
+    @rule(name=anyone)
     def terminate_child(self, name):
         self.operate("terminate_child", name, name.partition("/")[2])
 
-    @rule(name=anybody)
-    def delete_child(self, name):
-        self.operate("delete_child", name, name.partition("/")[2])
-
-    @rule(name=anybody)
-    def kill_child(self, name):
-        self.operate("kill_child", name, name.partition("/")[2])
+    @rule(name=anyone)
+    def kill(self, name):
+        self.operate("kill", name, name if name.startswith("inner/") else name.partition("/")[2])
 
     @rule(eighths=st.sampled_from([1, 2, 4, 5, 8, 20, 40]))
     def wait(self, eighths):
@@ -298,8 +275,7 @@ class SupervisorAgainstOtp(RuleBasedStateMachine):
                 rows = [(row.spec.name, row.state, row.restarts) for row in model.rows]
                 found = self.trio.do(supervisor.tree).children
                 assert [(node.name, node.state.value, node.restarts) for node in found] == rows
-                counts = supervisor.count_children()
-                assert (counts.specs, counts.active) == (len(rows), sum(row[1] == "running" for row in rows))
+                assert supervisor.which_children() == tuple(row[0] for row in rows)
 
     @invariant()
     def the_root_has_ended_as_it_should(self):

@@ -3,10 +3,10 @@
 import pytest
 import trio
 
-from actors.supervision.errors import NotFound
+from actors.supervision.errors import NoSuchChild
 from actors.supervision.spec import Strategy
 from actors.supervision.supervisor import Supervisor
-from actors.supervision.testing import Puppet, serving, settled
+from tests.support.trees import Puppet, serving, settled
 
 
 async def test_a_child_at_any_depth_is_killed_by_its_path_and_restarted_by_its_own_supervisor(autojump_clock):
@@ -41,7 +41,7 @@ async def test_a_name_that_merely_begins_like_another_is_not_mistaken_for_it(aut
 async def test_a_path_at_which_nobody_lives_is_refused_with_the_path(autojump_clock, path):
     inner = Supervisor([Puppet("child").spec()])
     async with serving(Supervisor([Puppet("leaf").spec(), inner.spec("inner")])) as tree:
-        with pytest.raises(NotFound, match=path):
+        with pytest.raises(NoSuchChild, match=path):
             tree.root.kill(path)
 
 
@@ -59,7 +59,7 @@ async def test_children_that_a_function_names_are_asked_for_at_each_start(autoju
         standing.remove(first)
         tree.root.kill("inner")
         await trio.sleep(1)  # a second death in a row is waited for
-        assert [child.name for child in inner.which_children()] == ["second"]
+        assert inner.which_children() == ("second",)
 
 
 async def test_children_that_a_function_names_are_stopped_together(autojump_clock):
@@ -85,6 +85,11 @@ async def test_a_child_named_by_a_function_that_does_not_start_is_tried_again_an
         await trio.sleep(5)
         tree.check({"inner": "running", "inner/sound": "running", "inner/broken": "running"})
         assert (sound.lives, broken.lives) == (2, 4)
+
+
+def test_children_that_a_function_names_are_no_group():
+    with pytest.raises(ValueError, match="they can't be rest_for_one"):
+        Supervisor(list, strategy=Strategy.REST_FOR_ONE)
 
 
 async def test_names_that_cannot_stand_together_crash_the_supervisor_that_asked_for_them(autojump_clock):

@@ -5,11 +5,10 @@ import itertools
 import pytest
 import trio
 
-from actors.supervision.errors import ExitShutdown, IntensityExceeded, Restarting
+from actors.supervision.errors import IntensityExceeded
 from actors.supervision.events import ChildExited, ChildRestarted, Context, RestartsExhausted
-from actors.supervision.restart import Crashed, Escalated, Killed, Normal, StartFailed, Stopped
+from actors.supervision.restart import Crashed, Escalated, FailedToStart, Killed, Normal
 from actors.supervision.spec import (
-    AutoShutdown,
     Backoff,
     ChildSpec,
     Intensity,
@@ -18,18 +17,17 @@ from actors.supervision.spec import (
     Strategy,
 )
 from actors.supervision.supervisor import Supervisor
-from actors.supervision.testing import Cue, Puppet, serving, settled
+from tests.support.trees import Cue, Puppet, serving, settled
 
 PLAIN = Backoff(jitter=0.0)
 
 EXITS = {
     "normal": (lambda tree, puppet: puppet.finish(), Normal),
-    "shutdown": (lambda tree, puppet: puppet.shut_down(), Stopped),
     "crash": (lambda tree, puppet: puppet.crash(), Crashed),
-    "killed": (lambda tree, puppet: tree.root.kill_child(puppet.name), Killed),
+    "killed": (lambda tree, puppet: tree.root.kill(puppet.name), Killed),
 }
 RESTARTED = {
-    Restart.PERMANENT: {"normal", "shutdown", "crash", "killed"},
+    Restart.PERMANENT: {"normal", "crash", "killed"},
     Restart.TRANSIENT: {"crash", "killed"},
     Restart.TEMPORARY: set(),
 }
@@ -79,16 +77,6 @@ async def test_a_temporary_sibling_ends_with_its_group_and_does_not_return(autoj
         await settled()
         tree.check({"a": "running"})
         assert b.lives == 1
-
-
-@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.REST_FOR_ONE])
-async def test_a_terminated_sibling_returns_when_its_group_restarts(autojump_clock, strategy):
-    _, (a, b) = puppets("ab")
-    async with serving(Supervisor([a.spec(), b.spec()], strategy=strategy)) as tree:
-        await tree.root.terminate_child("b")
-        a.crash()
-        await settled()
-        tree.check({"a": "running", "b": "running"})
 
 
 async def test_a_group_waits_down_while_its_failed_child_backs_off(autojump_clock):
@@ -155,47 +143,6 @@ async def test_two_deaths_of_one_group_at_once_are_charged_once_however_long_the
         await trio.sleep(2)
         tree.check({"a": "running", "b": "running"})
         assert [p.lives for p in (a, b)] == [2, 2]
-
-
-async def test_a_child_that_was_down_and_is_deleted_during_a_group_restart_stays_away(autojump_clock):
-    _, (a, b) = puppets("ab")
-    async with serving(Supervisor([a.spec(), b.spec()], strategy=Strategy.ONE_FOR_ALL)) as tree:
-        await tree.root.terminate_child("b")
-        a.start_delay = 1
-        a.crash()
-        await settled()
-        tree.root.delete_child("b")
-        await trio.sleep(2)
-        tree.check({"a": "running"})
-
-
-async def test_a_child_that_waits_for_its_group_cannot_be_started_or_deleted_by_hand(autojump_clock):
-    _, (a, b) = puppets("ab")
-    backoff = Backoff(initial=1.0, jitter=0.0, first_immediate=False)
-    async with serving(
-        Supervisor([a.spec(), b.spec()], strategy=Strategy.REST_FOR_ONE, backoff=backoff)
-    ) as tree:
-        a.crash()
-        await settled()
-        with pytest.raises(Restarting):
-            await tree.root.restart_child("b")
-        with pytest.raises(Restarting):
-            tree.root.delete_child("b")
-
-
-@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.REST_FOR_ONE])
-async def test_terminating_the_child_on_which_a_group_waits_brings_the_others_back(autojump_clock, strategy):
-    journal, (a, b, c) = puppets("abc")
-    backoff = Backoff(initial=1.0, jitter=0.0, first_immediate=False)
-    specs = [a.spec(), b.spec(), c.spec()]
-    async with serving(Supervisor(specs, strategy=strategy, backoff=backoff)) as tree:
-        a.crash()
-        await settled()
-        journal.clear()
-        await tree.root.terminate_child("a")
-        await settled()
-        tree.check({"a": "stopped", "b": "running", "c": "running"})
-        assert journal == ["start b", "ready b", "start c", "ready c"]
 
 
 async def test_a_slow_restart_does_not_delay_a_siblings_under_one_for_one(autojump_clock):
@@ -270,7 +217,7 @@ async def test_a_failed_restart_counts_against_the_intensity(autojump_clock):
         a.fail_starts = 100
         a.crash()
         gave_up = await tree.gave_up()
-    assert isinstance(gave_up.reason, StartFailed)
+    assert isinstance(gave_up.reason, FailedToStart)
     assert a.lives == 1 + 3
 
 
@@ -476,80 +423,8 @@ async def test_an_exhausted_child_can_be_terminated(autojump_clock):
         await tree.root.terminate_child("a")
         lives = a.lives
         await trio.sleep(100)
-        tree.check({"a": "stopped"})
+        tree.check({})
         assert a.lives == lives
-
-
-def significant(puppet, restart=Restart.TRANSIENT):
-    return puppet.spec(restart=restart, significant=True)
-
-
-@pytest.mark.parametrize(
-    ("auto_shutdown", "restart", "exit_kind", "ends"),
-    [
-        (AutoShutdown.ANY_SIGNIFICANT, Restart.TRANSIENT, "normal", True),
-        (AutoShutdown.ANY_SIGNIFICANT, Restart.TRANSIENT, "shutdown", True),
-        (AutoShutdown.ANY_SIGNIFICANT, Restart.TRANSIENT, "crash", False),
-        (AutoShutdown.ANY_SIGNIFICANT, Restart.TRANSIENT, "killed", False),
-        (AutoShutdown.ANY_SIGNIFICANT, Restart.TEMPORARY, "normal", True),
-        (AutoShutdown.ANY_SIGNIFICANT, Restart.TEMPORARY, "crash", True),
-        (AutoShutdown.ALL_SIGNIFICANT, Restart.TRANSIENT, "normal", False),
-        (AutoShutdown.ALL_SIGNIFICANT, Restart.TEMPORARY, "crash", False),
-    ],
-)
-async def test_one_of_two_significant_children_ends(autojump_clock, auto_shutdown, restart, exit_kind, ends):
-    journal, (a, b, c) = puppets("abc")
-    supervisor = Supervisor([significant(a, restart), significant(b), c.spec()], auto_shutdown=auto_shutdown)
-    async with serving(supervisor) as tree:
-        EXITS[exit_kind][0](tree, a)
-        await settled()
-        assert tree.root.is_running is not ends
-        assert ("end c" in journal) is ends
-
-
-async def test_the_last_significant_child_takes_the_supervisor_along(autojump_clock):
-    journal, (a, b, c) = puppets("abc")
-    supervisor = Supervisor(
-        [significant(a), significant(b, Restart.TEMPORARY), c.spec()],
-        auto_shutdown=AutoShutdown.ALL_SIGNIFICANT,
-    )
-    async with serving(supervisor) as tree:
-        a.finish()
-        await settled()
-        b.crash()
-        await settled()
-        assert not tree.root.is_running
-        assert journal[-1] == "end c"
-
-
-async def test_an_insignificant_child_ends_unnoticed(autojump_clock):
-    _, (a, b) = puppets("ab")
-    supervisor = Supervisor(
-        [significant(a), b.spec(restart=Restart.TEMPORARY)], auto_shutdown=AutoShutdown.ANY_SIGNIFICANT
-    )
-    async with serving(supervisor) as tree:
-        b.finish()
-        await settled()
-        tree.check({"a": "running"})
-
-
-async def test_a_significant_child_that_is_terminated_did_not_end_by_itself(autojump_clock):
-    a = Puppet("a")
-    supervisor = Supervisor([significant(a)], auto_shutdown=AutoShutdown.ANY_SIGNIFICANT)
-    async with serving(supervisor) as tree:
-        await tree.root.terminate_child("a")
-        await settled()
-        tree.check({"a": "stopped"})
-
-
-async def test_an_automatic_shutdown_is_a_shutdown_to_the_parent(autojump_clock):
-    a = Puppet("a")
-    inner = Supervisor([significant(a)], auto_shutdown=AutoShutdown.ANY_SIGNIFICANT)
-    async with serving(Supervisor([inner.spec("inner", restart=Restart.TRANSIENT)])) as tree:
-        a.finish()
-        await settled()
-        tree.check({"inner": "stopped"})
-        assert tree.root.tree().find("inner").last_exit == Stopped()
 
 
 async def test_a_group_of_exceptions_is_one_crash_kept_whole(autojump_clock):
@@ -561,7 +436,7 @@ async def test_a_group_of_exceptions_is_one_crash_kept_whole(autojump_clock):
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fail, ValueError("one"))
-            nursery.start_soon(fail, ExitShutdown())
+            nursery.start_soon(fail, ValueError("two"))
 
     async with serving(Supervisor([ChildSpec("a", tangle, restart=Restart.TEMPORARY)])) as tree:
         await settled()

@@ -7,7 +7,6 @@ import trio
 from actors.serving.model import Status
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
-from actors.supervision.testing import serving
 from actors.traffic.mirror import OUTSTANDING, PATIENCE
 from actors.traffic.policy.comparison import KEPT_BYTES
 from actors.values.datatypes import DataType
@@ -22,6 +21,7 @@ from actors.values.specs import (
 )
 from actors.values.tensors import Tensor
 from tests.support.traffic_doubles import KEY, Versions, answer, drawing
+from tests.support.trees import serving
 
 PLAN = TrafficPlan(weights={1: 1.0}, mirror=Mirror(version=2))
 

@@ -10,12 +10,12 @@ from actors.serving.model import Status
 from actors.serving.statistics import FailureReason
 from actors.supervision.spec import ChildSpec, Intensity
 from actors.supervision.supervisor import Supervisor
-from actors.supervision.testing import serving
 from actors.traffic.policy.traffic_plan import read_plan
 from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument, NotFound, Unavailable
 from actors.values.specs import InputSpec, ModelKey, OutputSpec
 from tests.support.traffic_doubles import KEY, Versions, answer, drawing
+from tests.support.trees import serving
 
 CANARY = {"weights": {"1": 90, "2": 10}}
 GUARDED = {
@@ -393,7 +393,7 @@ async def test_a_guard_that_dies_forgets_nothing(versions, autojump_clock):
         await load(versions, seconds=1.0)
         for _ in range(4):
             await load(versions, seconds=0.25, error="no")
-            tree.root.kill_child("guard")
+            tree.root.kill("guard")
         await load(versions, seconds=0.75, error="no")
         assert "child_restarted" in tree.names()
         assert shares(versions) == {1: 1.0}

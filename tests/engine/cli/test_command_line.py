@@ -216,7 +216,6 @@ NODE = {
     "since": 1275.0,
     "restarts": 0,
     "last_exit": None,
-    "inbox_depth": None,
     "info": {},
     "children": [
         {
@@ -225,7 +224,6 @@ NODE = {
             "since": 4940.0,
             "restarts": 2,
             "last_exit": "crashed: ValueError('\x1b[31m')",
-            "inbox_depth": 7,
             "info": {"model": "add"},
             "children": [],
         },
@@ -266,7 +264,7 @@ def test_tree_draws_the_supervision_tree_plainly_into_a_pipe(server, capsys):
     assert main(["tree", "--url", server[0]]) == 0
     assert capsys.readouterr().out == (
         "root  running, for 1h 2m\n"
-        "├─ models  running, for 1m 0s, 2 restarts, 7 in the inbox, model=add,"
+        "├─ models  running, for 1m 0s, 2 restarts, model=add,"
         " last ended: crashed: ValueError('\\x1b[31m')\n"
         "└─ frontends  backing off, for 0.2s, 1 restart\n"
     )

@@ -22,7 +22,7 @@ from actors.supervision.events import (
     Context,
     RestartsExhausted,
 )
-from actors.supervision.restart import Crashed, Normal, StartFailed, Stopped
+from actors.supervision.restart import Crashed, FailedToStart, Normal, Stopped
 from actors.supervision.spec import ChildSpec
 from actors.values.events import Event
 from actors.values.requests import InferRequest
@@ -380,7 +380,7 @@ def test_a_crash_is_logged_with_its_traceback():
 
 
 def test_a_failed_start_is_logged_with_its_traceback():
-    line = observed(ChildStartFailed("models", "models/add", SPEC, StartFailed(CRASH)))
+    line = observed(ChildStartFailed("models", "models/add", SPEC, FailedToStart(CRASH)))
     assert (line["event"], line["log_level"], line["exc_info"]) == (Event.CHILD_START_FAILED, "error", CRASH)
 
 

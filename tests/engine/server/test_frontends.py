@@ -10,12 +10,12 @@ import trio
 
 from actors.supervision.spec import Intensity
 from actors.supervision.supervisor import Supervisor
-from actors.supervision.testing import serving, settled, states
 from actors.values.events import Event
 from engine.server.frontends import Frontend
 from engine.server.sockets import bind, unix_listening
 from protocols.http.listener import HttpListener
 from tests.protocols.flaky_sockets import Flaky
+from tests.support.trees import serving, settled, states
 
 
 class Greeter:

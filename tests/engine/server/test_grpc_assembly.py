@@ -9,7 +9,6 @@ import trio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from actors.supervision.supervisor import Supervisor
-from actors.supervision.testing import serving
 from actors.values.errors import TritiumError
 from actors.values.events import Event
 from engine.server.frontends import Frontend, grpc_listener
@@ -17,6 +16,7 @@ from engine.server.sockets import bind
 from engine.settings.listening import GrpcSettings, RestrictedHeader
 from tests.fuzz import h2wire as wire
 from tests.protocols.fakes import FakeServer
+from tests.support.trees import serving
 
 
 class Told:

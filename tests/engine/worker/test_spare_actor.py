@@ -218,7 +218,7 @@ async def test_where_the_system_refuses_a_process_it_is_tried_again_later(stage,
 async def test_a_crash_of_who_keeps_them_leaves_none_behind_and_new_ones_come(stage, autojump_clock):
     play = await stage()
     spare = await play.first()
-    play.root.kill_child("spares")
+    play.root.kill("spares")
     await trio.sleep(1)
     assert spare.signals == ["TERM"]
     assert play.spares.statistics().waiting == 1

@@ -18,7 +18,7 @@ import trio
 import trio.testing
 
 from actors.supervision.context import ChildContext
-from actors.supervision.errors import ExitShutdown, SupervisionError
+from actors.supervision.errors import SupervisionError
 from actors.supervision.events import Event
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
@@ -69,10 +69,6 @@ class Puppet:
     def finish(self) -> None:
         """End the present life normally."""
         self._cue.set()
-
-    def shut_down(self) -> None:
-        """End the present life with reason shutdown."""
-        self.crash(ExitShutdown())
 
     async def run(self, ctx: ChildContext) -> None:
         """One life: the start function."""
