@@ -1,13 +1,20 @@
-"""One call that a worker makes of a model: its reply port, and the parts that the caller has yet to take."""
+"""The calls that a worker makes of models: each is the reply port of its request.
+
+A call keeps the parts of its answer that the caller has yet to take.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import trio
 
+from actors.calls.account import Account
+from actors.calls.answers import AnswerSender, release
+from actors.calls.subjects import Caller
+from actors.serving.instances.batches import InFlight
 from actors.values.errors import Cancelled, TritiumError, Unavailable
 from actors.values.interfaces import ServedModel
 from actors.values.requests import InferRequest, InferResponse
@@ -16,28 +23,28 @@ from actors.wire.call_fields import CallFields
 from actors.wire.call_frames import Letter
 from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, FrameError
 
-if TYPE_CHECKING:
-    from actors.calls.calls import WorkerCalls
-    from actors.serving.instances.worker import InFlight
-
 CANCELLED_BY_CALLER: Final = "the caller has cancelled this call"
+PARENT_CANCELLED: Final = "the request on whose behalf this call was made has been cancelled"
 
 _PART_COST: Final = 1024  # bytes that one part takes beside its tensors, roughly
 
 
-class Call:
+class WorkerCall:
     """One call under way, and the reply port of its request."""
 
     __slots__ = (
+        "_account",
+        "_answers",
         "_nbytes",
+        "_on_end",
         "_parts",
         "_waiting",
         "batch",
         "blocking",
+        "book",
         "ended",
         "model",
         "number",
-        "owner",
         "parents",
         "request",
         "size",
@@ -47,15 +54,18 @@ class Call:
 
     def __init__(
         self,
-        owner: WorkerCalls,
         number: int,
         model: ServedModel,
+        book: CallBook,
+        answers: AnswerSender,
         *,
+        on_end: Callable[[WorkerCall], None],
         size: int,
         batch: InFlight | None,
         parents: Sequence[InferRequest],
         blocking: bool,
     ) -> None:
+        """`on_end` is called before the caller gets the last response."""
         self.number = number
         self.size = size  # bytes of its inputs
         self.model = model
@@ -67,7 +77,10 @@ class Call:
         self.request: InferRequest  # set until the end
         self.stopped = False  # the caller has asked for an end
         self.ended = False  # the caller has had the last response
-        self.owner = owner
+        self.book = book
+        self._account = book.account
+        self._answers = answers
+        self._on_end = on_end
         # Parts that were sent and that the caller has not taken.
         self._parts = 0
         self._nbytes = 0
@@ -98,10 +111,10 @@ class Call:
         cost = _PART_COST
         if isinstance(part, InferResponse):
             cost = 0 if part.leased else cost + sum(tensor.nbytes for tensor in part.outputs)
-        if not self.owner.keep(cost):
+        if not self._account.keep(cost):
             release(part)
             self._break_off(
-                Unavailable(f"{self.owner.tally.kept} bytes of answers wait for the caller to take them")
+                Unavailable(f"{self._account.kept} bytes of answers wait for the caller to take them")
             )
             return
         self._waiting.append((part, final, cost))
@@ -113,9 +126,9 @@ class Call:
 
     def _send(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         if final:
-            self.owner.ended(self)
+            self._on_end(self)
             self._end()
-        nbytes = self.owner.send(self.number, part, final=final)
+        nbytes = self._answers.send(self.number, part, final=final)
         self._parts += 1
         self._nbytes += nbytes
 
@@ -129,7 +142,7 @@ class Call:
         self._nbytes -= nbytes
         while self._waiting and self._may_send(self._waiting[0][0], final=self._waiting[0][1]):
             part, final, cost = self._waiting.popleft()
-            self.owner.tally.kept -= cost
+            self._account.kept -= cost
             self._send(part, final=final)
 
     def stop(self) -> None:
@@ -147,9 +160,9 @@ class Call:
             self._break_off(Cancelled(why))
 
     def _break_off(self, error: TritiumError) -> None:
-        self.owner.ended(self)
+        self._on_end(self)
         self.drop()
-        self.owner.send(self.number, error, final=True)
+        self._answers.send(self.number, error, final=True)
 
     def drop(self) -> None:
         """Have the callee stop, without telling the caller."""
@@ -159,7 +172,7 @@ class Call:
         self._end()
         while self._waiting:
             part, _, cost = self._waiting.popleft()
-            self.owner.tally.kept -= cost
+            self._account.kept -= cost
             release(part)
         if not request.answered and not self.stopped:
             self.model.cancel(request)
@@ -175,8 +188,53 @@ class Call:
         del self.request
 
 
+class CallBook:
+    """The calls of one worker that are under way, by whichever of its connections."""
+
+    def __init__(self, caller: Caller, account: Account) -> None:
+        self.caller = caller
+        self.account = account
+        self.blocking: dict[int, list[WorkerCall]] = {}  # by batch: the calls that its execution waits for
+        self._calls: dict[WorkerCall, None] = {}
+
+    def began(self, call: WorkerCall) -> None:
+        """A call is about to be made."""
+        self._calls[call] = None
+        self.account.calls += 1
+        self.account.nbytes += call.size
+        if call.blocking and call.batch is not None:
+            self.blocking.setdefault(call.batch.id, []).append(call)
+
+    def ended(self, call: WorkerCall) -> None:
+        """A call has had its last response."""
+        del self._calls[call]
+        self.account.calls -= 1
+        self.account.nbytes -= call.size
+        if call.blocking and call.batch is not None:
+            siblings = self.blocking[call.batch.id]
+            siblings.remove(call)
+            if not siblings:
+                del self.blocking[call.batch.id]
+
+    def cancelled(self, request: InferRequest) -> None:
+        """The client of `request` has gone: cancel the calls that are made only on its behalf."""
+        for call in [call for call in self._calls if request in call.parents]:
+            if unwanted(call.parents):
+                call.cancel(PARENT_CANCELLED)
+
+
+def unwanted(parents: Sequence[InferRequest]) -> bool:
+    """Whether the clients of all unanswered requests have gone.
+
+    Where no client has gone, this is False: a call may be made for its effect alone.
+    """
+    return any(each.cancelled for each in parents) and all(
+        each.cancelled or each.answered for each in parents
+    )
+
+
 def request_of(
-    letter: Letter, fields: CallFields, call: Call, parents: Sequence[InferRequest]
+    letter: Letter, fields: CallFields, call: WorkerCall, parents: Sequence[InferRequest]
 ) -> InferRequest:
     """Return the request that a letter makes of its callee, with the properties of its `parents`."""
     data = memoryview(letter.data)
@@ -203,9 +261,3 @@ def request_of(
         request.synthetic = all(parent.synthetic for parent in parents)
         request.affinity, request.tenant = parents[0].affinity, parents[0].tenant
     return request
-
-
-def release(part: InferResponse | TritiumError) -> None:
-    """Release the memory that a part of an answer holds."""
-    if isinstance(part, InferResponse):
-        part.release()

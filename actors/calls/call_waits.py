@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from actors.calls.call import Call
+from actors.calls.call import CallBook, WorkerCall
+from actors.calls.calls import WorkerCalls
 from actors.calls.policy import Waits, find_deadlock
 from actors.ensembles.policy.ensembles import Wiring
-from actors.serving.instances.worker import InFlight
+from actors.serving.instances.batches import InFlight
 from actors.serving.model import InstanceState, ModelState
 from actors.values.errors import NEVER, TritiumError, Unavailable
 from actors.values.interfaces import ServedModel
@@ -52,7 +53,7 @@ class CallWaits:
         """`resolve` returns the model that runs a step of an ensemble. It may raise TritiumError."""
         self._resolve = resolve
 
-    def check(self, call: Call) -> None:
+    def check(self, call: WorkerCall) -> None:
         """Raise Unavailable where `call`, which is about to be made, would wait for itself."""
         if not any(_may_be_stuck(model, call) for model in self._needed(call)):
             return
@@ -60,7 +61,7 @@ class CallWaits:
         if chain is not None:
             raise Unavailable(_told(call, chain), retry_after=NEVER)
 
-    def _needed(self, call: Call) -> Iterator[ModelState]:
+    def _needed(self, call: WorkerCall) -> Iterator[ModelState]:
         return self._models(call.model, call.request.requested_outputs)
 
     def _models(self, model: ServedModel, outputs: Sequence[str]) -> Iterator[ModelState]:
@@ -82,10 +83,10 @@ class CallWaits:
                 continue  # the call will fail with it
             yield from self._models(composing, tuple(step.output_map))
 
-    def _waits_of(self, node: Hashable, new: Call) -> Waits | None:
+    def _waits_of(self, node: Hashable, new: WorkerCall) -> Waits | None:
         if node is new:
             return _every([_Queued(model) for model in self._needed(new)])
-        if isinstance(node, Call):
+        if isinstance(node, WorkerCall):
             return None if node.ended else _waits_of_request(node.model, node.request)
         if isinstance(node, _Step):
             return _waits_of_request(node.model, node.request)
@@ -97,29 +98,35 @@ class CallWaits:
         return _waits_of_batch(node, new)
 
 
-def _may_be_stuck(model: ModelState, new: Call) -> bool:
+def _may_be_stuck(model: ModelState, new: WorkerCall) -> bool:
     """Whether all instances execute batches that wait for calls: a cheap test before the costly one."""
     return all(_is_blocked(instance, new) for instance in model.rotation)
 
 
-def _is_blocked(instance: InstanceState, new: Call) -> bool:
-    worker = instance.worker
-    if worker is None or worker.calls is None or worker.free_lanes > 0:
+def _book_of(instance: InstanceState) -> CallBook | None:
+    """Return the calls of an instance's worker; None if it has none that can call."""
+    asks = None if instance.worker is None else instance.worker.asks
+    return asks.book if isinstance(asks, WorkerCalls) else None
+
+
+def _is_blocked(instance: InstanceState, new: WorkerCall) -> bool:
+    book = _book_of(instance)
+    if book is None or instance.worker is None or instance.worker.free_lanes > 0:
         return False
-    return worker.calls.any_blocking or worker.calls is new.owner.root
+    return bool(book.blocking) or book is new.book
 
 
-def _waits_of_instance(instance: InstanceState, new: Call) -> Waits | None:
+def _waits_of_instance(instance: InstanceState, new: WorkerCall) -> Waits | None:
     if not _is_blocked(instance, new) or instance.worker is None:
         return None
     return _any(tuple(_Held(batch, instance) for batch in instance.worker.executing_now()))
 
 
-def _waits_of_batch(held: _Held, new: Call) -> Waits | None:
-    worker = held.instance.worker
-    if worker is None or worker.calls is None:
+def _waits_of_batch(held: _Held, new: WorkerCall) -> Waits | None:
+    book = _book_of(held.instance)
+    if book is None:
         return None
-    calls: list[Hashable] = list(worker.calls.blocking(held.batch))
+    calls: list[Hashable] = list(book.blocking.get(held.batch.id, ()))
     if held.batch is new.batch:
         calls.append(new)
     return _every(calls)
@@ -155,10 +162,10 @@ def _any(nodes: tuple[Hashable, ...]) -> Waits | None:
     return Waits(nodes, every=False) if nodes else None
 
 
-def _told(call: Call, chain: Sequence[Hashable]) -> str:
+def _told(call: WorkerCall, chain: Sequence[Hashable]) -> str:
     links = []
     for node in chain:
-        if isinstance(node, Call):
+        if isinstance(node, WorkerCall):
             links.append(f"a call of model '{node.model.spec.name}'")
         elif isinstance(node, _Step):
             links.append(f"a step that model '{node.model.spec.name}' runs")
@@ -168,7 +175,7 @@ def _told(call: Call, chain: Sequence[Hashable]) -> str:
             links.append(f"instance '{node.spec.name}'")
         elif isinstance(node, _Held):
             links.append("what it executes")
-    caller, callee = call.owner.caller, call.model.spec.name
+    caller, callee = call.book.caller, call.model.spec.name
     return (
         f"Model {callee} - Error when running inference: this call would wait for itself for ever. Instance "
         f"'{caller.instance}' waits for {', which waits for '.join(links)}. Give model '{callee}' more instances, or call it "

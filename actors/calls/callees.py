@@ -13,7 +13,7 @@ from actors.values.interfaces import ServedModel
 
 
 class Callees:
-    """Resolves names for calls. Implements `actors.calls.calls.Resolver`."""
+    """Resolves names for calls. Implements `actors.calls.admission.Resolver`."""
 
     def __init__(self, router: Router) -> None:
         self._router = router

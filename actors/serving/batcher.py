@@ -13,7 +13,8 @@ import trio
 
 from actors.seams import faults
 from actors.seams.alarm import NEAR, Alarm
-from actors.serving.instances.worker import InFlight, LiveWorker
+from actors.serving.instances.batches import InFlight
+from actors.serving.instances.worker import LiveWorker
 from actors.serving.model import InstanceState, ModelState
 from actors.serving.policy import ahead
 from actors.serving.policy.batching import Dispatch, affordable, policy_for

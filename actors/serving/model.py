@@ -21,7 +21,8 @@ import trio
 from actors.seams.slices import in_slices
 from actors.sequences.policy.sequences import SequenceQueue
 from actors.serving.deaths import Deaths
-from actors.serving.instances.worker import InFlight, LiveWorker
+from actors.serving.instances.batches import InFlight
+from actors.serving.instances.worker import LiveWorker
 from actors.serving.policy.batching import policy_for
 from actors.serving.policy.coming_back import Pace
 from actors.serving.policy.ordering import ReorderBuffer

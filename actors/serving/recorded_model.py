@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from actors.serving.instances.worker import InFlight, LiveWorker
+from actors.serving.instances.batches import InFlight
+from actors.serving.instances.worker import LiveWorker
 from actors.serving.model import ModelState, StatusObserver
 from actors.serving.records import Recorder, named, record_of
 from actors.serving.statistics import ModelStatistics

@@ -15,7 +15,7 @@ from actors.values.events import Log
 from actors.values.requests import InferRequest, InferResponse
 
 if TYPE_CHECKING:
-    from actors.serving.instances.worker import InFlight
+    from actors.serving.instances.batches import InFlight
 
 NAMED_AT_MOST: Final = 64
 """Requests that one log line names.

@@ -262,7 +262,7 @@ class ModelSubtrees:
             each,
             launcher=self._launcher,
             log=self._log,
-            host=self._host,
+            asks=self._host,
             comeback=self._comeback,
             turns=self._turns,
         )

@@ -11,7 +11,7 @@ from random import Random
 
 import trio
 
-from actors.calls.call import Call
+from actors.calls.call import WorkerCall
 from actors.calls.subjects import Caller, Subjects
 from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled, InvalidArgument, NotFound, TritiumError, Unavailable
@@ -35,7 +35,7 @@ _BYTES = memoryview(bytes(max(_SIZES)))
 class PlayedHost:
     """Resolves names, answers, and knows circles.
 
-    Implements `actors.calls.calls.Resolver` and `actors.calls.calls.Deadlocks`.
+    Implements `actors.calls.admission.Resolver` and `actors.calls.calls.Deadlocks`.
     """
 
     def __init__(self, chance: Random) -> None:
@@ -62,7 +62,7 @@ class PlayedHost:
             raise NotFound(f"no '{name}' of version '{version}'")
         return PlayedModel(self, _SPECS[name])
 
-    def check(self, call: Call) -> None:
+    def check(self, call: WorkerCall) -> None:
         """Raise Unavailable where a call that waits would wait for itself."""
         if call.model.spec.name == "circle":
             raise Unavailable("a circle")

@@ -10,14 +10,14 @@ import contextlib
 import os
 import socket
 import weakref
-from collections.abc import Mapping
 from random import Random
-from typing import Any, cast
-from unittest.mock import patch
+from typing import cast
 
 import trio
 import trio.testing
 
+from actors.calls.account import Account, CallLimits
+from actors.calls.call import CallBook
 from actors.calls.call_pipe import CallPipe
 from actors.calls.calls import CallHost, WorkerCalls
 from actors.calls.subjects import Caller
@@ -37,15 +37,10 @@ from tests.fuzz.series import parts_of, series
 from tests.support.model_doubles import make_spec
 
 _MAX_CALLS, _MAX_ASKS, _MAX_BYTES = 6, 3, 250_000
-# Replace the limits of `actors.calls.calls` by some that an input can reach.
-_LIMITS: Mapping[str, Any] = {
-    "MAX_CALLS": _MAX_CALLS,
-    "MAX_ASKS": _MAX_ASKS,
-    "MAX_BYTES": _MAX_BYTES,
-    "MAX_UNREAD": 4,
-    "MAX_SEGMENTS": 2,
-    "PACKETS_IN_A_ROW": 4,
-}
+# Small enough for an input to reach them.
+_LIMITS = CallLimits(
+    calls=_MAX_CALLS, asks=_MAX_ASKS, nbytes=_MAX_BYTES, unread=4, segments=2, packets_in_a_row=4
+)
 # The kernel takes twice as much: one frame of the largest size, and little more.
 _SEND_BUFFER = 40_000
 _SPEC = make_spec(name="caller")
@@ -72,8 +67,7 @@ class WorkerCallsTarget:
         Raises any error but FrameError that the server would raise, and AssertionError for what it keeps.
         """
         before = open_descriptors()
-        with patch.multiple("actors.calls.calls", **_LIMITS):
-            outcome = trio.run(_play, octets)
+        outcome = trio.run(_play, octets)
         left = left_open(before)
         assert not left, left
         return outcome
@@ -99,7 +93,9 @@ class _Game:
         self._pipe = CallPipe(ours)
         host = CallHost(self._host, self._host.subjects, self._host)
         worker = cast("LiveWorker", self._worker)
-        self._calls = WorkerCalls(self._pipe, Caller(_SPEC, "caller_0_0"), worker, host)
+        self._account = Account(_LIMITS)
+        book = CallBook(Caller(_SPEC, "caller_0_0"), self._account)
+        self._calls = WorkerCalls(self._pipe, worker, host, book)
 
     async def play(self, octets: bytes, *, orderly: bool) -> None:
         """Play all steps, then end the connection at once or in an `orderly` way; look at what is left."""
@@ -168,7 +164,7 @@ class _Game:
             case call_packets.PARENT:
                 parent = worker.parent(which)
                 parent.cancelled = True
-                self._calls.parent_cancelled(parent)
+                self._calls.cancelled(parent)
             case call_packets.OVER:
                 ended = worker.outstanding.pop(4 + which % 2, None)
                 if ended is not None and which & 2:
@@ -198,8 +194,8 @@ class _Game:
             return
         begun = self._worker.begun
         assert list(self._worker.ended.values()).count(1) >= len(begun) - (not self._worker.complete)
-        assert self._calls.tally.kept == 0
-        assert not self._calls.any_blocking
+        assert self._account.kept == 0
+        assert not self._calls.book.blocking
         assert (self._pipe.unsent, self._pipe.unsent_ends) == (0, 0)
         self.outcome = "cut short"
         if self._worker.complete:
@@ -237,8 +233,8 @@ class _Game:
     def _check_nothing_left(self) -> None:
         assert self._pipe.closed
         self._host.check_all_over()
-        assert self._calls.tally.kept == 0
-        assert not self._calls.any_blocking
+        assert self._account.kept == 0
+        assert not self._calls.book.blocking
         assert (self._pipe.unsent, self._pipe.unsent_ends, self._pipe.backlog) == (0, 0, 0)
         reference = weakref.ref(self._calls)
         del self._calls, self._host, self._worker

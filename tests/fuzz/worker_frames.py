@@ -14,8 +14,9 @@ from random import Random
 import numpy as np
 import trio
 
+from actors.serving.instances.batches import InFlight
 from actors.serving.instances.pipe import Pipe
-from actors.serving.instances.worker import InFlight, LiveWorker
+from actors.serving.instances.worker import LiveWorker
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.requests import InferRequest, InferResponse

@@ -9,7 +9,7 @@ import trio
 
 from actors.sequences.sequencer import run as run_sequencer
 from actors.serving.batcher import run as run_scheduler
-from actors.serving.instances.worker import InFlight
+from actors.serving.instances.batches import InFlight
 from actors.serving.model import ModelState
 from actors.serving.statistics import ModelStatistics
 from actors.values.datatypes import DataType

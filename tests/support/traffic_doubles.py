@@ -3,7 +3,7 @@
 import numpy as np
 import trio
 
-from actors.serving.instances.worker import InFlight
+from actors.serving.instances.batches import InFlight
 from actors.serving.model import ModelState, Status
 from actors.serving.router import Router
 from actors.serving.statistics import FailureReason, ModelStatistics

@@ -10,14 +10,12 @@ meanwhile. So frames keep the order in which batches were dispatched.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from actors.seams.bell import Bell
 from actors.seams.slices import Steps, in_slices
+from actors.serving.instances.batches import InFlight
 from actors.wire.gathering import Gather
-
-if TYPE_CHECKING:
-    from actors.serving.instances.worker import InFlight
 
 FILLED_AT_ONCE: Final = 4 * 1024 * 1024
 """Inputs of up to so many bytes are copied in one piece, which takes some 4 ms at worst."""

@@ -18,18 +18,17 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from actors.calls.call_pipe import CallPipe
-from actors.calls.calls import CallHost, WorkerCalls
-from actors.calls.subjects import Caller
 from actors.seams import faults
 from actors.seams.bell import Bell
 from actors.seams.slices import in_slices
 from actors.seams.threads import in_thread
+from actors.serving.asks import Asks
+from actors.serving.instances.batches import InFlight
 from actors.serving.instances.comeback import Comeback
 from actors.serving.instances.load_errors import without_importing
 from actors.serving.instances.output import LineBudget, OutputReader
 from actors.serving.instances.pipe import Pipe
-from actors.serving.instances.worker import InFlight, LiveWorker, Slow
+from actors.serving.instances.worker import LiveWorker, Slow
 from actors.serving.load_turns import LoadTurns
 from actors.serving.model import InstanceState, ModelState
 from actors.serving.policy.confinement import Usage, judge, next_look
@@ -141,18 +140,18 @@ async def run(
     *,
     launcher: Launcher,
     log: Log,
-    host: CallHost | None = None,
+    asks: Asks | None = None,
     comeback: Comeback | None = None,
     turns: LoadTurns | None = None,
 ) -> None:
     """Live one life of an instance.
 
-    Raises WorkerDied, unless asked to stop. Without a `host`, its model can't make calls.
+    Raises WorkerDied, unless asked to stop. Without `asks`, its model can't ask for anything.
 
     With a `comeback` and with `turns`, the instance waits for its turn in each.
     """
     actor = InstanceActor(
-        ctx, state, instance, launcher=launcher, log=log, host=host, comeback=comeback, turns=turns
+        ctx, state, instance, launcher=launcher, log=log, asks=asks, comeback=comeback, turns=turns
     )
     try:
         await actor.run()
@@ -171,12 +170,12 @@ class InstanceActor:
         *,
         launcher: Launcher,
         log: Log,
-        host: CallHost | None = None,
+        asks: Asks | None = None,
         comeback: Comeback | None = None,
         turns: LoadTurns | None = None,
     ) -> None:
         self._ctx = ctx
-        self._host = host
+        self._asks = asks
         self._comeback = comeback or Comeback()
         self._turns = turns or LoadTurns(0)
         self._state = state
@@ -298,7 +297,7 @@ class InstanceActor:
                 nursery.start_soon(self._watch_usage, launched)
             nursery.start_soon(self._turns.expire, self._instance)
             nursery.start_soon(self._join, launched, worker)
-            theirs = self._open_calls(launched, worker, nursery)
+            theirs = self._open_asks(launched, worker, nursery)
             worker.load(
                 self._launcher.backend_path(self._state.spec),
                 model_fields(self._state.spec, self._instance.spec),
@@ -309,16 +308,14 @@ class InstanceActor:
                 theirs.close()
             await self._receive(launched, worker)
 
-    def _open_calls(
+    def _open_asks(
         self, launched: Launched, worker: LiveWorker, nursery: trio.Nursery
     ) -> socket.socket | None:
-        """Serve the calls that the worker makes, and return the worker's end of the connection for them."""
-        if self._host is None:
+        """Serve what the worker asks for, and return the worker's end of the connection for that."""
+        if self._asks is None:
             return None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        caller = Caller(self._state.spec, self._name)
-        calls = worker.calls = WorkerCalls(CallPipe(ours), caller, worker, self._host)
-        nursery.start_soon(calls.run, lambda error: self._condemn(launched, ProtocolError(str(error))))
+        worker.asks, theirs = self._asks.connect(worker, self._state.spec, self._name)
+        nursery.start_soon(worker.asks.run, lambda error: self._condemn(launched, ProtocolError(str(error))))
         return theirs
 
     async def _receive(self, launched: Launched, worker: LiveWorker) -> None:

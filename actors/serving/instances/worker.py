@@ -11,12 +11,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 
 from actors.seams import faults
 from actors.seams.slices import Steps, passing
+from actors.serving.asks import WorkerAsks
+from actors.serving.instances.batches import InFlight
 from actors.serving.instances.filling import FILLED_AT_ONCE, Filler
 from actors.serving.instances.pipe import Pipe
 from actors.values.requests import InferRequest
@@ -28,9 +30,6 @@ from actors.wire.frames import FrameError
 from actors.wire.gathering import Cut, Gather, Scatter, default_metadata, outputs_of
 from actors.wire.parts import Arrived, PartStream
 from actors.wire.slots import Slot
-
-if TYPE_CHECKING:
-    from actors.calls.calls import WorkerCalls
 
 SPARE_SLOTS: Final = 2
 """Slots beyond those that may execute or be prefetched.
@@ -52,48 +51,6 @@ _MOST_TEXTS: Final = 16
 
 Slow = Callable[[], Steps[None]]
 """The remaining work on a packet. Each call begins it anew, see `LiveWorker.on_packet`."""
-
-
-class InFlight:
-    """A batch that a worker holds.
-
-    A batch of a decoupled model stays `open` after its execution, as long as some of its requests are open.
-    """
-
-    __slots__ = ("_places", "alone", "began_at", "id", "open", "requests", "slot", "started_at")
-
-    def __init__(
-        self, batch_id: int, requests: Sequence[InferRequest], slot: Slot, *, alone: bool, began_at: float
-    ) -> None:
-        self.id = batch_id
-        self.requests = requests
-        self.slot = slot
-        # It holds suspects: no other batch may be in this worker.
-        self.alone = alone
-        # When its execution began, as far as the server can know: when it became the oldest batch.
-        self.began_at = began_at
-        self.open = 0  # requests whose answer comes in parts, and has not ended
-        self.started_at = math.inf  # `began_at` as it was before the first part
-        self._places: dict[InferRequest, int] | None = None
-
-    def place_of(self, request: InferRequest) -> int | None:
-        """Return the place of `request` in the batch; None if it is not in it.
-
-        Cheap for requests in order.
-        """
-        if self._places is None:
-            self._places = {member: place for place, member in enumerate(self.requests)}
-        return self._places.get(request)
-
-    @property
-    def since(self) -> float:
-        """When it began, whatever progress it has made; infinite while it waits behind other batches."""
-        return min(self.began_at, self.started_at)
-
-    def progressed(self, now: float) -> None:
-        """A part has come: the time without progress counts from now on."""
-        self.started_at = min(self.started_at, self.began_at, now)
-        self.began_at = now
 
 
 class WorkerEvents(Protocol):
@@ -141,7 +98,7 @@ class LiveWorker:
         self.serving_since = math.inf  # since when it may be given clients' requests
         self.farewell = "stopped"  # why it ends, if that is no death
         self._tell_idle: Callable[[], None] | None = None
-        self.calls: WorkerCalls | None = None  # its calls of other models, if it may make any
+        self.asks: WorkerAsks | None = None  # what it asks for, if it may ask
         self._spec = spec
         self._events = events
         self._lanes = instance.lanes
@@ -429,10 +386,10 @@ class LiveWorker:
     def cancel(self, request: InferRequest) -> None:
         """Flag a running request as unwanted; the model may look at the flag, or not.
 
-        Calls that were made for it are cancelled.
+        What the worker asks for on its behalf is cancelled.
         """
-        if self.calls is not None:
-            self.calls.parent_cancelled(request)
+        if self.asks is not None:
+            self.asks.cancelled(request)
         if self._decoupled:
             stream = self._stream_of.get(request)
             if stream is not None:
@@ -502,7 +459,7 @@ class LiveWorker:
         self._slots.clear()
         self._free.clear()
         self._handlers.clear()
-        self.calls = None
+        self.asks = None
         self._control.segment.close_fd()  # `load` may not have run
         self._control.close()
 

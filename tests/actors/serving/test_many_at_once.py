@@ -232,7 +232,7 @@ def requests_of(stage):
 
 
 async def test_a_batch_that_all_its_clients_leave_is_looked_through_once(nursery, autojump_clock):
-    from actors.serving.instances.worker import InFlight
+    from actors.serving.instances.batches import InFlight
 
     requests = [make_request() for _ in range(64)]
     batch = InFlight(1, requests, None, alone=False, began_at=0.0)

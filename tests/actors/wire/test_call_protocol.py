@@ -19,8 +19,10 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.calls.account import Account, CallLimits
+from actors.calls.call import CallBook
 from actors.calls.call_pipe import CallPipe
-from actors.calls.calls import MAX_ASKS, MAX_CALLS, MAX_SEGMENTS, MAX_UNREAD, CallHost, WorkerCalls
+from actors.calls.calls import CallHost, WorkerCalls
 from actors.calls.subjects import Caller, Subjects
 from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled, ErrorCode, NotFound, Unavailable
@@ -36,6 +38,8 @@ from tests.support.model_doubles import make_spec
 
 FP32 = DataType.FP32
 SEALS = 0x000F
+
+LIMITS = CallLimits()
 
 
 class PlayedCallee:
@@ -140,11 +144,12 @@ class Connection:
 
 
 @asynccontextmanager
-async def connected(*, deadlocks=None, **changes):
+async def connected(*, deadlocks=None, limits=LIMITS, **changes):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     worker, callee, subjects = PlayedWorker(theirs), PlayedCallee(**changes), Subjects()
     caller = Caller(make_spec(name="caller"), "caller_0_0")
-    calls = WorkerCalls(CallPipe(ours), caller, worker, CallHost(callee, subjects, deadlocks))
+    book = CallBook(caller, Account(limits))
+    calls = WorkerCalls(CallPipe(ours), worker, CallHost(callee, subjects, deadlocks), book)
     with theirs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(calls.run, worker.condemned.append)
@@ -338,11 +343,11 @@ async def test_the_parent_of_a_call_gives_it_its_deadline_and_its_cancellation()
             "a",
             "t",
         )
-        assert [call.request for call in connection.calls.blocking(batch)] == [request]
+        assert [call.request for call in connection.calls.book.blocking[batch.id]] == [request]
         parent.cancelled = True
-        connection.calls.parent_cancelled(parent)
+        connection.calls.cancelled(parent)
         assert connection.callee.cancelled == [request]
-        assert not connection.calls.any_blocking
+        assert not connection.calls.book.blocking
         connection.worker.call(2, parent=[4, 1])
         await connection.settle()
         assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED] * 2
@@ -366,7 +371,7 @@ async def test_a_call_for_a_whole_batch_is_for_those_who_still_wait():
         connection.worker.call(parent=[4, -1])
         await connection.settle()
         first.answered = second.cancelled = True
-        connection.calls.parent_cancelled(second)
+        connection.calls.cancelled(second)
         assert connection.callee.cancelled == connection.callee.requests
         connection.worker.call(2, parent=[4, -1])
         await connection.settle()
@@ -390,9 +395,8 @@ async def test_a_call_after_the_answer_of_all_is_made_for_its_effect():
         assert len(connection.callee.requests) == 1
 
 
-async def test_a_worker_that_does_not_read_costs_no_more_than_it_may_hold(monkeypatch):
-    monkeypatch.setattr("actors.calls.calls.MAX_BYTES", 3_000_000)
-    async with connected() as connection:
+async def test_a_worker_that_does_not_read_costs_no_more_than_it_may_hold():
+    async with connected(limits=CallLimits(nbytes=3_000_000)) as connection:
         for number in range(1, 6):
             connection.worker.call(number)
         await connection.settle()
@@ -407,10 +411,9 @@ async def test_a_worker_that_does_not_read_costs_no_more_than_it_may_hold(monkey
         assert [part.answer.code for part in connection.worker.parts()] == [None]
 
 
-async def test_a_caller_that_takes_nothing_of_a_stream_that_nothing_stops_loses_it(monkeypatch):
+async def test_a_caller_that_takes_nothing_of_a_stream_that_nothing_stops_loses_it():
     """Parts that hold no other request's memory delay no other request: those of an ensemble, for example."""
-    monkeypatch.setattr("actors.calls.calls.MAX_BYTES", 1_000_000)
-    async with connected(decoupled=True) as connection:
+    async with connected(limits=CallLimits(nbytes=1_000_000), decoupled=True) as connection:
         connection.worker.call()
         connection.worker.call(2)
         await connection.settle()
@@ -431,12 +434,12 @@ async def test_a_caller_that_takes_nothing_of_a_stream_that_nothing_stops_loses_
 
 async def test_more_calls_than_a_worker_may_have_are_refused():
     async with connected() as connection:
-        for number in range(1, MAX_CALLS + 3):
+        for number in range(1, LIMITS.calls + 3):
             connection.worker.call(number)
             if not number % 64:
                 await connection.settle()
         await connection.settle()
-        assert len(connection.callee.requests) == MAX_CALLS
+        assert len(connection.callee.requests) == LIMITS.calls
         assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.UNAVAILABLE] * 2
 
 
@@ -449,7 +452,7 @@ async def test_more_questions_than_a_worker_may_have_are_refused():
             return {}
 
         connection.subjects.answer("wait", wait)
-        for number in range(1, MAX_ASKS + 2):
+        for number in range(1, LIMITS.asks + 2):
             letter = Letter(frames.ASK, number, {"subject": "wait", "attachments": []}, (), b"{}", 2)
             connection.worker.send(letter)
         await connection.settle()
@@ -457,7 +460,7 @@ async def test_more_questions_than_a_worker_may_have_are_refused():
         assert part.answer.code is ErrorCode.UNAVAILABLE
         go.set()
         await connection.settle()
-        assert len(connection.worker.parts()) == MAX_ASKS
+        assert len(connection.worker.parts()) == LIMITS.asks
 
 
 # -- hostility -----------------------------------------------------------------------------------------------
@@ -533,7 +536,7 @@ async def test_many_segments_hold_few_descriptors_of_the_server():
     async with connected() as connection:
         before = open_descriptors()
         placed = Placed("INPUT", FP32, (1024,), 0, 4096)
-        for number in range(1, 3 * MAX_SEGMENTS):
+        for number in range(1, 3 * LIMITS.segments):
             descriptor = write_segment([bytes((number,)) * 4096])
             connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, 4096))
             os.close(descriptor)
@@ -543,11 +546,11 @@ async def test_many_segments_hold_few_descriptors_of_the_server():
                 await connection.settle()
         await connection.settle()
         requests, connection.callee.requests = connection.callee.requests, []
-        assert [request.inputs[0].data[7] for request in requests] == list(range(1, 3 * MAX_SEGMENTS))
-        assert len(left_open(before)) <= MAX_SEGMENTS
+        assert [request.inputs[0].data[7] for request in requests] == list(range(1, 3 * LIMITS.segments))
+        assert len(left_open(before)) <= LIMITS.segments
         while requests:
             connection.callee.respond(requests.pop(0), 200_000)
-        assert len(left_open(before)) <= MAX_SEGMENTS
+        assert len(left_open(before)) <= LIMITS.segments
 
 
 async def test_a_worker_that_reads_no_refusals_is_ended():
@@ -564,13 +567,12 @@ async def test_a_worker_that_reads_no_refusals_is_ended():
                 await trio.lowlevel.checkpoint()
             except BrokenPipeError:
                 break
-        assert MAX_UNREAD < number < 2 * MAX_UNREAD
+        assert LIMITS.unread < number < 2 * LIMITS.unread
         assert await connection.condemned() == ["a worker calls again and again and never reads the answers"]
 
 
-async def test_questions_count_with_what_they_bring(monkeypatch):
-    monkeypatch.setattr("actors.calls.calls.MAX_BYTES", 100_000)
-    async with connected() as connection:
+async def test_questions_count_with_what_they_bring():
+    async with connected(limits=CallLimits(nbytes=100_000)) as connection:
         go = trio.Event()
 
         async def wait(body, attachments, caller):
@@ -771,27 +773,26 @@ async def test_the_end_of_a_child_cancels_its_calls_and_nobody_elses():
         await connection.settle()
         assert connection.callee.cancelled == [theirs]
         assert ours not in connection.callee.cancelled
-        assert connection.calls.tally.calls == 1
+        assert connection.calls.book.account.calls == 1
 
 
 async def test_limits_hold_for_a_worker_and_its_children_together():
     async with connected() as connection:
         child = PlayedWorker(await branch_of(connection))
-        for number in range(1, MAX_CALLS // 2 + 1):
+        for number in range(1, LIMITS.calls // 2 + 1):
             connection.worker.call(number)
             child.call(number)
             if number % 32 == 0:
                 await connection.settle()
-        child.call(MAX_CALLS)
+        child.call(LIMITS.calls)
         await connection.settle()
         (refusal,) = child.parts()
-        assert refusal.answer.message == f"{MAX_CALLS} calls of this worker are under way already"
+        assert refusal.answer.message == f"{LIMITS.calls} calls of this worker are under way already"
         child.sock.close()
 
 
-async def test_there_are_so_many_children_with_a_connection(monkeypatch):
-    monkeypatch.setattr("actors.calls.calls.MAX_BRANCHES", 2)
-    async with connected() as connection:
+async def test_there_are_so_many_children_with_a_connection():
+    async with connected(limits=CallLimits(branches=2)) as connection:
         children = [await branch_of(connection) for _ in range(2)]
         with asked_for_branch(connection.worker) as answers:
             await connection.settle()

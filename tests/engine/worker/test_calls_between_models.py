@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import trio
 
-from actors.calls.calls import MAX_CALLS
+from actors.calls.account import CallLimits
 from actors.calls.subjects import Subjects
 from actors.serving.model import Status
 from actors.values.datatypes import DataType
@@ -144,11 +144,11 @@ async def test_calls_wait_for_room_where_a_client_would(tmp_path):
 async def test_a_worker_has_a_bounded_number_of_calls_under_way(tmp_path):
     callee = model("callee", "pausing", parameters={"gate": str(tmp_path / "gate")})
     async with open_models(calling(mode="many_under_way"), callee) as models:
-        request = await models.send("caller", np.array([[MAX_CALLS + 50.0, 0, 0, 0]]))
-        await until(lambda: len(models.states["callee"].in_flight) >= MAX_CALLS)
+        request = await models.send("caller", np.array([[CallLimits().calls + 50.0, 0, 0, 0]]))
+        await until(lambda: len(models.states["callee"].in_flight) >= CallLimits().calls)
         await trio.testing.wait_all_tasks_blocked(0.1)
         (tmp_path / "gate").touch()
-        assert (await models.answer(request)).tolist() == [[MAX_CALLS, 50]]
+        assert (await models.answer(request)).tolist() == [[CallLimits().calls, 50]]
 
 
 # -- streams -------------------------------------------------------------------------------------------------

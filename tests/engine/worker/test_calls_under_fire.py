@@ -58,8 +58,8 @@ async def test_callers_and_callees_may_die_at_any_time():
         for state in states.values():
             await until(lambda state=state: all(each.worker is not None for each in state.instances))
             for each in state.instances:
-                assert each.worker.calls is not None
-                assert not each.worker.calls.any_blocking
+                assert each.worker.asks is not None
+                assert not each.worker.asks.book.blocking
         before = open_descriptors()
         for _ in range(20):
             await models.infer("caller", np.ones((1, LARGE), np.float32))
