@@ -26,6 +26,7 @@ from actors.ensembles.ensemble_request import ComposedRequest, Loan, Step, in_en
 from actors.ensembles.policy.ensembles import Wiring
 from actors.seams import faults
 from actors.serving.model import ModelState, Status
+from actors.serving.policy.queueing import RequestQueue
 from actors.serving.statistics import FailureReason
 from actors.serving.turns import TurnTaker
 from actors.supervision.context import ChildContext
@@ -62,6 +63,9 @@ class Ensembler(TurnTaker):
         if not isinstance(state.spec.scheduling, Ensemble):
             raise TypeError(f"{state.spec.name} is no ensemble")
         super().__init__(state)
+        if not isinstance(state.queue, RequestQueue):
+            raise TypeError(f"the requests of ensemble '{state.spec.name}' follow each other")
+        self._queue = state.queue
         self._wiring = Wiring(state.spec.scheduling)
         self._resolve = resolve
         self._requests: dict[InferRequest, ComposedRequest] = {}
@@ -138,7 +142,7 @@ class Ensembler(TurnTaker):
         if faults.points is not None:
             faults.points.passing("ensemble.turn")
         self.answer_door()
-        state, queue = self.state, self.state.queue
+        state, queue = self.state, self._queue
         if self._loans:
             self._look_after_loans()
         self._lose_patience(now)
@@ -168,7 +172,7 @@ class Ensembler(TurnTaker):
 
         Those requests were accepted, so the models must not end before them.
         """
-        waits = len(self.state.queue) > 0
+        waits = len(self._queue) > 0
         if waits and not self._waiting_kept:
             self._waiting_kept = True
             self.keep()

@@ -16,8 +16,8 @@ import trio
 from actors.seams import faults
 from actors.seams.alarm import NEAR, Alarm
 from actors.seams.bell import Bell
-from actors.sequences.policy.sequence_slots import SlotGroup
-from actors.sequences.policy.sequences import SequenceQueue
+from actors.sequences.policy.records import SlotGroup
+from actors.sequences.policy.sequences import Sequences
 from actors.serving.batcher import failure_reason
 from actors.serving.instances.worker import LiveWorker
 from actors.serving.model import InstanceState, ModelState
@@ -96,21 +96,21 @@ class Sequencer(TurnTaker):
 
     def __init__(self, state: ModelState, clock: Clock, log: Log, hold: Hold | None = None) -> None:
         """`hold` says whether the first batch may begin. Raises TypeError for a model without sequences."""
-        if state.sequences is None:
+        if not isinstance(state.sequences, Sequences):
             raise TypeError(f"model '{state.spec.name}' has no sequences")
         super().__init__(state)
-        self._queue: SequenceQueue = state.sequences
+        self._sequences = state.sequences
         self._clock = clock
         self._log = log
         self._hold = Hold() if hold is None else hold
-        self._restarted = self._queue.restarted
+        self._restarted = self._sequences.restarted
 
     def turn(self, now: float) -> float:
         """See `TurnTaker.turn`. Its clock rings when there is more to do."""
         if faults.points is not None:
             faults.points.passing("sequencer.turn")
         self.answer_door()
-        state, queue = self.state, self._queue
+        state, queue = self.state, self.state.queue
         wake_at = queue.next_expiry()
         if wake_at <= now:
             for request, error in queue.expire(now):
@@ -126,22 +126,22 @@ class Sequencer(TurnTaker):
                 wake_at = min(wake_at, self._serve(instance, worker, now))
         if wake_at < math.inf:
             self._clock.at_latest(wake_at, now)
-        if queue.restarted != self._restarted:
+        if self._sequences.restarted != self._restarted:
             self._warn()
         return math.inf
 
     def _opens(self) -> bool:
-        queue = self._queue
-        if self._hold.opens(queue.queued_for_slots, queue.queued_in_backlog):
+        sequences = self._sequences
+        if self._hold.opens(sequences.waiting(seated=True), sequences.waiting(seated=False)):
             return True
-        return any(request.synthetic for request in queue.head(0))  # a load waits for its probe
+        return sequences.first is not None and sequences.first.synthetic  # a load waits for its probe
 
     def _serve(self, instance: InstanceState, worker: LiveWorker, now: float) -> float:
         """Give an instance the batches that are ready for it; return when to look again."""
         wake_at, limiter = math.inf, self.state.limiter
         held_up = False
-        for group in self._permitted(self._queue.groups(instance.key), worker):
-            decision = self._queue.decide(group, now)
+        for group in self._permitted(self._sequences.groups(instance.key), worker):
+            decision = self._sequences.decide(group, now)
             if isinstance(decision, Wait):
                 wake_at = min(wake_at, decision.until)
                 continue
@@ -150,7 +150,7 @@ class Sequencer(TurnTaker):
             if limiter is not None and not limiter.ask(instance):
                 held_up = True
                 break
-            batch = self._queue.form(group, decision)
+            batch = self._sequences.form(group, decision)
             if self.state.dispatch(worker, batch.requests, alone=batch.alone) and limiter is not None:
                 limiter.began(instance)
         if limiter is not None and not held_up:
@@ -166,7 +166,7 @@ class Sequencer(TurnTaker):
             return groups
         if any(batch.alone for batch in worker.outstanding.values()):
             return ()
-        suspects = [group for group in groups if self._queue.suspects(group)]
+        suspects = [group for group in groups if self._sequences.suspects(group)]
         if not suspects:
             return groups
         return suspects[:1] if worker.idle else ()
@@ -174,8 +174,8 @@ class Sequencer(TurnTaker):
     def wants(self, instance: InstanceState) -> bool:
         """Whether an instance has a batch that it could begin."""
         now = trio.current_time()
-        groups = self._queue.groups(instance.key)
-        return any(isinstance(self._queue.decide(group, now), Dispatch) for group in groups)
+        groups = self._sequences.groups(instance.key)
+        return any(isinstance(self._sequences.decide(group, now), Dispatch) for group in groups)
 
     def _warn(self) -> None:
         """Log sequences that were begun anew before they had ended: at most once a turn."""
@@ -184,8 +184,8 @@ class Sequencer(TurnTaker):
             level="warning",
             model=self.state.spec.name,
             version=self.state.spec.version,
-            correlation_id=self._queue.last_restarted,
-            restarts=self._queue.restarted - self._restarted,
+            correlation_id=self._sequences.last_restarted,
+            restarts=self._sequences.restarted - self._restarted,
             reason="START on a sequence that has not ended: what is queued of it still runs, then its state is reset",
         )
-        self._restarted = self._queue.restarted
+        self._restarted = self._sequences.restarted

@@ -70,6 +70,9 @@ class Scheduler(TurnTaker):
     def __init__(self, state: ModelState, hold: Hold | None = None) -> None:
         """`hold`, which dynamic batching heeds, says whether the first batch may begin."""
         super().__init__(state)
+        if not isinstance(state.queue, RequestQueue):
+            raise TypeError(f"the requests of model '{state.spec.name}' follow each other")
+        self._queue = state.queue
         heeded = isinstance(state.spec.scheduling, DynamicBatching)
         self._hold = hold if hold is not None and heeded else Hold()
         self._policy = policy_for(state.spec) if state.slo is None else state.slo.policy
@@ -79,7 +82,7 @@ class Scheduler(TurnTaker):
         if faults.points is not None:
             faults.points.passing("batcher.turn")
         self.answer_door()
-        state, queue = self.state, self.state.queue
+        state, queue = self.state, self._queue
         self._expire(queue, now)
         # Too many have expired for one turn: do not dispatch a request whose time is up.
         if queue.next_expiry() <= now:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from actors.sequences.policy.sequences import SequenceQueue
 from actors.serving.policy.retries import Aftermath, Fingerprint, Quarantine
+from actors.serving.policy.waiting_line import Sequencing
 from actors.serving.statistics import FailureReason
 from actors.values.errors import Cancelled, TritiumError, Unavailable
 from actors.values.requests import InferRequest
@@ -113,7 +113,7 @@ class Deaths:
         statistics.retried += sum(map(len, aftermath.suspects))
 
     def _settle_sequences(
-        self, sequences: SequenceQueue, instance: InstanceState, aftermath: Aftermath, now: float
+        self, sequences: Sequencing, instance: InstanceState, aftermath: Aftermath, now: float
     ) -> None:
         """Let sequences go on that may.
 

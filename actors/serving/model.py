@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 import trio
 
 from actors.seams.slices import in_slices
-from actors.sequences.policy.sequences import SequenceQueue
 from actors.serving.deaths import Deaths
 from actors.serving.instances.batches import InFlight
 from actors.serving.instances.worker import LiveWorker
@@ -30,11 +29,13 @@ from actors.serving.policy.queueing import RequestQueue
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.policy.retries import Aftermath, Fingerprint, Quarantine, SuspectQueue
 from actors.serving.policy.slo import Admission
+from actors.serving.policy.waiting_line import Sequencing, WaitingLine
 from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.serving.validation import Validator
-from actors.serving.waiting import WaitingLine
+from actors.serving.waiting import WaitingCallers
 from actors.values.errors import (
     Cancelled,
+    Internal,
     InvalidArgument,
     Poisoned,
     TritiumError,
@@ -44,7 +45,7 @@ from actors.values.marks import marks_of
 from actors.values.requests import InferRequest, InferResponse, Parameter
 from actors.values.specs import DynamicBatching, InstanceSpec, ModelSpec, SequenceBatching
 from actors.values.tensors import Tensor
-from actors.wire.frames import Result
+from actors.wire.frames import Answer, Result
 from actors.wire.gathering import Cut
 from actors.wire.parts import Arrived
 
@@ -151,8 +152,12 @@ class ModelState:
         statistics: ModelStatistics,
         on_status: StatusObserver,
         wall_clock: Callable[[], int],
+        sequencing: Sequencing | None = None,
     ) -> None:
-        """`wall_clock` gives milliseconds since the epoch, for `last_inference`."""
+        """`wall_clock` gives milliseconds since the epoch, for `last_inference`.
+
+        `sequencing`: the sequences of a model that has them, with the line of their requests.
+        """
         self.spec = spec
         self.status = Status.LOADING
         self.reason = ""
@@ -166,13 +171,13 @@ class ModelState:
         self.limiter: RateLimiter[InstanceState] | None = None  # where executions are rate-limited
         # Whether an instance has more to execute. Schedulers other than the batcher set their own function.
         self.wants: Callable[[InstanceState], bool] = self._queue_wants
-        self.sequences = (
-            SequenceQueue(spec, spec.scheduling) if isinstance(spec.scheduling, SequenceBatching) else None
-        )
-        self.queue = (
+        if isinstance(spec.scheduling, SequenceBatching) and sequencing is None:
+            raise TypeError(f"model '{spec.name}' has sequences, and is made without")
+        self.sequences = sequencing
+        self.queue: WaitingLine = (
             RequestQueue(spec.scheduling, spec.queue_bounds, spec.fairness)
-            if self.sequences is None
-            else self.sequences
+            if sequencing is None
+            else sequencing.queue
         )
         self.statistics = statistics
         self.slo = None if spec.slo is None else Admission(spec.slo, policy_for(spec))
@@ -188,7 +193,7 @@ class ModelState:
         self._on_status = on_status
         self._wall_clock = wall_clock
         self._pace = Pace()
-        self._line = WaitingLine(self.queue, spec.name, self._look_again)
+        self._line = WaitingCallers(self.queue, spec.name, self._look_again)
         self._ring, self.doorbell = trio.open_memory_channel[None](1)
         self._rung = False
         self.take_turn: Callable[[], None] | None = None  # the scheduler's, while it runs
@@ -436,7 +441,7 @@ class ModelState:
         if self.status is Status.UNLOADING:
             if self.sequences is not None and not self.ended.is_set():
                 # A request that goes on with a sequence is accepted (contract, section 6.1).
-                self.sequences.stopping = STOPPING
+                self.sequences.stop(STOPPING)
                 return
             raise Unavailable(request.prefix + STOPPING)
         raise Unavailable(
@@ -471,23 +476,19 @@ class ModelState:
 
     def _cancel_waiting(self, request: InferRequest) -> bool:
         """Answer `request`, whose client has left, if it has not been dispatched. False if it has."""
-        if self.sequences is not None and request in self.sequences:
-            for member in self.sequences.abandon(request, trio.current_time()):
-                self.fail(member, Cancelled(""), FailureReason.CANCELED)
-            self.ring()  # a slot may be free
-            return True
         suspects = (instance.suspects for instance in self.instances)
-        if (
+        ended = self.queue.abandon(request, trio.current_time())
+        if not ended and (
             (self.cache is not None and self.cache.withdraw(request))
-            or self.queue.remove(request)
             or any(each.remove(request) for each in suspects)
         ):
-            self.fail(request, Cancelled(""), FailureReason.CANCELED)
-            if self.limiter is not None:
-                # An instance may be standing in line for this request alone.
-                self.ring()
-            return True
-        return False
+            ended = [request]
+        for member in ended:
+            self.fail(member, Cancelled(""), FailureReason.CANCELED)
+        if ended and (self.limiter is not None or self.sequences is not None):
+            # An instance may be standing in line for this request alone, and a slot may be free.
+            self.ring()
+        return bool(ended)
 
     # -- for ensembles that are composed of it ---------------------------------------------------------------
 
@@ -523,8 +524,8 @@ class ModelState:
         """
         element = self.statistics.as_model_stats(self.spec.name, self.spec.version)
         ours: dict[str, object] = {}
-        if self.queue.ledger is not None:
-            ours["tenants"] = {name: asdict(share) for name, share in self.queue.ledger.shares().items()}
+        if (shares := self.queue.shares()) is not None:
+            ours["tenants"] = {name: asdict(share) for name, share in shares.items()}
         if self.slo is not None:
             ours["slo"] = self.slo.sample(len(self.queue)).document()
         return {**element, "tritium": ours} if ours else element
@@ -647,7 +648,7 @@ class ModelState:
         now = trio.current_time()
         spec, statistics = self.spec, self.statistics
         if self.sequences is not None:
-            answers = self.sequences.collect(answers)
+            answers = [_collected(self.sequences, *cut) for cut in answers if not cut[0].padding]
         # A worker's clock is believed only as far as it can be true. No duration exceeds the age of the
         # oldest request.
         limit = int((now - min(request.accepted_at for request in batch.requests)) * 1e9)
@@ -785,7 +786,7 @@ class ModelState:
             self.cache.settle(request, part)
         if self.sequences is not None:
             self.sequences.done(request, trio.current_time())
-            if len(self.sequences):
+            if len(self.queue):
                 self.ring()
         # A request that never ran is not in `_ordering`, and no other answer waits for its own.
         if self._ordering is None or request not in self._ordering:
@@ -885,6 +886,17 @@ class ModelState:
             self.fail(request, Unavailable(request.prefix + STOPPING), FailureReason.OTHER)
         if self.composite is not None:
             self.composite.give_up()
+
+
+def _collected(
+    sequences: Sequencing, request: InferRequest, outputs: list[Tensor], answer: Answer | None
+) -> Cut:
+    """Return what the client gets: no states, or the error of states that can't be kept."""
+    failed = answer is not None and answer.code is not None
+    try:
+        return request, sequences.collect(request, outputs, failed=failed), answer
+    except Internal as error:
+        return request, [], Answer(code=error.code, message=request.prefix + error.message)
 
 
 def _parameters(

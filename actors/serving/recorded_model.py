@@ -13,6 +13,7 @@ import trio
 from actors.serving.instances.batches import InFlight
 from actors.serving.instances.worker import LiveWorker
 from actors.serving.model import ModelState, StatusObserver
+from actors.serving.policy.waiting_line import Sequencing
 from actors.serving.records import Recorder, named, record_of
 from actors.serving.statistics import ModelStatistics
 from actors.values.errors import TritiumError
@@ -34,8 +35,11 @@ class RecordedState(ModelState):
         statistics: ModelStatistics,
         on_status: StatusObserver,
         wall_clock: Callable[[], int],
+        sequencing: Sequencing | None = None,
     ) -> None:
-        super().__init__(spec, statistics=statistics, on_status=on_status, wall_clock=wall_clock)
+        super().__init__(
+            spec, statistics=statistics, on_status=on_status, wall_clock=wall_clock, sequencing=sequencing
+        )
         self._recorder = recorder
 
     def _enqueue(self, request: InferRequest, *, in_company: bool = False) -> None:

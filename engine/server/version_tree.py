@@ -22,6 +22,7 @@ from actors.ensembles import ensemble
 from actors.ensembles.ensemble import Ensembler
 from actors.seams.threads import in_thread
 from actors.sequences import sequencer
+from actors.sequences.policy.sequences import sequencing_of
 from actors.serving import batcher
 from actors.serving.instances import instance
 from actors.serving.instances.comeback import Comeback
@@ -132,6 +133,7 @@ class ModelSubtrees:
             statistics=new_statistics(self._metrics, spec.first_response_buckets),
             on_status=self._on_status,
             wall_clock=self._wall_clock,
+            sequencing=sequencing_of(spec),
         )
         if isinstance(spec.scheduling, Ensemble):
             state.composite = Ensembler(state, self._resolve_step)
@@ -436,7 +438,7 @@ class ModelSubtrees:
                 queue_age=max(0.0, now - state.queue.oldest_enqueued) if depth else 0.0,
                 load_duration=state.load_seconds,
                 instances=_by_standing(state),
-                tenants=state.queue.ledger.shares() if state.queue.ledger is not None else {},
+                tenants=state.queue.shares() or {},
                 slo=state.slo.sample(depth) if state.slo is not None else None,
             )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import trio
 
+from actors.sequences.policy.sequences import sequencing_of
 from actors.sequences.sequencer import run as run_sequencer
 from actors.serving.batcher import run as run_scheduler
 from actors.serving.instances.batches import InFlight
@@ -227,11 +228,13 @@ class Stage:
         self.nursery = nursery
         self.start = trio.current_time()
         self.changes = []
+        spec = make_spec(**changes)
         self.state = make(
-            make_spec(**changes),
+            spec,
             statistics=ModelStatistics(),
             on_status=lambda state: self.changes.append((state.status, state.reason)),
             wall_clock=lambda: 0,
+            sequencing=sequencing_of(spec),
         )
         self.arrivals = []
         self.workers = [FakeWorker(self.state, each, capacity=capacity) for each in self.state.instances]

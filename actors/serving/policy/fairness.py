@@ -17,7 +17,7 @@ Reference: Goyal, Vin and Cheng, "Start-time Fair Queueing" (SIGCOMM 1996).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, ValuesView
+from collections.abc import Iterator, ValuesView
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -40,8 +40,6 @@ TENANT_RETRY: Final = 1.0
 _REBASED: Final = 2.0**32
 # Heap items of lines that have emptied.
 _STALE_ALLOWED: Final = 64
-# How many tenants are asked for a caller to let in, each time that there is room.
-_LOOKS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,48 +382,6 @@ class FairLane(Generic[E]):
         ]
         heapify(self._heap)
         self._owing = [(finish - gone, ticket, tenant) for finish, ticket, tenant in self._owing]
-
-
-class Turns:
-    """Callers that wait for room in the queue, by tenant: a tenant without room holds up no other tenant.
-
-    Tenants take turns, and within a tenant the caller that has waited longest is let in first.
-    """
-
-    __slots__ = ("_lines",)
-
-    def __init__(self) -> None:
-        self._lines: OrderedDict[str, OrderedDict[InferRequest, None]] = OrderedDict()
-
-    def add(self, request: InferRequest) -> None:
-        """Let `request` wait, behind the others of its tenant."""
-        self._lines.setdefault(request.tenant, OrderedDict())[request] = None
-
-    def remove(self, request: InferRequest) -> None:
-        """Note that it waits no longer."""
-        line = self._lines[request.tenant]
-        del line[request]
-        if not line:
-            del self._lines[request.tenant]
-
-    def waits(self, tenant: str) -> bool:
-        """Whether a caller of `tenant` waits."""
-        return tenant in self._lines
-
-    def next(self, admits: Callable[[InferRequest], bool]) -> InferRequest | None:
-        """Return a caller that `admits` lets in, or None if there was none among the tenants looked at.
-
-        It looks at a few tenants each time, and at the next few the next time. While the queue holds anything
-        there is a next time, and an empty queue admits the first caller it looks at.
-        """
-        lines = self._lines
-        for _ in range(min(_LOOKS, len(lines))):
-            tenant, line = next(iter(lines.items()))
-            lines.move_to_end(tenant)
-            request = next(iter(line))
-            if admits(request):
-                return request
-        return None
 
 
 def _cost(request: InferRequest) -> int:

@@ -27,8 +27,10 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, count
 from typing import Final
 
-from actors.serving.policy.fairness import FairLane, Ledger
+from actors.serving.policy.fairness import FairLane, Ledger, TenantShare
 from actors.serving.policy.levels import OCCUPIED, Entry, Level, Levels
+from actors.serving.policy.room import FirstCome, RoomOrder, Turns
+from actors.serving.policy.waiting_line import ENDED_AT_ONCE, WaitingLine
 from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
 from actors.values.requests import InferRequest
 from actors.values.specs import Fairness, QueueBounds, Scheduling
@@ -36,16 +38,12 @@ from actors.values.specs import Fairness, QueueBounds, Scheduling
 # Stale heap items tolerated before the heap is rebuilt; below this a rebuild is not worth its bookkeeping.
 _STALE_ALLOWED: Final = 64
 
-ENDED_AT_ONCE: Final = 256
-"""Requests whose time is up that are ended in one turn of the loop: telling a client takes some 20 µs."""
 
+class RequestQueue(WaitingLine):
+    """The requests that wait for one model, of which any may go next that its level lets go.
 
-class RequestQueue:
-    """The requests that wait for one model. Every request given in comes out exactly once.
-
-    It comes out of `take`, `expire`, `remove` or `drain`. Cancelling means `remove`; a request that was only
-    flagged cancelled is noticed when a scan meets it, and then comes out of the next `expire`, which
-    `next_expiry` makes due.
+    A request comes out of `take`, `expire`, `abandon` or `drain`. One that was only flagged cancelled is
+    noticed when a scan meets it, and then comes out of the next `expire`, which `next_expiry` makes due.
     """
 
     __slots__ = (
@@ -59,6 +57,7 @@ class RequestQueue:
         "_levels",
         "_nbytes",
         "_turn",
+        "room_order",
     )
 
     def __init__(self, scheduling: Scheduling, bounds: QueueBounds, fairness: Fairness | None = None) -> None:
@@ -72,9 +71,9 @@ class RequestQueue:
         self._armed = 0  # heap items that count
         self._turn = count()  # settles the order of equal times
         self._cancelled: list[InferRequest] = []  # found by a scan, and not yet reported
+        self.room_order: RoomOrder = FirstCome() if ledger is None else Turns()
 
     def __len__(self) -> int:
-        """How many requests wait."""
         return self._len
 
     def __contains__(self, request: InferRequest) -> bool:
@@ -83,7 +82,7 @@ class RequestQueue:
 
     @property
     def nbytes(self) -> int:
-        """How many input bytes wait."""
+        """See `WaitingLine.nbytes`."""
         return self._nbytes
 
     @property
@@ -93,7 +92,7 @@ class RequestQueue:
 
     @property
     def oldest_enqueued(self) -> float:
-        """When the oldest waiting request was enqueued; infinite for an empty queue."""
+        """See `WaitingLine.oldest_enqueued`."""
         return min(level.oldest() for level in self._levels.present)
 
     def admits(self, request: InferRequest) -> bool:
@@ -177,13 +176,14 @@ class RequestQueue:
             if due < math.inf:
                 self._arm(request, entry, due)
 
-    def remove(self, request: InferRequest) -> bool:
-        """Take out `request`, whose client has left. False if it is not here (any more)."""
+    def abandon(self, request: InferRequest, now: float) -> list[InferRequest]:
+        """See `WaitingLine.abandon`: no other request needs `request`."""
+        del now
         entry = request.queue_entry
         if not isinstance(entry, Entry) or not entry.queued:
-            return False
+            return []
         self._discard(request, entry)
-        return True
+        return [request]
 
     def head(self, max_rows: int) -> list[InferRequest]:
         """Return the first requests in scan order, without removing them.
@@ -202,8 +202,7 @@ class RequestQueue:
             if rows > max_rows:
                 break
         for request in flagged:
-            self.remove(request)
-        self._cancelled += flagged
+            self._cancelled += self.abandon(request, math.inf)
         return found
 
     def take(self, n: int) -> list[InferRequest]:
@@ -261,7 +260,7 @@ class RequestQueue:
         return ended
 
     def next_expiry(self) -> float:
-        """When `expire` next has something to do: infinite for never, in the past for at once."""
+        """See `WaitingLine.next_expiry`."""
         if self._cancelled:
             return -math.inf
         heap = self._heap
@@ -276,18 +275,17 @@ class RequestQueue:
         """Remove and return everything, in scan order, cancelled requests included."""
         everything = [*self._cancelled, *chain.from_iterable(self._levels.lanes)]
         for request in everything:
-            self.remove(request)
+            self.abandon(request, math.inf)
         self._cancelled.clear()
         self._heap.clear()
         return everything
 
-    @property
-    def ledger(self) -> Ledger | None:
-        """The tenants' ledger; None for a queue without tenants."""
-        return self._ledger
+    def shares(self) -> Mapping[str, TenantShare] | None:
+        """See `WaitingLine.shares`."""
+        return None if self._ledger is None else self._ledger.shares()
 
     def ahead_of(self, request: InferRequest) -> float:
-        """Return about how many waiting requests would go before `request`, if it were pushed now."""
+        """See `WaitingLine.ahead_of`."""
         own = self._levels.of(request)
         ahead = 0.0
         for level in self._levels.present:

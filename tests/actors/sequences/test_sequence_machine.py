@@ -14,7 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.sequences.policy.sequences import RECHECK, SequenceQueue
+from actors.sequences.policy.lives import RECHECK
+from actors.sequences.policy.sequences import sequencing_of
 from actors.serving.policy.batching import Wait
 from actors.values.datatypes import DataType
 from actors.values.errors import DeadlineExceeded, InvalidArgument, Unavailable
@@ -83,7 +84,9 @@ class SlotsAndTurns(RuleBasedStateMachine):
                 strategy=strategy, max_idle=IDLE, checkpoint=keeps, iterative=iterative
             ),
         )
-        self.queue = SequenceQueue(spec, spec.scheduling)
+        self.sequencing = sequencing_of(spec)
+        self.queue = self.sequencing.queue
+        self.stopping = ""
         self.now = 0.0
         self.arrivals = 0
         self.arrival = {}  # of a request: its place in the order, and when that was
@@ -229,7 +232,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
         )
         request.rows, request.nbytes, request.batch_key = 1, 8, key
         sequence = self.live.get(who)
-        assert self.queue.may_pass(request) == (
+        assert self.queue.room_order.may_pass(request) == (
             sequence is not None and sequence.seat is not None and who not in self.lines
         )
         admitted = self.admits(request)
@@ -237,7 +240,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
         if admitted and who not in self.lines:
             self.push(request)
         elif who:
-            self.queue.waits_for_room(request, waits=True)
+            self.queue.room_order.enter(request)
             self.lines.setdefault(who, []).append(request)
 
     @precondition(lambda self: self.lines)
@@ -250,7 +253,8 @@ class SlotsAndTurns(RuleBasedStateMachine):
             if sequence is not None and sequence.seat is not None and self.admits(line[0]):
                 expected = line[0]
                 break
-        assert self.queue.next_to_go_on() is expected
+        _, *going_on = self.queue.room_order.next(self.queue.admits)  # beside the one that came first
+        assert going_on == ([] if expected is None else [expected])
         if expected is not None:
             self.leave_line(expected)
             self.push(expected)
@@ -262,7 +266,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
         self.leave_line(data.draw(st.sampled_from(line)))
 
     def leave_line(self, request):
-        self.queue.waits_for_room(request, waits=False)
+        self.queue.room_order.leave(request)
         who = request.correlation_id
         self.lines[who].remove(request)
         if not self.lines[who]:
@@ -275,7 +279,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
         refused = None
         if not who and not own:
             refused = InvalidArgument
-        elif self.queue.stopping and (own or flags & START):
+        elif self.stopping and (own or flags & START):
             refused = Unavailable
         elif sequence is None and not flags & START and not own:
             refused = InvalidArgument
@@ -297,10 +301,11 @@ class SlotsAndTurns(RuleBasedStateMachine):
         if flags & END:
             self.close(sequence)
 
-    @precondition(lambda self: self.queue.stopping or len(self.live) > 2)
+    @precondition(lambda self: self.stopping or len(self.live) > 2)
     @rule()
     def stop_or_go_on(self):
-        self.queue.stopping = "" if self.queue.stopping else "it is being unloaded"
+        self.stopping = "" if self.stopping else "it is being unloaded"
+        self.sequencing.stop(self.stopping)
 
     # Batches
 
@@ -309,20 +314,20 @@ class SlotsAndTurns(RuleBasedStateMachine):
     def run(self, later):
         self.tick(later)
         for name in sorted(self.instances):
-            [group] = self.queue.groups(name)
-            decision = self.queue.decide(group, self.now)
+            [group] = self.sequencing.groups(name)
+            decision = self.sequencing.decide(group, self.now)
             ready = self.ready(name)
             if self.running.get(name) or not ready:
                 assert decision == Wait(math.inf)
                 continue
             first = ready[0].queue[0]
-            assert self.queue.suspects(group) == (first in self.alone)
+            assert self.sequencing.suspects(group) == (first in self.alone)
             until = self.until(ready)
             if until > self.now:
                 assert decision == Wait(until)
                 continue
             expected = self.expected(name, ready)
-            batch = self.queue.form(group, decision)
+            batch = self.sequencing.form(group, decision)
             assert [None if each.padding else each for each in batch.requests] == expected
             assert batch.alone == (first in self.alone)
             self.running[name] = []
@@ -368,7 +373,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
             self.done(request, sequence)
 
     def done(self, request, sequence):
-        self.queue.done(request, self.now)
+        self.sequencing.done(request, self.now)
         self.alone.discard(request)
         sequence.running = None
         if self.iterative:
@@ -382,7 +387,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
         name = data.draw(st.sampled_from([name for name, pairs in self.running.items() if pairs]))
         for request, sequence in self.running.pop(name):
             again = self.keeps or sequence.seat is not None
-            assert self.queue.reschedule(request, self.now) == again
+            assert self.sequencing.reschedule(request, self.now) == again
             if again:
                 assert request.flags == 0
                 self.alone.discard(request)
@@ -413,30 +418,6 @@ class SlotsAndTurns(RuleBasedStateMachine):
         [sequence] = [each for each in self.sequences() if request in each.queue]
         assert self.queue.abandon(request, self.now) == self.over(sequence)
         assert self.queue.abandon(request, self.now) == []
-
-    @precondition(lambda self: len(self.queued()) > 1)
-    @rule(data=st.data())
-    def remove(self, data):
-        request = data.draw(st.sampled_from(self.queued()))
-        [sequence] = [each for each in self.sequences() if request in each.queue]
-        sequence.queue.remove(request)
-        if not sequence.queue and sequence.running is None:
-            if sequence in self.backlog:
-                self.backlog.remove(sequence)
-            if sequence.seat is None:
-                self.close(sequence)
-            elif sequence.over:
-                # The sequence that gets the slot is told the time of the last arrival. It may be off by no
-                # more than a moment.
-                if self.backlog:
-                    return self.skip(sequence, request)
-                self.vacate(sequence)
-        assert self.queue.remove(request)
-        assert not self.queue.remove(request)
-        return None
-
-    def skip(self, sequence, request):
-        sequence.queue.append(request)
 
     @precondition(lambda self: self.sequences())
     @rule(seconds=st.sampled_from([0.25, 0.5, 0.5, IDLE]))
@@ -494,7 +475,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
     def come(self, name):
         self.ages[name] = max(self.ages.values(), default=0) + 1
         self.instances[name] = {}
-        self.queue.join(name, 1, self.now)
+        self.sequencing.join(name, 1, self.now)
         self.fill()
 
     @precondition(lambda self: self.instances and self.sequences())
@@ -516,14 +497,14 @@ class SlotsAndTurns(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(busy or self.instances)))
         pairs = self.running.pop(name, [])
         self.leaving = name
-        self.queue.about_to_leave(name)
+        self.sequencing.about_to_leave(name)
         for request, sequence in pairs[:answered]:
             self.done(request, sequence)
         pairs = pairs[answered:]
         slots = self.instances.pop(name)
         self.leaving = ""
         unrun = [] if ran else [request for request, _ in pairs]
-        lost = self.queue.leave(name, self.now, unrun=unrun)
+        lost = self.sequencing.leave(name, self.now, unrun=unrun)
         moving = []
         expected = []
         for sequence in slots.values():
@@ -546,19 +527,19 @@ class SlotsAndTurns(RuleBasedStateMachine):
                 if alone:
                     self.alone.add(request)
                 sequence.running = None
-                self.queue.put_back(request, alone=alone, now=self.now)
+                self.sequencing.put_back(request, alone=alone, now=self.now)
                 sequence.queue.insert(0, request)
                 self.settle(sequence)
             else:
                 if self.iterative and again:
-                    assert not self.queue.reschedule(request, self.now)
+                    assert not self.sequencing.reschedule(request, self.now)
                 self.done(request, sequence)
 
     # What must be
 
     @invariant()
     def the_figures_agree(self):
-        counts = self.queue.counts()
+        counts = self.sequencing.counts()
         assert counts.live == len(self.live)
         assert counts.seated == len(self.seated())
         assert counts.backlogged == len(self.backlog)
@@ -569,7 +550,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
         assert all(request in self.queue for request in queued)
         assert self.queue.nbytes == sum(request.nbytes for request in queued)
         in_slots = sum(len(sequence.queue) for sequence in self.seated())
-        assert (self.queue.queued_for_slots, self.queue.queued_in_backlog) == (
+        assert (self.sequencing.waiting(seated=True), self.sequencing.waiting(seated=False)) == (
             in_slots,
             len(queued) - in_slots,
         )

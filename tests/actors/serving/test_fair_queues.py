@@ -11,8 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.serving.policy.fairness import REMEMBERED, FairLane, Ledger, Turns
+from actors.serving.policy.fairness import REMEMBERED, FairLane, Ledger
 from actors.serving.policy.queueing import RequestQueue
+from actors.serving.policy.room import Turns
 from actors.serving.policy.tallies import CANDIDATES, OTHERS, SHOWN, TenantTallies
 from actors.values.errors import Cancelled, DeadlineExceeded, Unavailable
 from actors.values.requests import InferRequest
@@ -110,7 +111,7 @@ def test_a_request_that_is_cancelled_costs_its_tenant_nothing():
     queue = fair()
     big = make_request("a", rows=100)
     push_all(queue, make_request("b"), big, make_request("a"), make_request("b"), make_request("b"))
-    assert queue.remove(big)
+    assert queue.abandon(big, 0.0)
     assert tenants(queue.take(2)) == "ba"
 
 
@@ -122,7 +123,7 @@ def test_what_comes_back_goes_first_and_is_not_charged_again():
     assert queue.head(99)[:2] == back
     assert queue.take(2) == back
     assert tenants(queue.take(2)) == "ab"
-    shares = queue.ledger.shares()
+    shares = queue.shares()
     assert (shares["a"].requests, shares["b"].requests) == (2, 2)
 
 
@@ -173,7 +174,7 @@ def test_lines_that_emptied_out_of_turn_leave_nothing_behind():
     for n in range(500):
         request = make_request(f"t{n}")
         queue.push(request, 0.0)
-        queue.remove(request)
+        queue.abandon(request, 0.0)
     push_all(queue, make_request("a"), make_request("b"))
     assert tenants(queue.head(99)) == tenants(queue.take(9)) == "zabz"
 
@@ -242,7 +243,7 @@ def test_a_tenant_at_its_bound_is_refused_where_it_asked_for_that():
     assert caught.value.retry_after == 1.0
     assert refused not in queue
     queue.push(make_request("b"), 0.0)
-    assert queue.ledger.shares()["a"].refused == 1
+    assert queue.shares()["a"].refused == 1
 
 
 def test_clients_without_a_tenant_are_told_so():
@@ -275,24 +276,24 @@ def test_callers_of_a_tenant_without_room_hold_up_nobody_else():
     flood = [make_request("a") for _ in range(3)]
     other = make_request("b")
     for request in (*flood, other):
-        turns.add(request)
-    assert turns.waits("a")
-    assert not turns.waits("c")
-    assert turns.next(lambda request: request.tenant != "a") is other
-    assert turns.next(lambda request: True) is flood[0]
-    turns.remove(flood[0])
-    assert turns.next(lambda request: True) is other
-    turns.remove(other)
-    assert not turns.waits("b")
-    assert turns.next(lambda request: False) is None
+        turns.enter(request)
+    assert not turns.may_pass(make_request("a"))
+    assert turns.may_pass(make_request("c"))
+    assert turns.next(lambda request: request.tenant != "a") == (other,)
+    assert turns.next(lambda request: True) == (flood[0],)
+    turns.leave(flood[0])
+    assert turns.next(lambda request: True) == (other,)
+    turns.leave(other)
+    assert turns.may_pass(make_request("b"))
+    assert not turns.next(lambda request: False)
 
 
 def test_everybody_who_waits_is_looked_at_in_turn():
     turns = Turns()
     for n in range(50):
-        turns.add(make_request(f"t{n}"))
+        turns.enter(make_request(f"t{n}"))
     wanted = 0
-    while turns.next(lambda request: request.tenant == "t49") is None:
+    while not turns.next(lambda request: request.tenant == "t49"):
         wanted += 1
         assert wanted < 10
 
@@ -382,7 +383,7 @@ def test_the_oldest_is_found_among_the_risen_too():
     queue.push(second, 2.0)
     queue.expire(12.0)
     assert queue.oldest_enqueued == 1.0
-    queue.remove(first)
+    queue.abandon(first, 0.0)
     assert queue.oldest_enqueued == 2.0
 
 
@@ -468,7 +469,7 @@ def test_shares_tell_what_waits_and_what_was_got():
     queue = fair(weights={"gold": 2.0})
     push_all(queue, *[make_request("gold", rows=3) for _ in range(2)], make_request("free"))
     queue.take(2)
-    shares = queue.ledger.shares()
+    shares = queue.shares()
     assert (shares["gold"].rows, shares["gold"].queued, shares["gold"].share) == (3, 1, 0.75)
     assert (shares["free"].rows, shares["free"].queued, shares["free"].share) == (1, 0, 0.25)
     assert shares[OTHERS].requests == 0
@@ -548,7 +549,7 @@ class FairQueue(RuleBasedStateMachine):
         elif request.cancelled:
             self.expire()
         else:
-            assert self.queue.remove(request)
+            assert self.queue.abandon(request, 0.0)
             del self.waiting[request]
 
     @rule(seconds=st.sampled_from([0.5, 4.0]))
@@ -575,7 +576,7 @@ class FairQueue(RuleBasedStateMachine):
         head = self.queue.head(1000)
         assert len(head) == len(set(head))
         assert set(head) == alive
-        shares = self.queue.ledger.shares()
+        shares = self.queue.shares()
         assert sum(share.queued for share in shares.values()) == len(self.queue)
 
     def teardown(self):

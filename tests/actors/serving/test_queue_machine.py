@@ -218,8 +218,8 @@ class AgeingQueue(RuleBasedStateMachine):
     @rule(data=st.data())
     def remove(self, data):
         waiting = data.draw(st.sampled_from(self.scan()))
-        assert self.queue.remove(waiting.request)
-        assert not self.queue.remove(waiting.request)
+        assert self.queue.abandon(waiting.request, 0.0)
+        assert not self.queue.abandon(waiting.request, 0.0)
         self.leave(waiting)
 
     @precondition(lambda self: self.scan())

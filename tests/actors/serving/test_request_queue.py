@@ -184,7 +184,7 @@ def test_no_more_than_so_many_levels_may_be_in_use_at_once():
     assert caught.value.message == (
         f"[request id: r] Exceeds maximum queue size: requests of {OCCUPIED} priority levels wait already, the most that may"
     )
-    assert queue.remove(requests[OCCUPIED // 2])
+    assert queue.abandon(requests[OCCUPIED // 2], 0.0)
     queue.push(refused, 0.0)
     assert len(queue) == OCCUPIED
 
@@ -355,16 +355,16 @@ def test_a_removed_request_is_gone():
     first, second = make_request(nbytes=5), make_request(nbytes=7)
     push_all(queue, first, second)
     assert first in queue
-    assert queue.remove(first)
+    assert queue.abandon(first, 0.0)
     assert first not in queue
-    assert not queue.remove(first)
+    assert not queue.abandon(first, 0.0)
     assert (len(queue), queue.nbytes, queue.take(2)) == (1, 7, [second])
 
 
 def test_a_request_that_was_never_queued_can_not_be_removed():
     queue = make_queue()
     assert make_request() not in queue
-    assert not queue.remove(make_request())
+    assert not queue.abandon(make_request(), 0.0)
 
 
 def test_a_cancelled_request_is_never_taken_and_comes_out_as_expired():
@@ -513,7 +513,7 @@ def test_thousands_of_short_lived_clocks_leave_nothing_behind():
     for n in range(5000):
         request = make_request()
         queue.push(request, float(n) / 10)
-        queue.remove(request)
+        queue.abandon(request, 0.0)
     assert outcomes(queue.expire(1000.0)) == [
         (lasting[1], DeadlineExceeded),
         (lasting[0], Unavailable),
@@ -528,7 +528,7 @@ def test_clocks_still_run_out_in_order_when_most_of_the_others_have_been_stopped
     push_all(queue, *requests)
     kept = sorted(requests, key=lambda request: request.deadline % 10)[:100]
     for request in set(requests) - set(kept):
-        queue.remove(request)
+        queue.abandon(request, 0.0)
     queue.push(make_request(deadline=2000.0), 0.0)
     ended = [request for request, _ in queue.expire(1500.0)]
     assert ended == sorted(kept, key=lambda request: request.deadline)
@@ -660,8 +660,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def remove(self, data):
         waiting = data.draw(st.sampled_from(self.model))
-        assert self.queue.remove(waiting.request)
-        assert not self.queue.remove(waiting.request)
+        assert self.queue.abandon(waiting.request, 0.0)
+        assert not self.queue.abandon(waiting.request, 0.0)
         self.model.remove(waiting)
 
     @precondition(lambda self: self.model)

@@ -1,4 +1,7 @@
-"""The records of `actors.sequences.policy.sequences`: sequences, slots, and their counts. Only it changes them."""
+"""The records of a model's sequences: sequences, slots, and their counts.
+
+Only `actors.sequences.policy.lives` and `actors.sequences.policy.batches` change them.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +80,12 @@ class Impatience:
     sequence: LiveSequence
 
 
+Due: TypeAlias = LiveSequence | Impatience | InferRequest
+"""What a timer of a model's sequences is set for: idleness, a wait in the backlog, or a deadline."""
+
+
 class SlotGroup:
-    """The slots of one lane of an instance. Only `SequenceQueue` changes it."""
+    """The slots of one lane of an instance."""
 
     __slots__ = (
         "fresh",
@@ -128,18 +135,3 @@ class SequenceCounts:
     free_slots: int
     expired: int
     restarted: int
-
-
-class Share:
-    """What waits either for slots or in the backlog, so that neither can use up the other's room."""
-
-    __slots__ = ("nbytes", "requests")
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.nbytes = 0
-
-    def add(self, request: InferRequest, sign: int = 1) -> None:
-        """Count `request`; with a `sign` of -1, count it no longer."""
-        self.requests += sign
-        self.nbytes += sign * request.nbytes

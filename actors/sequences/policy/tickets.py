@@ -1,0 +1,110 @@
+"""The waiting requests of all sequences of a model, in the order in which they came. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+from actors.sequences.policy.records import Due, Ticket
+from actors.serving.policy.timers import Timers
+from actors.values.requests import InferRequest
+from actors.values.specs import QueueBounds
+
+
+class _Share:
+    """What waits either for slots or in the backlog."""
+
+    __slots__ = ("nbytes", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.nbytes = 0
+
+    def add(self, request: InferRequest, sign: int = 1) -> None:
+        """Count `request`; with a `sign` of -1, count it no longer."""
+        self.requests += sign
+        self.nbytes += sign * request.nbytes
+
+
+class Tickets:
+    """Each waiting request, with its place in the order of arrival and the timer of its own deadline.
+
+    The backlog and the sequences with slots (`seated`) each have the queue's bounds. With one bound for both,
+    a full backlog would keep the sequences with slots from ever coming to an end.
+    """
+
+    __slots__ = ("_arrivals", "_bounds", "_queued", "_shares", "_timers")
+
+    def __init__(self, bounds: QueueBounds, timers: Timers[Due]) -> None:
+        self._bounds = bounds
+        self._timers = timers
+        self._queued: OrderedDict[InferRequest, Ticket] = OrderedDict()
+        self._shares = (_Share(), _Share())  # of the backlog, of slots
+        self._arrivals = count()
+
+    def __len__(self) -> int:
+        return len(self._queued)
+
+    def __contains__(self, request: InferRequest) -> bool:
+        return request in self._queued
+
+    def __iter__(self) -> Iterator[InferRequest]:
+        return iter(self._queued)
+
+    def __getitem__(self, request: InferRequest) -> Ticket:
+        return self._queued[request]
+
+    @property
+    def nbytes(self) -> int:
+        """How many input bytes wait."""
+        return sum(share.nbytes for share in self._shares)
+
+    @property
+    def oldest_enqueued(self) -> float:
+        """When the request that has waited longest was enqueued; infinite if none waits."""
+        return next(iter(self._queued.values())).enqueued_at if self._queued else math.inf
+
+    def waiting(self, *, seated: bool) -> int:
+        """Return how many requests wait, of sequences with a slot or of those without."""
+        return self._shares[seated].requests
+
+    def fits(self, request: InferRequest, *, seated: bool) -> bool:
+        """Whether there is room for one more request."""
+        share = self._shares[seated]
+        return not share.requests or (
+            share.requests < self._bounds.requests and share.nbytes + request.nbytes <= self._bounds.nbytes
+        )
+
+    def any_fits_seated(self) -> bool:
+        """Whether there may be room for a request of a sequence with a slot."""
+        return self._shares[True].requests < max(1, self._bounds.requests)
+
+    def add(self, request: InferRequest, now: float, *, seated: bool) -> None:
+        """Let `request` wait, behind all others."""
+        self._queued[request] = Ticket(next(self._arrivals), now, self._timer(request))
+        self._shares[seated].add(request)
+
+    def put_back(self, request: InferRequest, ticket: Ticket, *, seated: bool) -> None:
+        """Let `request`, which had `ticket`, wait again, before all others."""
+        self._queued[request] = ticket._replace(timer=self._timer(request))
+        self._queued.move_to_end(request, last=False)
+        self._shares[seated].add(request)
+
+    def take(self, request: InferRequest, *, seated: bool) -> Ticket:
+        """Return the ticket of `request`, which waits no longer."""
+        ticket = self._queued.pop(request)
+        if ticket.timer:
+            self._timers.drop(ticket.timer)
+        self._shares[seated].add(request, -1)
+        return ticket
+
+    def move(self, requests: Iterable[InferRequest], *, seated: bool) -> None:
+        """Count `requests` of a sequence that has got a slot (`seated`), or lost it."""
+        for request in requests:
+            self._shares[seated].add(request)
+            self._shares[not seated].add(request, -1)
+
+    def _timer(self, request: InferRequest) -> int:
+        return 0 if request.deadline == math.inf else self._timers.set(request.deadline, request)
