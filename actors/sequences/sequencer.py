@@ -100,6 +100,7 @@ class Sequencer(TurnTaker):
             raise TypeError(f"model '{state.spec.name}' has no sequences")
         super().__init__(state)
         self._sequences = state.sequences
+        self._batches = state.sequences.batches
         self._clock = clock
         self._log = log
         self._hold = Hold() if hold is None else hold
@@ -141,7 +142,7 @@ class Sequencer(TurnTaker):
         wake_at, limiter = math.inf, self.state.limiter
         held_up = False
         for group in self._permitted(self._sequences.groups(instance.key), worker):
-            decision = self._sequences.decide(group, now)
+            decision = self._batches.decide(group, now)
             if isinstance(decision, Wait):
                 wake_at = min(wake_at, decision.until)
                 continue
@@ -150,7 +151,7 @@ class Sequencer(TurnTaker):
             if limiter is not None and not limiter.ask(instance):
                 held_up = True
                 break
-            batch = self._sequences.form(group, decision)
+            batch = self._batches.form(group, decision)
             if self.state.dispatch(worker, batch.requests, alone=batch.alone) and limiter is not None:
                 limiter.began(instance)
         if limiter is not None and not held_up:
@@ -166,7 +167,7 @@ class Sequencer(TurnTaker):
             return groups
         if any(batch.alone for batch in worker.outstanding.values()):
             return ()
-        suspects = [group for group in groups if self._sequences.suspects(group)]
+        suspects = [group for group in groups if self._batches.suspects(group)]
         if not suspects:
             return groups
         return suspects[:1] if worker.idle else ()
@@ -175,7 +176,7 @@ class Sequencer(TurnTaker):
         """Whether an instance has a batch that it could begin."""
         now = trio.current_time()
         groups = self._sequences.groups(instance.key)
-        return any(isinstance(self._sequences.decide(group, now), Dispatch) for group in groups)
+        return any(isinstance(self._batches.decide(group, now), Dispatch) for group in groups)
 
     def _warn(self) -> None:
         """Log sequences that were begun anew before they had ended: at most once a turn."""

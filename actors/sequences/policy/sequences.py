@@ -19,12 +19,11 @@ from actors.sequences.policy.batches import Batches
 from actors.sequences.policy.controls import Controls
 from actors.sequences.policy.implicit_state import ImplicitState
 from actors.sequences.policy.lives import Lives
-from actors.sequences.policy.records import Batch, Due, LiveSequence, SequenceCounts, SlotGroup
+from actors.sequences.policy.records import Due, LiveSequence, SequenceCounts, SlotGroup
 from actors.sequences.policy.roll import Roll
 from actors.sequences.policy.sequence_queue import SequenceQueue
 from actors.sequences.policy.slots import Slots
 from actors.sequences.policy.tickets import Tickets
-from actors.serving.policy.batching import Dispatch, Wait
 from actors.serving.policy.timers import Timers
 from actors.serving.policy.waiting_line import Sequencing
 from actors.values.requests import FLAG_SEQUENCE_START, InferRequest
@@ -36,12 +35,12 @@ class Sequences(Sequencing):
     """The sequences of one model, as instances and answers change them; see the module."""
 
     __slots__ = (
-        "_batches",
         "_lives",
         "_queue",
         "_roll",
         "_slots",
         "_tickets",
+        "batches",
         "iterative",
         "keeps_state",
         "queue",
@@ -56,10 +55,8 @@ class Sequences(Sequencing):
         self._tickets = Tickets(spec.queue_bounds, timers)
         self._roll = Roll(spec.name, controls, state.initial, iterative=scheduling.iterative)
         self._slots = Slots()
-        self._batches = Batches(spec, scheduling, controls, state, self._tickets)
-        self._lives = Lives(
-            scheduling.max_idle, self._roll, self._slots, self._tickets, self._batches, timers
-        )
+        self.batches = Batches(spec, scheduling, controls, state, self._tickets)
+        self._lives = Lives(scheduling.max_idle, self._roll, self._slots, self._tickets, self.batches, timers)
         self.queue = self._queue = SequenceQueue(self._lives)
 
     # -- what there is ---------------------------------------------------------------------------------------
@@ -104,7 +101,7 @@ class Sequences(Sequencing):
 
     def join(self, instance: str, lanes: int, now: float) -> None:
         """Add the slots of an instance whose model is loaded; each of its lanes is a group of its own."""
-        self._slots.add(instance, [self._batches.padding() for _ in range(lanes)], self._batches.slots)
+        self._slots.add(instance, [self.batches.padding() for _ in range(lanes)], self.batches.slots)
         self._lives.fill(now)
 
     def about_to_leave(self, instance: str) -> None:
@@ -139,35 +136,21 @@ class Sequences(Sequencing):
         begins = following is not None and bool(following.flags & FLAG_SEQUENCE_START)
         return self.keeps_state or (begins and not ran)
 
-    # -- batches ---------------------------------------------------------------------------------------------
-
     def groups(self, instance: str) -> Sequence[SlotGroup]:
         """Return the groups of slots of an instance that has joined."""
         return self._slots.groups(instance)
-
-    def decide(self, group: SlotGroup, now: float) -> Dispatch | Wait:
-        """See `Batches.decide`."""
-        return self._batches.decide(group, now)
-
-    def suspects(self, group: SlotGroup) -> bool:
-        """See `Batches.suspects`."""
-        return self._batches.suspects(group)
-
-    def form(self, group: SlotGroup, decision: Dispatch) -> Batch:
-        """See `Batches.form`."""
-        return self._batches.form(group, decision)
 
     # -- answers ---------------------------------------------------------------------------------------------
 
     def collect(self, request: InferRequest, outputs: list[Tensor], *, failed: bool) -> list[Tensor]:
         """Return the outputs without states; those are kept for the next request. See `Sequencing.collect`."""
-        return self._batches.collect(request, outputs, failed=failed)
+        return self.batches.collect(request, outputs, failed=failed)
 
     def done(self, request: InferRequest, now: float) -> None:
         """See `Sequencing.done`."""
         sequence = self._lives.stopped_running(request)
         if sequence is not None:
-            self._batches.acquit(request)
+            self.batches.acquit(request)
             if self.iterative:
                 self._lives.close(sequence)
             self._lives.go_on(sequence, now)
@@ -182,19 +165,19 @@ class Sequences(Sequencing):
             return False
         request.flags = 0
         request.attempts = 0
-        self._batches.acquit(request)
+        self.batches.acquit(request)
         # With a queue, other requests of its sequence are before it.
         group = sequence.group if sequence.queue else None
         self._lives.append(sequence, request, now)
         if group is not None:
-            self._batches.make_ready(sequence, group)
+            self.batches.make_ready(sequence, group)
         return True
 
     def put_back(self, request: InferRequest, *, alone: bool, now: float) -> None:
         """See `Sequencing.put_back`."""
         held = request.queue_entry
         if alone and isinstance(held, LiveSequence) and held.running is request:
-            self._batches.set_apart(request)
+            self.batches.set_apart(request)
         self._queue.put_back(request, now)
 
 

@@ -315,19 +315,19 @@ class SlotsAndTurns(RuleBasedStateMachine):
         self.tick(later)
         for name in sorted(self.instances):
             [group] = self.sequencing.groups(name)
-            decision = self.sequencing.decide(group, self.now)
+            decision = self.sequencing.batches.decide(group, self.now)
             ready = self.ready(name)
             if self.running.get(name) or not ready:
                 assert decision == Wait(math.inf)
                 continue
             first = ready[0].queue[0]
-            assert self.sequencing.suspects(group) == (first in self.alone)
+            assert self.sequencing.batches.suspects(group) == (first in self.alone)
             until = self.until(ready)
             if until > self.now:
                 assert decision == Wait(until)
                 continue
             expected = self.expected(name, ready)
-            batch = self.sequencing.form(group, decision)
+            batch = self.sequencing.batches.form(group, decision)
             assert [None if each.padding else each for each in batch.requests] == expected
             assert batch.alone == (first in self.alone)
             self.running[name] = []

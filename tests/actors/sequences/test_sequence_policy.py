@@ -95,10 +95,10 @@ def group_of(model, instance="0"):
 def batch_of(model, instance="0", now=0.0):
     """Return the batch to run now, with None in place of padding, or the time to wait until."""
     group = group_of(model, instance)
-    decision = model.decide(group, now)
+    decision = model.batches.decide(group, now)
     if isinstance(decision, Wait):
         return decision.until
-    return [None if each.padding else each for each in model.form(group, decision).requests]
+    return [None if each.padding else each for each in model.batches.form(group, decision).requests]
 
 
 def finish(model, batch, now=0.0):
@@ -127,7 +127,7 @@ def test_each_sequence_keeps_its_row_and_the_rows_between_are_padded():
     finish(model, batch)
     third = push(model, 3)
     group = group_of(model)
-    requests = model.form(group, model.decide(group, 0.0)).requests
+    requests = model.batches.form(group, model.batches.decide(group, 0.0)).requests
     assert [each.padding for each in requests] == [True, True, False]
     assert requests[2] is third
     assert [bytes(each.inputs[0].data) for each in requests] == [
@@ -296,7 +296,7 @@ def test_controls_say_start_end_ready_and_who():
     def values(member):
         return [each.as_numpy().tolist() for each in member.extra]
 
-    batch = model.form(group, model.decide(group, 0.0)).requests
+    batch = model.batches.form(group, model.batches.decide(group, 0.0)).requests
     assert [values(each) for each in batch] == [
         [[[1]], [[False]], [[1.0]], [[2**40 + 5]]],
         [[[1]], [[True]], [[1.0]], [[2]]],
@@ -305,8 +305,8 @@ def test_controls_say_start_end_ready_and_who():
     push(model, 3, START)
     push(model, 2**40 + 5)
     push(model, 3)
-    finish(model, model.form(group, model.decide(group, 0.0)).requests)
-    batch = model.form(group, model.decide(group, 0.0)).requests
+    finish(model, model.batches.form(group, model.batches.decide(group, 0.0)).requests)
+    batch = model.batches.form(group, model.batches.decide(group, 0.0)).requests
     assert values(batch[0]) == [[[0]], [[False]], [[-1.0]], [[0]]]
     assert values(batch[1]) == [[[0]], [[False]], [[1.0]], [[3]]]
 
@@ -538,7 +538,7 @@ def test_a_suspect_runs_alone_and_is_not_passed_over():
     group = group_of(model)
     seen = []
     for _ in range(3):
-        batch = model.form(group, model.decide(group, 0.0))
+        batch = model.batches.form(group, model.batches.decide(group, 0.0))
         [only] = [each for each in batch.requests if not each.padding]
         seen.append((only, batch.alone))
         finish(model, [only])
@@ -659,11 +659,11 @@ class Sequences(RuleBasedStateMachine):
     @rule(instance=st.sampled_from(["0", "1"]))
     def run(self, instance):
         for group in self.model.groups(instance):
-            decision = self.model.decide(group, self.now)
+            decision = self.model.batches.decide(group, self.now)
             if isinstance(decision, Wait):
                 continue
             assert isinstance(decision, Dispatch)
-            batch = self.model.form(group, decision)
+            batch = self.model.batches.form(group, decision)
             real = [each for each in batch.requests if not each.padding]
             assert 1 <= len(real) <= len(batch.requests) <= max(1, self.slots)
             assert not self.running.get(instance)
