@@ -32,9 +32,9 @@ class Callees:
     def _retiring(self, name: str, version: str, namespace: str) -> ModelState | None:
         states = [
             state
-            for key in self._router.keys(name)
+            for key in self._router.roster.keys(name)
             if not namespace or key.namespace == namespace
-            for state in self._router.serving(key).values()
+            for state in self._router.roster.serving(key).values()
             if state.status is Status.UNLOADING and version in ("", str(state.spec.version))
         ]
         return max(states, key=lambda state: state.spec.version, default=None)

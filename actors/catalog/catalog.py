@@ -79,8 +79,13 @@ class Catalog:
         *,
         mode: ControlMode = ControlMode.NONE,
         startup: Sequence[str] = ("*",),
+        namespacing: bool = False,
     ) -> None:
-        """`lanes` is the lanes' dynamic supervisor; `startup` names the models to load first, `*` for all."""
+        """`lanes` is the lanes' dynamic supervisor; `startup` names the models to load first, `*` for all.
+
+        With `namespacing`, models of several repositories may share a name.
+        """
+        self._namespacing = namespacing
         self._around = around
         self._source = source
         self._supervisor = lanes
@@ -246,7 +251,7 @@ class Catalog:
         phase = busy.phase
         if phase == "loading":
             loading = [
-                state for state in self._around.router.background(key) if not state.load_finished.is_set()
+                state for state in self._around.roster.background(key) if not state.load_finished.is_set()
             ]
             phase = loading[-1].phase if loading else phase
         seconds = round(trio.current_time() - busy.since, 3)
@@ -262,7 +267,7 @@ class Catalog:
                 told="the server has just started and looks into its repositories", retry_after=1.0
             )
         key = ModelKey(name, namespace)
-        if key not in self._lanes and self._around.router.namespacing and not namespace:
+        if key not in self._lanes and self._namespacing and not namespace:
             key = next((each for each in self._lanes if each.name == name), key)
         lane = self._lanes.get(key)
         since = None if lane is None else lane.loading_since

@@ -19,12 +19,12 @@ from actors.catalog.found import FoundModel, Override
 from actors.catalog.loading import OUTDATED, LoadFailed, Loading, Surroundings, not_polled, too_slow
 from actors.seams import faults
 from actors.serving.model import ModelState, Status
-from actors.serving.router import UNLOADED
 from actors.supervision.context import ChildContext
 from actors.supervision.errors import NotRunning
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Restart
 from actors.values.errors import Internal, InvalidArgument, TritiumError, Unavailable
 from actors.values.events import Event
+from actors.values.interfaces import UNLOADED
 from actors.values.specs import ModelKey, ModelSpec, Residency
 
 INTENSITY: Final = Intensity(5, 60.0)  # of a retirement
@@ -84,18 +84,18 @@ class Deployment:
     @property
     def serving(self) -> Mapping[int, ModelState]:
         """The versions that requests are sent to."""
-        return self._around.router.serving(self.key)
+        return self._around.roster.serving(self.key)
 
     @property
     def stands(self) -> bool:
         """Whether requests for it are accepted: it serves, or is loaded on demand."""
-        router = self._around.router
-        return bool(router.ready(self.key) or router.dormant(self.key))
+        roster = self._around.roster
+        return bool(roster.ready(self.key) or roster.dormant(self.key))
 
     @property
     def versions(self) -> Sequence[int]:
         """The versions that are loading, or those that serve."""
-        background = self._around.router.background(self.key)
+        background = self._around.roster.background(self.key)
         loading = [state.spec.version for state in background if state not in self._retiring]
         return sorted(loading or self.serving)
 
@@ -131,8 +131,8 @@ class Deployment:
 
         If a version serves, the failure is shown beside it until a load succeeds.
         """
-        self._around.router.load_failed(self.key, reasons)
-        told = (self._around.router.setback(self.key, number) for number in self.serving)
+        self._around.roster.load_failed(self.key, reasons)
+        told = (self._around.roster.setback(self.key, number) for number in self.serving)
         self.setback = next(told, "")
         self.tell(reload_failed=self.setback or None)
 
@@ -201,7 +201,7 @@ class Deployment:
             self._on_changed()
             return
         # A version that is loaded but can't serve has to be loaded anew.
-        ready = self._around.router.ready(self.key)
+        ready = self._around.roster.ready(self.key)
         change = plan_change(
             {number: state.spec for number, state in ready.items()}, found.specs, forced=forced
         )
@@ -218,11 +218,11 @@ class Deployment:
         if sleeps:
             self._make_dormant()
         else:
-            self._around.router.set_dormant(self.key, None)
+            self._around.roster.set_dormant(self.key, None)
 
     def _refuse(self, found: FoundModel) -> None:
         """Tell why there is no version to load: in the log, and by an error."""
-        router = self._around.router
+        roster = self._around.roster
         self._around.log(
             Event.MODEL_LOAD_FAILED if self.serving else Event.MODEL_UNAVAILABLE,
             level="error",
@@ -232,9 +232,9 @@ class Deployment:
         if found.duplicate:
             self.retire_all()
         if not self.serving:
-            router.set_dormant(self.key, None)
+            roster.set_dormant(self.key, None)
             self._disown()
-        router.mark_broken(self.key, found.versions, found.reason, faults=found.faults)
+        roster.mark_broken(self.key, found.versions, found.reason, faults=found.faults)
         if found.unfit:
             raise InvalidArgument(f"load failed for model '{self.key.name}': {found.unfit};\n")
         if found.duplicate or not found.readable:
@@ -296,7 +296,7 @@ class Deployment:
     def _swap(self, states: Mapping[int, ModelState], started: Mapping[int, ModelState]) -> None:
         """Send requests to `states` from now on. Everything before this could be undone."""
         around = self._around
-        replaced = around.router.serve(self.key, states)
+        replaced = around.roster.serve(self.key, states)
         around.swapped(self.key, [states[number].spec for number in sorted(states)])
         self.load_seconds = max([state.load_seconds for state in started.values()], default=self.load_seconds)
         for number, state in sorted(started.items()):
@@ -334,7 +334,7 @@ class Deployment:
             await self.apply(found, override=self.override, awake=False)
         elif not found.specs and (present or self._found is not None):
             self._around.log(Event.MODEL_UNAVAILABLE, level="error", model=self.key.name, reason=found.reason)
-            self._around.router.set_dormant(self.key, None)
+            self._around.roster.set_dormant(self.key, None)
             self.retire_all()
             self._disown()
 
@@ -345,7 +345,7 @@ class Deployment:
 
         They have until their deadlines; if `patiently`, as long as they need.
         """
-        replaced = self._around.router.serve(self.key, {})
+        replaced = self._around.roster.serve(self.key, {})
         self._around.swapped(self.key, [])
         for state in replaced:
             self._retire(state, math.inf if patiently else state.spec.drain_timeout)
@@ -357,10 +357,10 @@ class Deployment:
         """Unload the model: no version of it serves any more, or waits for requests."""
         self._wanted = self._composed = None
         self.tried = False
-        self._around.router.set_dormant(self.key, None)
+        self._around.roster.set_dormant(self.key, None)
         if not self.retire_all():
             self._on_changed()  # it may have been dormant
-        self._around.router.unloaded(self.key)
+        self._around.roster.unloaded(self.key)
         self._disown()
         self.content = self.refused = ""
         self._keep(None, "")
@@ -372,7 +372,7 @@ class Deployment:
         """The model is no longer in the repository."""
         self.left = True
         self.unload()
-        self._around.router.forget(self.key)
+        self._around.roster.forget(self.key)
         self._around.left(self.key)
 
     def _retire(self, state: ModelState, within: float) -> None:
@@ -421,7 +421,7 @@ class Deployment:
         with trio.CancelScope(shield=True):
             await self._around.tree.end(state)
         state.become(Status.UNAVAILABLE, UNLOADED)
-        self._around.router.retired(self.key, state)
+        self._around.roster.retired(self.key, state)
         self._loading.let_go(state)
         state.ended.set()
         del self._retiring[state]
@@ -431,13 +431,13 @@ class Deployment:
 
     def _make_dormant(self) -> None:
         assert self._found is not None
-        self._around.router.set_dormant(self.key, self._around.dormant(self._found.specs))
+        self._around.roster.set_dormant(self.key, self._around.dormant(self._found.specs))
 
     async def wake(self) -> None:
         """Load a model that is known and not loaded."""
         if self._found is None:
             raise Unavailable(f"model '{self.key.name}' is not known any more")
-        if not self._around.router.ready(self.key):
+        if not self._around.roster.ready(self.key):
             await self.apply(self._found, override=self.override, forced=True)
 
     async def evict(self) -> bool:

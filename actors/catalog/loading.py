@@ -14,11 +14,11 @@ import trio
 from actors.catalog.found import FoundModel, LocalCopy
 from actors.serving.model import ModelState, Status
 from actors.serving.probing import ProbeOutcome, passes, probe
-from actors.serving.router import UNLOADED, Router
+from actors.serving.roster import Roster
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import Internal, InvalidArgument
 from actors.values.events import Event, Log
-from actors.values.interfaces import ServedModel
+from actors.values.interfaces import UNLOADED, ServedModel
 from actors.values.specs import ModelKey, ModelSpec, Probe
 
 SLOW_SECONDS: Final = 10.0
@@ -57,7 +57,7 @@ def _as_found(found: FoundModel) -> FoundModel:
 class Surroundings:
     """The parts of the server that every deployment works with."""
 
-    router: Router
+    roster: Roster
     tree: ModelTree
     retirements: Supervisor  # dynamic: a temporary child for each version that drains
     # Returns the stand-ins of a model that is loaded on demand.
@@ -106,7 +106,7 @@ class Loading:
 
     @property
     def _serving(self) -> Mapping[int, ModelState]:
-        return self._around.router.serving(self._key)
+        return self._around.roster.serving(self._key)
 
     async def bring_up(self, specs: Sequence[ModelSpec], found: FoundModel) -> dict[int, ModelState]:
         """Load versions beside the serving ones; all of them, or none. Raises LoadFailed."""
@@ -146,7 +146,7 @@ class Loading:
                 if found.copy is not None:
                     found.copy.hold()
                     self._copies[state] = found.copy
-                around.router.load_begun(self._key, state)
+                around.roster.load_begun(self._key, state)
                 self._enter("loading", attempt=attempt)
                 around.log(Event.MODEL_LOADING, model=spec.name, version=spec.version, attempt=attempt)
                 await around.tree.start(state)
@@ -200,7 +200,7 @@ class Loading:
         Then a probe runs only if it is required.
         """
         setting = state.spec.probe
-        ready = self._around.router.ready(self._key)
+        ready = self._around.roster.ready(self._key)
         if setting is Probe.OFF or (setting is Probe.COMPARE and not ready):
             return ""
         within = state.spec.execution_timeout or PROBE_SECONDS
@@ -216,7 +216,7 @@ class Loading:
         with trio.CancelScope(shield=True):
             for state in list(states):
                 await self._around.tree.end(state)
-                self._around.router.load_ended(self._key, state, reason)
+                self._around.roster.load_ended(self._key, state, reason)
                 self.let_go(state)
 
     def let_go(self, state: ModelState) -> None:

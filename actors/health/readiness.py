@@ -196,6 +196,7 @@ class Readiness:
         self._missing = missing
         self._hang_bound = hang_bound
         self._router = router
+        self._roster = router.roster
         self._strict = strict
         self._finished = finished
         self._log = log
@@ -248,8 +249,8 @@ class Readiness:
         model = self._router.resolve(name, version)
         if isinstance(model, ModelState):
             return await model.says_ready()
-        for key in self._router.keys(name):
-            ready = self._router.ready(key)
+        for key in self._roster.keys(name):
+            ready = self._roster.ready(key)
             if ready:
                 return await ready[max(ready)].says_ready()
         return True
@@ -344,7 +345,7 @@ class Readiness:
 
     def _keep_watch(self, now: float) -> None:
         watches = {}
-        for state in self._router.states():
+        for state in self._roster.states():
             if state.status is Status.READY:
                 watch = self._watches.get(state)
                 if watch is None:
@@ -355,7 +356,7 @@ class Readiness:
 
     def _standings(self) -> Iterator[Standing]:
         watches = {watch.named: watch for watch in self._watches.values()}
-        for entry in self._router.index():
+        for entry in self._roster.index():
             key = ModelKey(entry.name, entry.namespace)
             watch = watches.get((key, entry.version))
             trouble, awaited = ("", "") if watch is None else watch.standing()
@@ -577,7 +578,7 @@ class Readiness:
             if reason:
                 document["reason"] = _shown(reason)
             document["since"] = self._on_the_wall(since)
-            if setback := self._router.setback(part.key, part.version):
+            if setback := self._roster.setback(part.key, part.version):
                 document["reload_failed"] = _shown(setback)
             if not part.essential:
                 document["essential"] = False

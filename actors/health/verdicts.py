@@ -10,14 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
+from actors.values.interfaces import DUPLICATE_REASON, UNLOADED
 from actors.values.specs import ModelKey
-
-UNLOADED: Final = "unloaded"
-"""The reason of a version that was unloaded on purpose."""
-
-DUPLICATE_REASON: Final = "model appears in two or more repositories"
 
 Named = tuple[ModelKey, int]
 """The name of a model version."""

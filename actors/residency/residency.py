@@ -170,12 +170,13 @@ class Residents:
     def __init__(self, router: Router, *, budget: int) -> None:
         """`budget` is how many bytes all models together may take."""
         self.router = router
+        self.roster = router.roster
         self.budget = budget
         self.models: dict[ModelKey, _Model] = {}  # the actor's
         self.sizes: Mapping[int, int] = {}  # the actor's: bytes resident, by process
         self.closed = False
         self.changed = Bell()
-        router.on_change(lambda _: self.changed.ring())
+        self.roster.on_change(lambda _: self.changed.ring())
 
     def dormant(self, specs: Sequence[ModelSpec]) -> Mapping[int, Dormant]:
         """Return the stand-ins for the versions of a model that is not loaded, for `Router.set_dormant`."""
@@ -198,7 +199,7 @@ class Residents:
 
     def states(self, key: ModelKey) -> list[ModelState]:
         """Return the versions of a model that may take memory: those that serve, load or retire."""
-        return [*self.router.serving(key).values(), *self.router.background(key)]
+        return [*self.roster.serving(key).values(), *self.roster.background(key)]
 
     def resident(self, key: ModelKey) -> int:
         """Return the bytes that a model was measured to take."""
@@ -206,7 +207,7 @@ class Residents:
 
     def samples(self) -> ResidencySample:
         """Return a sample for metrics."""
-        keys = self.router.keys()
+        keys = self.roster.keys()
         models = [
             ModelResidency(
                 key=key,
@@ -258,7 +259,7 @@ class _Life:
     ) -> None:
         self._ctx = ctx
         self._residents = residents
-        self._router = residents.router
+        self._roster = residents.roster
         self._models = residents.models
         self._catalog = catalog
         self._memory = memory
@@ -330,7 +331,7 @@ class _Life:
 
     def _answered_by_state(self, model: _Model, nursery: trio.Nursery) -> bool:
         """Whether `model` needs no admission: it serves, or can't, or is being loaded for another reason."""
-        serving = self._router.serving(model.key).values()
+        serving = self._roster.serving(model.key).values()
         if any(state.status is Status.READY for state in serving):
             model.room.open()
             return True
@@ -338,13 +339,13 @@ class _Life:
             state = next(iter(serving))
             model.room.refuse(f"is loaded and can't serve: {state.reason or state.status.value}")
             return True
-        if any(state.status is Status.LOADING for state in self._router.background(model.key)):
+        if any(state.status is Status.LOADING for state in self._roster.background(model.key)):
             self._start_load(model, 0, nursery)
             return True
         return False
 
     def _present(self, now: float) -> list[Resident]:
-        keys = {*self._router.keys(), *(key for key, model in self._models.items() if model.loading)}
+        keys = {*self._roster.keys(), *(key for key, model in self._models.items() if model.loading)}
         return [each for key in sorted(keys) for each in self._parts(key, now)]
 
     def _parts(self, key: ModelKey, now: float) -> list[Resident]:
@@ -356,7 +357,7 @@ class _Life:
         states = self._residents.states(key)
         retiring = [
             each
-            for each in self._router.background(key)
+            for each in self._roster.background(key)
             if each.status in {Status.UNLOADING, Status.UNAVAILABLE}
         ]
         staying = [each for each in states if each not in retiring]
@@ -389,7 +390,7 @@ class _Life:
         ):
             return Hold.FOR_GOOD
         changing = (
-            model.loading or model.room.waiting or now < model.not_before or self._router.background(key)
+            model.loading or model.room.waiting or now < model.not_before or self._roster.background(key)
         )
         if changing or any(each.status is not Status.READY for each in states):
             return Hold.CHANGE
@@ -484,7 +485,7 @@ class _Life:
         """A model waits for room: look again when a busy model has become idle."""
         for resident in residents:
             if resident.hold in {Hold.REQUESTS, Hold.LONG_REQUEST}:
-                for state in self._router.serving(resident.key).values():
+                for state in self._roster.serving(resident.key).values():
                     if state not in self._watched:
                         self._watched.add(state)
                         nursery.start_soon(self._ring_when_idle, state)
@@ -504,12 +505,12 @@ class _Life:
                 heard = await self._measure_now.wait(heard)
 
     async def _measure(self) -> None:
-        keys = self._router.keys()
+        keys = self._roster.keys()
         pids = {pid for key in keys for pid in _pids(self._residents.states(key))}
         self._residents.sizes = await self._memory.of_processes(pids)
         for key, model in self._models.items():
-            serving = list(self._router.serving(key).values())
-            whole = serving and not self._router.background(key) and self._all_measured(serving)
+            serving = list(self._roster.serving(key).values())
+            whole = serving and not self._roster.background(key) and self._all_measured(serving)
             if whole and not model.loading and all(each.status is Status.READY for each in serving):
                 model.measured(self._nbytes(serving))
         found = {str(key): self._residents.resident(key) for key in keys}

@@ -23,7 +23,7 @@ import trio
 
 from actors.seams.bell import Bell
 from actors.serving.model import ModelState
-from actors.serving.router import Router
+from actors.serving.roster import Roster
 from actors.serving.statistics import FailureReason
 from actors.supervision.context import ChildContext
 from actors.traffic.mirror import Finished, MirrorCounts, Mirroring, compare_finished
@@ -122,7 +122,7 @@ class _Model:
         return {version: 0.0 if version in self.rolled_back else planned[version] for version in planned}
 
     def front(self, ready: Mapping[int, ModelState]) -> VersionSplit | None:
-        """Return the model for requests that name no version: a `router.Fronting`."""
+        """Return the model for requests that name no version: a `roster.Fronting`."""
         if self.split is not None and ready:
             self.split.adapt(self.weights, ready)
             return self.split
@@ -134,7 +134,7 @@ class TrafficControl:
 
     def __init__(
         self,
-        router: Router,
+        roster: Roster,
         *,
         log: Log,
         random: Callable[[], float],
@@ -145,7 +145,7 @@ class TrafficControl:
 
         `changeable` says whether clients may change plans, which depends on the control mode.
         """
-        self._router = router
+        self._roster = roster
         self._changeable = changeable
         self._log = log
         self._random = random
@@ -167,7 +167,7 @@ class TrafficControl:
                 return
             model = self._model(key)
         if plan == model.configured:
-            self._front(key, model)  # the router forgets models that are gone
+            self._front(key, model)  # the roster forgets models that are gone
             return
         model.configured = plan
         self._enforce(key, model, plan, Origin.NONE if plan is None else Origin.CONFIGURATION)
@@ -175,7 +175,7 @@ class TrafficControl:
     def forget(self, key: ModelKey) -> None:
         """The model has left the repository for good."""
         if self._models.pop(key, None) is not None:
-            self._router.set_fronting(key, None)
+            self._roster.set_fronting(key, None)
 
     def _model(self, key: ModelKey) -> _Model:
         model = self._models.get(key)
@@ -196,13 +196,13 @@ class TrafficControl:
             version: MirrorCounts(**asdict(counts)) for version, counts in model.mirroring.counts.items()
         }
         model.answered_before = WeakKeyDictionary(
-            {state: _counted(state) for state in self._router.serving(key).values()}
+            {state: _counted(state) for state in self._roster.serving(key).values()}
         )
         model.split = None
         if plan is not None:
             model.split = VersionSplit(
                 plan,
-                serving=partial(self._router.serving, key),
+                serving=partial(self._roster.serving, key),
                 random=self._random,
                 counts=model.requests,
                 mirroring=model.mirroring,
@@ -218,7 +218,7 @@ class TrafficControl:
         )
 
     def _front(self, key: ModelKey, model: _Model) -> None:
-        self._router.set_fronting(key, None if model.split is None else model.front)
+        self._roster.set_fronting(key, None if model.split is None else model.front)
 
     # -- actors.values.interfaces.Traffic ---------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class TrafficControl:
         """Return the plan in force, and its results so far. See `actors.values.interfaces.Traffic`."""
         key = self._key(name)
         model = self._models.get(key)
-        ready = self._router.ready(key)
+        ready = self._roster.ready(key)
         document: dict[str, object] = {"model": key.name}
         if key.namespace:
             document["namespace"] = key.namespace
@@ -256,7 +256,7 @@ class TrafficControl:
         }
 
     def _key(self, name: str) -> ModelKey:
-        keys = self._router.keys(name)
+        keys = self._roster.keys(name)
         if not keys:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         if len(keys) > 1:
@@ -269,7 +269,7 @@ class TrafficControl:
     def _check_alike(self, key: ModelKey, plan: TrafficPlan) -> None:
         """Raise InvalidArgument if loaded versions of the plan could not answer the same requests."""
         members = {version for version, weight in plan.weights.items() if weight > 0}
-        serving = self._router.serving(key)
+        serving = self._roster.serving(key)
         answering = members.intersection(serving)
         if not answering:
             return
@@ -289,10 +289,10 @@ class TrafficControl:
         planned = {} if model.plan is None else model.plan.weights
         known = {
             entry.version: entry.state
-            for entry in self._router.index()
+            for entry in self._roster.index()
             if (entry.name, entry.namespace) == key and entry.version
         }
-        serving = self._router.serving(key)
+        serving = self._roster.serving(key)
         known |= {version: state.status.value for version, state in serving.items()}
         requests = {
             version: model.requests.get(version, 0) - model.requests_before.get(version, 0)
@@ -324,7 +324,7 @@ class TrafficControl:
         self, key: ModelKey, model: _Model, plan: TrafficPlan, ready: Mapping[int, ModelState]
     ) -> Iterator[str]:
         members = [version for version, weight in plan.weights.items() if weight > 0]
-        states = {entry.version: entry.state for entry in self._router.index() if entry.name == key.name}
+        states = {entry.version: entry.state for entry in self._roster.index() if entry.name == key.name}
         for version in members:
             if version not in ready:
                 state = states.get(version, "")
@@ -354,7 +354,7 @@ class TrafficControl:
         """Return every model that has, or had, a plan. The result must be read at once, and not kept."""
         for key, model in sorted(self._models.items()):
             shares: Mapping[int, float] = {}
-            if model.split is not None and self._router.ready(key):
+            if model.split is not None and self._roster.ready(key):
                 shares = model.split.shares.by_version
             yield TrafficSample(
                 name=key.name,
@@ -384,7 +384,7 @@ class TrafficControl:
     def look(self, now: float) -> None:
         """Look at every guarded version once, and roll back the bad ones."""
         for key, model in self._models.items():
-            ready = self._router.ready(key)
+            ready = self._roster.ready(key)
             if model.rule is not None and model.split is not None and ready:
                 self._look_at(key, model, model.rule, model.split, ready, now)
 

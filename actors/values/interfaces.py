@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from actors.values.marks import ClientMarks
 from actors.values.requests import InferRequest
@@ -65,6 +65,12 @@ class Models(Protocol):
 
         Raises InvalidArgument `requested model '<M>' is not available` and its version form.
         """
+
+
+UNLOADED: Final = "unloaded"
+"""The reason of a version that was unloaded on purpose."""
+
+DUPLICATE_REASON: Final = "model appears in two or more repositories"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

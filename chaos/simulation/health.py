@@ -43,10 +43,10 @@ def trouble(
         yield "the server is not ready"
     held = 0  # models with files
     for name in models:
-        ready = running.router.ready(ModelKey(name))
+        ready = running.router.roster.ready(ModelKey(name))
         if not ready:
             yield f"model '{name}' does not serve"
-        beside = running.router.background(ModelKey(name))
+        beside = running.router.roster.background(ModelKey(name))
         if beside:
             yield f"{len(beside)} versions of model '{name}' still load or retire"
         held += bool(ready) and MODELS[name].kind != "ensemble"

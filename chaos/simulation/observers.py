@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import trio
 
-from actors.serving.router import RELOAD_FAILED
+from actors.serving.roster import RELOAD_FAILED
 from chaos.simulation.exposition import Malformed, read
 from chaos.simulation.outcomes import ANSWERED, LOST
 from chaos.simulation.plan import Look

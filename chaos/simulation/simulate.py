@@ -266,13 +266,13 @@ class _Simulation:
         self._swaps: dict[str, list[float]] = {}
         self._serving: dict[ModelKey, list[ModelState]] = {}
         self._observer = Observer(addresses, verdict.scenario.models, self._swapped)
-        running.router.on_change(self._changed)
+        running.router.roster.on_change(self._changed)
 
     def _changed(self, key: ModelKey) -> None:
         router = self._running.router
-        for state in (*router.serving(key).values(), *router.background(key)):
+        for state in (*router.roster.serving(key).values(), *router.roster.background(key)):
             self._states[state] = None
-        serving = list(router.serving(key).values())
+        serving = list(router.roster.serving(key).values())
         if serving != self._serving.get(key, []):
             self._serving[key] = serving
             self._swaps.setdefault(key.name, []).append(trio.current_time())

@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from actors.values.interfaces import DUPLICATE_REASON
 from engine.cli.compositions import held_against_models
 from engine.cli.environments import prepared
 from engine.cli.findings import Finding, Report, as_json, as_lines, drawn, one_line_each, plain
 from engine.config.load import LoadedConfig, load_model_config
 from engine.environments.cache import EnvironmentCache, Standing
 from engine.environments.declared import Kind
-from engine.models.layout import DUPLICATE_REASON, ModelDirectory, scan
+from engine.models.layout import ModelDirectory, scan
 from engine.models.problems import did_you_mean
 from engine.processes.backends import discover
 from engine.processes.devices import gpu_count

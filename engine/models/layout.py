@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from actors.values.errors import ErrorCode
+from actors.values.interfaces import DUPLICATE_REASON
 from engine.models.problems import Problem, Severity
 from protocols.kserve.proto.model_config_pb2 import ModelVersionPolicy
-
-DUPLICATE_REASON: Final = "model appears in two or more repositories"
 
 # Directories of a model that are no versions, and say nothing about it.
 _RESERVED: Final = frozenset(("warmup", "initial_state", "configs"))

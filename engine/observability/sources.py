@@ -12,7 +12,7 @@ from actors.health.readiness import ProbeCounts
 from actors.residency.residency import ResidencySample
 from actors.serving.policy.fairness import TenantShare
 from actors.serving.policy.slo import SloSample
-from actors.serving.router import LoadCounts
+from actors.serving.roster import LoadCounts
 from actors.serving.statistics import ModelStatistics
 from actors.traffic.traffic import TrafficSample
 from engine.processes.spares import SpareCounts

@@ -21,7 +21,7 @@ import trio
 from actors.catalog.found import FoundModel, Override
 from actors.catalog.operations import Listing, Unreadable
 from actors.seams.threads import in_thread
-from actors.serving.router import DUPLICATE_REASON
+from actors.values.interfaces import DUPLICATE_REASON
 from actors.values.specs import ModelKey
 from engine.config.load import load_model_config
 from engine.environments.builder import EnvironmentBuilder

@@ -13,8 +13,8 @@ import trio
 
 from actors.catalog.catalog import Catalog
 from actors.catalog.operations import Listing, ModelSource
-from actors.serving.router import UNLOADED, Router
-from actors.values.interfaces import IndexEntry
+from actors.serving.roster import Roster
+from actors.values.interfaces import UNLOADED, IndexEntry
 from actors.values.specs import ModelKey
 
 LISTING_SECONDS: Final = 5.0
@@ -24,11 +24,11 @@ LISTING_SECONDS: Final = 5.0
 class RepositoryView:
     """Implements `actors.values.interfaces.Repository`.
 
-    The index comes from the router and the repositories; changes go through the catalog.
+    The index comes from the roster and the repositories; changes go through the catalog.
     """
 
-    def __init__(self, router: Router, catalog: Catalog, source: ModelSource) -> None:
-        self._router = router
+    def __init__(self, roster: Roster, catalog: Catalog, source: ModelSource) -> None:
+        self._roster = roster
         self._catalog = catalog
         self._source = source
 
@@ -38,11 +38,11 @@ class RepositoryView:
         Contract: repository.md section 4.
         """
         if ready_only:
-            return self._router.index(ready_only=True)
+            return self._roster.index(ready_only=True)
         listing = Listing(keys=(), failures=("it takes too long",))
         with trio.move_on_after(LISTING_SECONDS):
             listing = await self._source.listing()
-        entries = self._router.index()
+        entries = self._roster.index()
         there = {*listing.keys, *self._catalog.busy}
         # Then it is not known that something is gone.
         if listing.failures:

@@ -15,8 +15,9 @@ from google.protobuf.json_format import ParseDict
 
 from actors.catalog.found import FoundModel
 from actors.ensembles.policy.ensembles import Wiring
-from actors.serving.router import UNLOADED, Router
+from actors.serving.router import Router
 from actors.values.errors import TritiumError
+from actors.values.interfaces import UNLOADED
 from actors.values.specs import Ensemble, ModelKey, ModelSpec, OutputSpec
 from engine.config.jsonform import config_json
 from engine.config.rules.composition import (
@@ -35,6 +36,7 @@ class Composer:
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self._roster = router.roster
 
     def __call__(self, found: FoundModel) -> FoundModel:
         """Return `found` as its models make it up; or, if they don't, without specs and with the reason.
@@ -87,16 +89,16 @@ class Composer:
 
     def _key(self, name: str, namespace: str) -> ModelKey | None:
         """Return the model that an ensemble of this namespace means; None if missing or not the only one."""
-        keys = self._router.keys(name)
+        keys = self._roster.keys(name)
         own = ModelKey(name, namespace)
         if own in keys:
             return own
         return keys[0] if len(keys) == 1 else None
 
     def _dependency(self, key: ModelKey) -> Dependency:
-        router = self._router
-        versions = frozenset(router.ready(key) or router.dormant(key))
-        failures = {number: reason for number, reason in router.past(key).items() if reason != UNLOADED}
+        roster = self._roster
+        versions = frozenset(roster.ready(key) or roster.dormant(key))
+        failures = {number: reason for number, reason in roster.past(key).items() if reason != UNLOADED}
         return Dependency(
             versions=versions,
             invalid="" if versions else failures.pop(0, ""),

@@ -315,7 +315,7 @@ class _Composition:
             serving=lambda: self.catalog.finished.is_set(),
         )
         self.traffic = TrafficControl(
-            self.router,
+            self.router.roster,
             log=self._log,
             random=self._machine.random().random,
             wall_clock=self._machine.wall_clock,
@@ -353,7 +353,7 @@ class _Composition:
             ),
         )
         around = Surroundings(
-            router=self.router,
+            roster=self.router.roster,
             tree=self.subtrees,
             retirements=self._retirements,
             dormant=self.residents.dormant,
@@ -366,7 +366,9 @@ class _Composition:
         )
         mode = ControlMode(settings.control_mode)
         startup = settings.load_models if mode is ControlMode.EXPLICIT else ("*",)
-        self.catalog = Catalog(around, reader, self._lanes, mode=mode, startup=startup)
+        self.catalog = Catalog(
+            around, reader, self._lanes, mode=mode, startup=startup, namespacing=settings.namespacing
+        )
         self.router.on_the_way = self.catalog.on_the_way
         self.readiness = Readiness(
             self.router,
@@ -377,8 +379,8 @@ class _Composition:
             missing=lambda: self.catalog.missing,
             hang_bound=settings.unready_after_hang,
         )
-        self.router.on_change(lambda _: self.readiness.changed())
-        self._repository_view = RepositoryView(self.router, self.catalog, reader)
+        self.router.roster.on_change(lambda _: self.readiness.changed())
+        self._repository_view = RepositoryView(self.router.roster, self.catalog, reader)
         control = ModelControl(
             self._repository_view,
             self.readiness,
@@ -494,7 +496,7 @@ class _Composition:
                 loop_lag=self._loop_lag,
                 machine=machine,
                 readiness=self.readiness,
-                loads=self.router,
+                loads=self.router.roster,
                 traffic=self.traffic,
                 residency=self.residents,
                 grpc=self._grpc_listeners,

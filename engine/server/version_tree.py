@@ -34,7 +34,7 @@ from actors.serving.policy.holding import Hold, StartAfter
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.recorded_model import RecordedState
 from actors.serving.records import Recorder
-from actors.serving.router import UNLOADED, Router
+from actors.serving.router import Router
 from actors.supervision.context import ChildContext
 from actors.supervision.errors import NoSuchChild, NotRunning, SupervisionError
 from actors.supervision.events import Event as SupervisionEvent
@@ -43,7 +43,7 @@ from actors.supervision.spec import Backoff, ChildSpec, Intensity, Kind, OnExhau
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import Internal, InvalidArgument
 from actors.values.events import Event, Log
-from actors.values.interfaces import ServedModel
+from actors.values.interfaces import UNLOADED, ServedModel
 from actors.values.specs import Ensemble, EnsembleStep, InstanceSpec, ModelSpec
 from engine.observability.metrics import new_statistics
 from engine.observability.sources import ModelSample
@@ -147,8 +147,8 @@ class ModelSubtrees:
         return self._router.resolve(step.model_name, version, namespace=step.model_namespace)
 
     def _on_status(self, state: ModelState) -> None:
-        self._router.changed(state)
-        serves = self._router.serving(state.spec.key).get(state.spec.version) is state
+        self._router.roster.changed(state)
+        serves = self._router.roster.serving(state.spec.key).get(state.spec.version) is state
         if not serves and state.status is not Status.UNLOADING and state.reason != UNLOADED:
             return  # it is on its way: how that ends is the catalog's to tell
         event, level = {
@@ -420,7 +420,7 @@ class ModelSubtrees:
     def models(self) -> Iterable[ModelSample]:
         """Return every loaded version, for metrics."""
         now = trio.current_time()
-        for state in self._router.states():
+        for state in self._router.roster.states():
             depth = len(state.queue)
             held = sum(each.worker.waiting for each in state.instances if each.worker is not None)
             waiting = depth + held + sum(len(each.suspects) for each in state.instances)

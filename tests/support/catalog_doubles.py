@@ -50,7 +50,7 @@ class FakeTree:
 
     def make_state(self, spec):
         return ModelState(
-            spec, statistics=ModelStatistics(), on_status=self.router.changed, wall_clock=lambda: 0
+            spec, statistics=ModelStatistics(), on_status=self.router.roster.changed, wall_clock=lambda: 0
         )
 
     async def start(self, state):
@@ -183,7 +183,7 @@ class World:
         self.lanes = Supervisor()
         self.retirements = Supervisor()
         self.around = Surroundings(
-            router=self.router,
+            roster=self.router.roster,
             tree=self.tree,
             retirements=self.retirements,
             dormant=lambda specs: {spec.version: dormant(spec) for spec in specs},
@@ -210,7 +210,7 @@ class World:
         self.composed.append(found.key.name)
         for name in sorted({name for spec in found.specs for name in spec.depends_on}):
             key = ModelKey(name)
-            if not (self.router.ready(key) or self.router.dormant(key)):
+            if not (self.router.roster.ready(key) or self.router.roster.dormant(key)):
                 why = f"'{found.key.name}' is nothing without '{name}'"
                 return replace(found, specs=(), reason=f"Invalid argument: {why}", unfit=why)
         return found
@@ -224,7 +224,7 @@ class World:
     def index(self, name=None):
         return [
             (entry.name, entry.version, entry.state, entry.reason)
-            for entry in self.router.index()
+            for entry in self.router.roster.index()
             if name in (None, entry.name)
         ]
 
@@ -233,4 +233,4 @@ class World:
         return {version: state for _, version, state, _ in self.index(name)}
 
     def serving(self, name):
-        return self.router.serving(ModelKey(name))
+        return self.router.roster.serving(ModelKey(name))

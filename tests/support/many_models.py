@@ -67,11 +67,11 @@ class Models:
 
     async def load(self, spec: ModelSpec) -> ModelState:
         state = self.states[spec.name] = self.subtrees.make_state(spec)
-        self.router.load_begun(state.spec.key, state)
+        self.router.roster.load_begun(state.spec.key, state)
         await self.subtrees.start(state)
         await state.load_finished.wait()
         assert state.reason == "", state.reason
-        self.router.serve(spec.key, {spec.version: state})
+        self.router.roster.serve(spec.key, {spec.version: state})
         return state
 
     def request(self, name: str, rows: Any, **options: Any) -> InferRequest:

@@ -80,7 +80,7 @@ class Farm(FakeTree):
 
     def make_state(self, spec):
         return ModelState(
-            spec, statistics=ModelStatistics(), on_status=self.router.changed, wall_clock=milliseconds
+            spec, statistics=ModelStatistics(), on_status=self.router.roster.changed, wall_clock=milliseconds
         )
 
     async def start(self, state):
@@ -152,7 +152,7 @@ class Den:
         self.residents = Residents(self.router, budget=budget)
         lanes, retirements = Supervisor(), Supervisor()
         around = Surroundings(
-            router=self.router,
+            roster=self.router.roster,
             tree=self.farm,
             retirements=retirements,
             dormant=self.residents.dormant,
@@ -203,7 +203,7 @@ class Den:
         return [keys["model"] for keys in self.log.of("model_evicted")]
 
     def serving(self, name):
-        return self.router.serving(ModelKey(name))
+        return self.router.roster.serving(ModelKey(name))
 
     async def submit(self, name, **options):
         """Have a request accepted; raises what the server would tell the client."""

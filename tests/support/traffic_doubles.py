@@ -37,7 +37,7 @@ class Versions:
         self.log = Logged()
         self.slots = []
         self.control = TrafficControl(
-            self.router,
+            self.router.roster,
             log=self.log,
             random=random,
             wall_clock=lambda: 1_000 * int(trio.current_time()),
@@ -51,17 +51,17 @@ class Versions:
         state = ModelState(
             make_spec(version=number, **changes),
             statistics=ModelStatistics(),
-            on_status=self.router.changed,
+            on_status=self.router.roster.changed,
             wall_clock=lambda: 0,
         )
-        self.router.load_begun(KEY, state)
+        self.router.roster.load_begun(KEY, state)
         state.become(Status.READY)
-        for old in self.router.serve(KEY, {**self.router.serving(KEY), number: state}):
+        for old in self.router.roster.serve(KEY, {**self.router.roster.serving(KEY), number: state}):
             old.become(Status.UNLOADING)
         return state
 
     def __getitem__(self, number):
-        return self.router.serving(KEY)[number]
+        return self.router.roster.serving(KEY)[number]
 
     def request(self, value=0.0, **options):
         affinity = options.pop("affinity", "")

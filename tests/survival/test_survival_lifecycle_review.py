@@ -64,8 +64,8 @@ async def test_what_serves_outlives_the_repository_branch(repository, workshop):
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load)
-            await until(lambda: bool(running.router.background(ModelKey("hangs"))))
-            (loading,) = running.router.background(ModelKey("hangs"))
+            await until(lambda: bool(running.router.roster.background(ModelKey("hangs"))))
+            (loading,) = running.router.roster.background(ModelKey("hangs"))
             await until(lambda: loading.instances[0].pid is not None)
             (worker,) = workers_of(loading)
             running.root.kill("repository")
@@ -91,8 +91,8 @@ async def test_a_server_stops_while_models_load_and_retire_without_complaint(rep
             await running.wait_loaded()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(running.catalog.load, "hangs", {})
-                await until(lambda: bool(running.router.background(ModelKey("hangs"))))
-                (loading,) = running.router.background(ModelKey("hangs"))
+                await until(lambda: bool(running.router.roster.background(ModelKey("hangs"))))
+                (loading,) = running.router.roster.background(ModelKey("hangs"))
                 await until(lambda: loading.instances[0].pid is not None)
                 state = running.router.resolve("a")
                 port = Port()

@@ -324,11 +324,11 @@ async def test_a_reload_that_fails_is_told_beside_what_serves_until_one_succeeds
 
     def told():
         [(_, _, state, reason)] = world.index("m")
-        [counts] = world.router.loads()
+        [counts] = world.router.roster.loads()
         lane = world.root.tree().as_dict()["children"][0]["children"][0]
         assert counts.reload_failed == {1: bool(reason)}
-        assert reason.removeprefix("reload failed: ") == world.router.setback(key, 1)
-        assert lane["info"].get("reload_failed", "") == world.router.setback(key, 1)
+        assert reason.removeprefix("reload failed: ") == world.router.roster.setback(key, 1)
+        assert lane["info"].get("reload_failed", "") == world.router.roster.setback(key, 1)
         return state, reason, counts.failures
 
     assert told() == ("READY", "", 0)

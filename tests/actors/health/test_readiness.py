@@ -94,7 +94,7 @@ class Server:
             wall_clock=lambda: NOON + round((trio.current_time() - self.start) * 1000),
             hang_bound=HANG_BOUND,
         )
-        self.router.on_change(lambda key: self.readiness.changed())
+        self.router.roster.on_change(lambda key: self.readiness.changed())
         self.context = ActorContext()
         self.life = trio.CancelScope()
         nursery.start_soon(self.live)
@@ -107,13 +107,13 @@ class Server:
         return ModelState(
             make_spec(name=name, **changes),
             statistics=ModelStatistics(),
-            on_status=self.router.changed,
+            on_status=self.router.roster.changed,
             wall_clock=lambda: 0,
         )
 
     def loading(self, name="add", **changes):
         state = self.state(name, **changes)
-        self.router.load_begun(state.spec.key, state)
+        self.router.roster.load_begun(state.spec.key, state)
         return state
 
     def ready(self, state, *, says=True):
@@ -123,8 +123,8 @@ class Server:
             worker.says = says
             state.instance_ready(worker.instance, worker)
         self.nursery.start_soon(run_scheduler, Context(), state)
-        serving = self.router.serving(state.spec.key)
-        self.router.serve(state.spec.key, {**serving, state.spec.version: state})
+        serving = self.router.roster.serving(state.spec.key)
+        self.router.roster.serve(state.spec.key, {**serving, state.spec.version: state})
         return workers[0]
 
     def serve(self, name="add", *, says=True, **changes):
@@ -181,18 +181,18 @@ async def test_loading_a_model_takes_no_readiness_away_until_it_has_failed(servi
     other = server.loading("other")
     newer = server.loading(version=2)
     assert await server.is_ready()
-    server.router.load_ended(newer.spec.key, newer, "Internal: no such file")
+    server.router.roster.load_ended(newer.spec.key, newer, "Internal: no such file")
     assert not await server.is_ready()
     server.loading(version=2)
     assert not await server.is_ready()  # it had failed, and has not come up yet
-    server.router.load_ended(other.spec.key, other, "unloaded")
+    server.router.roster.load_ended(other.spec.key, other, "unloaded")
     server.serve(version=2)
     assert await server.is_ready()
 
 
 async def test_a_lenient_server_is_ready_whatever_its_models_do(serving, autojump_clock):
     server = serving(strict=False)
-    server.router.mark_broken(make_spec(name="add").key, (), "no version is available")
+    server.router.roster.mark_broken(make_spec(name="add").key, (), "no version is available")
     assert await server.is_ready()
     await wait_all_tasks_blocked()
     assert server.changes == [(True, ["model add: unavailable"])]
@@ -327,7 +327,7 @@ async def test_a_model_behind_a_front_is_asked_by_its_highest_version(serving, a
     server = serving()
     server.serve()
     two = server.serve(version=2)
-    server.router.set_fronting(two.state.spec.key, lambda ready: Front())
+    server.router.roster.set_fronting(two.state.spec.key, lambda ready: Front())
     assert await server.readiness.model_ready("add")
     two.says = False
     assert not await server.readiness.model_ready("add")
@@ -335,7 +335,7 @@ async def test_a_model_behind_a_front_is_asked_by_its_highest_version(serving, a
 
 async def test_a_dormant_model_is_ready_and_left_alone(serving, autojump_clock):
     server = serving()
-    server.router.set_dormant(make_spec(name="add").key, {1: Front()})
+    server.router.roster.set_dormant(make_spec(name="add").key, {1: Front()})
     assert await server.is_ready()
     assert await server.readiness.model_ready("add")
     report = await server.readiness.deep()
@@ -567,9 +567,9 @@ async def test_what_is_counted_is_forgotten_with_the_model(serving, autojump_clo
     state = server.serve(probe_interval=1.0).state
     await trio.sleep(0.5)
     assert len(list(server.readiness.probes())) == 1
-    server.router.serve(state.spec.key, {})
-    server.router.retired(state.spec.key, state)
-    server.router.forget(state.spec.key)
+    server.router.roster.serve(state.spec.key, {})
+    server.router.roster.retired(state.spec.key, state)
+    server.router.roster.forget(state.spec.key)
     await trio.sleep(1)
     assert not list(server.readiness.probes())
 
@@ -611,7 +611,7 @@ async def test_a_deep_report_names_every_part(serving, autojump_clock):
 
 async def test_a_deep_report_says_what_is_wrong_without_a_probe_too(serving, autojump_clock):
     server = serving(strict=False)
-    server.router.mark_broken(make_spec(name="broken").key, (1,), "Invalid argument: no")
+    server.router.roster.mark_broken(make_spec(name="broken").key, (1,), "Invalid argument: no")
     report = await server.readiness.deep()
     assert report.document == {
         "ready": True,  # a lenient server

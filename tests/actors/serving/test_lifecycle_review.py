@@ -17,11 +17,12 @@ from actors.catalog.operations import Unreadable
 from actors.seams import faults
 from actors.serving.model import ModelState, Status
 from actors.serving.policy.retries import Aftermath
-from actors.serving.router import DUPLICATE_REASON, Router
+from actors.serving.router import Router
 from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.supervision.spec import Strategy
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import ErrorCode, Internal, TritiumError, Unavailable
+from actors.values.interfaces import DUPLICATE_REASON
 from actors.values.specs import InstanceSpec, ModelKey, Residency
 from engine.repository.copies import Janitor
 from engine.repository.fingerprint import Digests
@@ -281,7 +282,7 @@ async def test_a_model_that_is_on_demand_no_more_has_no_version_that_sleeps(begi
     await trio.sleep(5)
     with pytest.raises(TritiumError, match="version 1 is not at ready state"):
         world.router.resolve("m", "1")
-    world.router.serving(M)[2].become(Status.UNAVAILABLE, "Unavailable: it died")
+    world.router.roster.serving(M)[2].become(Status.UNAVAILABLE, "Unavailable: it died")
     with pytest.raises(TritiumError, match="has no available versions"):
         world.router.resolve("m")
 
@@ -397,16 +398,18 @@ async def test_a_namesake_answers_to_the_bare_name_once_the_other_has_left_and_d
     states = []
     for namespace in ("/a", "/b"):
         spec = make_spec(name="m", namespace=namespace)
-        state = ModelState(spec, statistics=ModelStatistics(), on_status=router.changed, wall_clock=lambda: 0)
+        state = ModelState(
+            spec, statistics=ModelStatistics(), on_status=router.roster.changed, wall_clock=lambda: 0
+        )
         state.become(Status.READY)
-        router.serve(spec.key, {1: state})
+        router.roster.serve(spec.key, {1: state})
         states.append(state)
     gone, stays = states
-    router.serve(gone.spec.key, {})
-    router.forget(gone.spec.key)
-    router.retired(gone.spec.key, gone)
+    router.roster.serve(gone.spec.key, {})
+    router.roster.forget(gone.spec.key)
+    router.roster.retired(gone.spec.key, gone)
     assert router.resolve("m") is router.resolve("m", "1") is stays
-    assert router.keys() == [stays.spec.key]
+    assert router.roster.keys() == [stays.spec.key]
 
 
 async def test_a_model_that_came_back_while_it_retired_is_told_of(begin, autojump_clock):
@@ -437,7 +440,7 @@ async def test_nothing_is_kept_of_models_that_have_left(begin, autojump_clock):
         world.catalog.gone(ModelKey(name))
         await trio.sleep(5)
     assert world.lanes.which_children() == ("stays",)
-    assert world.router.keys() == [ModelKey("stays")]
+    assert world.router.roster.keys() == [ModelKey("stays")]
     world.source.models["passing-0"] = model("passing-0")
     world.catalog.look_at(ModelKey("passing-0"), changed=True)
     await trio.sleep(5)

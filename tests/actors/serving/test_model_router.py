@@ -3,9 +3,10 @@
 import pytest
 
 from actors.serving.model import ModelState, Status
-from actors.serving.router import DUPLICATE_REASON, Router
+from actors.serving.router import Router
 from actors.serving.statistics import ModelStatistics
 from actors.values.errors import ErrorCode, InvalidArgument, NotFound, Unavailable
+from actors.values.interfaces import DUPLICATE_REASON
 from actors.values.specs import ModelKey
 from actors.values.versions import parse_version
 from tests.support.model_doubles import make_spec
@@ -20,7 +21,7 @@ def make(router, name, version, **changes):
     return ModelState(
         make_spec(name=name, version=version, **changes),
         statistics=ModelStatistics(),
-        on_status=router.changed,
+        on_status=router.roster.changed,
         wall_clock=lambda: 0,
     )
 
@@ -29,10 +30,10 @@ def add(router, name, version, *, ready=True, **changes):
     """Have one more version serve, or load."""
     state = make(router, name, version, **changes)
     key = state.spec.key
-    router.load_begun(key, state)
+    router.roster.load_begun(key, state)
     if ready:
         state.become(Status.READY)
-        router.serve(key, {**router.serving(key), version: state})
+        router.roster.serve(key, {**router.roster.serving(key), version: state})
     return state
 
 
@@ -57,27 +58,27 @@ async def test_the_highest_ready_version_answers(router):
 async def test_a_version_that_loads_beside_the_one_that_serves_answers_once_it_is_swapped_in(router):
     old = add(router, "m", 1)
     new = make(router, "m", 1)
-    router.load_begun(ModelKey("m"), new)
+    router.roster.load_begun(ModelKey("m"), new)
     new.become(Status.READY)
     assert router.resolve("m") is router.resolve("m", "1") is old
-    assert router.serve(ModelKey("m"), {1: new}) == [old]
+    assert router.roster.serve(ModelKey("m"), {1: new}) == [old]
     assert router.resolve("m") is router.resolve("m", "1") is new
-    assert router.background(ModelKey("m")) == [old]
+    assert router.roster.background(ModelKey("m")) == [old]
     old.become(Status.UNLOADING)
-    router.retired(ModelKey("m"), old)
-    assert [(entry.version, entry.state) for entry in router.index()] == [(1, "READY")]
+    router.roster.retired(ModelKey("m"), old)
+    assert [(entry.version, entry.state) for entry in router.roster.index()] == [(1, "READY")]
 
 
 async def test_a_version_that_has_loaded_is_ready_in_the_index_once_it_answers(router):
     new = make(router, "m", 1)
-    router.load_begun(ModelKey("m"), new)
+    router.roster.load_begun(ModelKey("m"), new)
     new.become(Status.READY)
-    assert [entry.state for entry in router.index()] == ["LOADING"]
-    assert router.index(ready_only=True) == []
-    router.serve(ModelKey("m"), {1: new})
-    assert [entry.state for entry in router.index(ready_only=True)] == ["READY"]
-    router.serve(ModelKey("m"), {})  # it goes on with what it has
-    assert [entry.state for entry in router.index()] == ["READY"]
+    assert [entry.state for entry in router.roster.index()] == ["LOADING"]
+    assert router.roster.index(ready_only=True) == []
+    router.roster.serve(ModelKey("m"), {1: new})
+    assert [entry.state for entry in router.roster.index(ready_only=True)] == ["READY"]
+    router.roster.serve(ModelKey("m"), {})  # it goes on with what it has
+    assert [entry.state for entry in router.roster.index()] == ["READY"]
 
 
 async def test_who_fronts_a_model_answers_requests_that_name_no_version(router):
@@ -88,31 +89,31 @@ async def test_who_fronts_a_model_answers_requests_that_name_no_version(router):
         seen.append(sorted(ready))
         return "front" if len(ready) == 2 else None
 
-    router.set_fronting(ModelKey("m"), fronting)
+    router.roster.set_fronting(ModelKey("m"), fronting)
     assert router.resolve("m") == "front"
     assert router.resolve("m", "2") is two
     two.become(Status.UNAVAILABLE, "gone")
     assert router.resolve("m") is one
     assert seen == [[1, 2], [1]]
-    router.set_fronting(ModelKey("m"), None)
+    router.roster.set_fronting(ModelKey("m"), None)
     two.become(Status.READY)
     assert router.resolve("m") is two
 
 
 async def test_stand_ins_answer_while_nothing_is_loaded(router):
-    router.set_dormant(ModelKey("m"), {1: "one", 2: "two"})
+    router.roster.set_dormant(ModelKey("m"), {1: "one", 2: "two"})
     assert router.resolve("m") == "two"
     assert router.resolve("m", "1") == "one"
     assert list(router.versions("m")) == [1, 2]
-    assert [(entry.version, entry.state, entry.reason) for entry in router.index()] == [
+    assert [(entry.version, entry.state, entry.reason) for entry in router.roster.index()] == [
         (1, "UNAVAILABLE", "unloaded"),
         (2, "UNAVAILABLE", "unloaded"),
     ]
     state = add(router, "m", 2)
     assert router.resolve("m") is state
-    router.serve(ModelKey("m"), {})
+    router.roster.serve(ModelKey("m"), {})
     assert router.resolve("m", "2") == "two"
-    router.set_dormant(ModelKey("m"), None)
+    router.roster.set_dormant(ModelKey("m"), None)
     assert refusal(router.resolve, "m")[0] is ErrorCode.NOT_FOUND
 
 
@@ -130,24 +131,24 @@ async def test_models_of_one_name_are_told_apart_by_their_namespace():
         ErrorCode.INVALID_ARG,
         "Request for unknown model: 'x' is not found",
     )
-    assert [(entry.name, entry.namespace) for entry in router.index()] == [("m", "/a"), ("m", "/b")]
+    assert [(entry.name, entry.namespace) for entry in router.roster.index()] == [("m", "/a"), ("m", "/b")]
 
 
 async def test_what_ended_can_be_forgotten(router):
     state = add(router, "m", 1)
-    router.serve(ModelKey("m"), {})
+    router.roster.serve(ModelKey("m"), {})
     state.become(Status.UNLOADING)
-    router.retired(ModelKey("m"), state)
-    assert [(entry.state, entry.reason) for entry in router.index()] == [("UNAVAILABLE", "unloaded")]
-    router.forget(ModelKey("m"))
-    assert router.index() == []
+    router.roster.retired(ModelKey("m"), state)
+    assert [(entry.state, entry.reason) for entry in router.roster.index()] == [("UNAVAILABLE", "unloaded")]
+    router.roster.forget(ModelKey("m"))
+    assert router.roster.index() == []
     assert refusal(router.resolve, "m")[0] is ErrorCode.NOT_FOUND
-    assert list(router.keys()) == []
+    assert list(router.roster.keys()) == []
 
 
 async def test_observers_hear_of_every_change(router):
     heard = []
-    router.on_change(heard.append)
+    router.roster.on_change(heard.append)
     add(router, "m", 1).become(Status.UNAVAILABLE, "gone")
     assert set(heard) == {ModelKey("m")}
     assert len(heard) >= 3
@@ -157,7 +158,7 @@ async def test_unknown_models_and_versions_are_refused_in_the_contracts_words(ro
     add(router, "m", 1)
     add(router, "m", 2, ready=False)
     add(router, "sleepy", 1, ready=False)
-    router.mark_broken(ModelKey("broken"), (1, 4), "Invalid argument: no")
+    router.roster.mark_broken(ModelKey("broken"), (1, 4), "Invalid argument: no")
     unknown = "Request for unknown model: "
     assert refusal(router.resolve, "x") == (ErrorCode.NOT_FOUND, f"{unknown}'x' is not found")
     assert refusal(router.resolve, "x", "1") == (ErrorCode.NOT_FOUND, f"{unknown}'x' is not found")
@@ -238,10 +239,10 @@ async def test_the_index_lists_everything_with_its_state_and_reason(router):
     add(router, "m", 2)
     add(router, "m", 1, ready=False)
     failed = add(router, "failed", 1, ready=False)
-    router.load_ended(ModelKey("failed"), failed, "Internal: no")
-    router.mark_broken(ModelKey("broken"), (1, 4), "Invalid argument: no")
-    router.mark_broken(ModelKey("empty"), (), DUPLICATE_REASON)
-    entries = [(entry.name, entry.version, entry.state, entry.reason) for entry in router.index()]
+    router.roster.load_ended(ModelKey("failed"), failed, "Internal: no")
+    router.roster.mark_broken(ModelKey("broken"), (1, 4), "Invalid argument: no")
+    router.roster.mark_broken(ModelKey("empty"), (), DUPLICATE_REASON)
+    entries = [(entry.name, entry.version, entry.state, entry.reason) for entry in router.roster.index()]
     assert entries == [
         ("broken", 1, "UNAVAILABLE", "Invalid argument: no"),
         ("broken", 4, "UNAVAILABLE", "Invalid argument: no"),
@@ -250,7 +251,7 @@ async def test_the_index_lists_everything_with_its_state_and_reason(router):
         ("m", 1, "LOADING", ""),
         ("m", 2, "READY", ""),
     ]
-    assert [(entry.name, entry.version) for entry in router.index(ready_only=True)] == [
+    assert [(entry.name, entry.version) for entry in router.roster.index(ready_only=True)] == [
         ("empty", 0),  # duplicates are listed all the same
         ("m", 2),
     ]

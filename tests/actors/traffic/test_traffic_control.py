@@ -143,10 +143,10 @@ async def test_a_model_that_was_unloaded_and_comes_back_has_its_plan(versions):
     versions.control.adopt(KEY, read_plan(CANARY))
     for number in (1, 2):
         versions[number].become(Status.UNLOADING)
-    for state in versions.router.serve(KEY, {}):
-        versions.router.retired(KEY, state)
-    versions.router.forget(KEY)
-    assert list(versions.router.keys("model")) == []
+    for state in versions.router.roster.serve(KEY, {}):
+        versions.router.roster.retired(KEY, state)
+    versions.router.roster.forget(KEY)
+    assert list(versions.router.roster.keys("model")) == []
     for number in (1, 2):
         versions.add(number)
     versions.control.adopt(KEY, read_plan(CANARY))
@@ -171,7 +171,7 @@ async def test_an_unknown_model_has_no_traffic(versions):
 
 
 async def test_a_name_that_stands_for_several_models_has_no_traffic(versions):
-    versions.router.mark_broken(ModelKey("model", "elsewhere"), (), "no")
+    versions.router.roster.mark_broken(ModelKey("model", "elsewhere"), (), "no")
     with pytest.raises(InvalidArgument, match="there are 2 models 'model', in different namespaces"):
         versions.control.describe("model")
 
@@ -215,7 +215,7 @@ async def test_a_plan_for_versions_that_are_all_still_to_come_changes_nothing_ye
 
 async def test_a_models_namespace_is_told_where_it_has_one(versions):
     key = ModelKey("other", "elsewhere")
-    versions.router.mark_broken(key, (3,), "no")
+    versions.router.roster.mark_broken(key, (3,), "no")
     versions.control.adopt(key, read_plan({"weights": {"3": 1}}))
     described = versions.control.describe("other")
     assert described["namespace"] == "elsewhere"

@@ -226,7 +226,7 @@ async def test_a_client_that_leaves_before_its_request_was_sent_is_remembered():
 
 def met(versions):
     """Which version has the request; it answers."""
-    (number,) = [number for number in versions.router.serving(KEY) if versions.answer(number)]
+    (number,) = [number for number in versions.router.roster.serving(KEY) if versions.answer(number)]
     return number
 
 

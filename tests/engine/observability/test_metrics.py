@@ -473,7 +473,7 @@ async def test_what_waits_for_an_ensemble_is_pending_with_its_models_only():
     for scheduling, instances in ((Ensemble(steps=()), ()), (Direct(), SPEC.instances)):
         spec = replace(SPEC, name=type(scheduling).__name__, scheduling=scheduling, instances=instances)
         state = subtrees.make_state(spec)
-        router.serve(spec.key, {spec.version: state})
+        router.roster.serve(spec.key, {spec.version: state})
         state.queue.push(InferRequest(model_name=spec.name, reply=None, accepted_at=0.0), 0.0)
     samples = {each.name: each for each in subtrees.models()}
     assert [samples[name].statistics.pending for name in ("Ensemble", "Direct")] == [0, 1]

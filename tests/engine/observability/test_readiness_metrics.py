@@ -1,7 +1,7 @@
 """What a scrape tells of readiness and of its probes."""
 
 from actors.health.readiness import ProbeCounts
-from actors.serving.router import LoadCounts
+from actors.serving.roster import LoadCounts
 from engine.observability.metrics import Exposition
 from engine.observability.system import ProcessSample
 from engine.settings.settings import MetricsSettings

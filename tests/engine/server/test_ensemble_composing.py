@@ -60,16 +60,16 @@ class Shelf:
         for version in versions:
             spec = make_spec(name=name, version=version, namespace=namespace, **changes)
             state = states[version] = ModelState(
-                spec, statistics=ModelStatistics(), on_status=self.router.changed, wall_clock=lambda: 0
+                spec, statistics=ModelStatistics(), on_status=self.router.roster.changed, wall_clock=lambda: 0
             )
-            self.router.load_begun(key, state)
+            self.router.roster.load_begun(key, state)
             if failing:
                 state.become(Status.UNAVAILABLE, failing)
-                self.router.load_ended(key, state, failing)
+                self.router.roster.load_ended(key, state, failing)
             else:
                 state.become(Status.READY)
         if not failing:
-            self.router.serve(key, states)
+            self.router.roster.serve(key, states)
         return states
 
 
@@ -123,7 +123,7 @@ async def test_what_is_missing_is_told(shelf, load, version, why):
 
 
 async def test_a_model_whose_configuration_can_not_be_read_is_not_valid(shelf):
-    shelf.router.mark_broken(ModelKey("part"), (), "Invalid argument: nonsense")
+    shelf.router.roster.mark_broken(ModelKey("part"), (), "Invalid argument: nonsense")
     assert shelf.compose(found()).unfit == (
         "ensemble 'whole' depends on 'part' which is not valid. Model 'part' failed with error:"
         " Invalid argument: nonsense"
@@ -164,7 +164,7 @@ async def test_a_model_that_is_loaded_on_demand_counts_as_loaded(shelf):
     class Asleep:
         spec = make_spec(name="part", version=2)
 
-    shelf.router.set_dormant(ModelKey("part"), {2: Asleep()})
+    shelf.router.roster.set_dormant(ModelKey("part"), {2: Asleep()})
     assert shelf.compose(found()).specs
     assert shelf.compose(found("2")).specs
     assert "required version 3" in shelf.compose(found("3")).unfit

@@ -212,7 +212,7 @@ def serve() -> Serve:
                 lambda task_status: root.serve(observer=subtrees.observe, task_status=task_status)
             )
             state = subtrees.make_state(make_spec(backend, **changes))
-            router.load_begun(state.spec.key, state)
+            router.roster.load_begun(state.spec.key, state)
             await subtrees.start(state)
             running = Running(state, models, events, launcher.spares)
             with trio.fail_after(120):
