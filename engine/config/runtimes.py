@@ -97,7 +97,9 @@ def not_built_yet(chosen: Chosen) -> list[Problem]:
     return [
         Problem(
             severity=Severity.WARNING,
-            message=f"the environment of '{environment.source}' is not built yet, so that nothing was run in it",
+            message=(
+                f"the environment of '{environment.source}' is not built yet, so that nothing was run in it"
+            ),
             hint="the server builds it when it loads the model",
             path=environment.source,
         )
@@ -110,7 +112,9 @@ def _without(parameters: Mapping[str, str], traits: BackendTraits) -> Chosen:
         return Chosen()
     ignored = Problem(
         severity=Severity.WARNING,
-        message=f"'{PATH_PARAMETER}' has no effect: it is a parameter of Python models, not of '{traits.name}'",
+        message=(
+            f"'{PATH_PARAMETER}' has no effect: it is a parameter of Python models, not of '{traits.name}'"
+        ),
         key=_KEY,
     )
     return Chosen(problems=(ignored,))
@@ -136,10 +140,13 @@ def _contradictions(
 def _in_the_server(environment: Environment, version: VersionDirectory) -> Problem:
     return Problem(
         message=(
-            f"the model's environment, '{environment.source}', needs a process of its own, but 'tritium.isolation' is"
+            f"the model's environment, '{environment.source}', needs a process of its own, but"
+            " 'tritium.isolation' is"
             " 'thread'"
         ),
         key='parameters["tritium.isolation"]',
-        hint="use 'process', or set 'tritium.requirements' to 'ignore' if the server has what the model needs",
+        hint=(
+            "use 'process', or set 'tritium.requirements' to 'ignore' if the server has what the model needs"
+        ),
         versions=(version.number,),
     )

@@ -24,8 +24,10 @@ def _few_files(limit: int) -> str:
     if limit == resource.RLIM_INFINITY or limit >= FEW_FILES:
         return ""
     return (
-        f"only {limit} files may be open at once: a connection takes one and a worker some ten, so models may not load and clients"
-        " may have to wait; raise it, by ulimit -n 65536, LimitNOFILE=65536 (systemd) or --ulimit nofile=65536 (docker)"
+        f"only {limit} files may be open at once: a connection takes one and a worker some ten, so models"
+        " may not load and clients"
+        " may have to wait; raise it, by ulimit -n 65536, LimitNOFILE=65536 (systemd) or --ulimit"
+        " nofile=65536 (docker)"
     )
 
 
@@ -34,7 +36,8 @@ def _file_names() -> str:
     if encoding in {"utf-8", "utf8"}:
         return ""
     return (
-        f"file names are read as {encoding}, by the locale: models whose names are not plain ASCII are not found; set"
+        f"file names are read as {encoding}, by the locale: models whose names are not plain ASCII are not"
+        " found; set"
         " LC_ALL=C.UTF-8 or PYTHONUTF8=1"
     )
 
@@ -44,7 +47,8 @@ def _no_room_for_files() -> str:
         tempfile.gettempdir()
     except OSError:
         return (
-            "no directory for temporary files can be written to: models that come with a load request, downloads and packed"
+            "no directory for temporary files can be written to: models that come with a load request,"
+            " downloads and packed"
             " environments can't be unpacked; mount a tmpfs at /tmp, or set TMPDIR"
         )
     return ""

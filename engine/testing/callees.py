@@ -130,7 +130,8 @@ class FakeServer(Calls):
             except RequestError as error:
                 yield _error(ErrorCode[error.code], error.message)
             except Exception as error:  # noqa: BLE001  # a fake that raises plays a model that fails
-                why = f"Failed to process the request(s) for model '{call.model}', message: {type(error).__name__}: {error}"
+                told = f"{type(error).__name__}: {error}"
+                why = f"Failed to process the request(s) for model '{call.model}', message: {told}"
                 yield _error(ErrorCode.INTERNAL, why)
 
 
@@ -167,8 +168,10 @@ def _called(callee: Callee, call: Call) -> Iterator[CallResponse]:
         )
     elif not call.decoupled:
         why = (
-            f"Model {call.model} is using the decoupled. The current BLS request call doesn't support models using the decoupled"
-            " transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled models.'"
+            f"Model {call.model} is using the decoupled. The current BLS request call doesn't support models"
+            " using the decoupled"
+            " transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls"
+            " for decoupled models.'"
         )
         yield _error(ErrorCode.UNSUPPORTED, _FAILED.format(model=call.model, why=why))
     else:

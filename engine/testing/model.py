@@ -117,7 +117,8 @@ class TestedModel:
         responses = self.responses(request)
         if len(responses) != 1:
             raise AssertionError(
-                f"the model gave {len(responses)} responses and no error; `responses` returns as many as there are"
+                f"the model gave {len(responses)} responses and no error; `responses` returns as many as"
+                " there are"
             )
         if responses[0].error is not None:
             raise responses[0].error
@@ -215,7 +216,8 @@ class TestedModel:
             for each in requests:
                 if each.open and not each.ended.wait(self._within):
                     raise ModelHung(
-                        f"a request has not had its final response within {self._within:g} s, but {len(each.parts)} others"
+                        f"a request has not had its final response within {self._within:g} s, but"
+                        f" {len(each.parts)} others"
                     )
         finally:
             for timer in timers:
