@@ -159,7 +159,7 @@ def _teller() -> Callable[[str], None]:
 def _carried_out(what: Plan, setting: Setting, tell: Callable[[str], None]) -> str:
     """Do a run; return why it could not be done."""
     from chaos.runner import FolderTaken, run
-    from chaos.server import ServerFailed
+    from chaos.subject.server import ServerFailed
 
     failures: list[str] = []
 

@@ -19,12 +19,12 @@ from typing import Final
 
 import trio
 
-from chaos.clients.connection import Connection, Disconnected, NotConnected, request_bytes
-from chaos.clients.outcome import now
 from chaos.clients.real_grpc import Report
-from chaos.faults.asking import Question
-from chaos.faults.wire import HttpAnswer
-from chaos.server import Server
+from chaos.faults.network.asking import Question
+from chaos.record.outcome import now
+from chaos.subject.server import Server
+from chaos.wires.http import Connection, Disconnected, NotConnected, request_bytes
+from chaos.wires.rough import HttpAnswer
 
 LOOK: Final = 0.1
 """Seconds between two looks at readiness, each on a fresh connection."""

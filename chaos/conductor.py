@@ -10,11 +10,11 @@ from typing import TextIO
 import trio
 
 from chaos.clients.clients import Clients
-from chaos.clients.outcome import now
 from chaos.faults.base import Fault, Injection, NoTarget, Restrained, Stage, Trouble
 from chaos.flags import clashing
 from chaos.plan import Plan, Planned
-from chaos.records import Healed, Injected, PassedOver, Record, line_of
+from chaos.record.outcome import now
+from chaos.record.records import Healed, Injected, PassedOver, Record, line_of
 
 Tell = Callable[[str], None]
 

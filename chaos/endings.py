@@ -1,7 +1,7 @@
 """The ways to end a server, each seen through to its end.
 
 The server is told once, told behind a balancer, told twice, killed, and told while it hangs. The figures are
-those for which `chaos.checker.endings` sets limits.
+those for which `chaos.checker.rules.endings` sets limits.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import trio
 
 from chaos.balancer import balanced
 from chaos.clients.clients import Clients
-from chaos.clients.connection import LOOPBACK
-from chaos.clients.history import End
-from chaos.clients.outcome import now
-from chaos.records import Ending, Fail, Ok
-from chaos.server import PATIENCE, Server, ServerFailed
+from chaos.record.history import End
+from chaos.record.outcome import now
+from chaos.record.records import Ending, Fail, Ok
+from chaos.subject.server import PATIENCE, Server, ServerFailed
+from chaos.wires.http import LOOPBACK
 from chaos.workload.control import Control
 
 WAITING: Final = 40

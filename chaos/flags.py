@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chaos.faults import actors, clients, control, crowds, hangs, instances, machine, repository, streams
-from chaos.faults.base import Fault
-from chaos.faults.catalogue import catalogue
+from chaos.faults import actors, control, machine, repository
+from chaos.faults.base import LONGEST, Fault
+from chaos.faults.network import clients, crowds, streams
+from chaos.faults.workers import deeds, hangs, signals, starts
+
+
+def catalogue(*families: Iterable[Fault]) -> Mapping[str, Fault]:
+    """Return the faults of these families by name.
+
+    Raises ValueError for a name that two faults have, or a fault that lasts too long.
+    """
+    faults: dict[str, Fault] = {}
+    for fault in (each for family in families for each in family):
+        if fault.name in faults:
+            raise ValueError(f"two faults are called '{fault.name}'; each needs a name of its own")
+        if not 0 <= fault.lasts <= LONGEST:
+            raise ValueError(
+                f"fault '{fault.name}' lasts {fault.lasts} s; a run has room for 0 to {LONGEST} s each"
+            )
+        faults[fault.name] = fault
+    return faults
+
 
 _ANY: Final = (
-    *(instances.FAULTS, hangs.FAULTS, actors.FAULTS),
+    *(signals.FAULTS, deeds.FAULTS, starts.FAULTS, hangs.FAULTS, actors.FAULTS),
     *(clients.FAULTS, crowds.FAULTS, streams.FAULTS, machine.FAULTS),
 )
 

@@ -24,7 +24,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from chaos.records import Phase
+from chaos.record.records import Phase
 
 SHARES: Final[Mapping[Phase, float]] = {"calm": 0.10, "standard": 0.50, "overload": 0.15, "recovery": 0.25}
 """The phases' shares of a run's time."""

@@ -22,17 +22,17 @@ import trio
 
 from chaos import endings
 from chaos.clients.clients import Clients, open_clients
-from chaos.clients.connection import Disconnected, NotConnected
-from chaos.clients.history import History
 from chaos.clients.mix import ORDINARY, OVERLOAD, arrivals
-from chaos.clients.outcome import now
 from chaos.conductor import Conductor
 from chaos.faults.base import Fault, Stage
 from chaos.faults.machine import own_disk
 from chaos.plan import Plan
-from chaos.records import Ending, Manifest, Phase, Tally, line_of, write_manifest
-from chaos.saboteur import SabotageClient
-from chaos.server import Server, ServerFailed
+from chaos.record.history import History
+from chaos.record.outcome import now
+from chaos.record.records import Ending, Manifest, Phase, Tally, line_of, write_manifest
+from chaos.subject.sabotage import SabotageClient
+from chaos.subject.server import Server, ServerFailed
+from chaos.wires.http import Disconnected, NotConnected
 from chaos.workload.control import Control
 from chaos.workload.repository import SLOW_CAPACITY, write_model, write_repository
 

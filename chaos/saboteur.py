@@ -25,7 +25,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -34,18 +34,14 @@ from actors.seams.given import Seams
 from actors.supervision.errors import SupervisionError
 from actors.supervision.supervisor import Supervisor
 from actors.values.events import Event
+from chaos.subject.sabotage import SOCKET_FLAG, SabotageRefused
 from engine.server.machine import ThisMachine
 
 if TYPE_CHECKING:
     from actors.values.events import Log
     from engine.server.tree import RunningServer
 
-SOCKET_FLAG: Final = "--sabotage-socket="
 LONGEST_LINE: Final = 65536  # bytes
-
-
-class SabotageRefused(Exception):
-    """The saboteur could not do what it was asked; the message says why, and what would have worked."""
 
 
 class InjectedFault(Exception):
@@ -201,60 +197,6 @@ async def _converse(stream: trio.SocketStream, saboteur: Saboteur) -> None:
                     return
         except trio.BrokenResourceError:
             return  # it went away without waiting for the answer
-
-
-class SabotageClient:
-    """The harness's end of the socket. Implements `chaos.faults.base.Sabotage`.
-
-    It opens a connection for each command.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    async def wait_listening(self) -> None:
-        """Wait until the server's tree stands, as a caller does at first; the caller bounds the wait."""
-        while True:
-            try:
-                await self.list()
-            except OSError:
-                await trio.sleep(0.02)
-            else:
-                return
-
-    async def crash(self, path: str) -> None:
-        """Kill an actor or a supervisor. Raises SabotageRefused."""
-        await self._ask(do="crash", path=path)
-
-    async def fail(self, point: str, *, times: int = 1, within: str = "") -> None:
-        """Have a fault point raise. Raises SabotageRefused."""
-        await self._ask(do="raise", point=point, times=times, within=within)
-
-    async def disarm(self, point: str) -> bool:
-        """Have a fault point raise no more. Raises SabotageRefused."""
-        return bool(await self._ask(do="disarm", point=point))
-
-    async def jump(self, seconds: float) -> None:
-        """Move the server's wall clock. Raises SabotageRefused."""
-        await self._ask(do="jump", seconds=seconds)
-
-    async def list(self) -> Sequence[str]:
-        """Return the paths of the tree. Raises SabotageRefused."""
-        return list(await self._ask(do="list"))
-
-    async def _ask(self, **command: object) -> Any:
-        async with await trio.open_unix_socket(os.fspath(self._path)) as stream:
-            await stream.send_all(json.dumps(command).encode() + b"\n")
-            answer = b""
-            while not answer.endswith(b"\n"):
-                piece = await stream.receive_some()
-                if not piece:
-                    raise SabotageRefused(f"the server went away before it answered {command}")
-                answer += piece
-        given = json.loads(answer)
-        if "error" in given:
-            raise SabotageRefused(given["error"])
-        return given["ok"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chaos.records import Excuse, Healed, Injected
+from chaos.record.records import Excuse, Healed, Injected
 
 SETTLING: Final = 2.0
 """Seconds after its healing in which a fault may still be felt, unless one of its excuses says more."""

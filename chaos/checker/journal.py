@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 from pathlib import Path
 
-from chaos.records import Executed, read_records
+from chaos.record.records import Executed, read_records
 
 
 def journal(folder: Path) -> Iterator[Executed]:

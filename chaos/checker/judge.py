@@ -7,12 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from chaos.checker.answers import Answers, Expected
-from chaos.checker.deadlines import Deadlines
-from chaos.checker.endings import ending_goals, other_figures
-from chaos.checker.errors_told import ErrorsTold
-from chaos.checker.excuses import Excuses, offers
-from chaos.checker.executions import Executions
 from chaos.checker.figures import quantile
 from chaos.checker.goals import (
     MOST_EVIDENCE,
@@ -25,20 +19,27 @@ from chaos.checker.goals import (
     worst,
     write_verdict,
 )
-from chaos.checker.goodput import Goodput
-from chaos.checker.in_flight import in_flight_errors
 from chaos.checker.injections import Blow, Windows, blows, by_number
 from chaos.checker.journal import journal
-from chaos.checker.limits import Limits
-from chaos.checker.load import Load
-from chaos.checker.log import Log, LogLine, hang_times
-from chaos.checker.outcomes import Outcomes
-from chaos.checker.recovery import Recovery
-from chaos.checker.resources import resource_goals
+from chaos.checker.rules.answers import Answers, Expected
+from chaos.checker.rules.deadlines import Deadlines
+from chaos.checker.rules.endings import ending_goals, other_figures
+from chaos.checker.rules.errors_told import ErrorsTold
+from chaos.checker.rules.excuses import Excuses, offers
+from chaos.checker.rules.executions import Executions
+from chaos.checker.rules.goodput import Goodput
+from chaos.checker.rules.in_flight import in_flight_errors
+from chaos.checker.rules.limits import Limits
+from chaos.checker.rules.load import Load
+from chaos.checker.rules.log import Log, LogLine, hang_times
+from chaos.checker.rules.outcomes import Outcomes
+from chaos.checker.rules.recovery import Recovery
+from chaos.checker.rules.resources import resource_goals
+from chaos.checker.rules.unaffected import Unaffected
+from chaos.checker.soak import soak_goals
 from chaos.checker.story import End, Pairing, Rule
 from chaos.checker.timeline import Timeline
-from chaos.checker.unaffected import Unaffected
-from chaos.records import (
+from chaos.record.records import (
     Ending,
     Executed,
     Fail,
@@ -55,7 +56,6 @@ from chaos.records import (
     read_manifest,
     read_records,
 )
-from chaos.soak import soak_goals
 from engine.observability.reading.reading import read
 
 

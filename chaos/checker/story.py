@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from chaos.checker.goals import Goal
-from chaos.records import Executed, Fail, Invoke, Ok, Unknown
+from chaos.record.records import Executed, Fail, Invoke, Ok, Unknown
 
 End = Ok | Fail | Unknown
 

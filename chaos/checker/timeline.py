@@ -9,7 +9,7 @@ from typing import Final
 
 from chaos.checker.figures import quantile
 from chaos.checker.story import Story
-from chaos.records import Ok, Unknown
+from chaos.record.records import Ok, Unknown
 
 MOST_BINS: Final = 600
 

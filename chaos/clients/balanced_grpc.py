@@ -23,10 +23,10 @@ from typing import Any, Final
 
 import grpc
 
-from chaos.clients.connection import LOOPBACK
 from chaos.clients.grpc_messages import encode
 from chaos.clients.real_grpc import ALONE, HEALTH, INFER, Ledger, Report
-from chaos.records import Invoke
+from chaos.record.records import Invoke
+from chaos.wires.http import LOOPBACK
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from protocols.kserve.proto import health_pb2
 

@@ -12,13 +12,13 @@ from typing import Final
 import trio
 
 from chaos.clients.grpc import GrpcClient
-from chaos.clients.history import End, History
 from chaos.clients.http import HttpClient
 from chaos.clients.idle import KEPT
 from chaos.clients.lateness import Lateness, lateness
 from chaos.clients.mix import ORDINARY, Arrival, Kind, Step, arrival
-from chaos.clients.outcome import WENT_AWAY, now
-from chaos.records import Invoke, Ok, Phase, Unknown, Wire
+from chaos.record.history import End, History
+from chaos.record.outcome import WENT_AWAY, now
+from chaos.record.records import Invoke, Ok, Phase, Unknown, Wire
 from chaos.workload.answers import kind_of
 
 PATIENCE: Final = 30.0

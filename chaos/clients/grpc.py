@@ -13,11 +13,11 @@ import trio
 
 from chaos.clients import grpc_messages
 from chaos.clients.bridge import Bridge
-from chaos.clients.connection import LOOPBACK
-from chaos.clients.history import End
-from chaos.clients.outcome import NO_ANSWER, now
 from chaos.clients.streams import StreamClient
-from chaos.records import Invoke, Ok, Unknown
+from chaos.record.history import End
+from chaos.record.outcome import NO_ANSWER, now
+from chaos.record.records import Invoke, Ok, Unknown
+from chaos.wires.http import LOOPBACK
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 CHANNELS: Final = 2

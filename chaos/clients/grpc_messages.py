@@ -6,10 +6,10 @@ from typing import Final
 
 import grpc
 
-from chaos.clients.history import End
-from chaos.clients.outcome import DISCONNECTED, NO_CONNECTION, UNREADABLE, WENT_AWAY
 from chaos.clients.tensors import Tensor, datatype, from_bytes, to_bytes
-from chaos.records import Fail, Invoke, Unknown
+from chaos.record.history import End
+from chaos.record.outcome import DISCONNECTED, NO_CONNECTION, UNREADABLE, WENT_AWAY
+from chaos.record.records import Fail, Invoke, Unknown
 from chaos.workload.answers import inputs, values
 from protocols.kserve.proto import grpc_service_pb2 as pb
 

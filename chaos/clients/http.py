@@ -5,11 +5,11 @@ from __future__ import annotations
 import trio
 
 from chaos.clients import http_messages
-from chaos.clients.connection import Connection, Disconnected, NotConnected
-from chaos.clients.history import End
 from chaos.clients.idle import Idle
-from chaos.clients.outcome import DISCONNECTED, NO_ANSWER, NO_CONNECTION, now
-from chaos.records import Invoke, Unknown
+from chaos.record.history import End
+from chaos.record.outcome import DISCONNECTED, NO_ANSWER, NO_CONNECTION, now
+from chaos.record.records import Invoke, Unknown
+from chaos.wires.http import Connection, Disconnected, NotConnected
 
 
 class HttpClient:

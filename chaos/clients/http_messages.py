@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import orjson
 
-from chaos.clients.connection import Reply, request_bytes
-from chaos.clients.history import End
-from chaos.clients.outcome import UNREADABLE, code_of
 from chaos.clients.tensors import Tensor, datatype, from_bytes, from_list, to_bytes
-from chaos.records import Fail, Invoke, Ok
+from chaos.record.history import End
+from chaos.record.outcome import UNREADABLE, code_of
+from chaos.record.records import Fail, Invoke, Ok
+from chaos.wires.http import Reply, request_bytes
 from chaos.workload.answers import inputs, values
 
 _BINARY_SIZE: Final = "inference-header-content-length"

@@ -21,10 +21,10 @@ from typing import Any, Final
 
 import grpc
 
-from chaos.clients.connection import LOOPBACK
 from chaos.clients.grpc_messages import encode
 from chaos.clients.real_grpc import ALONE, INFER, STREAM, Ledger, Report, pinging
-from chaos.records import Invoke
+from chaos.record.records import Invoke
+from chaos.wires.http import LOOPBACK
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 IN_FLIGHT: Final = 4

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chaos.records import Wire
+from chaos.record.records import Wire
 
 WIRES: Final[Sequence[Wire]] = ("http", "grpc")
 

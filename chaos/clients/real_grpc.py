@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from chaos.clients.grpc_messages import SERVICE, read
-from chaos.records import Invoke
+from chaos.record.records import Invoke
 from chaos.workload.answers import expected
 from protocols.kserve.proto import grpc_service_pb2 as pb
 

@@ -20,10 +20,10 @@ import trio
 
 from chaos.clients import grpc_messages
 from chaos.clients.bridge import Bridge
-from chaos.clients.history import End
 from chaos.clients.idle import Idle
-from chaos.clients.outcome import NO_ANSWER, now
-from chaos.records import Invoke, Ok, Unknown
+from chaos.record.history import End
+from chaos.record.outcome import NO_ANSWER, now
+from chaos.record.records import Invoke, Ok, Unknown
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 _JOIN = 2.0  # seconds that a thread has to end once its call was cancelled

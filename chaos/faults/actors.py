@@ -15,8 +15,8 @@ from typing import Final
 from chaos.faults.base import Injection, Measure, NoTarget, Stage, now
 from chaos.faults.budgets import Budget
 from chaos.faults.targets import PURE, PYTHON, felt_by, lost_with_all_workers, lost_with_workers
-from chaos.records import Excuse, LogExpected, Wire
-from chaos.saboteur import SabotageRefused
+from chaos.record.records import Excuse, LogExpected, Wire
+from chaos.subject.sabotage import SabotageRefused
 from chaos.workload.repository import INSTANCES
 
 ROOT: Final = Budget(most=2, period=60.0)

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, Protocol
 
 import psutil
 
-from chaos.records import Excuse, Fail, Injected, LogExpected, Ok, Unknown, Wire
+from chaos.record.records import Excuse, Fail, Injected, LogExpected, Ok, Unknown, Wire
 
 Measure = Literal["", "worker", "hang", "actor", "supervisor"]
 """Which recovery time an injection counts for; "" for none."""
@@ -169,7 +169,7 @@ async def nothing_to_heal() -> None:
 class Injection:
     """What a fault has done, as it goes into the record, and its undoing.
 
-    See `chaos.records.Injected` for the fields. `t` is when it was done: just ahead of the act, after the
+    See `chaos.record.records.Injected` for the fields. `t` is when it was done: just ahead of the act, after the
     target was looked up.
     """
 

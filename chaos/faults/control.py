@@ -14,14 +14,14 @@ from typing import Final
 
 import trio
 
-from chaos.faults.asking import together
-from chaos.faults.attacks import Attack
 from chaos.faults.base import Fault, Injection, Stage, Trouble, now
+from chaos.faults.network.asking import together
+from chaos.faults.network.attacks import Attack
 from chaos.faults.repository import PLAIN, answering, ask_guest, choose
 from chaos.faults.setbacks import until_mended, until_told
 from chaos.faults.shelves import READY, Shelf, post, serving_alone, states, until_states
-from chaos.faults.wire import HttpAnswer
-from chaos.records import LogExpected
+from chaos.record.records import LogExpected
+from chaos.wires.rough import HttpAnswer
 from chaos.workload.repository import write_model
 
 EXPLICIT: Final[Sequence[str]] = ("--model-control-mode=explicit", "--load-model=*")

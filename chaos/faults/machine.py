@@ -16,10 +16,10 @@ from typing import Final
 import psutil
 import trio
 
-from chaos.faults.attacks import newcomers
 from chaos.faults.base import Injection, NoTarget, Stage, Trouble, now
-from chaos.faults.crowds import EVERYTHING
-from chaos.records import Excuse, LogExpected
+from chaos.faults.network.attacks import newcomers
+from chaos.faults.network.crowds import EVERYTHING
+from chaos.record.records import Excuse, LogExpected
 
 # -- the clock
 

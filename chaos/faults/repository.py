@@ -17,13 +17,13 @@ from typing import Final
 
 import trio
 
-from chaos.faults.asking import Question, ask_grpc, ask_http, together
-from chaos.faults.attacks import Attack
 from chaos.faults.base import Fault, Injection, NoTarget, Stage, Trouble, now
+from chaos.faults.network.asking import Question, ask_grpc, ask_http, together
+from chaos.faults.network.attacks import Attack
 from chaos.faults.setbacks import until_mended, until_told
 from chaos.faults.shelves import GONE, READY, Shelf, serving_alone, states, until_states
-from chaos.faults.wire import Connection
-from chaos.records import Excuse, LogExpected
+from chaos.record.records import Excuse, LogExpected
+from chaos.wires.rough import Connection
 from chaos.workload.repository import write_model
 
 POLL_SECONDS: Final = 0.25

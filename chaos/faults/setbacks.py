@@ -13,7 +13,7 @@ import trio
 
 from chaos.faults.base import Server, Trouble
 from chaos.faults.shelves import PATIENCE, READY, index_rows
-from chaos.faults.wire import Connection, request
+from chaos.wires.rough import Connection, request
 
 PREFIX: Final = "reload failed: "
 """What a reason in the index begins with, beside a version that serves."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 import trio
 
 from chaos.faults.base import Server, Stage, Trouble
-from chaos.faults.wire import Connection, HttpAnswer, request
+from chaos.wires.rough import Connection, HttpAnswer, request
 
 PATIENCE: Final = 20.0
 """Seconds within which a change must have taken effect.

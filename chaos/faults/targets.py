@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from chaos.faults.base import NoTarget, Stage
-from chaos.records import Excuse
+from chaos.record.records import Excuse
 from chaos.workload.repository import INSTANCES
 
 PYTHON: Final = ("echo", "slow", "batching", "counter", "stream")

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from chaos.checker.judge import Judgement
-from chaos.records import Sample
+from chaos.checker.soak import QUANTITIES, Quantity, told, trends
+from chaos.checker.trend import Trend
+from chaos.record.records import Sample
 from chaos.report import panels
 from chaos.report.panels import LEFT, RIGHT, Frame, heading
 from chaos.report.svg import Axis, element, line, text, titled
-from chaos.soak import QUANTITIES, Quantity, told, trends
-from chaos.trend import Trend
 
 WIDTH: Final = 1200
 

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 
 from chaos.checker.figures import quantile
 from chaos.checker.judge import Judgement
+from chaos.checker.soak import QUANTITIES, told, trends
 from chaos.checker.timeline import Lane, Timeline
 from chaos.report.words import NOTHING, figure, limit, reached, seconds, seen
-from chaos.soak import QUANTITIES, told, trends
 
 UNKNOWN = "not in the catalogue any more"
 

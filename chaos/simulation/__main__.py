@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from chaos.simulation import virtual
 from chaos.simulation.scenario import scenario
 from chaos.simulation.simulate import Verdict, simulate
 from chaos.simulation.tally import met
+from chaos.simulation.world import virtual
 
 PROGRAM = "python -m chaos.simulation"
 

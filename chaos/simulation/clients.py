@@ -23,11 +23,11 @@ from actors.values.requests import (
     InferResponse,
 )
 from actors.values.tensors import Tensor
-from chaos.simulation.models import MODELS
 from chaos.simulation.outcomes import ANSWERED, GONE, LOST, Outcome
 from chaos.simulation.plan import Request
-from chaos.simulation.wires import STATUS, GrpcCall, Lost, ask_grpc, ask_http
-from chaos.simulation.workers import POISON, RAISE
+from chaos.simulation.world.models import MODELS
+from chaos.simulation.world.workers import POISON, RAISE
+from chaos.wires.plain import STATUS, GrpcCall, Lost, ask_grpc, ask_http
 from engine.server.tree import RunningServer
 from protocols.kserve.proto import grpc_service_pb2 as pb
 

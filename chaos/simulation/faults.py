@@ -15,10 +15,10 @@ from actors.seams.faults import Points
 from actors.serving.policy.retries import Signal
 from actors.supervision.errors import SupervisionError
 from actors.supervision.lifecycle import ChildState
-from chaos.simulation.disk import Disk, Folder, broken
 from chaos.simulation.plan import Fault
 from chaos.simulation.trace import Note
-from chaos.simulation.workers import Misdeed, Workers
+from chaos.simulation.world.disk import Disk, Folder, broken
+from chaos.simulation.world.workers import Misdeed, Workers
 from engine.server.tree import RunningServer
 
 # Seconds from a change on the disk until the server has followed it.

@@ -15,10 +15,10 @@ from typing import Any, Final
 import trio
 
 from actors.serving.roster import RELOAD_FAILED
-from chaos.simulation.exposition import Malformed, read
+from chaos.simulation.judging.exposition import Malformed, read
 from chaos.simulation.outcomes import ANSWERED, LOST
 from chaos.simulation.plan import Look
-from chaos.simulation.wires import Lost, ask_grpc, ask_http
+from chaos.wires.plain import Lost, ask_grpc, ask_http
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 Swapped = Callable[[str, float, float], bool]

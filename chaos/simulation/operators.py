@@ -15,7 +15,7 @@ import trio
 from actors.values.errors import TritiumError
 from chaos.simulation.outcomes import ANSWERED, LOST
 from chaos.simulation.plan import Order
-from chaos.simulation.wires import STATUS, Lost, ask_grpc, ask_http
+from chaos.wires.plain import STATUS, Lost, ask_grpc, ask_http
 from engine.server.tree import RunningServer
 from protocols.kserve.proto import grpc_service_pb2 as pb
 

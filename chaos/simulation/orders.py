@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Final
 
-from chaos.simulation.models import MODELS
 from chaos.simulation.plan import LENGTH, Fault, Order, Wire
+from chaos.simulation.world.models import MODELS
 
 ATTEMPTS: Final = 2  # at a load, where there is explicit model control
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from chaos.simulation.models import MODELS, Model
 from chaos.simulation.orders import draw_orders
 from chaos.simulation.plan import LENGTH, Asked, Fault, Look, Order, Request, Scenario, Wire
+from chaos.simulation.world.models import MODELS, Model
 
 MISDEEDS: Final = (
     "segv",

@@ -20,24 +20,24 @@ from actors.seams.given import Seams
 from actors.serving.model import ModelState
 from actors.values.events import Log
 from actors.values.specs import ModelKey
-from chaos.descriptors import left_open, open_descriptors
-from chaos.simulation import virtual
+from chaos.record.descriptors import left_open, open_descriptors
 from chaos.simulation.clients import Conversation, call
-from chaos.simulation.control import Control, Standing
-from chaos.simulation.disk import ARTIFACT, URI, Disk, Folder, folder_of
 from chaos.simulation.faults import Faults
-from chaos.simulation.health import disagreement, miscounts, trouble
-from chaos.simulation.invariants import Invariants
-from chaos.simulation.judge import Judge
-from chaos.simulation.models import MODELS
+from chaos.simulation.judging.control import Control, Standing
+from chaos.simulation.judging.health import disagreement, miscounts, trouble
+from chaos.simulation.judging.invariants import Invariants
+from chaos.simulation.judging.judge import Judge
 from chaos.simulation.observers import Looked, Observer
 from chaos.simulation.operators import Ordered, carry_out
 from chaos.simulation.orders import ATTEMPTS
 from chaos.simulation.outcomes import Outcome
 from chaos.simulation.plan import LENGTH, Asked, Look, Order, Request, Scenario, Wire
 from chaos.simulation.trace import Trace
-from chaos.simulation.wires import Lost
-from chaos.simulation.workers import BACKEND, Workers
+from chaos.simulation.world import virtual
+from chaos.simulation.world.disk import ARTIFACT, URI, Disk, Folder, folder_of
+from chaos.simulation.world.models import MODELS
+from chaos.simulation.world.workers import BACKEND, Workers
+from chaos.wires.plain import Lost
 from engine.processes.backends import BackendTraits
 from engine.repository.fingerprint import Digests
 from engine.repository.source import Source
@@ -83,7 +83,7 @@ class Verdict:
 
 
 class SimulatedMachine:
-    """Implements `engine.server.machine.Machine`, and `chaos.simulation.workers.World`."""
+    """Implements `engine.server.machine.Machine`, and `chaos.simulation.world.workers.World`."""
 
     def __init__(self, verdict: Verdict, scratch: Path, nursery: trio.Nursery) -> None:
         self.disk = Disk(scratch)

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from actors.catalog.loading import OUTDATED
-from chaos.simulation.models import MODELS
 from chaos.simulation.operators import Ordered
 from chaos.simulation.outcomes import ANSWERED, LOST, Outcome
 from chaos.simulation.plan import Scenario
 from chaos.simulation.scenario import OF_ORDERS
 from chaos.simulation.simulate import Verdict
+from chaos.simulation.world.models import MODELS
 
 
 def met(verdict: Verdict) -> Counter[str]:

@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from chaos.records import Invoke
+from chaos.record.records import Invoke
 
 Tensor = npt.NDArray[Any]
 

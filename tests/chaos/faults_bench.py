@@ -14,13 +14,13 @@ from typing import Any
 import trio
 
 from chaos.clients.clients import Clients, open_clients
-from chaos.clients.history import History
 from chaos.clients.mix import ORDINARY, arrivals
 from chaos.faults.base import Fault, Injection, Stage, Trouble, now
 from chaos.faults.machine import own_disk
-from chaos.records import Excuse, Fail, Invoke, Ok, Record, Unknown, read_records
-from chaos.saboteur import SabotageClient
-from chaos.server import LogLines, Server, served
+from chaos.record.history import History
+from chaos.record.records import Excuse, Fail, Invoke, Ok, Record, Unknown, read_records
+from chaos.subject.sabotage import SabotageClient
+from chaos.subject.server import LogLines, Server, served
 from chaos.workload.answers import expected
 from chaos.workload.control import Control
 from chaos.workload.repository import write_repository

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from chaos.checker.judge import Judgement, Run, judge
-from chaos.checker.limits import Limits
+from chaos.checker.rules.limits import Limits
 from chaos.checker.story import End
-from chaos.records import (
+from chaos.record.records import (
     Ending,
     Excuse,
     Executed,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.records import Invoke
+from chaos.record.records import Invoke
 from chaos.workload import answers
 from chaos.workload.actions import ACTIONS, HARMLESS, STARTING
 from chaos.workload.onnx_model import add_sub

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chaos.checker.judge import Judgement, judge_folder
 from chaos.checker.story import LINGER
-from chaos.records import Excuse, Fail, Healed, Injected, Invoke, LogExpected, Ok, PassedOver, Unknown
+from chaos.record.records import Excuse, Fail, Healed, Injected, Invoke, LogExpected, Ok, PassedOver, Unknown
 from tests.chaos.made_runs import BEGAN, LIMITS, MadeRun, expected, later, made_run, write
 
 seeds = st.integers(0, 2**32)

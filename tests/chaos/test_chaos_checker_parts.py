@@ -14,7 +14,7 @@ from chaos.checker.injections import SETTLING, Windows, blows
 from chaos.checker.journal import journal
 from chaos.checker.matching import matched
 from chaos.checker.story import LINGER, Pairing
-from chaos.records import Excuse, Executed, Healed, Injected, Invoke, Ok, line_of
+from chaos.record.records import Excuse, Executed, Healed, Injected, Invoke, Ok, line_of
 from tests.support.examples import examples
 
 

@@ -18,13 +18,13 @@ import trio.testing
 from actors.values.errors import ErrorCode
 from chaos.clients.clients import open_clients
 from chaos.clients.grpc import CHANNELS
-from chaos.clients.history import History, HistoryLost
 from chaos.clients.idle import KEPT, Idle
 from chaos.clients.lateness import lateness
 from chaos.clients.mix import ORDINARY, Kind, arrivals
-from chaos.clients.outcome import code_of, now
-from chaos.records import Fail, Invoke, Ok, Unknown, read_records
-from chaos.server import served
+from chaos.record.history import History, HistoryLost
+from chaos.record.outcome import code_of, now
+from chaos.record.records import Fail, Invoke, Ok, Unknown, read_records
+from chaos.subject.server import served
 from chaos.workload.answers import expected
 from chaos.workload.repository import write_repository
 from protocols.status import STATUS

@@ -9,7 +9,7 @@ import pytest
 
 from chaos.__main__ import EXAMPLES, _without_places, main
 from chaos.flags import EVERY_FAULT
-from chaos.processes import alive
+from chaos.subject.processes import alive
 
 
 def test_the_faults_in_the_examples_are_there():

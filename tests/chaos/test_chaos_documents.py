@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from chaos.__main__ import main
-from chaos.checker.limits import Limits
+from chaos.checker.rules.limits import Limits
+from chaos.checker.soak import QUANTITIES
 from chaos.flags import EVERY_FAULT, EXCLUSIONS, MODES
 from chaos.mutations.catalogue import MUTATIONS
 from chaos.plan import plan
-from chaos.soak import QUANTITIES
 from tests.chaos.made_runs import made_run
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,8 +10,8 @@ from chaos.faults import actors
 from chaos.faults.actors import FAULTS, OFTEN, ROOT, Crash, Raise
 from chaos.faults.base import NoTarget, Stage
 from chaos.faults.budgets import Budget
-from chaos.faults.catalogue import catalogue
 from chaos.faults.repository import POLLED
+from chaos.flags import catalogue
 from tests.chaos.faults_bench import bench
 
 BY_NAME = catalogue(FAULTS)

@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 import trio
 
-from chaos.faults import clients, crowds
-from chaos.faults.asking import Question, together
-from chaos.faults.frames import GrpcAnswer
-from chaos.faults.wire import Broken, Connection, HttpAnswer, chunked, request
+from chaos.faults.network import clients, crowds
+from chaos.faults.network.asking import Question, together
+from chaos.wires.frames import GrpcAnswer
+from chaos.wires.rough import Broken, Connection, HttpAnswer, chunked, request
 from tests.chaos.faults_bench import bench
 
 

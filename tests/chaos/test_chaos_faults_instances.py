@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from chaos.faults import deeds, instances, signals, starts
 from chaos.faults.base import NoTarget, Stage, Trouble
-from chaos.faults.catalogue import catalogue
 from chaos.faults.repository import POLLED
 from chaos.faults.targets import PURE, PYTHON, felt_by, lost_with_all_workers, lost_with_workers, state_of
-from chaos.records import Fail, Ok
+from chaos.faults.workers import deeds, signals, starts
+from chaos.flags import catalogue
+from chaos.record.records import Fail, Ok
 from tests.chaos.faults_bench import bench
 
-FAULTS = catalogue(instances.FAULTS)
+FAULTS = catalogue(signals.FAULTS, deeds.FAULTS, starts.FAULTS)
 
 
 def instance(model, number, *, phase="serving", pid=1):

@@ -12,18 +12,20 @@ from chaos import endings
 from chaos.balancer import Load, judge
 from chaos.clients.clients import open_clients
 from chaos.clients.grpc_messages import encode
-from chaos.clients.history import History
 from chaos.clients.real_grpc import Ledger, Report, pinging
-from chaos.faults import control, hangs, repository, streams
-from chaos.faults.asking import Question
+from chaos.faults import control, repository
 from chaos.faults.base import now
-from chaos.faults.journals import at_work
+from chaos.faults.network import streams
+from chaos.faults.network.asking import Question
 from chaos.faults.setbacks import metric_says
 from chaos.faults.targets import Instance
-from chaos.faults.wire import HttpAnswer
+from chaos.faults.workers import hangs
+from chaos.faults.workers.journals import at_work
 from chaos.flags import EXCLUSIONS, clashing
-from chaos.records import Executed, Fail, Invoke, Ok, Unknown, line_of, read_records
-from chaos.server import KUBERNETES, served
+from chaos.record.history import History
+from chaos.record.records import Executed, Fail, Invoke, Ok, Unknown, line_of, read_records
+from chaos.subject.server import KUBERNETES, served
+from chaos.wires.rough import HttpAnswer
 from chaos.workload.control import Control
 from chaos.workload.repository import write_model, write_repository
 from engine.settings.variables import settings_among

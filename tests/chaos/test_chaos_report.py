@@ -12,7 +12,7 @@ import pytest
 
 from chaos.checker.goals import Goal, read_verdict, write_verdict
 from chaos.checker.judge import Judgement
-from chaos.records import Fail, Ok, Sample, Unknown
+from chaos.record.records import Fail, Ok, Sample, Unknown
 from chaos.report.files import write_reports
 from chaos.report.markdown import markdown
 from chaos.report.page import page

@@ -10,16 +10,9 @@ import pytest
 import trio
 
 from actors.supervision.supervisor import Supervisor
-from chaos.saboteur import (
-    SabotageClient,
-    SabotagedMachine,
-    SabotageRefused,
-    Saboteur,
-    listen,
-    main,
-    open_socket,
-)
-from chaos.server import served
+from chaos.saboteur import SabotagedMachine, Saboteur, listen, main, open_socket
+from chaos.subject.sabotage import SabotageClient, SabotageRefused
+from chaos.subject.server import served
 from chaos.workload.repository import write_repository
 from tests.support.trees import Puppet, serving, settled
 

@@ -6,8 +6,8 @@ import signal
 import psutil
 import pytest
 
-from chaos.processes import alive
-from chaos.server import LogLines, Server, ServerFailed, find, served
+from chaos.subject.processes import alive
+from chaos.subject.server import LogLines, Server, ServerFailed, find, served
 from chaos.workload.repository import write_repository
 from tests.survival.server import until
 

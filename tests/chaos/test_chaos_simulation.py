@@ -16,12 +16,12 @@ from actors.serving.model import ModelState
 from actors.supervision.branch import Branch
 from actors.wire.gathering import Scatter
 from actors.wire.slots import Slot
-from chaos.simulation import virtual
-from chaos.simulation.disk import Disk, folder_of
 from chaos.simulation.outcomes import Outcome
 from chaos.simulation.plan import Request
 from chaos.simulation.scenario import CRASHES, OF_ORDERS, scenario
 from chaos.simulation.simulate import simulate
+from chaos.simulation.world import virtual
+from chaos.simulation.world.disk import Disk, folder_of
 
 FOUND_WITHIN = 25  # seeds
 

@@ -8,14 +8,14 @@ import pytest
 from actors.catalog.deployment import Deployment
 from actors.catalog.loading import OUTDATED
 from actors.serving.statistics import ModelStatistics
-from chaos.simulation.control import Control, Standing
-from chaos.simulation.exposition import Malformed, read
 from chaos.simulation.faults import Blow, Window
+from chaos.simulation.judging.control import Control, Standing
+from chaos.simulation.judging.exposition import Malformed, read
 from chaos.simulation.operators import Ordered
 from chaos.simulation.outcomes import ANSWERED, LOST
 from chaos.simulation.plan import Fault, Look, Order, Request, Scenario
 from chaos.simulation.simulate import simulate
-from chaos.simulation.workers import Journal
+from chaos.simulation.world.workers import Journal
 from engine.server.version_tree import ModelSubtrees
 
 SERVES, UNLOADED, FAILED = Standing.SERVES, Standing.UNLOADED, Standing.FAILED

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.records import Sample
-from chaos.soak import soak_goals, trends
-from chaos.trend import FEWEST, trend
+from chaos.checker.soak import soak_goals, trends
+from chaos.checker.trend import FEWEST, trend
+from chaos.record.records import Sample
 
 HOURS = 2.0
 EVERY = 5.0  # seconds

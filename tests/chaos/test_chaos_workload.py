@@ -8,7 +8,7 @@ import pytest
 import trio
 from tritonclient.utils import InferenceServerException
 
-from chaos.records import Executed, read_records
+from chaos.record.records import Executed, read_records
 from chaos.workload import answers
 from chaos.workload.control import Control, journal_folder
 from chaos.workload.models.journal import Journal

@@ -17,7 +17,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from chaos.records import Invoke
+from chaos.record.records import Invoke
 from chaos.workload import answers
 from tests.survival.server import ServerProcess
 

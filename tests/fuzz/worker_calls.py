@@ -25,7 +25,7 @@ from actors.serving.instances.worker import LiveWorker
 from actors.wire import frames
 from actors.wire.call_frames import Letter
 from actors.wire.frames import FrameError
-from chaos.descriptors import left_open, open_descriptors
+from chaos.record.descriptors import left_open, open_descriptors
 from tests.fuzz import call_packets
 from tests.fuzz.call_packets import MOVES, OVERSIZED, Script
 from tests.fuzz.campaign import chance_of

@@ -22,7 +22,7 @@ import trio
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from chaos.server import Node, serving
+from chaos.subject.server import Node, serving
 from tests.survival.repository import instances
 from tests.survival.server import ServerProcess, eventually
 from tests.survival.wire import Connection, Lost, Response

@@ -21,7 +21,7 @@ import trio
 from hpack import Decoder
 from tritonclient.grpc import service_pb2 as pb
 
-from chaos.server import PATIENCE
+from chaos.subject.server import PATIENCE
 from tests.fuzz import h2wire as wire
 from tests.survival.wire import Lost
 

@@ -12,8 +12,8 @@ from typing import IO, Any
 
 import trio
 
-from chaos.processes import alive
-from chaos.server import PATIENCE, Node, Process, Server, find, serving
+from chaos.subject.processes import alive
+from chaos.subject.server import PATIENCE, Node, Process, Server, find, serving
 from tests.support.forked import FORKING, fresh
 from tests.survival.wire import Connection, Response
 

@@ -6,7 +6,7 @@ import sys
 
 import trio
 
-from chaos.server import serving
+from chaos.subject.server import serving
 from tests.survival.server import ROOT
 from tests.survival.storm import milliseconds, quantile
 

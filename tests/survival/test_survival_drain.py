@@ -9,7 +9,7 @@ import psutil
 import pytest
 import trio
 
-from chaos.processes import alive
+from chaos.subject.processes import alive
 from tests.survival.repository import instances
 from tests.survival.server import until
 from tests.survival.storm import Storm

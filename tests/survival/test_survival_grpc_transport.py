@@ -15,7 +15,7 @@ from grpclib.const import Cardinality, Handler
 
 from actors.supervision.spec import Intensity
 from actors.supervision.supervisor import Supervisor
-from chaos.server import PATIENCE
+from chaos.subject.server import PATIENCE
 from engine.server.frontends import Frontend
 from engine.server.sockets import bind
 from protocols.grpc.listener import GrpcListener

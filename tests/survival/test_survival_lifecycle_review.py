@@ -8,7 +8,7 @@ import trio
 from actors.serving.probing import probe, probe_request
 from actors.values.errors import TritiumError
 from actors.values.specs import ModelKey
-from chaos.processes import alive
+from chaos.subject.processes import alive
 from engine.server.tree import open_server
 from engine.settings.settings import Settings
 from tests.support.model_doubles import Port

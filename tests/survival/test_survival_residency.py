@@ -9,7 +9,7 @@ import pytest
 import trio
 from tritonclient.utils import InferenceServerException
 
-from chaos.processes import alive
+from chaos.subject.processes import alive
 from tests.survival.repository import instances, parameter
 from tests.survival.server import eventually, until
 from tests.survival.triton_clients import ask

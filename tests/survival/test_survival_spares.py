@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.processes import alive
+from chaos.subject.processes import alive
 from tests.survival.repository import instances, parameter
 from tests.survival.server import eventually, until
 

@@ -1,7 +1,7 @@
 """The journal of one worker: what its model has begun, and what it has ended.
 
 It is copied beside each `model.py`, since in a worker the name `chaos` means nothing. Its lines are those of
-`chaos.records.Executed`, which a test holds it to.
+`chaos.record.records.Executed`, which a test holds it to.
 """
 
 import json

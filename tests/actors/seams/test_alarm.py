@@ -3,7 +3,7 @@
 import trio
 
 from actors.seams.alarm import Alarm
-from chaos.descriptors import left_open, open_descriptors
+from chaos.record.descriptors import left_open, open_descriptors
 
 
 async def test_an_alarm_rings_when_it_is_due():

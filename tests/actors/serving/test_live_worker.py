@@ -21,7 +21,7 @@ from actors.wire.arena import INPUT, OUTPUT, ControlPage, Segment
 from actors.wire.frames import Answer, Execute, FrameError, Placed, Result
 from actors.wire.gathering import COPY_LIMIT
 from actors.wire.slots import IDLE_KEEP, Slot
-from chaos.descriptors import left_open, open_descriptors
+from chaos.record.descriptors import left_open, open_descriptors
 from tests.support.model_doubles import make_request, make_spec
 
 MUTATIONS = int(os.environ.get("TRITIUM_FRAME_MUTATIONS", "3000"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from actors.serving.model import Status
 from actors.serving.policy.retries import Exit, Oom, Signal, after_death
 from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy, Retry, TimeoutAction
-from chaos.simulation.invariants import wrong
+from chaos.simulation.judging.invariants import wrong
 from tests.support.examples import examples
 from tests.support.model_doubles import Stage
 

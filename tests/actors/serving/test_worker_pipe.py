@@ -9,7 +9,7 @@ import trio
 
 from actors.serving.instances.pipe import Pipe
 from actors.wire.frames import MAX_FRAME, FrameError
-from chaos.descriptors import left_open, open_descriptors
+from chaos.record.descriptors import left_open, open_descriptors
 
 
 @pytest.fixture

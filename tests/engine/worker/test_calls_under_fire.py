@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from actors.values.errors import ErrorCode, TritiumError
-from chaos.descriptors import left_open, open_descriptors
+from chaos.record.descriptors import left_open, open_descriptors
 from tests.engine.worker.conftest import until
 from tests.support.many_models import calling, model, open_models
 

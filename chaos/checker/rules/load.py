@@ -1,0 +1,56 @@
+"""Whether the load was as planned: a quiet run proves nothing."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Final
+
+from chaos.checker.figures import quantile
+from chaos.checker.goals import Goal
+from chaos.checker.rules.limits import Limits
+from chaos.checker.story import Story
+from chaos.record.records import Manifest, Phase
+
+_APART: Final[frozenset[Phase]] = frozenset({"overload", "ending"})
+
+
+class Load:
+    """How much of the planned ordinary load was sent, in the phases that have no other load."""
+
+    def __init__(self, manifest: Manifest, limits: Limits) -> None:
+        seconds = sum(end - begin for phase, begin, end in manifest.phases if phase not in _APART)
+        self._planned = manifest.rate * seconds
+        self._share = limits.load
+        self.sent = 0
+        self._late = array("d")
+
+    def see(self, story: Story) -> None:
+        """Count a request of the load."""
+        invoke = story.invoke
+        if invoke.by or invoke.phase in _APART:
+            return
+        # A client with a lasting stream has no time when it is due: it waits for its answers.
+        if invoke.due is None:
+            return
+        self.sent += 1
+        self._late.append(invoke.t - invoke.due)
+
+    def figures(self) -> dict[str, float]:
+        """Return how late the generator itself was, in seconds.
+
+        Its lateness adds to no latency, but it thins out the load.
+        """
+        return {"sent late, p99 (s)": quantile(self._late, 0.99)} if self._late else {}
+
+    def goals(self) -> Iterable[Goal]:
+        """Judge what was seen."""
+        yield Goal(
+            name="load sent",
+            about="requests of the ordinary load that were sent, of those that were to be",
+            limit=self._share,
+            figure=self.sent / self._planned if self._planned else None,
+            sense="at least",
+            unit="×",
+            measured=self.sent,
+        )
