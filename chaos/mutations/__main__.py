@@ -10,13 +10,15 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Final
 
-from chaos.mutations.catalogue import MUTATIONS, Mutation
+from chaos.mutations.operators import Mutant, NoSuchFunction, mutants_of
 from chaos.mutations.table import table
-from chaos.mutations.workbench import Caught, Detector, notices, set_on, workbench
+from chaos.mutations.targets import TARGETS
+from chaos.mutations.workbench import ROOT, Caught, Detector, notices, set_on, workbench
 
 _PYTEST: Final = ("-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider")
 
@@ -48,27 +50,38 @@ def main() -> int:
     """Return 0 if every bug has been caught."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not before what runs has been ended
     options = _options()
-    chosen = [each for each in MUTATIONS if not options.only or each.name in options.only]
-    detectors = [each for each in DETECTORS if not options.by or each.name in options.by]
+    try:
+        mutants = list(_drawn(options.only or TARGETS, options.each, Random(options.seed)))
+    except NoSuchFunction as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
     if options.list:
-        for each in chosen:
-            print(f"{each.name:32} {each.file:34} {each.breaks}")
+        for each in mutants:
+            print(f"{each!s:45} {each.file}:{each.line}")
         return 0
+    detectors = [each for each in DETECTORS if not options.by or each.name in options.by]
     results: list[Caught] = []
     with tempfile.TemporaryDirectory(prefix="tritium-mutations-") as folder:
         if not options.only and not _sound(detectors, Path(folder)):
             return 1
-        for number, each in enumerate(chosen, 1):
-            print(f"[{number}/{len(chosen)}] {each.name}: {each.breaks}", flush=True)
-            results.append(_tried(each, detectors, Path(folder)))
+        for number, each in enumerate(mutants, 1):
+            print(f"[{number}/{len(mutants)}] {each} ({each.file}:{each.line})", flush=True)
+            results.append(_tried(each, detectors, Path(folder) / str(number)))
             if options.report is not None:
                 options.report.write_text(table(results))
-    missed = [each.mutation.name for each in results if not each.by]
+    missed = [str(each.mutant) for each in results if not each.by]
     print(
         f"{len(results) - len(missed)} of {len(results)} caught"
         + "".join(f"\nnot caught: {name}" for name in missed)
     )
     return 1 if missed else 0
+
+
+def _drawn(functions: Iterable[str], each: int, random: Random) -> Iterator[Mutant]:
+    """Yield so many bugs of each function. Raises NoSuchFunction."""
+    for function in functions:
+        mutants = mutants_of(ROOT, function)
+        yield from random.sample(mutants, min(each, len(mutants)))
 
 
 def _sound(detectors: Sequence[Detector], folder: Path) -> bool:
@@ -84,9 +97,9 @@ def _sound(detectors: Sequence[Detector], folder: Path) -> bool:
     return True
 
 
-def _tried(mutation: Mutation, detectors: Sequence[Detector], folder: Path) -> Caught:
-    with workbench(folder / mutation.name, mutation) as root:
-        caught = set_on(detectors, mutation, root)
+def _tried(mutant: Mutant, detectors: Sequence[Detector], folder: Path) -> Caught:
+    with workbench(folder, mutant) as root:
+        caught = set_on(detectors, mutant, root)
     print(
         f"    {f'{caught.detector}, {caught.seconds:.0f} s: {caught.by}' if caught.by else 'NOT CAUGHT'}",
         flush=True,
@@ -99,16 +112,12 @@ def _options() -> argparse.Namespace:
         prog="python -m chaos.mutations",
         description="Puts deliberate bugs into copies of the project, one at a time, and tells which of state machines, simulation"
         " and chaos runs notices each. Exit status 0 if all are noticed.",
-        epilog="example: python -m chaos.mutations --only lost-reply wrong-row --by simulation",
+        epilog="example: python -m chaos.mutations --only Slot.release --each 5 --by simulation",
     )
     parser.add_argument("--list", action="store_true", help="only list the bugs")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        metavar="NAME",
-        choices=[each.name for each in MUTATIONS],
-        help="these bugs and no others",
-    )
+    parser.add_argument("--only", nargs="+", metavar="FUNCTION", help="bugs of these functions and no others")
+    parser.add_argument("--each", type=int, default=1, metavar="N", help="so many bugs of each function (1)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which of them (0)")
     parser.add_argument(
         "--by",
         nargs="+",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from chaos.mutations.catalogue import Mutation
+from chaos.mutations.operators import Mutant
 
 ROOT: Final = Path(__file__).parents[2]
 _COPIED: Final = ("actors", "protocols", "engine", "chaos", "tests", "benchmarks", "examples")
@@ -43,41 +43,38 @@ class Detector:
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    """What has noticed a mutation, if anything has, and after how many seconds from the detector's start."""
+    """What has noticed a mutant, if anything has, and after how many seconds from the detector's start."""
 
-    mutation: Mutation
+    mutant: Mutant
     detector: str = ""
     by: str = ""
     seconds: float = 0.0
 
 
 @contextmanager
-def workbench(folder: Path, mutation: Mutation | None) -> Iterator[Path]:
-    """Copy the project to `folder` and put a bug in.
-
-    Raises ValueError if the bug does not fit any more.
-    """
+def workbench(folder: Path, mutant: Mutant | None) -> Iterator[Path]:
+    """Copy the project to `folder` and put a bug in."""
     for name in _COPIED:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
     for name in _FILES:
         shutil.copy(ROOT / name, folder / name)
-    if mutation is not None:
-        file = folder / mutation.file
-        file.write_text(mutation.applied(file.read_text()))
+    if mutant is not None:
+        file = folder / mutant.file
+        file.write_text(mutant.applied(file.read_text()))
     try:
         yield folder
     finally:
         shutil.rmtree(folder)
 
 
-def set_on(detectors: Sequence[Detector], mutation: Mutation, root: Path) -> Caught:
+def set_on(detectors: Sequence[Detector], mutant: Mutant, root: Path) -> Caught:
     """Run the detectors, one after the other, in the copy at `root` until one notices."""
     for detector in detectors:
         began = time.monotonic()
         noticed = notices(detector, root)
         if noticed is not None:
-            return Caught(mutation, detector.name, noticed, time.monotonic() - began)
-    return Caught(mutation)
+            return Caught(mutant, detector.name, noticed, time.monotonic() - began)
+    return Caught(mutant)
 
 
 def notices(detector: Detector, root: Path) -> str | None:

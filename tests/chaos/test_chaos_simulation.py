@@ -1,21 +1,19 @@
 """The simulation: a whole server in virtual time, the same for the same seed. It finds bugs put in."""
 
-import gc
 import os
 import re
 import subprocess
 import sys
 from functools import partial
 from random import Random
+from types import ModuleType
 
 import pytest
 import trio
 
 from actors.seams.threads import in_thread
-from actors.serving.model import ModelState
-from actors.supervision.branch import Branch
-from actors.wire.gathering import Scatter
-from actors.wire.slots import Slot
+from chaos.mutations.operators import mutants_of
+from chaos.mutations.workbench import ROOT, Detector, notices, workbench
 from chaos.simulation.outcomes import Outcome
 from chaos.simulation.plan import Request
 from chaos.simulation.scenario import CRASHES, OF_ORDERS, scenario
@@ -24,11 +22,6 @@ from chaos.simulation.world import virtual
 from chaos.simulation.world.disk import Disk, folder_of
 
 FOUND_WITHIN = 25  # seeds
-
-# A run without an end is dropped with all that it holds.
-drops_what_it_holds = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
-)
 
 
 def command(*arguments, hash_seed="random"):
@@ -104,77 +97,30 @@ def test_a_scenario_is_drawn_whole_before_anything_runs():
 # -- bugs that were put in
 
 
-def lost_reply(monkeypatch):
-    respond = ModelState.respond
-    count = iter(range(10**9))
-
-    def forgets(self, request, part, *, final=True):
-        if request.synthetic or next(count) % 40 != 30:
-            respond(self, request, part, final=final)
-
-    monkeypatch.setattr(ModelState, "respond", forgets)
-
-
-def double_reply(monkeypatch):
-    respond = ModelState.respond
-
-    def repeats(self, request, part, *, final=True):
-        respond(self, request, part, final=final)
-        if not request.synthetic and final:
-            respond(self, request, part, final=final)
-
-    monkeypatch.setattr(ModelState, "respond", repeats)
-
-
-def wrong_row(monkeypatch):
-    column = Scatter._column
-
-    def shifted(self, placed, requests, spans, total):
-        turned = [(rows, end if rows == total else (end % total or total)) for rows, end in spans]
-        alike = len({rows for rows, _ in spans}) == 1
-        return column(self, placed, requests, turned[::-1] if alike else turned, total)
-
-    monkeypatch.setattr(Scatter, "_column", shifted)
-
-
-def leaked_slot(monkeypatch):
-    release = Slot.release
-    count = iter(range(10**9))
-    monkeypatch.setattr(Slot, "release", lambda self: release(self) if next(count) % 25 else None)
-
-
-def missed_restart(monkeypatch):
-    restart = Branch._restart
-    count = iter(range(10**9))
-
-    async def forgets(self, child):
-        if next(count) % 3 or "instances" not in child.path:
-            await restart(self, child)
-
-    monkeypatch.setattr(Branch, "_restart", forgets)
-
-
-@pytest.mark.soak  # a run without an end leaves tasks behind, which a later test would meet
-@drops_what_it_holds
-@pytest.mark.parametrize("bug", [lost_reply, double_reply, wrong_row, leaked_slot, missed_restart])
-def test_a_bug_that_was_put_in_is_found(bug, monkeypatch, tmp_path):
-    bug(monkeypatch)
-    assert any(not simulate(scenario(seed), tmp_path).passed for seed in range(FOUND_WITHIN))
-    # Free what a run without an end has left here, and not in a later test.
-    gc.collect()
-
-
-@pytest.mark.soak  # a run without an end leaves tasks behind, which a later test would meet
-@drops_what_it_holds
-def test_a_failing_seed_is_told_with_the_command_that_repeats_it(monkeypatch, tmp_path, capsys):
-    from chaos.simulation.__main__ import main
-
-    lost_reply(monkeypatch)
-    assert main(["--seeds", "4"]) == 1
-    told = capsys.readouterr().out
-    assert "complaint: " in told
-    assert "reproduce: python -m chaos.simulation --seed " in told
-    gc.collect()  # as above
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("function", "operator", "place"),
+    [
+        ("Slot.release", "drop", 0),
+        ("Scatter._column", "swap", 0),
+        ("RequestQueue.take", "drop", 0),
+        ("ModelStatistics.succeeded", "swap", 0),
+        ("Deployment.unload", "drop", 0),
+    ],
+)
+def test_a_bug_that_was_put_in_is_found_and_told_with_the_command_that_repeats_it(
+    function, operator, place, tmp_path
+):
+    mutants = mutants_of(ROOT, function)
+    [mutant] = [each for each in mutants if (each.operator, each.place) == (operator, place)]
+    detector = Detector(
+        "simulation",
+        ("-m", "chaos.simulation", "--seeds", str(FOUND_WITHIN)),
+        300.0,
+        r"reproduce: python -m chaos.simulation (--seed \d+)",
+    )
+    with workbench(tmp_path / "copy", mutant) as root:
+        assert notices(detector, root)
 
 
 # -- what it stands on
@@ -200,18 +146,17 @@ def test_the_order_of_tasks_follows_from_the_seed():
     assert len(set(orders)) == 3
 
 
-def test_a_trio_that_orders_its_tasks_otherwise_is_refused_with_advice(monkeypatch):
-    """If this fails for real, `Scheduler` has to learn how this trio orders the tasks of a turn.
+def test_a_trio_that_orders_its_tasks_otherwise_is_refused_with_advice():
+    """If `Scheduler()` fails for real, it has to learn how this trio orders the tasks of a turn.
 
     The error's message says where to look.
     """
     virtual.Scheduler()
-    monkeypatch.delattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING")
     with pytest.raises(
         virtual.SchedulerChanged,
         match=r"_ALLOW_DETERMINISTIC_SCHEDULING.*where `runner.runq` becomes a batch",
     ):
-        virtual.Scheduler()
+        virtual.Scheduler(ModuleType("_run"))
 
 
 def test_threads_are_none_and_take_virtual_time():

@@ -1,13 +1,10 @@
 """The simulation's operators and observers: the draw, the judge's knowledge of orders, bugs to find."""
 
-import gc
 import math
 
 import pytest
 
-from actors.catalog.deployment import Deployment
 from actors.catalog.loading import OUTDATED
-from actors.serving.statistics import ModelStatistics
 from chaos.simulation.faults import Blow, Window
 from chaos.simulation.judging.control import Control, Standing
 from chaos.simulation.judging.exposition import Malformed, read
@@ -16,7 +13,6 @@ from chaos.simulation.outcomes import ANSWERED, LOST
 from chaos.simulation.plan import Fault, Look, Order, Request, Scenario
 from chaos.simulation.simulate import simulate
 from chaos.simulation.world.workers import Journal
-from engine.server.version_tree import ModelSubtrees
 
 SERVES, UNLOADED, FAILED = Standing.SERVES, Standing.UNLOADED, Standing.FAILED
 
@@ -212,59 +208,6 @@ def test_requests_are_answered_up_to_an_unload_and_after_a_load_and_refused_in_b
     assert [codes[f"r{n}"] for n in (0, 10, 11, 20, 39)] == ["OK", "OK", "NOT_FOUND", "NOT_FOUND", "OK"]
 
 
-def plant_unload_that_does_nothing(monkeypatch):
-    monkeypatch.setattr(Deployment, "unload", lambda self: None)
-
-
-def plant_unload_without_patience(monkeypatch):
-    retire = Deployment._retire
-    monkeypatch.setattr(Deployment, "_retire", lambda self, state, within: retire(self, state, 0.0))
-
-
-def plant_load_that_takes_away_what_serves(monkeypatch):
-    apply = Deployment.apply
-
-    async def hasty(self, found, **options):
-        self.retire_all()
-        await apply(self, found, **options)
-
-    monkeypatch.setattr(Deployment, "apply", hasty)
-
-
-@pytest.mark.soak  # a run without an end leaves tasks behind, which a later test would meet
-@pytest.mark.parametrize(
-    ("bug", "orders"),
-    [
-        (plant_unload_that_does_nothing, [ask("unload", 0.51)]),
-        (plant_unload_without_patience, [ask("unload", n / 20 + 0.002) for n in (9, 19, 29)]),
-        (plant_load_that_takes_away_what_serves, [ask("load", 0.51)]),
-    ],
-)
-def test_a_bug_of_loads_and_unloads_is_found(bug, orders, monkeypatch, tmp_path):
-    bug(monkeypatch)
-    touch = Fault(at=0.5, what="touch", model="echo", seed=7)
-    loads = [ask("load", each.at + 0.2) for each in orders if each.what == "unload"]
-    assert not simulate(under_control(*orders, *loads, faults=[touch]), tmp_path).passed
-    gc.collect()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["metrics", "statistics"])
-def test_a_counter_that_decreases_is_found(what, monkeypatch, tmp_path):
-    succeeded = ModelStatistics.succeeded
-
-    def forgets(self, *args, **options):
-        succeeded(self, *args, **options)
-        if self.inference_count == 20:
-            self.inference_count = 3
-
-    looks = [Look(at=n / 10, what=what, wire="http") for n in range(20)]
-    assert simulate(under_control(looks=looks), tmp_path).complaints == []
-    monkeypatch.setattr(ModelStatistics, "succeeded", forgets)
-    complaints = simulate(under_control(looks=looks), tmp_path).complaints
-    assert any("has decreased from" in each for each in complaints)
-
-
 @pytest.mark.slow
 def test_a_counter_begins_anew_with_a_model_that_is_reloaded(tmp_path):
     looks = [Look(at=n / 10, what="metrics", wire="http") for n in range(20)]
@@ -279,17 +222,6 @@ def test_workers_are_recycled_under_load_and_all_requests_are_answered(tmp_path)
     assert verdict.complaints == []
     assert verdict.recycled["requests"] >= 3
     assert {each.code for each in verdict.outcomes} == {"OK"}
-
-
-@pytest.mark.soak  # as above
-def test_an_instance_that_is_left_over_after_recycling_is_found(monkeypatch, tmp_path):
-    async def forgets(self, state, each):
-        del self, state, each
-
-    monkeypatch.setattr(ModelSubtrees, "retire", forgets)
-    complaints = simulate(under_control(recycle={"echo": '{"requests": 5}'}), tmp_path).complaints
-    assert any("is still there, and was replaced" in each for each in complaints)
-    gc.collect()
 
 
 @pytest.mark.slow

@@ -64,13 +64,10 @@ class Scheduler:
     shuffled by the first one. Trio has this for Hypothesis, and pytest-trio uses it too.
     """
 
-    _module: Any
-
-    def __init__(self) -> None:
-        """Raise SchedulerChanged if trio has no such names."""
-        core = getattr(trio, "_core", None)
-        module: Any = getattr(core, "_run", None)
-        self._module = module
+    def __init__(self, module: Any = None) -> None:
+        """Raise SchedulerChanged if trio's module for a run has no such names."""
+        module = module or getattr(getattr(trio, "_core", None), "_run", None)
+        self._module: Any = module
         missing = [name for name in ("_r", "_ALLOW_DETERMINISTIC_SCHEDULING") if not hasattr(module, name)]
         if missing or not isinstance(module._r, random.Random):  # noqa: SLF001  # see the class
             raise SchedulerChanged(
