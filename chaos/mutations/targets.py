@@ -12,7 +12,7 @@ TARGETS: Final[Mapping[str, str]] = {
     "restart:judge": "a row of deaths ends with progress, and backoff grows only within a row",
     "Branch._stop_all": "children are stopped from right to left",
     "Branch._restart": "a group's children start one after the other",
-    "Branch._wants_another_life": "a restart that fails is tried again",
+    "_wants_another_life": "a restart that fails is tried again",
     "after_death": "each request of a dead worker is put back, suspected or answered, and exactly once",
     "_halves": "bisection keeps both halves of a suspect batch",
     "_Inquest.accuse": "a request that kills its worker alone is not tried for ever",
