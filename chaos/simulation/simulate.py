@@ -45,7 +45,8 @@ from engine.server.residency import Memory as RealMemory
 from engine.server.sockets import BACKLOG, Sockets
 from engine.server.tree import RunningServer, running_tree
 from engine.settings.cache import LocalCache
-from engine.settings.settings import MetricsSettings, Settings
+from engine.settings.reporting import MetricsSettings
+from engine.settings.settings import Settings
 
 POLL: Final = 1.0
 # Seconds after the last request within which every request must have an answer.

@@ -26,7 +26,8 @@ from engine.processes.backends import discover
 from engine.processes.devices import gpu_count
 from engine.processes.inheritance import for_workers
 from engine.repository.advice import is_model, no_models
-from engine.settings.settings import Settings, SettingsError, default_environment_cache
+from engine.settings.models import default_environment_cache
+from engine.settings.settings import Settings, SettingsError
 
 _DESCRIPTION: Final = """\
 Read models as a server would, and say what would become of them: what is wrong, where it

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from engine.settings.flag import Flag, Group, Kind
-from engine.settings.flags import FLAGS
-from engine.settings.settings import Settings, SettingsError
+from engine.settings.option import Flag, Group
+from engine.settings.settings import FLAGS, Settings, SettingsError
 
 _USAGE: Final = "usage: tritium serve REPOSITORY... [--FLAG=VALUE | --FLAG VALUE]...\n"
 
@@ -98,11 +97,7 @@ def help_text(width: int | None = None) -> str:
 
 
 def _described(flag: Flag, columns: int) -> Iterator[str]:
-    head = f"--{flag.name}"
-    if flag.kind is Kind.BOOL:
-        head += "=BOOL"
-    elif flag.kind is not Kind.SWITCH:
-        head += f"={flag.metavar or 'VALUE'}"
+    head = f"--{flag.name}={flag.form.metavar}" if flag.form.metavar else f"--{flag.name}"
     explanation = flag.help or f"No effect: {flag.no_effect}."
     if flag.default:
         explanation += f" [default:\N{NO-BREAK SPACE}{flag.default}]"

@@ -16,7 +16,7 @@ from actors.values.events import Event, Log
 from actors.values.interfaces import IndexEntry
 from engine.observability.logs import LogSink
 from engine.observability.startup import startup_text
-from engine.settings.settings import LogSettings
+from engine.settings.reporting import LogSettings
 
 
 class Announcer:

@@ -32,7 +32,8 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 
 from actors.values.events import Event
 from actors.values.requests import InferRequest
-from engine.settings.settings import LogSettings, SettingsError
+from engine.settings.reporting import LogSettings
+from engine.settings.settings import SettingsError
 
 _DEBUG, _INFO, _WARNING, _ERROR, _CRITICAL = 10, 20, 30, 40, 50
 _LETTERS: Final = {"debug": "I", "info": "I", "warning": "W", "error": "E", "critical": "E"}

@@ -47,7 +47,7 @@ from engine.observability.sources import (
     WorkerSource,
 )
 from engine.observability.system import MachineSampler, ProcessSample, sample_process
-from engine.settings.settings import MetricsSettings
+from engine.settings.reporting import MetricsSettings
 from protocols.grpc.listener import GrpcStatistics
 
 Number = int | float

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from actors.values.specs import InstanceSpec, ModelSpec
+from engine.settings.forms import SettingsError
 from engine.settings.instances import HostPolicy, parse_cores
-from engine.settings.words import SettingsError
 
 NODES: Final = Path("/sys/devices/system/node")
 

@@ -70,9 +70,10 @@ from engine.server.residency import memory_total
 from engine.server.sockets import Sockets, open_sockets
 from engine.server.tls import TlsUnusable, server_context
 from engine.server.version_tree import ModelSubtrees
+from engine.settings.forms import SettingsError
+from engine.settings.models import read_memory_limit
 from engine.settings.settings import Settings
 from engine.settings.uris import is_remote
-from engine.settings.words import SettingsError, read_memory_limit
 from engine.stores.open import CacheUnusable, OpenCache, open_cache
 from protocols.grpc.listener import GrpcListener
 from protocols.http.admission import admit_short

@@ -48,7 +48,7 @@ from actors.values.specs import Ensemble, EnsembleStep, InstanceSpec, ModelSpec
 from engine.observability.metrics import new_statistics
 from engine.observability.sources import ModelSample
 from engine.processes.family import Family
-from engine.settings.settings import MetricsSettings
+from engine.settings.reporting import MetricsSettings
 
 STUCK_EVERY: Final = 0.5  # seconds between two looks at what hangs, while the server ends
 INSTANCE_INTENSITY: Final = Intensity(4, 30.0)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from engine.settings.words import Given, SettingsError, read_size
+from engine.settings.forms import SettingsError, integer, to_size, truth
+from engine.settings.option import Given
 
 USERNAME_VARIABLE: Final = "TRITONCACHE_REDIS_USERNAME"
 PASSWORD_VARIABLE: Final = "TRITONCACHE_REDIS_PASSWORD"
 
-_TRUE: Final = frozenset({"true", "on", "1"})
-_FALSE: Final = frozenset({"false", "off", "0"})
+CACHE_BYTES: Final = integer("BYTES", most=2**63 - 1, wide=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,9 @@ class RedisCache:
 CacheSettings: TypeAlias = LocalCache | RedisCache
 
 
-def read_cache(given: Given, environ: Mapping[str, str]) -> CacheSettings | None:
+def read_cache(given: Given) -> CacheSettings | None:
     """Return the cache that was asked for, if any. Raises SettingsError."""
-    size = given.integer("response-cache-byte-size", 0, least=0, most=2**63 - 1)
+    size = CACHE_BYTES.read(given.word("response-cache-byte-size") or "0", "response-cache-byte-size")
     if size:
         given.warnings.append(
             f"--response-cache-byte-size is deprecated: --cache-config=local,size={size} is the same"
@@ -91,7 +91,7 @@ def read_cache(given: Given, environ: Mapping[str, str]) -> CacheSettings | None
             raise SettingsError(
                 f"--cache-config names an unknown cache '{name}'", hint="the caches are local and redis"
             )
-        return reader(_Options(name, settings), environ)
+        return reader(_Options(name, settings), given.environ)
     return None
 
 
@@ -127,9 +127,10 @@ class _Options:
 
     def switch(self, name: str) -> bool:
         word = self.text(name, "false").lower()
-        if word not in _TRUE | _FALSE:
+        value = truth(word)
+        if value is None:
             raise SettingsError(f"--cache-config {self._cache},{name} takes true or false. Got {word}")
-        return word in _TRUE
+        return value
 
     def refuse_others(self, known: Sequence[str]) -> None:
         """Raise SettingsError for a setting that is not `known`.
@@ -146,7 +147,7 @@ class _Options:
 
 def _local(options: _Options, _: Mapping[str, str]) -> LocalCache:
     options.refuse_others(("size",))
-    size = read_size("cache-config=local,size", options.required("size", "1048576"))
+    size = to_size(options.required("size", "1048576"), "cache-config=local,size")
     return LocalCache(size=size)
 
 

@@ -6,14 +6,14 @@ A host policy (contract, repository.md section 10) is a name with settings.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from engine.settings.words import SettingsError
+from engine.settings.forms import INT_MAX, SettingsError, misshapen, out_of_bound
+from engine.settings.option import Given
 
 _MOST_CORES: Final = 4096
-_COUNT_LIMIT: Final = 2**31 - 1  # Triton reads these into C ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,41 +24,35 @@ class HostPolicy:
     cores: tuple[int, ...] = ()
 
 
-def read_resources(values: Sequence[str]) -> dict[tuple[str, int | None], int]:
+def read_resources(given: Given, flag: str) -> Mapping[tuple[str, int | None], int]:
     """Return the counts of `--rate-limit-resource` by name and device. Raises SettingsError.
 
     A device of None stands for every device.
     """
     counts: dict[tuple[str, int | None], int] = {}
-    for value in values:
-        form = re.fullmatch(r"([^:]+):([0-9]{1,10})(?::([0-9]{1,10}))?", value)
+    for word in given.all(flag):
+        form = re.fullmatch(r"([^:]+):([0-9]{1,10})(?::([0-9]{1,10}))?", word)
         if form is None:
-            raise SettingsError(
-                "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'."
-                f" Got {value}"
-            )
+            raise misshapen(flag, "<resource_name>:<count>:<device>' or '<resource_name>:<count>", word)
         count, device = int(form[2]), None if form[3] is None else int(form[3])
-        if max(count, device or 0) > _COUNT_LIMIT:
-            raise SettingsError(
-                f"Provided option value is out of bound. Got {value}",
-                hint=f"--rate-limit-resource takes counts and devices up to {_COUNT_LIMIT}",
-            )
+        if max(count, device or 0) > INT_MAX:
+            raise out_of_bound(word, f"--{flag} takes counts and devices up to {INT_MAX}")
         counts[form[1], device] = count
+    if counts and given.word("rate-limit").lower() == "off":
+        given.warn_of(flag, "only --rate-limit=execution_count limits executions")
     return counts
 
 
-def read_host_policies(values: Sequence[str]) -> dict[str, HostPolicy]:
+def read_host_policies(given: Given, flag: str) -> Mapping[str, HostPolicy]:
     """Return the policies of `--host-policy` by name. Raises SettingsError.
 
     If a setting is given twice, the last value counts.
     """
     policies: dict[str, HostPolicy] = {}
-    for value in values:
-        form = re.fullmatch(r"([^,=]+),([^,=]+)=(.+)", value)
+    for word in given.all(flag):
+        form = re.fullmatch(r"([^,=]+),([^,=]+)=(.+)", word)
         if form is None:
-            raise SettingsError(
-                f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {value}"
-            )
+            raise misshapen(flag, "<policy name>,<setting>=<value>", word)
         name, setting, what = form.groups()
         policy = policies.get(name, HostPolicy())
         if setting == "cpu-cores":
@@ -68,7 +62,7 @@ def read_host_policies(values: Sequence[str]) -> dict[str, HostPolicy]:
         else:
             raise SettingsError(
                 f"Unsupported host policy setting '{setting}' is specified, supported settings are 'numa-node', 'cpu-cores'",
-                hint=f"--host-policy was given '{value}'",
+                hint=f"--{flag} was given '{word}'",
             )
     return policies
 

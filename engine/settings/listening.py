@@ -1,6 +1,4 @@
-"""What the operator decided about who may reach the server, and how.
-
-This is the part of the settings that listeners use.
+"""What the operator decided about who may reach the server, and how: the options that listeners use.
 
 Contract: grpc.md sections 1 and 3, http.md section 2.1, repository.md section 10.
 """
@@ -11,13 +9,26 @@ import ipaddress
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
+from engine.settings.forms import (
+    BOOL,
+    PORT,
+    Form,
+    SettingsError,
+    integer,
+    misshapen,
+    number,
+    one_of,
+    out_of_bound,
+    text,
+    to_size,
+)
+from engine.settings.option import Given, Group, combined, section
 from engine.settings.re2 import compiled
-from engine.settings.words import Given, SettingsError, read_size
 from protocols.transport.room import AddressLimit, Network
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
@@ -41,12 +52,125 @@ _FOR_EVER: Final = 2**31 - 1  # gRPC's INT_MAX, in milliseconds: never
 _UNIX_PATH_MAX: Final = 107  # bytes of `sun_path`, less its end (unix(7))
 
 
+# -- connections of HTTP and gRPC alike
+
+
+def _networks(given: Given, name: str) -> tuple[Network, ...]:
+    networks = tuple(_network(word) for group in given.all(name) for word in group.split(","))
+    if networks and not int(given.word("max-connections-per-address")):
+        given.warn_of(name, "only --max-connections-per-address counts by address")
+    return networks
+
+
+def _network(word: str) -> Network:
+    try:
+        return ipaddress.ip_network(word.strip())
+    except ValueError as error:
+        raise SettingsError(
+            f"--trusted-proxies takes addresses and networks. Got {word}: {error}",
+            hint="for example --trusted-proxies=10.0.0.0/8,192.0.2.7,2001:db8::/64",
+        ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """How many connections each port has, and how long one may be idle (seconds, `math.inf` for ever)."""
+
+    most: int = Group.SERVER.option(
+        "--max-connections=8192",
+        integer("N", least=1),
+        "Tritium's own: how many connections each port has at once. Beyond them, those that are idle or slow make"
+        " room for others, the longest idle first.",
+    )
+    idle_timeout: float = Group.SERVER.option(
+        "--connection-idle-timeout-secs=600",
+        number().into(lambda seconds: seconds or math.inf),
+        "Tritium's own: how long a connection of HTTP or gRPC is kept without a request; 0: for ever.",
+    )
+    per_address: int = Group.SERVER.option(  # 0: any number
+        "--max-connections-per-address=0",
+        integer("N"),
+        "Tritium's own: how many connections one address may have at each port, an IPv6 network of 64 bits counting as"
+        " one address; 0: any number. Balancers and NAT give many clients one address: name them by --trusted-proxies.",
+    )
+    trusted: tuple[Network, ...] = Group.SERVER.collected(
+        "--trusted-proxies",
+        "NETWORK[,NETWORK...]",
+        _networks,
+        "Tritium's own: addresses and networks, such as 10.0.0.0/8, that --max-connections-per-address does not count."
+        " Repeatable.",
+    )
+
+    @property
+    def address_limit(self) -> AddressLimit | None:
+        """What one address may have; None for any number."""
+        return AddressLimit(self.per_address, self.trusted) if self.per_address else None
+
+
+# -- what HTTP and gRPC have in common
+
+
 @dataclass(frozen=True, slots=True)
 class RestrictedHeader:
     """The header that a restricted API asks for, and the value it must have."""
 
     key: str
     value: str
+
+
+def restrictions(kind: str, form: str) -> Callable[[Given, str], Mapping[str, RestrictedHeader]]:
+    """Return a reader of what each restricted API asks for. `kind` is Triton's word for APIs in texts."""
+
+    def read(given: Given, name: str) -> Mapping[str, RestrictedHeader]:
+        restricted: dict[str, RestrictedHeader] = {}
+        for group in given.all(name):
+            apis, colon, header = group.partition(":")
+            key, equals, value = header.partition("=")
+            if not colon or not equals or not key:
+                raise misshapen(name, f"<{form}>[,<{form}>...]:<key>=<value>", group)
+            for api in apis.split(","):
+                if api not in RESTRICTABLE_APIS:
+                    raise SettingsError(
+                        f"unknown restricted {kind} '{api}'", hint="APIs are " + ", ".join(RESTRICTABLE_APIS)
+                    )
+                if api in restricted:
+                    raise SettingsError(
+                        f"restricted {kind} '{api}' can not be specified in multiple config groups"
+                    )
+                restricted[api] = RestrictedHeader(key, value)
+        return MappingProxyType(restricted)
+
+    return read
+
+
+def _pattern(pattern: str, name: str) -> str:
+    try:
+        compiled(pattern)
+    except re.error as error:
+        raise SettingsError(f"--{name} is not a regular expression. Got {pattern}: {error}") from None
+    return pattern
+
+
+PATTERN: Final = Form("REGEX", _pattern)
+"""A regular expression, kept as it was given."""
+
+
+def host_port(address: str, port: int) -> str:
+    """Return `address:port` as clients take it: an IPv6 address in brackets (RFC 3986, section 3.2.2)."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def refuse_clashes(listeners: Sequence[tuple[str, str, int]]) -> None:
+    """Raise SettingsError where two of (what it listens to, address, port) are in the same place."""
+    for index, (what, address, port) in enumerate(listeners):
+        for other, other_address, other_port in listeners[index + 1 :]:
+            if port and (address, port) == (other_address, other_port):
+                raise SettingsError(
+                    f"The server cannot listen to {what} and {other} at the same address and port {address}:{port}"
+                )
+
+
+# -- gRPC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +185,79 @@ class TlsFiles:
     client_roots: str = ""
 
 
+def _tls(given: Given) -> TlsFiles | None:
+    mutual = given.on("grpc-use-ssl-mutual")
+    switch = "grpc-use-ssl-mutual" if mutual else "grpc-use-ssl"
+    if not given.on(switch):
+        why = "gRPC speaks TLS only with --grpc-use-ssl=true or --grpc-use-ssl-mutual=true"
+        _warn_of_idle(given, why, "grpc-server-cert", "grpc-server-key", "grpc-root-cert")
+        return None
+    if not mutual:
+        _warn_of_idle(
+            given, "only --grpc-use-ssl-mutual=true asks clients for certificates", "grpc-root-cert"
+        )
+
+    def file(name: str, what: str) -> str:
+        if not given.word(name):
+            raise SettingsError(
+                f"--{switch} requires --{name}", hint=f"--{name}=FILE names the PEM file with {what}"
+            )
+        return given.word(name)
+
+    return TlsFiles(
+        certificate=file("grpc-server-cert", "the server's certificate"),
+        key=file("grpc-server-key", "the key of the server's certificate"),
+        client_roots=file("grpc-root-cert", "certificates that vouch for clients") if mutual else "",
+    )
+
+
+def _warn_of_idle(given: Given, why: str, *names: str) -> None:
+    for name in names:
+        if given.word(name):
+            given.warn_of(name, why)
+
+
+def _milliseconds(*, least: int = 0) -> Form[float]:
+    """Return the form of milliseconds that become seconds."""
+    return integer("MS", least=least).into(lambda ms: math.inf if ms == _FOR_EVER else ms / 1000)
+
+
+_AGE: Final = Form(
+    # As in Triton, 0 is as good as unset.
+    "MS",
+    lambda word, name: _milliseconds().read(word or "0", name) or math.inf,
+    _milliseconds().check,
+)
+
+
+def _connection_bytes(word: str, name: str) -> int:
+    count = to_size(word, name)
+    if count < LEAST_CONNECTION_BYTES:
+        raise out_of_bound(
+            word,
+            f"--{name} takes 128KiB or more: a connection must hold a call that arrives and an answer that leaves",
+        )
+    return count
+
+
+def _unix_socket(path: str, name: str) -> str:
+    length = len(os.fsencode(path))
+    if length > _UNIX_PATH_MAX:
+        raise SettingsError(
+            f"--{name} is too long for a socket's path: {length} bytes. Got {path}",
+            hint=f"such a path has {_UNIX_PATH_MAX} bytes at most",
+        )
+    if "\0" in path:
+        raise SettingsError(f"--{name} must not contain a NUL character")
+    return path
+
+
+def _if_served(path: str, given: Given) -> str:
+    if not given.on("allow-grpc"):
+        _warn_of_idle(given, "--allow-grpc=false switches off the socket with the port", "grpc-unix-socket")
+    return path
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepaliveSettings:
     """How gRPC connections are kept and ended. Durations are seconds; `math.inf` is never.
@@ -69,14 +266,44 @@ class KeepaliveSettings:
     arguments of these names.
     """
 
-    time: float = 7200.0
-    timeout: float = 20.0
-    permit_without_calls: bool = False
-    max_pings_without_data: int = 2
-    min_ping_interval_without_data: float = 300.0
-    max_ping_strikes: int = 2
-    max_connection_age: float = math.inf
-    max_connection_age_grace: float = math.inf
+    time: float = Group.GRPC.option(
+        "--grpc-keepalive-time=7200000",
+        _milliseconds(least=1),
+        "Ping a connection on which nothing has come for so long; 2147483647: never.",
+    )
+    timeout: float = Group.GRPC.option(
+        "--grpc-keepalive-timeout=20000",
+        _milliseconds(least=1),
+        "Close a connection whose ping is not answered for so long.",
+    )
+    permit_without_calls: bool = Group.GRPC.option(
+        "--grpc-keepalive-permit-without-calls=false",
+        BOOL,
+        "Send, and allow, such pings while no call is under way.",
+    )
+    max_pings_without_data: int = Group.GRPC.option(
+        "--grpc-http2-max-pings-without-data=2",
+        integer("N"),
+        "How many pings are sent without data between them; 0: any number.",
+    )
+    min_ping_interval_without_data: float = Group.GRPC.option(
+        "--grpc-http2-min-recv-ping-interval-without-data=300000",
+        _milliseconds(),
+        "A client that pings more often than this, without data between its pings, earns a strike.",
+    )
+    max_ping_strikes: int = Group.GRPC.option(
+        "--grpc-http2-max-ping-strikes=2",
+        integer("N"),
+        "How many strikes are borne before the connection is closed; 0: any number.",
+    )
+    max_connection_age: float = Group.GRPC.option(
+        "--grpc-max-connection-age", _AGE, "Have clients connect anew after so long. [default: never]"
+    )
+    max_connection_age_grace: float = Group.GRPC.option(
+        "--grpc-max-connection-age-grace",
+        _AGE,
+        "How long calls may then take before they are cut off. [default: for ever]",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +313,70 @@ class GrpcSettings:
     Port 0 lets the kernel choose; an empty `unix_socket` is none.
     """
 
-    address: str = "0.0.0.0"  # Triton's default, as for HTTP
-    port: int = 8001
-    reuse_port: bool = False
-    unix_socket: str = ""
-    tls: TlsFiles | None = None  # on the port; the Unix socket speaks without
-    connection_bytes: int = 64 * 1024 * 1024
-    header_forward_pattern: str = ""
-    restricted_protocol: Mapping[str, RestrictedHeader] = field(default_factory=dict)  # API → metadata
-    compression: CompressionLevel = "none"
-    keepalive: KeepaliveSettings = field(default_factory=KeepaliveSettings)
+    address: str = Group.GRPC.option("--grpc-address=0.0.0.0", text("ADDRESS"), "Where gRPC listens.")
+    port: int = Group.GRPC.option("--grpc-port=8001", PORT, "On which port; 0 lets the kernel choose.")
+    reuse_port: bool = Group.GRPC.option(
+        "--reuse-grpc-port=false",
+        BOOL,
+        "Let several servers listen on that port; the kernel deals connections out among them.",
+    )
+    unix_socket: str = Group.GRPC.option(
+        "--grpc-unix-socket",
+        Form("PATH", _unix_socket),
+        "Tritium's own: listen on a Unix socket at PATH too, without TLS; clients name it unix:PATH.",
+        _if_served,
+    )
+    tls: TlsFiles | None = combined(  # on the port; the Unix socket speaks without
+        _tls,
+        Group.GRPC.flag(
+            "--grpc-use-ssl=false",
+            BOOL,
+            "Speak TLS on the port; needs --grpc-server-cert and --grpc-server-key.",
+        ),
+        Group.GRPC.flag(
+            "--grpc-use-ssl-mutual=false",
+            BOOL,
+            "Speak TLS, and only to clients whose certificate --grpc-root-cert vouches for.",
+        ),
+        Group.GRPC.flag(
+            "--grpc-server-cert",
+            text("FILE"),
+            "The server's certificate and those between it and its root, PEM.",
+        ),
+        Group.GRPC.flag("--grpc-server-key", text("FILE"), "Its key, PEM, not encrypted."),
+        Group.GRPC.flag("--grpc-root-cert", text("FILE"), "The certificates that vouch for clients, PEM."),
+    )
+    connection_bytes: int = Group.GRPC.option(
+        "--grpc-connection-bytes=64MiB",
+        Form("SIZE", _connection_bytes),
+        "Tritium's own: what one connection may have under way in requests and in answers, each: bytes, or"
+        " a size such as 8MiB, 128KiB at least. One request, or one answer, that is larger goes alone.",
+    )
+    compression: CompressionLevel = Group.GRPC.option(
+        "--grpc-infer-response-compression-level=none",
+        one_of(
+            "LEVEL",
+            "invalid argument for --grpc_infer_response_compression_level",
+            "none",
+            "low",
+            "medium",
+            "high",
+        ),
+        "Compress answers of the inference calls for clients that accept it: none, low, medium, high.",
+    )
+    header_forward_pattern: str = Group.GRPC.option(
+        "--grpc-header-forward-pattern",
+        PATTERN,
+        "Request metadata whose key matches (anywhere, in any case) become request parameters.",
+    )
+    restricted_protocol: Mapping[str, RestrictedHeader] = Group.GRPC.collected(
+        "--grpc-restricted-protocol",
+        "API[,API...]:KEY=VALUE",
+        restrictions("protocol", "protocol"),
+        "Answer these APIs, those of --http-restricted-api, only where the metadata"
+        " triton-grpc-protocol-KEY has the value VALUE. Repeatable.",
+    )
+    keepalive: KeepaliveSettings = section(KeepaliveSettings)
 
     def options(self) -> Iterator[tuple[str, str]]:
         """Yield (name, value) of what an operator wants to see at start-up."""
@@ -105,204 +386,3 @@ class GrpcSettings:
         yield "grpc", f"{host_port(self.address, self.port)}{secured}"
         if self.unix_socket:
             yield "grpc_unix_socket", self.unix_socket
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionSettings:
-    """How many connections each port has, and how long one may be idle (seconds, `math.inf` for ever)."""
-
-    most: int = 8192
-    idle_timeout: float = 600.0
-    per_address: int = 0  # any number
-    trusted: tuple[Network, ...] = ()
-
-    @property
-    def address_limit(self) -> AddressLimit | None:
-        """What one address may have; None for any number."""
-        return AddressLimit(self.per_address, self.trusted) if self.per_address else None
-
-
-def read_connections(given: Given) -> ConnectionSettings:
-    """Read the flags about connections. Raises SettingsError."""
-    per_address = given.integer("max-connections-per-address", 0)
-    trusted = tuple(_network(text) for group in given.all("trusted-proxies") for text in group.split(","))
-    if trusted and not per_address:
-        given.warnings.append(
-            "--trusted-proxies has no effect: only --max-connections-per-address counts by address"
-        )
-    return ConnectionSettings(
-        most=given.integer("max-connections", 8192, least=1),
-        idle_timeout=given.number("connection-idle-timeout-secs", 600.0) or math.inf,
-        per_address=per_address,
-        trusted=trusted,
-    )
-
-
-def _network(text: str) -> Network:
-    try:
-        return ipaddress.ip_network(text.strip())
-    except ValueError as error:
-        raise SettingsError(
-            f"--trusted-proxies takes addresses and networks. Got {text}: {error}",
-            hint="for example --trusted-proxies=10.0.0.0/8,192.0.2.7,2001:db8::/64",
-        ) from None
-
-
-def read_grpc(given: Given) -> GrpcSettings:
-    """Read the flags that begin with `grpc`. Raises SettingsError."""
-    if not given.boolean("allow-grpc", True):
-        _warn_of_idle(
-            given, ("grpc-unix-socket",), "--allow-grpc=false switches off the socket with the port"
-        )
-    level = given.text("grpc-infer-response-compression-level", "none")
-    return GrpcSettings(
-        address=given.text("grpc-address", "0.0.0.0"),
-        port=given.integer("grpc-port", 8001, most=65535),
-        reuse_port=given.boolean("reuse-grpc-port", False),
-        unix_socket=_unix_socket(given.text("grpc-unix-socket", "")),
-        tls=_tls(given),
-        connection_bytes=_connection_bytes(given.text("grpc-connection-bytes", "64MiB")),
-        header_forward_pattern=read_pattern(given, "grpc-header-forward-pattern"),
-        restricted_protocol=read_restrictions(given, "grpc-restricted-protocol", kind="protocol"),
-        compression=cast(CompressionLevel, level),
-        keepalive=_keepalive(given),
-    )
-
-
-def _keepalive(given: Given) -> KeepaliveSettings:
-    return KeepaliveSettings(
-        time=_seconds(given, "grpc-keepalive-time", 7_200_000, least=1),
-        timeout=_seconds(given, "grpc-keepalive-timeout", 20_000, least=1),
-        permit_without_calls=given.boolean("grpc-keepalive-permit-without-calls", False),
-        max_pings_without_data=given.integer("grpc-http2-max-pings-without-data", 2),
-        min_ping_interval_without_data=_seconds(
-            given, "grpc-http2-min-recv-ping-interval-without-data", 300_000
-        ),
-        max_ping_strikes=given.integer("grpc-http2-max-ping-strikes", 2),
-        # As in Triton, 0 is as good as unset.
-        max_connection_age=_seconds(given, "grpc-max-connection-age", 0) or math.inf,
-        max_connection_age_grace=_seconds(given, "grpc-max-connection-age-grace", 0) or math.inf,
-    )
-
-
-def _seconds(given: Given, name: str, default: int, *, least: int = 0) -> float:
-    """Return a flag of milliseconds in seconds."""
-    milliseconds = given.integer(name, default, least=least)
-    return math.inf if milliseconds == _FOR_EVER else milliseconds / 1000
-
-
-def _connection_bytes(text: str) -> int:
-    count = read_size("grpc-connection-bytes", text)
-    if count < LEAST_CONNECTION_BYTES:
-        raise SettingsError(
-            f"Provided option value is out of bound. Got {text}",
-            hint="--grpc-connection-bytes takes 128KiB or more: a connection must hold a call that arrives and an answer"
-            " that leaves",
-        )
-    return count
-
-
-def _unix_socket(path: str) -> str:
-    length = len(os.fsencode(path))
-    if length > _UNIX_PATH_MAX:
-        raise SettingsError(
-            f"--grpc-unix-socket is too long for a socket's path: {length} bytes. Got {path}",
-            hint=f"such a path has {_UNIX_PATH_MAX} bytes at most",
-        )
-    if "\0" in path:
-        raise SettingsError("--grpc-unix-socket must not contain a NUL character")
-    return path
-
-
-def _tls(given: Given) -> TlsFiles | None:
-    mutual = given.boolean("grpc-use-ssl-mutual", False)
-    switch = "grpc-use-ssl-mutual" if mutual else "grpc-use-ssl"
-    if not mutual and not given.boolean("grpc-use-ssl", False):
-        _warn_of_idle(
-            given,
-            ("grpc-server-cert", "grpc-server-key", "grpc-root-cert"),
-            "gRPC speaks TLS only with --grpc-use-ssl=true or --grpc-use-ssl-mutual=true",
-        )
-        return None
-    if not mutual:
-        _warn_of_idle(
-            given, ("grpc-root-cert",), "only --grpc-use-ssl-mutual=true asks clients for certificates"
-        )
-    return TlsFiles(
-        certificate=_file(given, "grpc-server-cert", switch, "the server's certificate"),
-        key=_file(given, "grpc-server-key", switch, "the key of the server's certificate"),
-        client_roots=_file(given, "grpc-root-cert", switch, "certificates that vouch for clients")
-        if mutual
-        else "",
-    )
-
-
-def _warn_of_idle(given: Given, names: Sequence[str], why: str) -> None:
-    for name in names:
-        if given.text(name, ""):
-            given.warnings.append(f"--{name} has no effect: {why}")
-
-
-def _file(given: Given, name: str, switch: str, what: str) -> str:
-    path = given.text(name, "")
-    if not path:
-        raise SettingsError(
-            f"--{switch} requires --{name}", hint=f"--{name}=FILE names the PEM file with {what}"
-        )
-    return path
-
-
-# -- shared with HTTP
-
-
-def host_port(address: str, port: int) -> str:
-    """Return `address:port` as clients take it: an IPv6 address in brackets (RFC 3986, section 3.2.2)."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
-def read_pattern(given: Given, name: str) -> str:
-    """Return a flag's regular expression as it was given. Raises SettingsError for what is none."""
-    pattern = given.text(name, "")
-    try:
-        compiled(pattern)
-    except re.error as error:
-        raise SettingsError(f"--{name} is not a regular expression. Got {pattern}: {error}") from None
-    return pattern
-
-
-def read_restrictions(given: Given, name: str, *, kind: str) -> Mapping[str, RestrictedHeader]:
-    """Return what each restricted API asks for. Raises SettingsError.
-
-    `kind` is Triton's word for APIs in texts.
-    """
-    restricted: dict[str, RestrictedHeader] = {}
-    for group in given.all(name):
-        apis, colon, header = group.partition(":")
-        key, equals, value = header.partition("=")
-        if not colon or not equals or not key:
-            form = f"<{_FORMS[kind]}>[,<{_FORMS[kind]}>...]:<key>=<value>"
-            raise SettingsError(f"--{name} option format is '{form}'. Got {group}")
-        for api in apis.split(","):
-            if api not in RESTRICTABLE_APIS:
-                raise SettingsError(
-                    f"unknown restricted {kind} '{api}'", hint="APIs are " + ", ".join(RESTRICTABLE_APIS)
-                )
-            if api in restricted:
-                raise SettingsError(
-                    f"restricted {kind} '{api}' can not be specified in multiple config groups"
-                )
-            restricted[api] = RestrictedHeader(key, value)
-    return MappingProxyType(restricted)
-
-
-_FORMS: Final = MappingProxyType({"api": "API", "protocol": "protocol"})
-
-
-def refuse_clashes(listeners: Sequence[tuple[str, str, int]]) -> None:
-    """Raise SettingsError where two of (what it listens to, address, port) are in the same place."""
-    for index, (what, address, port) in enumerate(listeners):
-        for other, other_address, other_port in listeners[index + 1 :]:
-            if port and (address, port) == (other_address, other_port):
-                raise SettingsError(
-                    f"The server cannot listen to {what} and {other} at the same address and port {address}:{port}"
-                )

@@ -1,154 +1,331 @@
 """What the operator decided, read once from the command line or the environment and never edited.
 
-`Settings.from_argv` takes tritonserver's flags. `Settings.from_environ` takes the same ones as variables, for
-servers that are started by an ASGI server and have no command line of their own. `engine.settings.flags` is the
-table of both. Each part of the server is given the few values it uses, not this object.
+`Settings` is the table of all options. `Settings.from_argv` takes tritonserver's flags. `Settings.from_environ` takes
+the same ones as variables, for servers that are started by an ASGI server and have no command line of their own.
+Each part of the server is given the few values it uses, not this object.
+
+Reference: contract repository.md section 10.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 from actors.serving.policy.holding import StartAfter
-from engine.settings.cache import CacheSettings, read_cache
-from engine.settings.flags import BY_NAME
+from engine.settings.cache import CACHE_BYTES, CacheSettings, read_cache
+from engine.settings.compatible import COMPATIBLE
+from engine.settings.forms import (
+    BOOL,
+    PORT,
+    SIZE,
+    SWITCH,
+    Form,
+    integer,
+    number,
+    one_of,
+    shaped,
+    text,
+    to_int,
+)
+from engine.settings.forms import SettingsError as SettingsError
 from engine.settings.instances import HostPolicy, read_host_policies, read_resources
 from engine.settings.listening import (
+    PATTERN,
     ConnectionSettings,
     GrpcSettings,
     RestrictedHeader,
     host_port,
-    read_connections,
-    read_grpc,
-    read_pattern,
-    read_restrictions,
     refuse_clashes,
+    restrictions,
 )
+from engine.settings.models import (
+    config_name,
+    default_cache_directory,
+    default_environment_cache,
+    memory_limit,
+    poll_interval,
+    read_backend_directory,
+    read_backend_settings,
+    read_load_models,
+    read_repositories,
+    read_start_after,
+)
+from engine.settings.option import Given, Group, combined, flags_of, read_settings, section
+from engine.settings.reporting import LogSettings, MetricsSettings
+from engine.settings.scanning import scan_argv, scan_environ, warn_of_environ
 from engine.settings.uris import is_remote, without_query
-from engine.settings.words import (
-    Given,
-    read_memory_limit,
-    read_size,
-    scan_argv,
-    scan_environ,
-    to_int,
-    warn_of_environ,
-)
-from engine.settings.words import SettingsError as SettingsError
 
-LogFormat = Literal["default", "ISO8601", "json", "console"]
 ControlMode = Literal["none", "poll", "explicit"]
 WorkerEnvironment = Literal["inherit", "minimal"]
 
-EVERY_MODEL: Final = "*"
-"""The name that stands for all of them in `Settings.load_models`; always the only one."""
 
-_DEFAULT_QUANTILES: Final = MappingProxyType({0.5: 0.05, 0.9: 0.01, 0.95: 0.001, 0.99: 0.001, 0.999: 0.001})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogSettings:
-    """Which lines are logged, where, and how they look. An empty `file` is stdout.
-
-    With `split_streams`, and without a file, warnings and errors go to stderr.
-    """
-
-    format: LogFormat = "default"
-    file: str = ""
-    verbose: int = 0
-    info: bool = True
-    warning: bool = True
-    error: bool = True
-    requests: bool = False  # a canonical line for every request
-    split_streams: bool = False
+def _input_size(word: str, name: str) -> int:
+    size = to_int(word, name, wide=True)
+    if size <= 0:
+        raise SettingsError(f"Error: --{name} must be greater than 0.")
+    return size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsSettings:
-    """What metrics show (contract, observability.md section 1.4). `interval` is seconds."""
-
-    cpu: bool = True
-    interval: float = 2.0
-    counter_latencies: bool = True
-    histogram_latencies: bool = False
-    summary_latencies: bool = False
-    # Quantile → error.
-    summary_quantiles: Mapping[float, float] = field(default_factory=lambda: _DEFAULT_QUANTILES)
-
-
-def default_cache_directory(environ: Mapping[str, str]) -> str:
-    """Return where remote models are kept by default (XDG Base Directory Specification)."""
-    base = environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # unset, or one that the specification has us ignore
-        base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "tritium")
-
-
-def default_environment_cache(environ: Mapping[str, str]) -> str:
-    """Return where environments of Python models are kept unless the operator says otherwise."""
-    return os.path.join(default_cache_directory(environ), "environments")
+def _metrics_address(address: str, given: Given) -> str:
+    if given.has("metrics-address"):
+        return address
+    return given.word("http-address") if given.on("allow-http") else "0.0.0.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything the operator can set. Durations are seconds; port 0 lets the kernel choose."""
 
-    model_repositories: tuple[str, ...]  # directories, and s3://, gs:// and as:// URIs
-    control_mode: ControlMode = "none"
-    poll_interval: float = 0.0  # between two looks at the repositories; 0 unless in poll mode
-    load_models: tuple[str, ...] = ()  # at start-up, in explicit mode: names, or EVERY_MODEL
-    namespacing: bool = False
-    resident_memory_limit: str = "80%"  # a size, or a share of what the server may use
-    model_cache_directory: str = field(default_factory=lambda: default_cache_directory(os.environ))
-    model_cache_size: int = 50 * 1024**3  # bytes
-    environment_cache: str = field(default_factory=lambda: default_environment_cache(os.environ))
-    model_config_name: str = ""
-    disable_auto_complete_config: bool = False
-    load_thread_count: int = 4
-    load_retry_count: int = 0
-    backend_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # "": for every backend
-    backend_directory: Path | None = None  # of backends written in Python
-    rate_limit: bool = False  # by execution count
-    # By name and device; None is every device. What is not in it is as much as any one instance needs.
-    rate_limit_resources: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
-    host_policies: Mapping[str, HostPolicy] = field(default_factory=dict)
-    spare_workers: int = 4  # processes that wait for a model, at most
-    default_execution_timeout: float = 0.0  # of models that have none of their own; 0: none
-    unready_after_hang: float = 300.0  # of every instance of an essential model; 0: never
-    worker_environment: WorkerEnvironment = "inherit"
+    model_repositories: tuple[str, ...] = combined(  # directories, and s3://, gs:// and as:// URIs
+        read_repositories,
+        replace(
+            Group.MODELS.flag(
+                "--model-repository",
+                text("DIR|URI"),
+                "A model repository: a directory, s3://BUCKET/PATH, gs://BUCKET/PATH or"
+                " as://ACCOUNT/CONTAINER/PATH; required, and repeatable. --model-store is the same.",
+                repeatable=True,
+            ),
+            separator=":",
+            aliases=("model-store",),
+        ),
+    )
+    control_mode: ControlMode = Group.MODELS.option(
+        "--model-control-mode=none",
+        one_of("MODE", "invalid argument for --model-control-mode", "none", "poll", "explicit"),
+        "none: load every model at start-up. poll: the same, then follow what changes in the repositories."
+        " explicit: load what --load-model names, then what the load and unload requests of the repository"
+        " API ask for.",
+    )
+    poll_interval: float = Group.MODELS.option(
+        "--repository-poll-secs=15",
+        number(),
+        "How often poll mode looks at the repositories; decimals, such as 0.5, are Tritium's own.",
+        poll_interval,
+    )
+    load_models: tuple[str, ...] = Group.MODELS.collected(
+        "--load-model",
+        "MODEL",
+        read_load_models,
+        "Load MODEL at start-up, in explicit mode; repeatable. '*', alone, stands for every model.",
+    )
+    namespacing: bool = Group.MODELS.option(
+        "--model-namespacing=false",
+        BOOL,
+        "Let models of several repositories have the same name; otherwise such models are not served.",
+    )
+    model_config_name: str = Group.MODELS.option(
+        "--model-config-name",
+        text("NAME"),
+        "Prefer configs/NAME.pbtxt of each model to its config.pbtxt.",
+        config_name,
+    )
+    disable_auto_complete_config: bool = combined(
+        lambda given: given.has("disable-auto-complete-config") or given.on("strict-model-config"),
+        Group.MODELS.flag(
+            "--disable-auto-complete-config",
+            SWITCH,
+            "Take configurations as they are written, without completing them from the model file.",
+        ),
+        Group.MODELS.flag(
+            "--strict-model-config=false",
+            BOOL,
+            "Deprecated by Triton: true is --disable-auto-complete-config.",
+        ),
+    )
+    load_thread_count: int = Group.MODELS.option(
+        "--model-load-thread-count=4", integer("N", least=1), "How many models may load at once."
+    )
+    load_retry_count: int = Group.MODELS.option(
+        "--model-load-retry-count=0", integer("N"), "How often a failed load is tried again."
+    )
+    resident_memory_limit: str = Group.MODELS.option(
+        "--resident-memory-limit=80%",
+        Form("SIZE", memory_limit),
+        "Tritium's own: the memory that all models may take before those loaded on demand are evicted,"
+        " least recently used first: bytes, a size such as 8GiB, or a share of what the server may use,"
+        " such as 80%.",
+    )
+    model_cache_directory: str = Group.MODELS.option(
+        "--model-cache-directory",
+        text("DIR"),
+        "Tritium's own: where models of remote repositories are kept. [default: tritium in"
+        " ${XDG_CACHE_HOME}, else in ~/.cache]",
+        lambda path, given: path or default_cache_directory(given.environ),
+    )
+    model_cache_size: int = Group.MODELS.option(
+        "--model-cache-size=50GiB",
+        SIZE,
+        "Tritium's own: how much of the disk that directory may fill; what was used least recently goes"
+        " first.",
+    )
+    environment_cache: str = Group.MODELS.option(
+        "--environment-cache",
+        text("DIR"),
+        "Tritium's own: where the environments of Python models are unpacked and built, once each; servers"
+        " may share it. [default: tritium/environments in ${XDG_CACHE_HOME}, else in ~/.cache]",
+        lambda path, given: path or default_environment_cache(given.environ),
+    )
 
-    cache: CacheSettings | None = None  # of responses
-    start_after: StartAfter = field(default_factory=StartAfter)  # of a model's first batch
+    backend_settings: Mapping[str, Mapping[str, str]] = Group.BACKENDS.collected(
+        "--backend-config",
+        "[BACKEND,]SETTING=VALUE",
+        read_backend_settings,
+        "A setting for one backend, or for all of them; repeatable.",
+    )
+    backend_directory: Path | None = Group.BACKENDS.option(
+        "--backend-directory",
+        Form("DIR", read_backend_directory),
+        "Where backends written in Python are, each a folder with a model.py; others are packages with"
+        " entry points.",
+    )
 
-    id: str = "triton"
-    exit_on_error: bool = True
-    strict_readiness: bool = True
-    exit_timeout: float = 30.0
-    drain_delay: float = 0.0  # from the signal to the end of accepting
+    rate_limit: bool = Group.INSTANCES.option(
+        "--rate-limit=off",
+        one_of("MODE", "invalid argument for --rate-limit", "off", "execution_count").into(
+            lambda mode: mode != "off"
+        ),
+        "execution_count: an instance executes only while it holds the resources of its 'rate_limiter', and"
+        " who waits for the same ones is served by execution count × priority. off: 'rate_limiter' has no"
+        " effect.",
+    )
+    rate_limit_resources: Mapping[tuple[str, int | None], int] = Group.INSTANCES.collected(
+        "--rate-limit-resource",
+        "NAME:COUNT[:DEVICE]",
+        read_resources,
+        "How much there is of a resource: on the GPU DEVICE, or on every device and of a global resource."
+        " Repeatable. [default: the most that any one instance needs]",
+    )
+    host_policies: Mapping[str, HostPolicy] = Group.INSTANCES.collected(
+        "--host-policy",
+        "NAME,SETTING=VALUE",
+        read_host_policies,
+        "Run the workers of instances with the host policy NAME on these cores: cpu-cores=0-3,8 or"
+        " numa-node=0. An instance group without a 'host_policy' has cpu, gpu_<id> or model, by its kind."
+        " Repeatable.",
+    )
+    default_execution_timeout: float = Group.INSTANCES.option(
+        "--default-execution-timeout=0",
+        number(),
+        "Tritium's own: how long one execution may take of a model that has no 'tritium.execution_timeout'"
+        " of its own, after which its worker is replaced and the clients are told. Of a decoupled model:"
+        " how long without progress. 0: for ever.",
+    )
+    unready_after_hang: float = Group.INSTANCES.option(
+        "--unready-after-hang-secs=300",
+        number(),
+        "Tritium's own: not ready while every instance of an essential model has been at one execution for"
+        " so long. A SIGTERM does not wait for what has. Models with an execution timeout are left to that."
+        " 0: never.",
+    )
+    worker_environment: WorkerEnvironment = Group.INSTANCES.option(
+        "--worker-environment=inherit",
+        one_of("MODE", "invalid argument for --worker-environment", "inherit", "minimal"),
+        "inherit: workers have the server's environment variables, but for its own settings (TRITIUM_*) and"
+        " the credentials of its repositories and cache. minimal: only what programs and frameworks need,"
+        " such as PATH and CUDA_*; so it is in a strict sandbox in any case.",
+    )
+    spare_workers: int = Group.INSTANCES.option(
+        "--spare-workers=4",
+        integer("N", most=1024),
+        "Keep a worker process ready for each environment in use (backend, interpreter, variables, cores),"
+        " N at most, which has imported its backend's framework and waits for a model, so that an instance"
+        " that died is back after the time its model takes to load. 0: none.",
+    )
 
-    connections: ConnectionSettings = field(default_factory=ConnectionSettings)  # of each port
+    cache: CacheSettings | None = combined(
+        read_cache,
+        Group.CACHE.flag(
+            "--cache-config",
+            shaped("CACHE,SETTING=VALUE", "[^,]+,[^=]+=.*", "<cache name>,<setting>=<value>"),
+            "Keep answers of models with response_cache.enable: local,size=BYTES in the server's memory, or"
+            " redis,host=HOST and redis,port=PORT in a Redis server. One cache, so repeatable for its settings"
+            " only.",
+            repeatable=True,
+        ),
+        Group.CACHE.flag(
+            "--response-cache-byte-size=0",
+            CACHE_BYTES,
+            "Deprecated by Triton: --cache-config=local,size=BYTES.",
+        ),
+    )
+    start_after: StartAfter = combined(read_start_after)  # of a model's first batch
 
-    allow_http: bool = True
-    http_address: str = "0.0.0.0"  # Triton's default: a server in a container is meant to be reached
-    http_port: int = 8000
-    http_max_input_size: int = 64 * 1024 * 1024
-    server_timing: bool = False
-    http_header_forward_pattern: str = ""
-    http_restricted_api: Mapping[str, RestrictedHeader] = field(default_factory=dict)  # API → header
+    id: str = Group.SERVER.option(
+        "--id=triton", text("NAME"), "The server's name, as its metadata endpoint tells it."
+    )
+    exit_on_error: bool = Group.SERVER.option(
+        "--exit-on-error=true",
+        BOOL,
+        "Exit with status 1 when a model fails to load at start-up; otherwise serve the others.",
+    )
+    strict_readiness: bool = Group.SERVER.option(
+        "--strict-readiness=true",
+        BOOL,
+        "Report ready only while every model is ready; otherwise as soon as the server is.",
+    )
+    exit_timeout: float = Group.SERVER.option(
+        "--exit-timeout-secs=30",
+        integer("SECONDS").into(float),
+        "On SIGTERM or SIGINT, how long requests in flight may take to finish.",
+    )
+    drain_delay: float = Group.SERVER.option(
+        "--drain-delay-secs=0",
+        number(),
+        "Tritium's own: on SIGTERM or SIGINT, how long the server serves on before --exit-timeout-secs"
+        " begins. It says at once that it is not ready, so that load balancers have so long to send"
+        " requests elsewhere. A second signal cuts it short.",
+    )
+    connections: ConnectionSettings = section(ConnectionSettings)
 
-    allow_grpc: bool = True
-    grpc: GrpcSettings = field(default_factory=GrpcSettings)
+    allow_http: bool = Group.HTTP.option("--allow-http=true", BOOL, "Serve the KServe v2 protocol over HTTP.")
+    http_address: str = Group.HTTP.option("--http-address=0.0.0.0", text("ADDRESS"), "Where HTTP listens.")
+    http_port: int = Group.HTTP.option("--http-port=8000", PORT, "On which port; 0 lets the kernel choose.")
+    http_max_input_size: int = Group.HTTP.option(
+        "--http-max-input-size=67108864",
+        Form("BYTES", _input_size, CACHE_BYTES.check),
+        "The largest JSON part of a request, JSON tensor, raw-binary body, and body once decompressed;"
+        " tensors in binary form are not limited by it.",
+    )
+    http_header_forward_pattern: str = Group.HTTP.option(
+        "--http-header-forward-pattern",
+        PATTERN,
+        "Request headers whose name matches (anywhere, in any case) become request parameters.",
+    )
+    server_timing: bool = Group.HTTP.option(
+        "--server-timing=false",
+        BOOL,
+        "Tritium's own: tell each client in a Server-Timing header how long its request was queued and"
+        " computed, as browsers and proxies read it.",
+    )
+    http_restricted_api: Mapping[str, RestrictedHeader] = Group.HTTP.collected(
+        "--http-restricted-api",
+        "API[,API...]:KEY=VALUE",
+        restrictions("api", "API"),
+        "Answer these APIs only where the header KEY has the value VALUE: health, metadata, inference,"
+        " shared-memory, model-config, model-repository, statistics, trace, logging. Repeatable.",
+    )
 
-    allow_metrics: bool = True
-    metrics_address: str = "0.0.0.0"
-    metrics_port: int = 8002
-    metrics: MetricsSettings = field(default_factory=MetricsSettings)
-    log: LogSettings = field(default_factory=LogSettings)
+    allow_grpc: bool = Group.GRPC.option("--allow-grpc=true", BOOL, "Serve the KServe v2 protocol over gRPC.")
+    grpc: GrpcSettings = section(GrpcSettings)
+
+    allow_metrics: bool = Group.METRICS.option(
+        "--allow-metrics=true", BOOL, "Serve Prometheus metrics at /metrics on a port of their own."
+    )
+    metrics_address: str = Group.METRICS.option(
+        "--metrics-address",
+        text("ADDRESS"),
+        "Where metrics listen. [default: HTTP's address where HTTP is on, else 0.0.0.0]",
+        _metrics_address,
+    )
+    metrics_port: int = Group.METRICS.option(
+        "--metrics-port=8002", PORT, "On which port; 0 lets the kernel choose."
+    )
+    metrics: MetricsSettings = section(MetricsSettings)
+    log: LogSettings = section(LogSettings)
 
     warnings: tuple[str, ...] = ()  # what was accepted and changes nothing, to be logged at start-up
 
@@ -156,9 +333,7 @@ class Settings:
     def from_argv(cls, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
         """Read tritonserver's flags; `environ` supplies what they leave out. Raises SettingsError."""
         environ = {} if environ is None else environ
-        given = scan_environ(environ)
-        given.update(scan_argv(argv))
-        return _settings(Given(given), environ)
+        return cls._read(scan_environ(environ, BY_VARIABLE) | scan_argv(argv, BY_NAME), environ)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
@@ -166,7 +341,19 @@ class Settings:
 
         An unknown variable is a warning.
         """
-        return _settings(Given(scan_environ(environ)), environ)
+        return cls._read(scan_environ(environ, BY_VARIABLE), environ)
+
+    @classmethod
+    def _read(cls, words: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> Settings:
+        if "cache-config" in words and "response-cache-byte-size" in words:
+            raise SettingsError(
+                "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided."
+                " Please provide one or the other."
+            )
+        given = Given(words, BY_NAME, environ)
+        settings = read_settings(cls, given)
+        refuse_clashes(_listeners(settings))
+        return replace(settings, warnings=(*warn_of_environ(environ, BY_VARIABLE), *given.warnings))
 
     def settings_for(self, backend: str) -> dict[str, str]:
         """Return what `--backend-config` says for one backend: its own settings over those for all."""
@@ -214,65 +401,6 @@ class Settings:
         return shown
 
 
-def _settings(given: Given, environ: Mapping[str, str]) -> Settings:
-    control_mode = cast(ControlMode, given.text("model-control-mode", "none"))
-    max_input_size = given.integer("http-max-input-size", 64 * 1024 * 1024, least=-(2**63), most=2**63 - 1)
-    if max_input_size <= 0:
-        raise SettingsError("Error: --http-max-input-size must be greater than 0.")
-    allow_http = given.boolean("allow-http", True)
-    http_address = given.text("http-address", "0.0.0.0")
-    settings = Settings(
-        model_repositories=_repositories(given.all("model-repository")),
-        control_mode=control_mode,
-        poll_interval=_poll_interval(given, control_mode),
-        load_models=_load_models(given, control_mode),
-        namespacing=given.boolean("model-namespacing", False),
-        resident_memory_limit=_memory_limit(given.text("resident-memory-limit", "80%")),
-        model_cache_directory=given.text("model-cache-directory", "") or default_cache_directory(environ),
-        model_cache_size=read_size("model-cache-size", given.text("model-cache-size", "50GiB")),
-        environment_cache=given.text("environment-cache", "") or default_environment_cache(environ),
-        model_config_name=_config_name(given),
-        disable_auto_complete_config=given.has("disable-auto-complete-config")
-        or given.boolean("strict-model-config", False),
-        load_thread_count=given.integer("model-load-thread-count", 4, least=1),
-        load_retry_count=given.integer("model-load-retry-count", 0),
-        backend_settings=_backend_settings(given.all("backend-config")),
-        backend_directory=_backend_directory(given.text("backend-directory", "")),
-        rate_limit=given.text("rate-limit", "off") != "off",
-        rate_limit_resources=_resources(given),
-        host_policies=read_host_policies(given.all("host-policy")),
-        spare_workers=given.integer("spare-workers", 4, most=1024),
-        default_execution_timeout=given.number("default-execution-timeout", 0.0),
-        unready_after_hang=given.number("unready-after-hang-secs", 300.0),
-        worker_environment=cast(WorkerEnvironment, given.text("worker-environment", "inherit")),
-        cache=read_cache(given, environ),
-        start_after=_start_after(given, environ),
-        id=given.text("id", "triton"),
-        exit_on_error=given.boolean("exit-on-error", True),
-        strict_readiness=given.boolean("strict-readiness", True),
-        exit_timeout=float(given.integer("exit-timeout-secs", 30)),
-        drain_delay=given.number("drain-delay-secs", 0.0),
-        connections=read_connections(given),
-        allow_http=allow_http,
-        http_address=http_address,
-        http_port=given.integer("http-port", 8000, most=65535),
-        http_max_input_size=max_input_size,
-        server_timing=given.boolean("server-timing", False),
-        http_header_forward_pattern=read_pattern(given, "http-header-forward-pattern"),
-        http_restricted_api=read_restrictions(given, "http-restricted-api", kind="api"),
-        allow_grpc=given.boolean("allow-grpc", True),
-        grpc=read_grpc(given),
-        allow_metrics=given.boolean("allow-metrics", True),
-        metrics_address=given.text("metrics-address", http_address if allow_http else "0.0.0.0"),
-        metrics_port=given.integer("metrics-port", 8002, most=65535),
-        metrics=_metrics(given),
-        log=_log(given),
-        warnings=(*warn_of_environ(environ), *given.warnings),
-    )
-    refuse_clashes(_listeners(settings))
-    return settings
-
-
 def _listeners(settings: Settings) -> list[tuple[str, str, int]]:
     """Return what each listener is for, in Triton's words, and where it is."""
     places = [
@@ -283,225 +411,6 @@ def _listeners(settings: Settings) -> list[tuple[str, str, int]]:
     return [(what, address, port) for allowed, what, address, port in places if allowed]
 
 
-def _repositories(paths: Sequence[str]) -> tuple[str, ...]:
-    if not paths:
-        raise SettingsError("--model-repository must be specified", hint="--model-repository=DIR names it")
-    for path in paths:
-        if not path:
-            raise SettingsError("--model-repository must not be empty")
-    return tuple(paths)
-
-
-def _backend_directory(text: str) -> Path | None:
-    if not text:
-        return None
-    try:
-        os.listdir(text)
-    except OSError as error:
-        raise SettingsError(
-            f"--backend-directory '{text}' can't be listed: {error.strerror}",
-            hint="it holds a folder with a model.py for each backend written in Python",
-        ) from error
-    return Path(text)
-
-
-def _poll_interval(given: Given, mode: ControlMode) -> float:
-    """Return it, or 0 if nothing is polled (contract, repository.md section 10)."""
-    interval = given.number("repository-poll-secs", 15.0)
-    if mode != "poll":
-        if interval and given.has("repository-poll-secs"):
-            given.warnings.append(
-                "--repository-poll-secs has no effect: only --model-control-mode=poll looks for changes"
-            )
-        return 0.0
-    if not interval:
-        raise SettingsError(
-            "--repository-poll-secs must be greater than 0 in poll mode. Got 0",
-            hint="--model-control-mode=none loads models once and never looks for changes",
-        )
-    return interval
-
-
-def _load_models(given: Given, mode: ControlMode) -> tuple[str, ...]:
-    names = given.all("load-model")
-    # Texts and order: contract, repository.md section 3.
-    if names and mode != "explicit":
-        raise SettingsError(
-            "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
-        )
-    once = tuple(dict.fromkeys(names))
-    if EVERY_MODEL in once and len(once) > 1:
-        raise SettingsError(
-            "error: creating server: Invalid argument - "
-            "Wildcard model name '*' must be the ONLY startup model if specified at all."
-        )
-    if "" in once:
-        raise SettingsError("--load-model must not be empty", hint="--load-model='*' loads every model")
-    for name in once:
-        # A name may have them, so it is for the repositories to say that there is no such model.
-        if "," in name or ":" in name:
-            given.warnings.append(
-                f"--load-model names one model, and got '{name}': for several, repeat it, or separate them by ';' in"
-                " TRITIUM_LOAD_MODEL"
-            )
-    return once
-
-
-def _config_name(given: Given) -> str:
-    if not given.has("model-config-name"):
-        return ""
-    name = given.text("model-config-name", "")
-    if not name:
-        raise SettingsError("Error: empty argument for --model-config-name")
-    if "/" in name:
-        raise SettingsError(
-            f"--model-config-name must be a name, not a path. Got {name}",
-            hint="--model-config-name=NAME reads configs/NAME.pbtxt of each model",
-        )
-    return name
-
-
-def _memory_limit(text: str) -> str:
-    """Check it now; what a share comes to is known where the memory is."""
-    read_memory_limit(text, total=1024**4)
-    return text.strip()
-
-
-def _resources(given: Given) -> Mapping[tuple[str, int | None], int]:
-    resources = read_resources(given.all("rate-limit-resource"))
-    if resources and given.text("rate-limit", "off") == "off":
-        given.warnings.append(
-            "--rate-limit-resource has no effect: only --rate-limit=execution_count limits executions"
-        )
-    return resources
-
-
-def _start_after(given: Given, environ: Mapping[str, str]) -> StartAfter:
-    """Return how many requests a model's first batch waits for (contract, scheduling.md section 12)."""
-    after = StartAfter(_count(environ, _QUEUED), _count(environ, _BACKLOGGED))
-    if after.queued:
-        requests = f"{after.queued} requests wait"
-        if after.backlogged:
-            requests += f", and for sequences {after.backlogged} more in the backlog"
-        given.warnings.append(
-            f"{_QUEUED} holds back the first batch of each model with dynamic or sequence batching until"
-            f" {requests}. It is meant for tests; unset it otherwise"
-        )
-    elif after.backlogged:
-        given.warnings.append(f"{_BACKLOGGED} has no effect without {_QUEUED}")
-    return after
-
-
-# What Triton's tests tell a server by environment variables.
-_QUEUED: Final = "TRITONSERVER_DELAY_SCHEDULER"
-_BACKLOGGED: Final = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
-
-
-def _count(environ: Mapping[str, str], name: str) -> int:
-    text = environ.get(name, "")
-    if not text:
-        return 0
-    if not (text.isascii() and text.isdigit()):
-        raise SettingsError(
-            f"{name} is '{text}', which is no number of requests", hint="such as 12; 0 holds nothing back"
-        )
-    return int(text)
-
-
-def _backend_settings(pairs: Sequence[str]) -> dict[str, Mapping[str, str]]:
-    settings: dict[str, dict[str, str]] = {}
-    for pair in pairs:
-        head, equals, value = pair.partition("=")
-        backend, comma, setting = head.rpartition(",")
-        if not equals or not setting or (comma and not backend):
-            raise SettingsError(
-                f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {pair}"
-            )
-        settings.setdefault(backend, {})[setting] = value
-    return {backend: MappingProxyType(values) for backend, values in settings.items()}
-
-
-def _metrics(given: Given) -> MetricsSettings:
-    values: dict[str, str] = {}
-    for pair in given.all("metrics-config"):
-        name, equals, value = pair.partition("=")
-        if not equals or not name or "," in name:
-            raise SettingsError(f"--metrics-config option format is '<setting>=<value>'. Got {pair}")
-        if name not in _METRICS_SETTINGS:
-            raise SettingsError(
-                f"unknown --metrics-config setting '{name}'",
-                hint="settings are " + ", ".join(_METRICS_SETTINGS),
-            )
-        values[name] = value
-    quantiles = _DEFAULT_QUANTILES
-    if "summary_quantiles" in values:
-        quantiles = MappingProxyType(_quantiles(values["summary_quantiles"], given.warnings))
-    return MetricsSettings(
-        cpu=given.boolean("allow-cpu-metrics", True),
-        interval=given.integer("metrics-interval-ms", 2000, least=1) / 1000,
-        counter_latencies=_literal(values, "counter_latencies", default=True),
-        histogram_latencies=_literal(values, "histogram_latencies", default=False),
-        summary_latencies=_literal(values, "summary_latencies", default=False),
-        summary_quantiles=quantiles,
-    )
-
-
-_METRICS_SETTINGS: Final = (
-    "counter_latencies",
-    "histogram_latencies",
-    "summary_latencies",
-    "summary_quantiles",
-)
-
-
-def _literal(values: Mapping[str, str], name: str, *, default: bool) -> bool:
-    value = values.get(name)
-    if value is None:
-        return default
-    if value not in {"true", "false"}:
-        raise SettingsError(f"--metrics-config {name} takes true or false. Got {value}")
-    return value == "true"
-
-
-def _quantiles(pairs: str, warnings: list[str]) -> dict[float, float]:
-    """Read `quantile:error,...`; a bad pair is skipped with a warning, as Triton does."""
-    quantiles: dict[float, float] = {}
-    for pair in pairs.split(","):
-        quantile, _, error = pair.partition(":")
-        try:
-            key, tolerance = float(quantile), float(error)
-        except ValueError:
-            key = tolerance = -1.0
-        if 0 < key < 1 and 0 < tolerance < 1:
-            quantiles[key] = tolerance
-        else:
-            warnings.append(
-                f"--metrics-config summary_quantiles: skipped '{pair}', which is not quantile:error between 0 and 1"
-            )
-    return quantiles
-
-
-def _log(given: Given) -> LogSettings:
-    return LogSettings(
-        format=cast("LogFormat", given.text("log-format", "default")),
-        file=given.text("log-file", ""),
-        verbose=_verbosity(given.text("log-verbose", "0")),
-        info=given.boolean("log-info", True),
-        warning=given.boolean("log-warning", True),
-        error=given.boolean("log-error", True),
-        requests=given.boolean("log-requests", False),
-        split_streams=given.boolean("log-split-streams", False),
-    )
-
-
-def _verbosity(word: str) -> int:
-    if word.lower() in {"true", "on"}:
-        return 1
-    if word.lower() in {"false", "off"}:
-        return 0
-    level = to_int(word, BY_NAME["log-verbose"])
-    if level < 0:
-        raise SettingsError(
-            f"Provided option value is out of bound. Got {word}", hint="--log-verbose takes 0, 1 or 2"
-        )
-    return level
+FLAGS: Final = (*flags_of(Settings), *COMPATIBLE)
+BY_NAME: Final = {name: flag for flag in FLAGS for name in (flag.name, *flag.aliases)}
+BY_VARIABLE: Final = {flag.variable: flag for flag in FLAGS}

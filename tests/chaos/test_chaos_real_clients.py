@@ -28,7 +28,7 @@ from chaos.subject.server import KUBERNETES, served
 from chaos.wires.rough import HttpAnswer
 from chaos.workload.control import Control
 from chaos.workload.repository import write_model, write_repository
-from engine.settings.variables import settings_among
+from engine.settings.scanning import settings_among
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from tests.chaos.client_doubles import grpc_answer, grpc_double
 from tests.chaos.faults_bench import bench

@@ -25,7 +25,7 @@ from actors.values.tensors import Tensor
 from engine.processes.backends import BackendTraits
 from engine.processes.launch import WorkerLauncher
 from engine.server.version_tree import ModelSubtrees
-from engine.settings.settings import MetricsSettings
+from engine.settings.reporting import MetricsSettings
 
 SUPPORT = Path(__file__).parent
 

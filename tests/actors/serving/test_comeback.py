@@ -10,7 +10,7 @@ from actors.supervision.context import Stopping
 from actors.supervision.supervisor import Supervisor
 from actors.values.specs import InstanceSpec
 from engine.server.version_tree import ModelSubtrees
-from engine.settings.settings import MetricsSettings
+from engine.settings.reporting import MetricsSettings
 from tests.support.model_doubles import FakeWorker, make_spec
 
 

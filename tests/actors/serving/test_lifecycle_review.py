@@ -30,7 +30,7 @@ from engine.repository.local import LocalSource
 from engine.repository.reader import ReadOptions, RepositoryReader
 from engine.repository.source import Fetched
 from engine.server.version_tree import ModelSubtrees
-from engine.settings.settings import MetricsSettings
+from engine.settings.reporting import MetricsSettings
 from tests.support.catalog_doubles import EXPLICIT, Logged, World, failure, model
 from tests.support.model_doubles import FakeWorker, make_request, make_spec
 

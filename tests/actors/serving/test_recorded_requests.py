@@ -14,7 +14,7 @@ from actors.values.events import Event
 from actors.values.requests import FLAG_SEQUENCE_START
 from actors.values.specs import DirectStrategy, DynamicBatching, SequenceBatching
 from engine.server.version_tree import ModelSubtrees
-from engine.settings.settings import MetricsSettings
+from engine.settings.reporting import MetricsSettings
 from tests.support.model_doubles import Stage, make_request, make_spec
 
 BATCHING = DynamicBatching(preferred_batch_sizes=(4,), max_queue_delay=0.5)

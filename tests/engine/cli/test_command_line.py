@@ -17,8 +17,8 @@ from engine.__main__ import main
 from engine.cli.serve import help_text
 from engine.observability.startup import startup_text
 from engine.observability.text import aligned, duration, printable
-from engine.settings.flag import Group
-from engine.settings.flags import FLAGS
+from engine.settings.option import Group
+from engine.settings.settings import FLAGS
 
 
 def run(*words, **environ):

@@ -4,10 +4,9 @@ import math
 
 import pytest
 
-from engine.settings.flags import BY_NAME
-from engine.settings.flags_grpc import GRPC_FLAGS
 from engine.settings.listening import GrpcSettings, KeepaliveSettings, RestrictedHeader, TlsFiles
-from engine.settings.settings import Settings, SettingsError
+from engine.settings.option import Group
+from engine.settings.settings import BY_NAME, FLAGS, Settings, SettingsError
 
 REPOSITORY = "--model-repository=/models"
 FILES = ("--grpc-server-cert=server.pem", "--grpc-server-key=server.key")
@@ -105,7 +104,7 @@ def test_every_flag_of_the_listener_is_tried_here():
         "grpc-use-ssl-mutual",
     }
     tried |= {"grpc-server-cert", "grpc-server-key", "grpc-root-cert"}
-    assert {flag.name for flag in GRPC_FLAGS} == tried
+    assert {flag.name for flag in FLAGS if flag.group is Group.GRPC} == tried
 
 
 def test_grpc_can_be_switched_off():

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.settings.flag import Kind
-from engine.settings.flags import BY_NAME, BY_VARIABLE, FLAGS
 from engine.settings.listening import RestrictedHeader
-from engine.settings.settings import Settings, SettingsError
+from engine.settings.settings import BY_NAME, BY_VARIABLE, FLAGS, Settings, SettingsError
 from tests.support.examples import examples
 
 REPOSITORY = "--model-repository=/models"
@@ -593,9 +591,7 @@ def test_every_flag_is_explained_in_exactly_one_way(flag):
 @settings(max_examples=examples(50))
 @given(st.lists(st.tuples(st.sampled_from(sorted(BY_NAME)), st.text(max_size=12)), max_size=4))
 def test_no_command_line_does_worse_than_a_settings_error(pairs):
-    words = [
-        f"--{name}={value}" if BY_NAME[name].kind is not Kind.SWITCH else f"--{name}" for name, value in pairs
-    ]
+    words = [f"--{name}={value}" if BY_NAME[name].form.metavar else f"--{name}" for name, value in pairs]
     with contextlib.suppress(SettingsError):
         assert read(*words).options()
 

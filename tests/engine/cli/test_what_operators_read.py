@@ -141,7 +141,7 @@ import gc, sys, threading, warnings
 from actors.values.events import Event
 from engine.observability.announcing import hear_python
 from engine.observability.logs import configure_logging, open_sink
-from engine.settings.settings import LogSettings
+from engine.settings.reporting import LogSettings
 from engine.server.tree import Log
 
 settings = LogSettings(format="json")

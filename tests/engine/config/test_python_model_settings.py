@@ -4,8 +4,8 @@ import pytest
 
 from engine.config.load import load_model_config
 from engine.processes.backends import discover
+from engine.settings.forms import SettingsError
 from engine.settings.settings import Settings
-from engine.settings.words import SettingsError
 
 MODEL = """
 class TritonPythonModel:

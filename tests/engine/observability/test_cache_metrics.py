@@ -7,7 +7,7 @@ from actors.caching.far_cache import FarCache
 from actors.caching.policy.cache import Entry, LruCache
 from engine.observability.metrics import Exposition, new_statistics
 from engine.observability.sources import ModelSample
-from engine.settings.settings import MetricsSettings
+from engine.settings.reporting import MetricsSettings
 from engine.stores.open import OpenCache
 
 

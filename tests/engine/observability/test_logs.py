@@ -28,7 +28,8 @@ from actors.values.events import Event
 from actors.values.requests import InferRequest
 from engine.observability.logs import LogSink, RequestLog, configure_logging, open_sink, sentence
 from engine.observability.supervision import supervision_observer
-from engine.settings.settings import LogSettings, SettingsError
+from engine.settings.reporting import LogSettings
+from engine.settings.settings import SettingsError
 
 NOON = 1_738_326_896_123_456_789  # 2025-01-31T12:34:56.123456789Z
 

@@ -27,7 +27,7 @@ from engine.observability.metrics import Exposition, MetricsApp, new_statistics,
 from engine.observability.sources import ModelSample
 from engine.observability.system import MachineSampler, ProcessSample, cpu_utilization, sample_process
 from engine.server.version_tree import ModelSubtrees
-from engine.settings.settings import MetricsSettings
+from engine.settings.reporting import MetricsSettings
 from protocols.grpc.listener import GrpcStatistics
 from protocols.transport.listening import ConnectionCounts
 from tests.support.examples import examples

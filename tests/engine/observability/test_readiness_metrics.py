@@ -4,7 +4,7 @@ from actors.health.readiness import ProbeCounts
 from actors.serving.roster import LoadCounts
 from engine.observability.metrics import Exposition
 from engine.observability.system import ProcessSample
-from engine.settings.settings import MetricsSettings
+from engine.settings.reporting import MetricsSettings
 
 
 class NoModels:

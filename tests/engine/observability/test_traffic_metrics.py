@@ -6,7 +6,7 @@ from actors.traffic.mirror import MirrorCounts
 from actors.traffic.traffic import TrafficSample
 from engine.observability.metrics import Exposition
 from engine.observability.system import ProcessSample
-from engine.settings.settings import MetricsSettings
+from engine.settings.reporting import MetricsSettings
 
 PROCESS = ProcessSample(cpu_seconds=1.5, resident_bytes=4096, open_descriptors=7, most_descriptors=1024)
 

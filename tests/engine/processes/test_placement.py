@@ -17,9 +17,9 @@ from engine.processes.placement import (
     resolve,
     undefined_policies,
 )
+from engine.settings.forms import SettingsError
 from engine.settings.instances import HostPolicy, parse_cores
 from engine.settings.settings import Settings
-from engine.settings.words import SettingsError
 from tests.support.model_doubles import make_spec
 
 

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from engine.server.residency import Memory, bytes_on_disk, memory_total, resident_bytes
-from engine.settings.words import SettingsError, read_memory_limit
+from engine.settings.forms import SettingsError
+from engine.settings.models import read_memory_limit
 
 GIB = 2**30
 

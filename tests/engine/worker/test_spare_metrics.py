@@ -6,7 +6,8 @@ from actors.serving.statistics import ModelStatistics
 from engine.observability.metrics import Exposition
 from engine.observability.sources import ModelSample
 from engine.processes.spares import SpareCounts
-from engine.settings.settings import MetricsSettings, Settings, SettingsError
+from engine.settings.reporting import MetricsSettings
+from engine.settings.settings import Settings, SettingsError
 
 REPOSITORY = "--model-repository=models"
 

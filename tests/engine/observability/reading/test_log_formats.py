@@ -12,7 +12,7 @@ from actors.values.events import Event
 from engine.observability.logs import LogSink, configure_logging
 from engine.observability.reading.formats import parse_text
 from engine.observability.reading.lines import parse
-from engine.settings.settings import LogSettings
+from engine.settings.reporting import LogSettings
 
 SAID_AT = 1_738_326_896_123_456_789  # 2025-01-31T12:34:56.123456789Z
 NOW = datetime(2025, 1, 31, 13, tzinfo=UTC)

@@ -28,7 +28,7 @@ from engine.observability.reading.selecting import (
     span,
     version_of,
 )
-from engine.settings.settings import LogSettings
+from engine.settings.reporting import LogSettings
 from tests.engine.observability.reading.written import NOON, line, text
 
 

@@ -1,0 +1,67 @@
+"""Triton's flags that do nothing here, or ask for what is not offered."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from engine.settings.forms import BOOL, AnyForm, integer, shaped, text, within
+from engine.settings.option import Flag, Group
+
+_INT: Final = integer("VALUE")
+_TEXT: Final = text("VALUE")
+_NO_POOL: Final = "there is no pool: what a connection may hold is bounded by --grpc-connection-bytes"
+_DEVICE_MEMORY: Final = "frameworks allocate device memory themselves"
+_HTTP: Final = "send requests to the HTTP endpoint"
+_PHASES: Final = "statistics and metrics give the durations of each phase"
+
+
+def _idle(name: str, why: str, form: AnyForm = _INT, *, repeatable: bool = False) -> Flag:
+    return Flag(Group.COMPATIBLE, name, form, no_effect=why, repeatable=repeatable)
+
+
+def _refused(name: str, instead: str, form: AnyForm = _TEXT, *harmless: str) -> Flag:
+    off = ("false", "off", "0") if form is BOOL else ()
+    return Flag(Group.REFUSED, name, form, repeatable=True, instead=instead, harmless=harmless or off)
+
+
+COMPATIBLE: Final = (
+    _idle("http-thread-count", "one event loop serves all HTTP connections"),
+    _idle(
+        "grpc-infer-thread-count",
+        "one event loop serves all gRPC connections",
+        within(2, 128, "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128."),
+    ),
+    _idle("grpc-infer-allocation-pool-size", _NO_POOL),
+    _idle(
+        "grpc-max-response-pool-size",
+        _NO_POOL,
+        within(1, math.inf, "Error: --grpc-max-response-pool-size must be greater than 0."),
+    ),
+    _idle("buffer-manager-thread-count", "each batch is gathered by one copy, without helper threads"),
+    _idle("pinned-memory-pool-byte-size", "there is no pinned memory pool", integer("VALUE", wide=True)),
+    _idle("cuda-memory-pool-byte-size", _DEVICE_MEMORY, _TEXT, repeatable=True),
+    _idle("cuda-virtual-address-size", _DEVICE_MEMORY, _TEXT, repeatable=True),
+    _idle("cache-directory", "the caches, local and redis, are built in", _TEXT, repeatable=True),
+    _idle("enable-peer-access", "workers do not share device memory", BOOL),
+    _refused("allow-sagemaker", _HTTP, BOOL),
+    _refused("sagemaker-port", _HTTP, _INT),
+    _refused("sagemaker-safe-port-range", _HTTP),
+    _refused("sagemaker-thread-count", _HTTP, _INT),
+    _refused("allow-vertex-ai", _HTTP, BOOL),
+    _refused("vertex-ai-port", _HTTP, _INT),
+    _refused("vertex-ai-thread-count", _HTTP, _INT),
+    _refused("vertex-ai-default-model", _HTTP, _TEXT, ""),
+    _refused("reuse-http-port", "give each server a port of its own", BOOL),
+    _refused("model-load-gpu-limit", "limit what the framework allocates by its own settings"),
+    _refused("allow-gpu-metrics", "read GPU figures from a device exporter", BOOL),
+    _refused("trace-config", _PHASES, shaped("VALUE", "[^=]*[^=,]=.*", "<trace mode>,<setting>=<value>")),
+    _refused("trace-file", _PHASES, _TEXT, ""),
+    _refused("trace-level", _PHASES, _TEXT, "OFF"),
+    _refused("trace-rate", _PHASES, _INT),
+    _refused("trace-count", _PHASES, _INT),
+    _refused("trace-log-frequency", _PHASES, _INT),
+    _refused("min-supported-compute-capability", "the framework decides which devices it can use"),
+    _refused("repoagent-directory", "prepare the repository before the server starts"),
+    _refused("allow-client-shm", "send tensors in the request, as binary data", BOOL),
+)

@@ -1,0 +1,175 @@
+"""What an option is: a field of a settings class, declared once, with the flags that set it.
+
+A settings class is a frozen dataclass whose fields are declared by `option`, `collected`, `combined` and `section`.
+The class is the table: the command line, the variables, the help, the errors and docs/options.md follow from it.
+A flag stands in one of three relations to this server:
+
+- *honoured*: it does what its help says, and a field declares it;
+- *without effect* (`no_effect`): it tunes a part of Triton that has no counterpart here, so no answer can
+  differ for it. Giving it earns a warning, so that command lines written for Triton keep working;
+- *refused* (`instead`): what it asks for is not offered, and quietly serving without it would deceive. Words
+  in `harmless` ask for what happens anyway and are let through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from engine.settings.forms import AnyForm, Form, SettingsError, text, to_bool
+
+T = TypeVar("T")
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag. Its `default` is a word such as an operator would give."""
+
+    group: Group
+    name: str
+    form: AnyForm
+    default: str = ""
+    help: str = ""
+    repeatable: bool = False
+    separator: str = ";"  # between the words of a repeatable flag in its environment variable
+    aliases: tuple[str, ...] = ()
+    no_effect: str = ""
+    instead: str = ""
+    harmless: tuple[str, ...] = ()
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return "TRITIUM_" + self.name.upper().replace("-", "_")
+
+
+class Given:
+    """The words that were given for each flag of a table, checked one by one, and the environment."""
+
+    def __init__(
+        self,
+        words: Mapping[str, Sequence[str]] = _NOTHING,
+        table: Mapping[str, Flag] = _NOTHING,
+        environ: Mapping[str, str] = _NOTHING,
+    ) -> None:
+        self._words = words
+        self._table = table
+        self.environ = environ
+        self.warnings: list[str] = []
+        for name, each in words.items():
+            self._check(table[name], each)
+
+    def _check(self, flag: Flag, words: Sequence[str]) -> None:
+        for word in words:
+            flag.form.check(word, flag.name)
+            if flag.instead and word.lower() not in {harmless.lower() for harmless in flag.harmless}:
+                raise SettingsError(
+                    f"--{flag.name} is not supported by this version of Tritium: {flag.instead}"
+                )
+        if flag.no_effect:
+            self.warn_of(flag.name, flag.no_effect)
+
+    def has(self, name: str) -> bool:
+        """Whether the flag was given."""
+        return name in self._words
+
+    def all(self, name: str) -> Sequence[str]:
+        """Return all its words, in order."""
+        return self._words.get(name, ())
+
+    def word(self, name: str, default: str | None = None) -> str:
+        """Return the word that counts: the last one, or the default, which the table knows."""
+        if name in self._words:
+            return self._words[name][-1]
+        if default is None:
+            return self._table[name].default if name in self._table else ""
+        return default
+
+    def on(self, name: str) -> bool:
+        """Whether a flag of type BOOL, or a switch, is on."""
+        word = self.word(name)
+        return bool(word) and to_bool(word, name)
+
+    def warn_of(self, name: str, why: str) -> None:
+        """Have a flag that changes nothing named in a warning."""
+        self.warnings.append(f"--{name} has no effect: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """What a field is read by, and from which flags."""
+
+    read: Callable[[Given], Any]
+    flags: tuple[Flag, ...]
+
+
+def combined(read: Callable[[Given], T], *flags: Flag) -> T:
+    """Declare a field that several flags decide, or a part of one."""
+    declared: T = field(default_factory=lambda: read(Given()), metadata={_Declared: _Declared(read, flags)})
+    return declared
+
+
+class Group(Enum):
+    """Headings of the help text, in its order."""
+
+    SERVER = "Server"
+    MODELS = "Model repository"
+    INSTANCES = "Model instances"
+    BACKENDS = "Backends"
+    CACHE = "Response cache"
+    HTTP = "HTTP"
+    GRPC = "gRPC"
+    METRICS = "Metrics"
+    LOGGING = "Logging"
+    COMPATIBLE = "Accepted for Triton's sake, without effect (each one given is named in a warning)"
+    REFUSED = "Triton flags that this version refuses, rather than ignore"
+
+    def flag(self, spec: str, form: AnyForm, about: str, *, repeatable: bool = False) -> Flag:
+        """Return a flag of this group that decides a field together with others; see `combined`.
+
+        `spec` is the flag with its default, as an operator would write them: `--http-port=8000`.
+        """
+        name, _, default = spec.removeprefix("--").partition("=")
+        return Flag(self, name, form, default, about, repeatable=repeatable)
+
+    def option(
+        self, spec: str, form: Form[T], about: str, then: Callable[[T, Given], T] = lambda value, given: value
+    ) -> T:
+        """Declare a field that one flag decides. `then` may hold it against other flags, and may warn."""
+        flag = self.flag(spec, form, about)
+
+        def read(given: Given) -> T:
+            return then(form.read(given.word(flag.name, flag.default), flag.name), given)
+
+        return combined(read, flag)
+
+    def collected(self, name: str, metavar: str, read: Callable[[Given, str], T], about: str) -> T:
+        """Declare a field that all words of a repeatable flag decide; `read` is told the flag's name."""
+        flag = self.flag(name, text(metavar), about, repeatable=True)
+        return combined(lambda given: read(given, flag.name), flag)
+
+
+def section(settings: type[T]) -> T:
+    """Declare a field that is a settings class of its own."""
+    return combined(lambda given: read_settings(settings, given), *flags_of(settings))
+
+
+def read_settings(settings: type[T], given: Given) -> T:
+    """Return a settings class of what was given. Raises SettingsError."""
+    return settings(**{name: declared.read(given) for name, declared in _declared(settings)})
+
+
+def flags_of(settings: type[object]) -> Iterator[Flag]:
+    """Yield the flags of a settings class, in the order of its fields."""
+    for _, declared in _declared(settings):
+        yield from declared.flags
+
+
+def _declared(settings: type[Any]) -> Iterator[tuple[str, _Declared]]:
+    for each in fields(settings):
+        if _Declared in each.metadata:
+            yield each.name, each.metadata[_Declared]
