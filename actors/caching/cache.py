@@ -3,9 +3,9 @@
 Contract: scheduling.md section 8, and docs/cache.md for what is done differently.
 
 `ResponseCache` belongs to the server: one store, near (in this process) or far (see `FarStore`), and the
-actors that work for it. A `ModelCache` sits in the state of each model version that uses the cache. It is
-called at four points of a request's way: before it needs room in the queue (`intercept`), before it is queued
-(`lead`), when it is answered (`settle`), and when it is cancelled or its model ends.
+actors that work for it. A `ModelCache` is a stage of each model version that uses the cache. It is called at
+four points of a request's way: before it needs room in the queue (`intercept`), before and after it is queued
+(`holds`, `queued`), when it is answered (`responding`), and when it is cancelled or its model ends.
 
 A request is in one of these places: answered; waiting here for an equal request's answer, for its key or for
 the far store; or in the queue and beyond, where others may wait for its answer (`actors.caching.policy.flights`).
@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import trio
 
@@ -28,7 +28,9 @@ from actors.caching.policy.cache import Entry, KeyMaker, LruCache, copy_of, entr
 from actors.caching.policy.flights import Flight, Flights
 from actors.seams import faults
 from actors.seams.bell import Bell
+from actors.serving.model import ModelState
 from actors.serving.policy.appointments import Appointment, Appointments
+from actors.serving.ports import Stage
 from actors.serving.statistics import FailureReason
 from actors.supervision.context import ChildContext
 from actors.supervision.offload import NotDone, Offload
@@ -36,9 +38,6 @@ from actors.values.errors import DeadlineExceeded, TritiumError
 from actors.values.events import Event, Log
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.specs import ModelSpec, SequenceBatching
-
-if TYPE_CHECKING:
-    from actors.serving.model import ModelState
 
 HASHED_AT_ONCE: Final = 32 * 1024
 """Input bytes up to which a key is made on the loop: about 40 µs.
@@ -112,7 +111,7 @@ class ResponseCache:
         self._earlier = Bell()  # rings when the next appointment is earlier than before
 
     def of(self, state: ModelState) -> ModelCache:
-        """Return a `ModelCache` for `state.cache`."""
+        """Return the stage of a version whose answers are kept."""
         return ModelCache(state, self)
 
     def remind(
@@ -163,8 +162,11 @@ class ResponseCache:
             self._log(event, level=level, **keys)
 
 
-class ModelCache:
-    """The cache of one model version. Called on the loop's thread, by its `ModelState`; no method raises."""
+class ModelCache(Stage):
+    """The cache of one model version. Called on the loop's thread; no method raises."""
+
+    __slots__ = ("_cache", "_coming", "_coming_nbytes", "_flights", "_hashed", "_keys", "_state")
+    keeps_requests = True
 
     def __init__(self, state: ModelState, cache: ResponseCache) -> None:
         self._state = state
@@ -222,7 +224,7 @@ class ModelCache:
             self._flights.lead(ticket.key, request)
 
     def _has(self, request: InferRequest) -> bool:
-        return request.answered or request in self._state.in_flight
+        return request.answered or request in self._state.outcome.in_flight
 
     def _find(self, request: InferRequest, ticket: Ticket, began: float) -> bool:
         """Have `request` wait for an equal one, or answer it."""
@@ -243,7 +245,7 @@ class ModelCache:
 
     def _hold(self, request: InferRequest, ticket: Ticket) -> None:
         """The request waits here from now on, at most until its deadline."""
-        self._state.in_flight[request] = None
+        self._state.outcome.in_flight[request] = None
         if request.deadline < math.inf and ticket.appointment is None:
             ticket.appointment = self._cache.remind(request.deadline, self, request)
 
@@ -330,7 +332,7 @@ class ModelCache:
         if isinstance(ticket, Ticket):
             self._call_off(ticket)
             since = ticket.since
-        self._state.queue_again(request, since)
+        self._state.intake.queue_again(request, since)
 
     def _rescue(self, request: InferRequest) -> None:
         """Have `request` run, unless it has been answered or runs already."""
@@ -356,7 +358,7 @@ class ModelCache:
         if isinstance(ticket, Ticket):
             self._call_off(ticket)
             seconds = ticket.seconds
-            if request in state.in_flight:
+            if request in state.outcome.in_flight:
                 waited = max(0.0, now - ticket.since - seconds)
         queue_ns = int(waited * 1e9)
         response = InferResponse(
@@ -367,14 +369,13 @@ class ModelCache:
             timing=(queue_ns, 0, 0, 0),
         )
         request.cache_ticket = None  # this answer is not to be kept
-        state.count_hit(request, queue_ns, int(seconds * 1e9))
-        state.respond(request, response)
+        state.outcome.count_hit(request, queue_ns, int(seconds * 1e9))
+        state.outcome.respond(request, response)
 
-    def settle(self, request: InferRequest, part: InferResponse | TritiumError) -> None:
-        """`request` is about to be given its final part: keep it, and see to the requests that wait for it.
-
-        Called before any other code sees `part`, since its receiver may give its memory back.
-        """
+    def responding(self, request: InferRequest, part: InferResponse | TritiumError, *, final: bool) -> None:
+        """Keep the final part of an answer, and see to the requests that wait for it."""
+        if not final:
+            return
         ticket, request.cache_ticket = request.cache_ticket, None
         if not isinstance(ticket, Ticket):
             return
@@ -479,7 +480,7 @@ class ModelCache:
                 f"{request.prefix}the request's own deadline passed while it waited for the response cache of model "
                 f"'{request.model_name}': for the answer to an equal request, or for a look-up"
             )
-            self._state.fail(request, error, FailureReason.OTHER)
+            self._state.outcome.fail(request, error, FailureReason.OTHER)
 
     def abandon(self) -> list[InferRequest]:
         """Return all requests that wait here, for the caller to answer.

@@ -16,7 +16,8 @@ from actors.calls.calls import WorkerCalls
 from actors.calls.policy import Waits, find_deadlock
 from actors.ensembles.policy.ensembles import Wiring
 from actors.serving.instances.batches import InFlight
-from actors.serving.model import InstanceState, ModelState
+from actors.serving.model import ModelState
+from actors.serving.standing import InstanceState
 from actors.values.errors import NEVER, TritiumError, Unavailable
 from actors.values.interfaces import ServedModel
 from actors.values.requests import InferRequest
@@ -149,8 +150,8 @@ def _waits_of_request(model: ServedModel, request: InferRequest) -> Waits | None
             if request in batch.requests:
                 begun = batch in instance.worker.executing_now()
                 return _any((_Held(batch, instance) if begun else instance,))
-    # A request outside the queue waits for room in it or, with a cache, perhaps for an equal request.
-    queued = request in model.queue or (model.cache is None and request not in model.in_flight)
+    # A request outside the queue waits for room in it or, in a cache, perhaps for an equal request.
+    queued = request in model.queue or (not model.keeps_requests and request not in model.in_flight)
     return _any((_Queued(model),)) if queued else None
 
 

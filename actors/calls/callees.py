@@ -6,8 +6,9 @@ makes meanwhile.
 
 from __future__ import annotations
 
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.router import Router
+from actors.serving.standing import Status
 from actors.values.errors import TritiumError
 from actors.values.interfaces import ServedModel
 

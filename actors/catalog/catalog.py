@@ -251,9 +251,11 @@ class Catalog:
         phase = busy.phase
         if phase == "loading":
             loading = [
-                state for state in self._around.roster.background(key) if not state.load_finished.is_set()
+                state
+                for state in self._around.roster.background(key)
+                if not state.standing.load_finished.is_set()
             ]
-            phase = loading[-1].phase if loading else phase
+            phase = loading[-1].standing.phase if loading else phase
         seconds = round(trio.current_time() - busy.since, 3)
         return {"phase": phase, "seconds": seconds, "attempt": busy.attempt, **busy.details}
 

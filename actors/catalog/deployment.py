@@ -18,7 +18,8 @@ from actors.catalog.changes import plan_change
 from actors.catalog.found import FoundModel, Override
 from actors.catalog.loading import OUTDATED, LoadFailed, Loading, Surroundings, not_polled, too_slow
 from actors.seams import faults
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
+from actors.serving.standing import Status
 from actors.supervision.context import ChildContext
 from actors.supervision.errors import NotRunning
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Restart
@@ -298,13 +299,15 @@ class Deployment:
         around = self._around
         replaced = around.roster.serve(self.key, states)
         around.swapped(self.key, [states[number].spec for number in sorted(states)])
-        self.load_seconds = max([state.load_seconds for state in started.values()], default=self.load_seconds)
+        self.load_seconds = max(
+            [state.standing.load_seconds for state in started.values()], default=self.load_seconds
+        )
         for number, state in sorted(started.items()):
             around.log(
                 Event.MODEL_READY,
                 model=self.key.name,
                 version=number,
-                load_seconds=round(state.load_seconds, 3),
+                load_seconds=round(state.standing.load_seconds, 3),
             )
         if replaced:
             around.log(
@@ -376,7 +379,7 @@ class Deployment:
         self._around.left(self.key)
 
     def _retire(self, state: ModelState, within: float) -> None:
-        state.become(Status.UNLOADING)
+        state.standing.become(Status.UNLOADING)
         self._retiring[state] = trio.current_time() + within
         # It is being restarted, or the server is stopping and ends every subtree itself.
         with suppress(NotRunning):
@@ -420,10 +423,10 @@ class Deployment:
             )
         with trio.CancelScope(shield=True):
             await self._around.tree.end(state)
-        state.become(Status.UNAVAILABLE, UNLOADED)
+        state.standing.become(Status.UNAVAILABLE, UNLOADED)
         self._around.roster.retired(self.key, state)
         self._loading.let_go(state)
-        state.ended.set()
+        state.standing.ended.set()
         del self._retiring[state]
         self._on_retired()
 
@@ -450,5 +453,5 @@ class Deployment:
             return False
         retiring = self.retire_all(patiently=True)
         for state in retiring:
-            await state.ended.wait()
+            await state.standing.ended.wait()
         return bool(retiring)

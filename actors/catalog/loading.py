@@ -12,9 +12,10 @@ from typing import Final, Protocol
 import trio
 
 from actors.catalog.found import FoundModel, LocalCopy
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.probing import ProbeOutcome, passes, probe
 from actors.serving.roster import Roster
+from actors.serving.standing import Status
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import Internal, InvalidArgument
 from actors.values.events import Event, Log
@@ -178,12 +179,12 @@ class Loading:
         limit = state.spec.load_timeout
         began = trio.current_time()
         with trio.move_on_after(min(limit or SLOW_SECONDS, SLOW_SECONDS)):
-            await state.load_finished.wait()
-        if not state.load_finished.is_set():
+            await state.standing.load_finished.wait()
+        if not state.standing.load_finished.is_set():
             self._give_back(slot)
             with trio.move_on_at(began + (limit or float("inf"))):
-                await state.load_finished.wait()
-        if not state.load_finished.is_set():
+                await state.standing.load_finished.wait()
+        if not state.standing.load_finished.is_set():
             return too_slow(state.spec)
         return "" if state.status is Status.READY else state.reason
 

@@ -25,8 +25,9 @@ from actors.ensembles.ensemble_plan import Plan
 from actors.ensembles.ensemble_request import ComposedRequest, Loan, Step, in_ensemble
 from actors.ensembles.policy.ensembles import Wiring
 from actors.seams import faults
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.policy.queueing import RequestQueue
+from actors.serving.standing import Status
 from actors.serving.statistics import FailureReason
 from actors.serving.turns import TurnTaker
 from actors.supervision.context import ChildContext
@@ -57,7 +58,7 @@ Resolve = Callable[[EnsembleStep], ServedModel]
 
 
 class Ensembler(TurnTaker):
-    """Runs the requests of one ensemble version. Implements `actors.serving.model.Composite`."""
+    """Runs the requests of one ensemble version. Implements `actors.serving.ports.Composite`."""
 
     def __init__(self, state: ModelState, resolve: Resolve) -> None:
         if not isinstance(state.spec.scheduling, Ensemble):
@@ -85,10 +86,10 @@ class Ensembler(TurnTaker):
         """The steps, as configured."""
         return self._wiring.steps
 
-    # -- actors.serving.model.Composite ------------------------------------------------------------------------------
+    # -- actors.serving.ports.Composite ------------------------------------------------------------------------------
 
     def cancel(self, request: InferRequest) -> None:
-        """The client has gone: cancel what runs for it. See `actors.serving.model.Composite`."""
+        """The client has gone: cancel what runs for it. See `actors.serving.ports.Composite`."""
         composed = self._requests.get(request)
         if composed is not None:
             composed.cancel()
@@ -96,13 +97,13 @@ class Ensembler(TurnTaker):
     def steps_of(self, request: InferRequest) -> Sequence[tuple[ServedModel, InferRequest]]:
         """Return the models and requests of the steps of `request` that are under way.
 
-        See `actors.serving.model.Composite`.
+        See `actors.serving.ports.Composite`.
         """
         composed = self._requests.get(request)
         return [(step.model, step.request) for step in composed.steps] if composed is not None else []
 
     def give_up(self) -> None:
-        """Cancel everything that runs: its request has been answered. See `actors.serving.model.Composite`."""
+        """Cancel everything that runs: its request has been answered. See `actors.serving.ports.Composite`."""
         for composed in list(self._requests.values()):
             composed.cancel()
         self._keepers = 0
@@ -148,10 +149,10 @@ class Ensembler(TurnTaker):
         self._lose_patience(now)
         if queue.next_expiry() <= now:
             for request, error in queue.expire(now):
-                state.fail(request, error, FailureReason.OTHER)
+                state.outcome.fail(request, error, FailureReason.OTHER)
             # Too many have expired for one turn: do not begin a request whose time is up.
             if queue.next_expiry() <= now:
-                state.ring()
+                state.doorbell.ring()
                 return -math.inf
         started = 0
         while len(queue) and not self._lines and started < STARTED_AT_ONCE:
@@ -159,10 +160,10 @@ class Ensembler(TurnTaker):
                 self._start(request, now)
             started += 1
         if started:
-            state.made_room()
+            state.intake.line.call_next()
         self._keep_for_queued()
         if len(queue) and not self._lines:
-            state.ring()  # lets other tasks have the loop in between
+            state.doorbell.ring()  # lets other tasks have the loop in between
         patience = next(iter(self._gated.values()), math.inf)
         look_again = now + LOANS_EVERY if self._loans else math.inf
         return min(queue.next_expiry(), patience, look_again)
@@ -186,10 +187,12 @@ class Ensembler(TurnTaker):
             models = {number: self._model(number) for number in self._steps_to(wanted)}
             composed = ComposedRequest(self, request, self._plan(wanted, models), now=now)
         except TritiumError as error:
-            self.state.fail(request, in_ensemble(self.state.spec, error), FailureReason.OTHER)
+            self.state.outcome.fail(request, in_ensemble(self.state.spec, error), FailureReason.OTHER)
             return
         except Exception:
-            self.state.fail(request, Internal(f"{request.prefix}could not be begun"), FailureReason.OTHER)
+            self.state.outcome.fail(
+                request, Internal(f"{request.prefix}could not be begun"), FailureReason.OTHER
+            )
             raise
         self._requests[request] = composed
         composed.begin()
@@ -235,12 +238,12 @@ class Ensembler(TurnTaker):
     def broke(self, bug: Exception) -> None:
         """See `actors.ensembles.ensemble_request.Ensembling`."""
         self._bug = bug
-        self.state.ring()
+        self.state.doorbell.ring()
 
     def lend(self, loan: Loan) -> None:
         """See `actors.ensembles.ensemble_request.Ensembling`."""
         self._loans.append(loan)
-        self.state.ring()
+        self.state.doorbell.ring()
 
     def _look_after_loans(self) -> None:
         """Copy what was lent to a step that does not execute. Models had a turn of the loop to execute it."""
@@ -256,13 +259,13 @@ class Ensembler(TurnTaker):
                 self._loans.append(loan)
                 fresh = fresh or loan.turns <= 1
         if fresh:
-            self.state.ring()
+            self.state.doorbell.ring()
 
     def wait_at_gate(self, step: Step) -> None:
         """See `actors.ensembles.ensemble_request.Ensembling`."""
         self._gated[step] = trio.current_time() + GATE_PATIENCE
         if len(self._gated) == 1:
-            self.state.ring()
+            self.state.doorbell.ring()
 
     def leave_gate(self, step: Step) -> None:
         """See `actors.ensembles.ensemble_request.Ensembling`."""
@@ -287,7 +290,7 @@ class Ensembler(TurnTaker):
         line = self._lines.get(id(step.model))
         if line is None:
             line = self._lines[id(step.model)] = _Line(step.model)
-            self.state.ring()
+            self.state.doorbell.ring()
         line.steps[step] = None
 
     def leave_line(self, step: Step) -> bool:
@@ -331,7 +334,7 @@ class Ensembler(TurnTaker):
                 del line.steps[step]
                 step.accepted()
         del self._lines[id(line.model)]
-        self.state.ring()
+        self.state.doorbell.ring()
 
 
 class _Line:
@@ -351,10 +354,10 @@ async def run(ctx: ChildContext, state: ModelState, ensembler: Ensembler) -> Non
     ctx.publish(scheduler="ensemble", steps=len(ensembler.steps))
     try:
         async with trio.open_nursery() as nursery:
-            state.take_turn = ensembler.turn_at_once
+            state.doorbell.take_turn = ensembler.turn_at_once
             await _take_turns(ensembler, state, nursery)
     finally:
-        state.take_turn = None
+        state.doorbell.take_turn = None
         ensembler.abandon_lines()
 
 
@@ -365,4 +368,4 @@ async def _take_turns(ensembler: Ensembler, state: ModelState, nursery: trio.Nur
             line.attended = True
             nursery.start_soon(ensembler.work_off, line)
         with trio.move_on_at(wake_at):
-            await state.doorbell.receive()
+            await state.doorbell.wait()

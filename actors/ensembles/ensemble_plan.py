@@ -92,9 +92,7 @@ class StepPlan:
         self.version = version  # as configured; -1: the policy's choice
         self.state = model if isinstance(model, ModelState) else None
         # Models that pass requests on, or look at them elsewhere, may keep references to their inputs.
-        self.by_reference = (
-            self.state is not None and self.state.composite is None and self.state.cache is None
-        )
+        self.by_reference = self.state is not None and not self.state.keeps_requests
         self.fit = Fit({each.name: len(each.dims) for each in spec.inputs}, batches=spec.batches)
         wanted = tuple(step.outputs)
         self.outputs = spec.output_names if set(wanted) == set(spec.output_names) else wanted

@@ -545,11 +545,11 @@ class ComposedRequest:
         for answer in answers[:-1]:
             self._respond(answer, final=False)
         if not self.request.answered:
-            self._state.count_composed(self.request, self._timing())
+            self._state.outcome.count_composed(self.request, self._timing())
         if answers:
             self._respond(answers[-1], final=True)
         else:  # a decoupled ensemble ends with an empty final part
-            self._state.respond(self.request, self._response([]))
+            self._state.outcome.respond(self.request, self._response([]))
         self._finish()
 
     def _respond(self, answer: Mapping[str, Piece], *, final: bool) -> None:
@@ -577,7 +577,7 @@ class ComposedRequest:
         if self._parts == 1 and spec.decoupled and not self.request.synthetic:
             total = trio.current_time() - self.request.accepted_at
             self._state.statistics.first_part(int(total * 1e9))
-        self._state.respond(self.request, response, final=final)
+        self._state.outcome.respond(self.request, response, final=final)
 
     def _response(self, outputs: list[Tensor]) -> InferResponse:
         spec = self._state.spec
@@ -600,7 +600,7 @@ class ComposedRequest:
             told: TritiumError = Cancelled("")
         else:
             told = in_ensemble(self._state.spec, error)
-        self._state.fail(self.request, told, FailureReason.OTHER)
+        self._state.outcome.fail(self.request, told, FailureReason.OTHER)
 
     def _count(self, part: InferResponse) -> None:
         if part.timing is not None:

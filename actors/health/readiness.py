@@ -29,9 +29,10 @@ import trio
 from actors.health.verdicts import Named, Standing, Verdict, judge
 from actors.seams import faults
 from actors.seams.bell import Bell
-from actors.serving.model import PROBE_SECONDS, ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.probing import ProbeOutcome, better, probe, probe_trouble
 from actors.serving.router import Router
+from actors.serving.standing import PROBE_SECONDS, Status
 from actors.supervision.context import ChildContext
 from actors.values.events import Event, Log
 from actors.values.interfaces import DeepReport
@@ -82,7 +83,7 @@ class _OwnCheck:
 
     async def ask(self) -> None:
         """Ask every instance that serves, and conclude from the answers, or from their absence."""
-        said = await self._state.asked()
+        said = await self._state.standing.asked()
         if said is None:
             self._conclude(f"its own readiness check does not answer within {PROBE_SECONDS:g} s")
         # A worker that dies says no. But its instance then starts another one, so that answer does not count.
@@ -248,11 +249,11 @@ class Readiness:
         """
         model = self._router.resolve(name, version)
         if isinstance(model, ModelState):
-            return await model.says_ready()
+            return await model.standing.says_ready()
         for key in self._roster.keys(name):
             ready = self._roster.ready(key)
             if ready:
-                return await ready[max(ready)].says_ready()
+                return await ready[max(ready)].standing.says_ready()
         return True
 
     async def deep(self) -> DeepReport:

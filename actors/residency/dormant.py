@@ -17,7 +17,8 @@ from typing import Final
 import trio
 
 from actors.seams.slices import in_slices
-from actors.serving.model import STOPPING, ModelState
+from actors.serving.intake import STOPPING
+from actors.serving.model import ModelState
 from actors.serving.validation import Validator
 from actors.supervision.spec import Backoff
 from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable

@@ -24,8 +24,9 @@ from actors.residency.dormant import Dormant, WaitingRoom
 from actors.residency.policy import Hold, Newcomer, Plan, Resident, estimate, plan, turn
 from actors.seams import faults
 from actors.seams.bell import Bell
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.router import Router
+from actors.serving.standing import Status
 from actors.supervision.context import ChildContext
 from actors.supervision.errors import SupervisionError
 from actors.values.errors import TritiumError
@@ -379,7 +380,9 @@ class _Life:
             nbytes=nbytes,
             hold=Hold.CHANGE if changing else self._hold(key, model, states, now),
             last_used=max((self._last_used(each) for each in states), default=0.0),
-            turn_ends=max((each.since + turn(each.load_seconds) for each in states), default=now),
+            turn_ends=max(
+                (each.standing.since + turn(each.standing.load_seconds) for each in states), default=now
+            ),
             leaving=model is not None and model.leaving,
         )
 
@@ -406,7 +409,7 @@ class _Life:
     def _last_used(self, state: ModelState) -> float:
         """Seconds since the epoch."""
         used = max(state.statistics.last_inference_ms, state.statistics.last_hit_ms) / 1e3
-        return used or self._wall_clock() / 1e3 - (trio.current_time() - state.since)
+        return used or self._wall_clock() / 1e3 - (trio.current_time() - state.standing.since)
 
     def _nbytes(self, states: Sequence[ModelState]) -> int:
         return sum(self._residents.sizes.get(pid, 0) for pid in _pids(states))

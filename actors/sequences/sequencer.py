@@ -20,9 +20,10 @@ from actors.sequences.policy.records import SlotGroup
 from actors.sequences.policy.sequences import Sequences
 from actors.serving.batcher import failure_reason
 from actors.serving.instances.worker import LiveWorker
-from actors.serving.model import InstanceState, ModelState
+from actors.serving.model import ModelState
 from actors.serving.policy.batching import Dispatch, Wait
 from actors.serving.policy.holding import Hold
+from actors.serving.standing import InstanceState
 from actors.serving.turns import TurnTaker
 from actors.supervision.context import ChildContext
 from actors.values.events import Event, Log
@@ -33,8 +34,8 @@ async def run(ctx: ChildContext, state: ModelState, *, log: Log, hold: Hold | No
 
     The queue drains before that, because instances stop after the scheduler.
     """
-    alarm = Alarm(state.ring)
-    clock = Clock(state.ring, alarm)
+    alarm = Alarm(state.doorbell.ring)
+    clock = Clock(state.doorbell.ring, alarm)
     try:
         sequencer = Sequencer(state, clock, log, hold)
         ctx.started()
@@ -42,21 +43,21 @@ async def run(ctx: ChildContext, state: ModelState, *, log: Log, hold: Hold | No
         async with trio.open_nursery() as nursery:
             nursery.start_soon(alarm.run)
             nursery.start_soon(clock.run)
-            state.wants = sequencer.wants
-            state.take_turn = sequencer.turn_at_once
+            state.dispatcher.wants = sequencer.wants
+            state.doorbell.take_turn = sequencer.turn_at_once
             await _take_turns(sequencer, state)
     finally:
-        state.take_turn = None
+        state.doorbell.take_turn = None
         for instance in state.instances:
-            if state.limiter is not None:
-                state.limiter.withdraw(instance)
+            if state.dispatcher.limiter is not None:
+                state.dispatcher.limiter.withdraw(instance)
         alarm.close()
 
 
 async def _take_turns(sequencer: Sequencer, state: ModelState) -> NoReturn:
     while True:
         sequencer.turn(trio.current_time())
-        await state.doorbell.receive()
+        await state.doorbell.wait()
 
 
 class Clock:
@@ -115,11 +116,11 @@ class Sequencer(TurnTaker):
         wake_at = queue.next_expiry()
         if wake_at <= now:
             for request, error in queue.expire(now):
-                state.fail(request, error, failure_reason(error))
+                state.outcome.fail(request, error, failure_reason(error))
             wake_at = queue.next_expiry()
             # Too many have expired for one turn: do not dispatch a request whose time is up.
             if wake_at <= now:
-                state.ring()
+                state.doorbell.ring()
                 return -math.inf
         for instance in state.rotation if self._hold.open or self._opens() else ():
             worker = instance.worker
@@ -139,7 +140,7 @@ class Sequencer(TurnTaker):
 
     def _serve(self, instance: InstanceState, worker: LiveWorker, now: float) -> float:
         """Give an instance the batches that are ready for it; return when to look again."""
-        wake_at, limiter = math.inf, self.state.limiter
+        wake_at, limiter = math.inf, self.state.dispatcher.limiter
         held_up = False
         for group in self._permitted(self._sequences.groups(instance.key), worker):
             decision = self._batches.decide(group, now)
@@ -152,7 +153,10 @@ class Sequencer(TurnTaker):
                 held_up = True
                 break
             batch = self._batches.form(group, decision)
-            if self.state.dispatch(worker, batch.requests, alone=batch.alone) and limiter is not None:
+            if (
+                self.state.dispatcher.dispatch(instance, batch.requests, alone=batch.alone)
+                and limiter is not None
+            ):
                 limiter.began(instance)
         if limiter is not None and not held_up:
             limiter.withdraw(instance)

@@ -15,13 +15,14 @@ from actors.seams import faults
 from actors.seams.alarm import NEAR, Alarm
 from actors.serving.instances.batches import InFlight
 from actors.serving.instances.worker import LiveWorker
-from actors.serving.model import InstanceState, ModelState
+from actors.serving.model import ModelState
 from actors.serving.policy import ahead
 from actors.serving.policy.batching import Dispatch, affordable, policy_for
 from actors.serving.policy.holding import Hold
 from actors.serving.policy.queueing import RequestQueue
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.policy.retries import SuspectQueue
+from actors.serving.standing import InstanceState
 from actors.serving.statistics import FailureReason
 from actors.serving.turns import TurnTaker
 from actors.supervision.context import ChildContext
@@ -39,14 +40,14 @@ async def run(ctx: ChildContext, state: ModelState, *, hold: Hold | None = None)
     scheduler = Scheduler(state, hold)
     ctx.started()
     ctx.publish(scheduler=type(state.spec.scheduling).__name__.lower())
-    alarm = Alarm(state.ring)
+    alarm = Alarm(state.doorbell.ring)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(alarm.run)
-            state.take_turn = scheduler.turn_at_once
+            state.doorbell.take_turn = scheduler.turn_at_once
             await _take_turns(scheduler, state, alarm)
     finally:
-        state.take_turn = None
+        state.doorbell.take_turn = None
         scheduler.withdraw()
         alarm.close()
 
@@ -56,12 +57,12 @@ async def _take_turns(scheduler: Scheduler, state: ModelState, alarm: Alarm) -> 
         now = trio.current_time()
         wake_at = scheduler.turn(now)
         if wake_at == math.inf:
-            await state.doorbell.receive()
+            await state.doorbell.wait()
             continue
         if 0 < wake_at - now < NEAR:
             alarm.set(wake_at - now)
         with trio.move_on_at(wake_at):
-            await state.doorbell.receive()
+            await state.doorbell.wait()
 
 
 class Scheduler(TurnTaker):
@@ -86,7 +87,7 @@ class Scheduler(TurnTaker):
         self._expire(queue, now)
         # Too many have expired for one turn: do not dispatch a request whose time is up.
         if queue.next_expiry() <= now:
-            state.ring()
+            state.doorbell.ring()
             return -math.inf
         expiry = math.inf
         for instance in state.instances:
@@ -108,29 +109,29 @@ class Scheduler(TurnTaker):
             if not isinstance(decision, Dispatch):
                 wake_at = min(wake_at, decision.until)
                 break
-            if state.limiter is not None:
-                chosen = self._permitted(state.limiter, now)
+            if state.dispatcher.limiter is not None:
+                chosen = self._permitted(state.dispatcher.limiter, now)
                 if chosen is None:
                     held_up = True
                     break
-            instance, worker = chosen
+            instance = chosen[0]
             requests = queue.take(affordable(each.nbytes for each in candidates[: decision.requests]))
             if requests:
-                if state.dispatch(worker, requests) and state.limiter is not None:
-                    state.limiter.began(instance)
+                if state.dispatcher.dispatch(instance, requests) and state.dispatcher.limiter is not None:
+                    state.dispatcher.limiter.began(instance)
                 self._served(instance)
-        if state.limiter is not None:
+        if state.dispatcher.limiter is not None:
             self.withdraw(held_up=held_up)
         return min(wake_at, expiry, queue.next_expiry())
 
     def _expire(self, waiting: RequestQueue | SuspectQueue, now: float) -> None:
         if waiting.next_expiry() <= now:
             for request, error in waiting.expire(now):
-                self.state.fail(request, error, failure_reason(error))
+                self.state.outcome.fail(request, error, failure_reason(error))
 
     def _hunt(self) -> None:
         """Give instances with suspects the next group, alone, with nothing prefetched behind it."""
-        limiter = self.state.limiter
+        limiter = self.state.dispatcher.limiter
         for instance in self.state.instances:
             worker = instance.worker
             while instance.hunting and worker is not None and worker.idle and worker.has_room:
@@ -138,7 +139,11 @@ class Scheduler(TurnTaker):
                 if limiter is not None and len(instance.suspects) and not limiter.ask(instance):
                     break
                 suspects = instance.suspects.next()
-                if suspects and self.state.dispatch(worker, suspects, alone=True) and limiter is not None:
+                if (
+                    suspects
+                    and self.state.dispatcher.dispatch(instance, suspects, alone=True)
+                    and limiter is not None
+                ):
                     limiter.began(instance)
 
     def _relieve(self, now: float) -> float:
@@ -179,7 +184,7 @@ class Scheduler(TurnTaker):
             instance, worker = serving[at]
             taken += ((instance, batch) for batch in worker.not_begun() if not batch.alone)
         for instance, batch in reversed(taken[:room]):  # each goes to the head of the queue
-            self.state.take_back(instance, batch)
+            self.state.dispatcher.take_back(instance, batch)
 
     def _next_instance(self, now: float) -> _Choice | None:
         """Return an instance with room for fresh requests: an idle one, else that with the most free lanes.
@@ -226,7 +231,7 @@ class Scheduler(TurnTaker):
         While batches are `held_up`, instances with room stay in line. An instance that hunts stays in line as
         long as it hunts.
         """
-        limiter = self.state.limiter
+        limiter = self.state.dispatcher.limiter
         if limiter is None:
             return
         for each in self.state.rotation:

@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from actors.serving.model import InstanceState
+from actors.serving.standing import InstanceState
 from actors.supervision.context import Stopping
 
 TURN: Final = 0.25

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from actors.values.errors import TritiumError
-from actors.values.events import Log
+from actors.values.events import Event, Log
 from actors.values.requests import InferRequest, InferResponse
+from actors.values.specs import ModelSpec
 
 if TYPE_CHECKING:
     from actors.serving.instances.batches import InFlight
@@ -93,6 +94,10 @@ class Recorder:
         self.on_internal = on_internal
         self.stages = stages
         self._serials = itertools.count(1)
+
+    def say(self, spec: ModelSpec, event: Event, **keys: object) -> None:
+        """Log a stage of a request to the version `spec`."""
+        self.log(event, level="debug", model=spec.name, version=spec.version, **keys)
 
     def open(self, request: InferRequest) -> RequestRecord:
         """Give `request` a record."""

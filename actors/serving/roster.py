@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
+from actors.serving.standing import Status
 from actors.values.interfaces import DUPLICATE_REASON, UNLOADED, IndexEntry, ServedModel
 from actors.values.specs import ModelKey
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from actors.serving.model import Status
 from actors.serving.roster import Roster
+from actors.serving.standing import Status
 from actors.values.errors import InvalidArgument, NotFound, Unavailable
 from actors.values.interfaces import ServedModel
 from actors.values.specs import ModelKey

@@ -35,7 +35,7 @@ class TurnTaker(ABC):
 
         Raises the bug of a turn that a caller took.
         """
-        self.state.answer_door()
+        self.state.doorbell.answer()
         bug, self._bug = self._bug, None
         if bug is not None:
             raise bug
@@ -51,4 +51,4 @@ class TurnTaker(ABC):
             # The bug belongs to the supervised child, which fails with it in its next turn.
             self._bug, wake_at = bug, -math.inf
         if wake_at < math.inf:
-            self.state.ring()
+            self.state.doorbell.ring()

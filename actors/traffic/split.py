@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 import trio
 
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
+from actors.serving.standing import Status
 from actors.traffic.mirror import Mirroring
 from actors.traffic.policy.traffic import Shares, difference
 from actors.values.errors import Unavailable

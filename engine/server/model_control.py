@@ -150,6 +150,6 @@ def _text(body: Mapping[str, object], key: str) -> str:
 def is_loading(router: Router, spec: ModelSpec) -> bool:
     """Whether a version of this specification is on its way, and does not serve yet."""
     return any(
-        state.spec is spec and not state.load_finished.is_set()
+        state.spec is spec and not state.standing.load_finished.is_set()
         for state in router.roster.background(spec.key)
     )

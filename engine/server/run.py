@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import trio
 
 from actors.seams.threads import in_thread
-from actors.serving.model import Status
+from actors.serving.standing import Status
 from actors.values.events import Event
 from engine.observability.announcing import Announcer, hear_python
 from engine.observability.logs import LogSink, configure_logging, json_line, open_sink

@@ -29,12 +29,14 @@ from actors.serving.instances.comeback import Comeback
 from actors.serving.instances.instance import Launcher
 from actors.serving.instances.recycling import Measure, Recycler
 from actors.serving.load_turns import LoadTurns
-from actors.serving.model import InstanceState, ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.policy.holding import Hold, StartAfter
 from actors.serving.policy.rate_limits import RateLimiter
-from actors.serving.recorded_model import RecordedState
+from actors.serving.ports import BatchObserver, Stage
+from actors.serving.recorded_model import RecordObserver, RecordStage
 from actors.serving.records import Recorder
 from actors.serving.router import Router
+from actors.serving.standing import InstanceState, Status
 from actors.supervision.context import ChildContext
 from actors.supervision.errors import NoSuchChild, NotRunning, SupervisionError
 from actors.supervision.events import Event as SupervisionEvent
@@ -127,19 +129,28 @@ class ModelSubtrees:
 
     def make_state(self, spec: ModelSpec) -> ModelState:
         """Return the state of a version about to be loaded."""
-        make = ModelState if self._recorder is None else partial(RecordedState, recorder=self._recorder)
-        state = make(
+        stages: list[Callable[[ModelState], Stage]] = []
+        observers: list[Callable[[ModelState], BatchObserver]] = []
+        if self._recorder is not None:
+            stages.append(partial(RecordStage, recorder=self._recorder))
+            observers.append(partial(RecordObserver, recorder=self._recorder))
+        if self._cache is not None and self._is_cached(spec):
+            stages.append(self._cache.of)
+        state = ModelState(
             spec,
             statistics=new_statistics(self._metrics, spec.first_response_buckets),
             on_status=self._on_status,
             wall_clock=self._wall_clock,
             sequencing=sequencing_of(spec),
+            stages=stages,
+            observers=observers,
         )
         if isinstance(spec.scheduling, Ensemble):
             state.composite = Ensembler(state, self._resolve_step)
-        if self._cache is not None and spec.response_cache and may_be_kept(spec):
-            state.cache = self._cache.of(state)
         return state
+
+    def _is_cached(self, spec: ModelSpec) -> bool:
+        return self._cache is not None and spec.response_cache and may_be_kept(spec)
 
     def _resolve_step(self, step: EnsembleStep) -> ServedModel:
         """Return the version that answers for the model of a step now."""
@@ -165,7 +176,7 @@ class ModelSubtrees:
         try:
             self._limit(state, state.instances)
         except InvalidArgument as error:
-            state.load_failed(f"{error.code.rendered}: {error.message}")
+            state.standing.load_failed(f"{error.code.rendered}: {error.message}")
             return
         state.subtree = self._free_name(state.spec)
         self._standing[state.subtree] = state
@@ -173,7 +184,7 @@ class ModelSubtrees:
         await self._supervisor.start_child(self._version_child(state))
         if state.composite is not None and state.status is Status.LOADING:
             # There are no instances to wait for, and the ensemble was checked to fit together.
-            state.become(Status.READY)
+            state.standing.become(Status.READY)
 
     def standing(self) -> list[ChildSpec]:
         """Return the children that a supervisor restarts with after it died with all versions.
@@ -196,9 +207,9 @@ class ModelSubtrees:
     def _limit(self, state: ModelState, instances: Sequence[InstanceState]) -> None:
         """Make instances known to the rate limiter. Raises InvalidArgument if they can't be."""
         if self._limiter is not None:
-            state.limiter = self._limiter
+            state.dispatcher.limiter = self._limiter
             executing = [(each, each.spec) for each in instances if not each.spec.passive]
-            self._limiter.enter(state.spec.key, executing, state.ring)
+            self._limiter.enter(state.spec.key, executing, state.doorbell.ring)
 
     def _forget_limits(self, instances: Iterable[InstanceState]) -> None:
         if self._limiter is not None:
@@ -295,7 +306,7 @@ class ModelSubtrees:
             leaving, missing = _difference(state.instances, spec.instances)
             before = state.spec
             state.respecify(spec)  # before they start: they are told their share of the cores
-            added = state.add_instances(missing)
+            added = state.standing.add_instances(missing)
             try:
                 await self._bring_in(state, added)
             except BaseException:
@@ -309,7 +320,7 @@ class ModelSubtrees:
         async with self._changing[state.subtree]:
             if each not in state.instances:
                 raise Internal(f"Internal: instance '{each.spec.name}' has gone meanwhile")
-            added = state.add_instances([each.spec])
+            added = state.standing.add_instances([each.spec])
             try:
                 with trio.fail_after(state.spec.load_timeout or math.inf):
                     await self._bring_in(state, added)
@@ -373,7 +384,7 @@ class ModelSubtrees:
         if state is None or each is None:
             return
         state.instance_exhausted(each)
-        if state.degraded:
+        if state.standing.degraded:
             self._log(
                 Event.MODEL_DEGRADED,
                 level="warning",
@@ -391,7 +402,7 @@ class ModelSubtrees:
         self._callees.draining = True
         for state in states:
             if state.status is Status.READY:
-                state.become(Status.UNLOADING)
+                state.standing.become(Status.UNLOADING)
         with trio.move_on_after(within) as scope:
             for state in states:
                 await state.wait_drained()
@@ -433,10 +444,10 @@ class ModelSubtrees:
                 namespace=state.spec.namespace,
                 statistics=state.statistics,
                 tags=state.spec.metric_tags,
-                cached=state.cache is not None,
+                cached=self._is_cached(state.spec),
                 queue_depth=depth,
                 queue_age=max(0.0, now - state.queue.oldest_enqueued) if depth else 0.0,
-                load_duration=state.load_seconds,
+                load_duration=state.standing.load_seconds,
                 instances=_by_standing(state),
                 tenants=state.queue.shares() or {},
                 slo=state.slo.sample(depth) if state.slo is not None else None,

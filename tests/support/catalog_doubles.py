@@ -11,8 +11,9 @@ from actors.catalog.catalog import Catalog, ControlMode
 from actors.catalog.found import FoundModel
 from actors.catalog.loading import Surroundings
 from actors.catalog.operations import Listing, Unreadable
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.router import Router
+from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.supervision.spec import ChildSpec, Strategy
 from actors.supervision.supervisor import Supervisor
@@ -70,9 +71,9 @@ class FakeTree:
         if left > 0:
             key = (state.spec.name, state.spec.version)
             self.fails[key if key in self.fails else state.spec.name] = left - 1
-            state.load_failed("Internal: no")
+            state.standing.load_failed("Internal: no")
         else:
-            state.become(Status.READY)
+            state.standing.become(Status.READY)
 
     async def scale(self, state, spec):
         await trio.sleep(1)

@@ -69,7 +69,7 @@ class Models:
         state = self.states[spec.name] = self.subtrees.make_state(spec)
         self.router.roster.load_begun(state.spec.key, state)
         await self.subtrees.start(state)
-        await state.load_finished.wait()
+        await state.standing.load_finished.wait()
         assert state.reason == "", state.reason
         self.router.roster.serve(spec.key, {spec.version: state})
         return state

@@ -193,11 +193,11 @@ class FakeWorker:
             for request, answer in zip(batch.requests, given, strict=True)
         ]
         result = Result(batch.id, 0, len(cuts), (1, 2, 3))
-        self.state.completed(batch, result, cuts, borrowed=borrowed)
-        self.state.batch_ended(self.instance)
+        self.state.outcome.completed(batch, result, cuts, borrowed=borrowed)
+        self.state.dispatcher.ended(self.instance)
         if batch.alone:
             self.instance.suspects.outcome_ok()
-        self.state.ring()
+        self.state.doorbell.ring()
         return batch
 
     @property
@@ -224,17 +224,19 @@ class Context:
 class Stage:
     """A model version in virtual time: its state, its scheduler, and a fake worker for each instance."""
 
-    def __init__(self, nursery, *, capacity=1, ready=True, hold=None, make=ModelState, **changes):
+    def __init__(self, nursery, *, capacity=1, ready=True, hold=None, stages=(), observers=(), **changes):
         self.nursery = nursery
         self.start = trio.current_time()
         self.changes = []
         spec = make_spec(**changes)
-        self.state = make(
+        self.state = ModelState(
             spec,
             statistics=ModelStatistics(),
             on_status=lambda state: self.changes.append((state.status, state.reason)),
             wall_clock=lambda: 0,
             sequencing=sequencing_of(spec),
+            stages=stages,
+            observers=observers,
         )
         self.arrivals = []
         self.workers = [FakeWorker(self.state, each, capacity=capacity) for each in self.state.instances]

@@ -17,8 +17,9 @@ from actors.residency import residency
 from actors.residency.policy import UNKNOWN_OVERHEAD
 from actors.residency.residency import Residents
 from actors.serving.batcher import run as run_scheduler
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.router import Router
+from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.supervision.spec import ChildSpec, Strategy
 from actors.supervision.supervisor import Supervisor
@@ -95,7 +96,7 @@ class Farm(FakeTree):
         self.nursery.start_soon(self._serve, state)
 
     async def _serve(self, state):
-        await state.load_finished.wait()
+        await state.standing.load_finished.wait()
         if state.status is Status.READY:
             name, instance = state.spec.name, state.instances[0]
             worker = BusyWorker(state, instance, self.nursery, lambda: self.service.get(name, 0.1))

@@ -4,8 +4,9 @@ import numpy as np
 import trio
 
 from actors.serving.instances.batches import InFlight
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.router import Router
+from actors.serving.standing import Status
 from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.traffic.traffic import TrafficControl
 from actors.values.errors import Internal
@@ -55,9 +56,9 @@ class Versions:
             wall_clock=lambda: 0,
         )
         self.router.roster.load_begun(KEY, state)
-        state.become(Status.READY)
+        state.standing.become(Status.READY)
         for old in self.router.roster.serve(KEY, {**self.router.roster.serving(KEY), number: state}):
-            old.become(Status.UNLOADING)
+            old.standing.become(Status.UNLOADING)
         return state
 
     def __getitem__(self, number):
@@ -96,7 +97,7 @@ def answer(state, slots=None, *, requests=None, error=None, borrowed=False, outp
     requests = state.queue.take(len(state.queue)) if requests is None else requests
     if error is not None:
         for request in requests:
-            state.fail(request, Internal(error), FailureReason.BACKEND)
+            state.outcome.fail(request, Internal(error), FailureReason.BACKEND)
     elif requests:
         slot = FakeSlot()
         if slots is not None:
@@ -107,7 +108,7 @@ def answer(state, slots=None, *, requests=None, error=None, borrowed=False, outp
             tensors = request.inputs if outputs is None else outputs
             renamed = [Tensor("OUTPUT", each.datatype, each.shape, each.data) for each in tensors]
             cuts.append((request, renamed, None))
-        state.completed(batch, Result(0, 0, len(cuts), (1, 2, 3)), cuts, borrowed=borrowed)
+        state.outcome.completed(batch, Result(0, 0, len(cuts), (1, 2, 3)), cuts, borrowed=borrowed)
     return len(requests)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from actors.serving.model import InstanceState
+from actors.serving.standing import InstanceState
 from actors.supervision.context import Stopping
 
 PATIENCE: Final = 5.0

@@ -23,6 +23,7 @@ from actors.seams.bell import Bell
 from actors.seams.slices import in_slices
 from actors.seams.threads import in_thread
 from actors.serving.asks import Asks
+from actors.serving.deaths import settle
 from actors.serving.instances.batches import InFlight
 from actors.serving.instances.comeback import Comeback
 from actors.serving.instances.load_errors import without_importing
@@ -30,7 +31,7 @@ from actors.serving.instances.output import LineBudget, OutputReader
 from actors.serving.instances.pipe import Pipe
 from actors.serving.instances.worker import LiveWorker, Slow
 from actors.serving.load_turns import LoadTurns
-from actors.serving.model import InstanceState, ModelState
+from actors.serving.model import ModelState
 from actors.serving.policy.confinement import Usage, judge, next_look
 from actors.serving.policy.retries import (
     DeathReason,
@@ -44,6 +45,7 @@ from actors.serving.policy.retries import (
     fingerprint_of,
 )
 from actors.serving.records import named
+from actors.serving.standing import InstanceState
 from actors.supervision.context import ChildContext
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.events import Event, Log
@@ -230,19 +232,19 @@ class InstanceActor:
     def _enter(self, phase: str) -> None:
         """Tell the tree what this instance is busy with, and the version too where it is loading."""
         self._ctx.publish(phase=phase)
-        self._state.phase = phase
+        self._state.standing.phase = phase
 
     def _never_lived(self, why: str) -> None:
         self._verdict = StartFailed(why)
         self._instance.last_reason = str(self._verdict)
         if self._instance.exhausted:
             self._state.instance_exhausted(self._instance)
-        self._state.load_failed(f"{ErrorCode.INTERNAL.rendered}: {why}", self._instance)
+        self._state.standing.load_failed(f"{ErrorCode.INTERNAL.rendered}: {why}", self._instance)
 
     # -- one life --------------------------------------------------------------------------------------------
 
     async def _live_and_be_buried(self, launched: Launched) -> None:
-        limiter = self._state.limiter
+        limiter = self._state.dispatcher.limiter
         # A batch that waits for a resource must not wait in the worker, which executes every batch that it
         # holds.
         limited = limiter is not None and limiter.limits(self._instance)
@@ -524,11 +526,11 @@ class InstanceActor:
     def finished(self, batch: InFlight, result: Result, answers: Sequence[Cut], *, borrowed: bool) -> None:
         """Answer a batch's requests, and note the progress."""
         state, instance = self._state, self._instance
-        state.completed(batch, result, answers, borrowed=borrowed)
+        state.outcome.completed(batch, result, answers, borrowed=borrowed)
         if batch.alone:
             instance.suspects.outcome_ok()
         if self._joined.is_set():  # a warmup is no progress, and holds no resources
-            state.batch_ended(instance)
+            state.dispatcher.ended(instance)
             self._ctx.progressed()
             instance.exhausted = False
         if instance.worker is not None:
@@ -541,7 +543,7 @@ class InstanceActor:
     def part(self, batch: InFlight, arrived: Arrived) -> None:
         """Pass on one part of a decoupled model's answer."""
         batch.progressed(trio.current_time())
-        self._state.partial(batch, arrived)
+        self._state.outcome.partial(batch, arrived)
         if not arrived.final:
             return
         if self._joined.is_set():
@@ -562,7 +564,7 @@ class InstanceActor:
     def slot_freed(self) -> None:
         """Room for another batch."""
         if len(self._state.queue) or self._instance.hunting or self._could_relieve():
-            self._state.ring()
+            self._state.doorbell.ring()
 
     def _could_relieve(self) -> bool:
         """Whether this worker has a free lane, while in another worker a batch waits behind an execution."""
@@ -722,14 +724,14 @@ class InstanceActor:
             alone=any(batch.alone for batch in executing),
             instance=self._name,
             culprit=executing.index(self._culprit) if self._culprit in executing else None,
-            known=state.known_killers(marks),
+            known=state.blame.known(marks, trio.current_time()),
         )
         # A worker that was stopped from outside could not have made progress: that is not its fault either.
         if hunting or aftermath.suspects or (isinstance(reason, Hang) and reason.suspended):
             self._ctx.progressed()
-        state.settle(instance, aftermath, marks)
+        settle(state, instance, aftermath, marks)
         if self._load_error is not None:
-            state.load_failed(f"{self._load_code.rendered}: {self._load_error}", instance)
+            state.standing.load_failed(f"{self._load_code.rendered}: {self._load_error}", instance)
         held = {
             "executing": named(request for batch in executing for request in batch.requests),
             "waiting": named(waiting),

@@ -13,8 +13,9 @@ import trio
 
 from actors.seams import faults
 from actors.serving.instances.worker import LiveWorker
-from actors.serving.model import InstanceState, ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.policy.recycling import Rest, Wear, ceiling_reached, next_look
+from actors.serving.standing import InstanceState, Status
 from actors.supervision.context import ChildContext
 from actors.values.errors import TritiumError
 from actors.values.events import Event, Log

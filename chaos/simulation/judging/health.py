@@ -55,7 +55,9 @@ def trouble(
     # One directory for the configuration as it is, and one for the version that serves, which may be older.
     if not held <= disk.fetched - disk.released <= 2 * len(models):
         yield f"{disk.fetched - disk.released} directories are held by {held} models that serve"
-    limiter = next((state.limiter for state in states if state.limiter is not None), None)
+    limiter = next(
+        (state.dispatcher.limiter for state in states if state.dispatcher.limiter is not None), None
+    )
     if limiter is not None:
         statistics = limiter.statistics()
         if statistics.line or any(pool.used for pool in statistics.pools.values()):
@@ -131,8 +133,9 @@ def _trouble_of(state: ModelState) -> Iterator[str]:
         yield f"{name} has {len(state.in_flight)} requests"
     if len(state.queue):
         yield f"{name} has {len(state.queue)} requests in its queue"
-    if state.cache is not None and state.cache.waiting:
-        yield f"{name} has {state.cache.waiting} requests that wait in the cache"
+    waiting = sum(stage.waiting for stage in state.stages)
+    if waiting:
+        yield f"{name} has {waiting} requests that wait in the cache"
     for instance in state.instances:
         if instance.worker is None:
             yield f"instance {instance.key} of {name} has no worker: {instance.last_reason}"

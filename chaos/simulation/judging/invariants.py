@@ -12,7 +12,8 @@ from typing import Final
 import trio
 
 from actors.ensembles.ensemble_request import Step
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
+from actors.serving.standing import Status
 
 LOOKS_EVERY: Final = 0.01
 GRACE: Final = 0.1
@@ -59,7 +60,11 @@ def wrong(state: ModelState, now: float, grace: float = GRACE) -> Iterator[tuple
         return
     if state.queue.next_expiry() < now - grace:
         yield "a request waits whose time was up", grace
-    if state.limiter is None and state.status is Status.READY and _waits_too_long(state, now - grace):
+    if (
+        state.dispatcher.limiter is None
+        and state.status is Status.READY
+        and _waits_too_long(state, now - grace)
+    ):
         for instance in state.rotation:
             worker = instance.worker
             if worker is not None and worker.idle and worker.has_room and not instance.hunting:

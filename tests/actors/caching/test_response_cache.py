@@ -36,14 +36,13 @@ class Near:
     """A model whose answers are kept in the server, and how the cache is called from outside."""
 
     def __init__(self, nursery, *, size=SIZE, far=None, **changes):
-        self.model = Stage(nursery, response_cache=True, **changes)
         self.logged = []
         self.cache = ResponseCache(
             near=None if far is not None else LruCache(size),
             far=far,
             log=lambda event, **keys: self.logged.append((str(event), keys)),
         )
-        self.model.state.cache = self.cache.of(self.model.state)
+        self.model = Stage(nursery, stages=[self.cache.of], response_cache=True, **changes)
         nursery.start_soon(self.cache.keep_appointments, Context())
 
     @property
@@ -365,8 +364,8 @@ async def test_a_leader_that_the_queue_refuses_leads_nobody(near, autojump_clock
 async def test_what_kills_workers_does_not_kill_one_for_each_follower(near, autojump_clock):
     at = near()
     leader, follower = await at.send(1.0), await at.send(1.0)
-    at.state.quarantine.add(leader, trio.current_time())
-    at.state.fail(leader, Poisoned("it kills"), FailureReason.BACKEND)
+    at.state.blame.quarantine.add(leader, trio.current_time())
+    at.state.outcome.fail(leader, Poisoned("it kills"), FailureReason.BACKEND)
     assert isinstance(follower.reply.error, Poisoned)
     assert at.worker.sizes == [1]
 
@@ -374,7 +373,7 @@ async def test_what_kills_workers_does_not_kill_one_for_each_follower(near, auto
 async def test_a_model_that_gives_up_answers_those_who_wait(near, autojump_clock):
     at = near()
     requests = [await at.send(1.0) for _ in range(3)]
-    at.state.fail_queued(Unavailable("gone"))
+    at.state.intake.fail_queued(Unavailable("gone"))
     assert [each.reply.error is not None for each in requests] == [False, True, True]
     at.state.close()
     await at.state.wait_drained()
@@ -434,7 +433,7 @@ async def test_who_is_given_up_while_its_key_is_made_is_not_remembered_until_its
     request = at.request(1.0, elements=WIDE, deadline=trio.current_time() + 1000.0)
     await at.state.submit(request)
     assert len(at.cache.appointments) == 1
-    at.state.fail_queued(Unavailable("gone"))
+    at.state.intake.fail_queued(Unavailable("gone"))
     assert request.reply.error is not None
     assert len(at.cache.appointments) == 0
 
@@ -559,7 +558,7 @@ async def test_a_look_up_that_nobody_waits_for_any_more_is_for_nobody(far, autoj
     await at.model.settled()
     assert at.worker.sizes == []
     assert len(asker.reply.parts) == 1
-    assert at.state.cache.waiting == 0
+    assert at.state.stages[0].waiting == 0
 
 
 async def test_what_waits_for_look_ups_has_room_in_the_queue(far, autojump_clock):
@@ -576,7 +575,7 @@ async def test_what_waits_for_look_ups_has_room_in_the_queue(far, autojump_clock
 async def test_a_model_that_ends_answers_who_waits_for_a_look_up(far, autojump_clock):
     at, store = far()
     asker = await at.send(1.0)
-    at.state.fail_queued(Unavailable("gone"))
+    at.state.intake.fail_queued(Unavailable("gone"))
     assert isinstance(asker.reply.error, Unavailable)
     store.answer()
     await at.state.wait_drained()
@@ -651,7 +650,7 @@ async def play(far, plan):
         at.state.close()
         await at.model.settled()
         assert [len(each.reply.parts) for each in sent] == [1] * len(sent)
-        assert at.state.cache.waiting == 0
+        assert at.state.stages[0].waiting == 0
         assert at.cache.bugs == 0
         assert len(at.cache.appointments) == 0
         assert not at.state.statistics.reply_violations
@@ -677,5 +676,5 @@ async def act(at, store, sent, what, number):
     elif what == "answer" and store is not None and store.asked:
         store.answer()
     elif what == "close":
-        at.state.fail_queued(Unavailable("gone"))
+        at.state.intake.fail_queued(Unavailable("gone"))
     await at.model.settled()

@@ -168,8 +168,8 @@ async def test_an_unload_takes_effect_at_once_and_running_requests_finish(begin,
         world.router.resolve("m")
     assert state not in world.tree.ended
     state.queue.take(1)
-    state.fail(request, Unavailable("answered"), reason=next(iter(state.statistics.failures)))
-    await state.ended.wait()
+    state.outcome.fail(request, Unavailable("answered"), reason=next(iter(state.statistics.failures)))
+    await state.standing.ended.wait()
     assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
 
 
@@ -181,7 +181,7 @@ async def test_what_does_not_drain_within_its_deadline_is_answered(begin, autoju
     await state.submit(request)
     start = trio.current_time()
     await world.catalog.unload("m")
-    await state.ended.wait()
+    await state.standing.ended.wait()
     assert trio.current_time() - start == pytest.approx(3)
     assert isinstance(request.reply.error, Unavailable)
 
@@ -284,7 +284,7 @@ async def test_the_old_version_serves_until_all_new_ones_are_loaded(begin, nurse
     await trio.sleep(2)
     assert world.router.resolve("m").spec.version == 2
     assert world.router.resolve("m", "1") is not old
-    await old.ended.wait()
+    await old.standing.ended.wait()
     assert world.index("m") == [("m", 1, "READY", ""), ("m", 2, "READY", "")]
     assert world.swaps == [("m", [1]), ("m", [1, 2])]
 
@@ -295,7 +295,7 @@ async def test_versions_that_are_not_wanted_any_more_retire_once_the_new_ones_se
     (old,) = world.serving("m").values()
     world.source.models["m"] = model("m", 2)
     await world.catalog.load("m", {})
-    await old.ended.wait()
+    await old.standing.ended.wait()
     assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded"), ("m", 2, "READY", "")]
 
 
@@ -512,8 +512,8 @@ async def test_local_copies_live_as_long_as_a_version_that_reads_them(begin, aut
     first, second = world.source.copies
     assert not first.removed
     old.queue.take(1)
-    old.fail(request, Unavailable("x"), reason=next(iter(old.statistics.failures)))
-    await old.ended.wait()
+    old.outcome.fail(request, Unavailable("x"), reason=next(iter(old.statistics.failures)))
+    await old.standing.ended.wait()
     assert first.removed
     assert not second.removed
     await world.catalog.unload("m")
@@ -581,7 +581,7 @@ async def test_a_model_that_vanished_is_unloaded_and_forgotten(begin, autojump_c
     (state,) = world.serving("m").values()
     del world.source.models["m"]
     world.catalog.gone(ModelKey("m"))
-    await state.ended.wait()
+    await state.standing.ended.wait()
     assert world.states("n") == {1: "READY"}
     assert all(entry[2:] == ("UNAVAILABLE", "unloaded") for entry in world.index("m"))
     assert world.swaps[-1] == ("m", None)
@@ -624,7 +624,7 @@ async def test_a_model_on_demand_is_dormant_until_it_is_woken_and_again_once_evi
     await world.catalog.wake(ModelKey("m"))
     assert len(world.tree.started) == 1
     assert await world.catalog.evict(ModelKey("m"))
-    assert state.ended.is_set()
+    assert state.standing.ended.is_set()
     assert world.router.resolve("m") == ("dormant", 1)
     assert not await world.catalog.evict(ModelKey("m"))
 

@@ -10,8 +10,10 @@ import trio.testing
 from actors.ensembles import ensemble
 from actors.ensembles.ensemble import GATE_PATIENCE, Ensembler
 from actors.ensembles.ensemble_request import UNREAD_PARTS
-from actors.serving.model import ModelState, Status
+from actors.serving.deaths import settle
+from actors.serving.model import ModelState
 from actors.serving.policy.retries import Aftermath
+from actors.serving.standing import Status
 from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.values.datatypes import DataType
 from actors.values.errors import (
@@ -76,10 +78,10 @@ class Model(Stage):
         batch = worker.outstanding.pop(next(iter(worker.outstanding)))
         for request in batch.requests:
             if error is not None:
-                self.state.fail(request, error, FailureReason.BACKEND)
+                self.state.outcome.fail(request, error, FailureReason.BACKEND)
                 continue
             self.part(request, outputs=outputs, leases=leases, parameters=parameters)
-        self.state.ring()
+        self.state.doorbell.ring()
         return batch
 
     def part(self, request, *, outputs=None, final=True, leases=None, parameters=None):
@@ -96,7 +98,7 @@ class Model(Stage):
         if leases is not None:
             leases.append("taken")
             response.on_release(lambda: leases.append("released"))
-        self.state.respond(request, response, final=final)
+        self.state.outcome.respond(request, response, final=final)
 
 
 def plus_one(tensor):
@@ -139,7 +141,7 @@ class World:
             wall_clock=lambda: 77,
         )
         state.composite = Ensembler(state, self.resolve)
-        state.become(Status.READY)
+        state.standing.become(Status.READY)
         self.models[name] = state
         self.actors.append(None)
         self.start_actor(state)
@@ -480,7 +482,7 @@ async def test_new_requests_follow_a_swap_and_one_on_its_way_keeps_its_versions(
     first = ask()
     whole.submit_nowait(first)
     new = world.model("a")  # takes its place
-    old.state.become(Status.UNLOADING)
+    old.state.standing.become(Status.UNLOADING)
     second = ask()
     whole.submit_nowait(second)
     await world.settled()
@@ -515,8 +517,8 @@ async def test_what_waits_in_a_retiring_ensemble_still_finds_its_models(world, a
         whole.submit_nowait(request)
         await world.settled()
     assert len(whole.queue)
-    whole.become(Status.UNLOADING)
-    b.state.become(Status.UNLOADING)
+    whole.standing.become(Status.UNLOADING)
+    b.state.standing.become(Status.UNLOADING)
     while b.running:
         b.finish()
         await world.settled()
@@ -592,7 +594,7 @@ async def test_a_borrowed_tensor_whose_consumers_worker_dies_is_copied_while_it_
     (consumer,) = b.running
     b.worker.outstanding.clear()
     b.worker.instance.worker = None  # until another one has been started
-    b.state.settle(b.worker.instance, Aftermath(requeue=(consumer,)))
+    settle(b.state, b.worker.instance, Aftermath(requeue=(consumer,)))
     await trio.sleep(5)
     assert leases == ["taken", "released"]
     b.state.instance_ready(b.worker.instance, b.worker)
@@ -739,7 +741,7 @@ async def test_a_decoupled_step_that_fails_in_the_middle_ends_the_answer_with_it
     (stream,) = many.running
     many.part(stream, final=False)
     b.finish()
-    many.state.fail(stream, Internal("broke off"), FailureReason.BACKEND)
+    many.state.outcome.fail(stream, Internal("broke off"), FailureReason.BACKEND)
     assert len(request.reply.parts) == 2
     assert request.reply.error.message == "in ensemble 'whole', broke off"
 

@@ -6,8 +6,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from actors.health.readiness import Readiness
 from actors.serving.batcher import run as run_scheduler
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.router import Router
+from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.values.errors import ErrorCode, NotFound, Unavailable
 from actors.values.events import Event
@@ -165,9 +166,9 @@ async def test_a_change_of_status_shows_at_once(serving, autojump_clock):
     server = serving()
     worker = server.serve()
     assert await server.is_ready()
-    worker.state.become(Status.UNAVAILABLE, "Unavailable: all instances keep dying: signal 11")
+    worker.state.standing.become(Status.UNAVAILABLE, "Unavailable: all instances keep dying: signal 11")
     assert not await server.is_ready()
-    worker.state.become(Status.READY)
+    worker.state.standing.become(Status.READY)
     assert await server.is_ready()
     assert [ready for ready, _ in server.changes] == [True, False, True]
     assert server.changes[1][1] == ["model add version 1: unavailable"]
@@ -554,7 +555,7 @@ async def test_a_version_that_is_retired_under_its_probe_is_no_failure(serving, 
     await trio.sleep(2)  # the probe is on its way
     new = server.loading(probe_interval=4.0)
     server.ready(new)
-    old.state.become(Status.UNLOADING)
+    old.state.standing.become(Status.UNLOADING)
     await trio.sleep(10)
     assert await server.is_ready()
     (counts,) = server.readiness.probes()
@@ -723,7 +724,7 @@ async def test_a_version_swapped_under_a_deep_probe_is_no_failure(serving, autoj
     server.nursery.start_soon(ask)
     await trio.sleep(1)
     server.ready(server.loading())
-    old.state.become(Status.UNLOADING)
+    old.state.standing.become(Status.UNLOADING)
     await trio.sleep(5)
     assert reports[0].ready
     assert [part["ready"] for part in reports[0].document["parts"]] == [True]
@@ -739,9 +740,9 @@ async def test_a_restarted_actor_goes_on_where_the_last_one_was(serving, autojum
     assert await server.is_ready()
     server.life.cancel()
     await wait_all_tasks_blocked()
-    worker.state.become(Status.UNAVAILABLE, "Internal: gone")
+    worker.state.standing.become(Status.UNAVAILABLE, "Internal: gone")
     assert not await server.is_ready()  # no task keeps the verdict current
-    worker.state.become(Status.READY)
+    worker.state.standing.become(Status.READY)
     server.life = trio.CancelScope()
     server.nursery.start_soon(server.live)
     await trio.sleep(5)

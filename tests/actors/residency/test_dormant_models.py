@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from actors.residency.dormant import Dormant, WaitingRoom
-from actors.serving.model import STOPPING
+from actors.serving.intake import STOPPING
 from actors.values.errors import Cancelled, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from actors.values.marks import ClientMarks
 from actors.values.specs import ModelKey, QueueBounds, TrafficPlan

@@ -14,7 +14,8 @@ from actors.catalog.catalog import ControlMode
 from actors.residency.dormant import Dormant
 from actors.residency.policy import SHORTEST_TURN
 from actors.residency.residency import MEASURE_SECONDS, NOT_EVICTED_SECONDS
-from actors.serving.model import STOPPING, Status
+from actors.serving.intake import STOPPING
+from actors.serving.standing import Status
 from actors.values.errors import Cancelled, TritiumError, Unavailable
 from actors.values.specs import ModelKey, Residency
 from tests.support.examples import examples
@@ -122,7 +123,7 @@ async def test_a_load_that_an_operator_asked_for_serves_those_who_wait(begin, au
 async def test_one_that_is_loaded_and_cannot_serve_is_no_reason_to_load_it_again(begin, autojump_clock):
     den = await begin("a")
     await den.ask("a")
-    den.serving("a")[1].become(Status.UNAVAILABLE, "all instances keep dying")
+    den.serving("a")[1].standing.become(Status.UNAVAILABLE, "all instances keep dying")
     with pytest.raises(Unavailable, match="model 'a' is loaded and can't serve: all instances keep dying"):
         await den.ask("a")
     assert len(den.farm.started) == 1

@@ -5,9 +5,11 @@ import math
 import pytest
 import trio
 
-from actors.serving.model import STOPPING, Status
+from actors.serving.deaths import settle
+from actors.serving.intake import STOPPING
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.policy.retries import Aftermath
+from actors.serving.standing import Status
 from actors.values.datatypes import DataType
 from actors.values.errors import (
     Cancelled,
@@ -219,7 +221,7 @@ async def test_a_batch_that_can_not_be_handed_over_leaves_its_slots_usable(stage
 async def test_unloading_waits_for_what_is_queued_and_takes_what_goes_on(stage, autojump_clock):
     model = stage()
     await step(model, 1, START)
-    model.state.become(Status.UNLOADING)
+    model.state.standing.become(Status.UNLOADING)
     last = await step(model, 1, END)
     with pytest.raises(Unavailable) as caught:
         await step(model, 2, START)
@@ -255,7 +257,7 @@ def die(model, at=0, **aftermath):
     worker.outstanding.clear()
     worker.instance.worker = None
     worker.instance.last_reason = "signal 9"
-    model.state.settle(worker.instance, Aftermath(**aftermath))
+    settle(model.state, worker.instance, Aftermath(**aftermath))
 
 
 def come_back(model, at=0):
@@ -588,8 +590,10 @@ async def test_rate_limited_instances_take_turns(stage, autojump_clock):
     one = RateLimit(resources=(Resource(name="R", count=1, shared=True),))
     instances = tuple(InstanceSpec(name=f"m_{n}", rate_limit=one) for n in range(2))
     model = stage(max_batch_size=1, instances=instances, ready=False)
-    model.state.limiter = RateLimiter({})
-    model.state.limiter.enter("m", [(each, each.spec) for each in model.state.instances], model.state.ring)
+    model.state.dispatcher.limiter = RateLimiter({})
+    model.state.dispatcher.limiter.enter(
+        "m", [(each, each.spec) for each in model.state.instances], model.state.doorbell.ring
+    )
     for at in range(2):
         come_back(model, at)
     await step(model, 1, START)
@@ -597,7 +601,7 @@ async def test_rate_limited_instances_take_turns(stage, autojump_clock):
     await model.settled()
     assert [len(worker.sent) for worker in model.workers] == [1, 0]
     model.workers[0].finish()
-    model.state.batch_ended(model.workers[0].instance)
+    model.state.dispatcher.ended(model.workers[0].instance)
     await model.settled()
     assert [len(worker.sent) for worker in model.workers] == [1, 1]
     assert math.isfinite(model.now)

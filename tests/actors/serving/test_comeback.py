@@ -4,8 +4,8 @@ import pytest
 import trio
 
 from actors.serving.instances.comeback import PATIENCE, Comeback
-from actors.serving.model import InstanceState, Status
 from actors.serving.router import Router
+from actors.serving.standing import InstanceState, Status
 from actors.supervision.context import Stopping
 from actors.supervision.supervisor import Supervisor
 from actors.values.specs import InstanceSpec

@@ -2,9 +2,10 @@
 
 import pytest
 
+from actors.serving.deaths import settle
 from actors.serving.instances.instance import threads_for
-from actors.serving.model import Status
 from actors.serving.policy.retries import Aftermath
+from actors.serving.standing import Status
 from actors.values.specs import InstanceSpec
 from tests.support.model_doubles import Stage, make_spec
 
@@ -51,14 +52,14 @@ async def test_a_model_of_which_only_passive_instances_are_left_is_unavailable(s
     model = stage(instances=group() + group(number=1, passive=True))
     worker = model.workers[0]
     worker.instance.worker = None
-    model.state.settle(worker.instance, Aftermath())
+    settle(model.state, worker.instance, Aftermath())
     model.state.instance_exhausted(worker.instance)
     assert model.state.status is Status.UNAVAILABLE
 
 
 async def test_passive_instances_come_and_go_with_the_configuration(stage, autojump_clock):
     model = stage()
-    (added,) = model.state.add_instances(group(number=1, passive=True))
+    (added,) = model.state.standing.add_instances(group(number=1, passive=True))
     assert added in model.state.instances
     assert added not in model.state.rotation
     model.state.remove_instance(added)

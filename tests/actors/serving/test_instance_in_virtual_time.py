@@ -8,8 +8,9 @@ import pytest
 import trio
 
 from actors.serving.instances.instance import InstanceActor, WorkerDied
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.policy.retries import Exit, Signal
+from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.supervision.context import Stopping
 from actors.values.datatypes import DataType
@@ -188,7 +189,7 @@ class Life:
         for request in requests:
             request.requested_outputs = self.state.spec.output_names
             self.state.in_flight[request] = None
-        self.state.dispatch(self.instance.worker, requests)
+        self.state.dispatcher.dispatch(self.instance, requests)
         return requests
 
 
@@ -212,7 +213,7 @@ async def test_a_batch_is_answered_and_that_is_progress(nursery, autojump_clock)
 
 async def test_a_worker_that_cannot_be_started_fails_the_load(nursery, autojump_clock):
     life = Life(nursery, refuse=OSError(11, "Resource temporarily unavailable"))
-    await life.state.load_finished.wait()
+    await life.state.standing.load_finished.wait()
     assert life.state.status is Status.UNAVAILABLE
     assert "no worker could be started" in life.state.reason
     assert "Resource temporarily unavailable" in life.state.reason
@@ -242,7 +243,7 @@ async def test_no_memory_for_a_connection_ends_the_worker_and_leaks_nothing(
 
     monkeypatch.setattr(Segment, "create", no_memory)
     life = Life(nursery, worker=worker)
-    await life.state.load_finished.wait()
+    await life.state.standing.load_finished.wait()
     assert worker.signals == ["KILL"]
     assert worker.socket.fileno() == -1
     assert "Cannot allocate memory" in life.state.reason
@@ -302,7 +303,7 @@ async def test_a_failed_warmup_ends_a_worker_that_does_not_obey(nursery, autojum
     life = Life(nursery, warmup=warmup(), worker=PlayedWorker(obedient=False))
     await life.worker.load()
     life.worker.answer(await life.worker.batch(), error="too cold")
-    await life.state.load_finished.wait()
+    await life.state.standing.load_finished.wait()
     assert "failed to run warmup sample 'sample': too cold; too cold; " in life.state.reason
     assert life.worker.signals == ["KILL"]
     assert trio.current_time() - life.start < 10
@@ -316,7 +317,7 @@ async def test_a_failed_load_is_told_with_its_reason_and_only_the_first(nursery,
         body = {"message": f"no {n}", "traceback": "Traceback"}
         life.worker.far.send(frames.encode_json(frames.LOAD_FAILED, body))
     life.worker.exit(Exit(0))
-    await life.state.load_finished.wait()
+    await life.state.standing.load_finished.wait()
     assert life.state.reason == "Internal: no 0"
     assert sum(event == "worker_output" for event, _ in life.logged) == 1
     life.ctx.stopping.set()

@@ -15,9 +15,11 @@ from actors.catalog.catalog import ControlMode
 from actors.catalog.found import FoundModel, Override
 from actors.catalog.operations import Unreadable
 from actors.seams import faults
-from actors.serving.model import ModelState, Status
+from actors.serving.deaths import settle
+from actors.serving.model import ModelState
 from actors.serving.policy.retries import Aftermath
 from actors.serving.router import Router
+from actors.serving.standing import Status
 from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.supervision.spec import Strategy
 from actors.supervision.supervisor import Supervisor
@@ -46,7 +48,7 @@ async def hold(state):
     request = make_request()
     await state.submit(request)
     state.queue.take(1)
-    return lambda: state.fail(request, Unavailable("answered"), FailureReason.OTHER)
+    return lambda: state.outcome.fail(request, Unavailable("answered"), FailureReason.OTHER)
 
 
 def duplicate(name="m"):
@@ -67,7 +69,7 @@ async def test_a_retirement_goes_on_after_its_supervisor_was_restarted(begin, au
     assert state not in world.tree.ended
     assert world.index("m") == [("m", 1, "UNLOADING", "")]
     answer()
-    await state.ended.wait()
+    await state.standing.ended.wait()
     assert state in world.tree.ended
     assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
     assert all(copy.removed for copy in world.source.copies)
@@ -82,7 +84,7 @@ async def test_a_retirement_keeps_its_deadline_when_its_supervisor_is_restarted(
     await world.catalog.unload("m")
     await trio.sleep(6)
     world.root.kill("retirements")
-    await state.ended.wait()
+    await state.standing.ended.wait()
     assert trio.current_time() - begun == pytest.approx(10)
 
 
@@ -113,7 +115,7 @@ async def test_a_retirement_that_crashes_is_taken_up_again_at_once(begin, autoju
         await wait_all_tasks_blocked()
     answer()
     with trio.fail_after(60):
-        await state.ended.wait()
+        await state.standing.ended.wait()
     assert trio.current_time() == begun
     assert world.tree.ended == [state]
     assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
@@ -132,7 +134,7 @@ async def test_a_retirement_that_is_killed_keeps_its_deadline(begin, autojump_cl
     await trio.sleep(6)
     world.retirements.kill(f"retirements/{state.subtree}")
     with trio.fail_after(60):
-        await state.ended.wait()
+        await state.standing.ended.wait()
     assert trio.current_time() - begun == pytest.approx(10)
 
 
@@ -150,9 +152,9 @@ async def test_a_retirement_that_keeps_crashing_disturbs_no_other(begin, autojum
         await trio.sleep(1)
         answer()
         with trio.fail_after(1):
-            await other.ended.wait()
+            await other.standing.ended.wait()
         with trio.fail_after(600):
-            await state.ended.wait()
+            await state.standing.ended.wait()
     (catalog,) = [each for each in world.root.tree().children if each.name == "catalog"]
     assert catalog.restarts == 0
 
@@ -172,7 +174,7 @@ async def test_a_version_that_could_not_be_ended_is_ended_by_the_next_life_of_it
     world.tree.end = crash
     await world.catalog.unload("m")
     with trio.fail_after(60):
-        await state.ended.wait()
+        await state.standing.ended.wait()
     assert world.tree.ended == [state]
     assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
 
@@ -282,7 +284,7 @@ async def test_a_model_that_is_on_demand_no_more_has_no_version_that_sleeps(begi
     await trio.sleep(5)
     with pytest.raises(TritiumError, match="version 1 is not at ready state"):
         world.router.resolve("m", "1")
-    world.router.roster.serving(M)[2].become(Status.UNAVAILABLE, "Unavailable: it died")
+    world.router.roster.serving(M)[2].standing.become(Status.UNAVAILABLE, "Unavailable: it died")
     with pytest.raises(TritiumError, match="has no available versions"):
         world.router.resolve("m")
 
@@ -355,12 +357,12 @@ async def test_a_load_brings_back_a_version_whose_instances_keep_dying(begin, au
     world = await begin(model("m"), **EXPLICIT)
     await world.catalog.load("m", {})
     (dead,) = world.serving("m").values()
-    dead.become(Status.UNAVAILABLE, "Unavailable: all instances keep dying")
+    dead.standing.become(Status.UNAVAILABLE, "Unavailable: all instances keep dying")
     await world.catalog.load("m", {})
     (state,) = world.serving("m").values()
     assert state is not dead
     assert state.status is Status.READY
-    await dead.ended.wait()
+    await dead.standing.ended.wait()
 
 
 # -- what the index tells
@@ -375,7 +377,7 @@ async def test_why_a_load_failed_is_told_after_an_older_generation_has_retired(b
     world.tree.fails = {"m": 1}
     await failure(world.catalog.load("m", {}))
     answer()
-    await state.ended.wait()
+    await state.standing.ended.wait()
     assert world.index("m") == [("m", 1, "UNAVAILABLE", "Internal: no")]
 
 
@@ -401,7 +403,7 @@ async def test_a_namesake_answers_to_the_bare_name_once_the_other_has_left_and_d
         state = ModelState(
             spec, statistics=ModelStatistics(), on_status=router.roster.changed, wall_clock=lambda: 0
         )
-        state.become(Status.READY)
+        state.standing.become(Status.READY)
         router.roster.serve(spec.key, {1: state})
         states.append(state)
     gone, stays = states
@@ -424,7 +426,7 @@ async def test_a_model_that_came_back_while_it_retired_is_told_of(begin, autojum
     world.catalog.look_at(M, changed=True)
     await trio.sleep(5)
     answer()
-    await old.ended.wait()
+    await old.standing.ended.wait()
     assert world.index("m") == [("m", 1, "UNAVAILABLE", "Internal: no")]
 
 
@@ -484,7 +486,7 @@ class Scaled:
                 self.state.instance_ready(instance, FakeWorker(self.state, instance))
             else:
                 instance.started_once = instance.exhausted = True
-        self.state.become(Status.READY)
+        self.state.standing.become(Status.READY)
         return self.state
 
     def with_instances(self, count):
@@ -548,7 +550,7 @@ async def test_what_a_dismissed_instance_died_of_is_hunted_for_by_another(scaled
         await state.submit(request)
     state.queue.drain()
     state.remove_instance(leaves)
-    state.settle(leaves, Aftermath(suspects=(tuple(requests),)))
+    settle(state, leaves, Aftermath(suspects=(tuple(requests),)))
     assert list(stays.suspects) == requests
 
 

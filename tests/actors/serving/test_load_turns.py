@@ -5,7 +5,7 @@ import trio
 import trio.testing
 
 from actors.serving.load_turns import TURN, LoadTurns
-from actors.serving.model import InstanceState
+from actors.serving.standing import InstanceState
 from actors.supervision.context import Stopping
 from actors.values.specs import InstanceSpec
 

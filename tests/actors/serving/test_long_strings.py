@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.seams.slices import at_once, in_slices
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
+from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled, InvalidArgument
@@ -126,7 +127,7 @@ def strings_request(elements, count):
 @pytest.fixture
 async def ready_model():
     state = ModelState(STRINGS, statistics=ModelStatistics(), on_status=lambda _: None, wall_clock=lambda: 0)
-    state.become(Status.READY)
+    state.standing.become(Status.READY)
     return state
 
 

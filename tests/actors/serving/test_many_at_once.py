@@ -189,7 +189,7 @@ async def told_in_turns(requests, most):
 
 async def test_those_who_wait_for_room_are_refused_some_at_a_time(nursery, autojump_clock):
     stage, requests = await crowd(nursery, 1000, queue_bounds=NARROW)
-    stage.state.fail_queued(Unavailable("enough"))
+    stage.state.intake.fail_queued(Unavailable("enough"))
     waiting = [request for request in requests if request not in stage.state.in_flight]
     await told_in_turns([request for request in waiting if not request.reply.parts], 2 * REFUSED_AT_ONCE)
     assert all(isinstance(request.reply.error, Unavailable) for request in waiting)
@@ -199,7 +199,7 @@ async def test_one_who_leaves_before_being_told_of_a_refusal_keeps_nobody_waitin
     stage, requests = await crowd(nursery, 1000, queue_bounds=NARROW)
     for request in requests:
         request.deadline = math.inf
-    stage.state.fail_queued(Unavailable("enough"))
+    stage.state.intake.fail_queued(Unavailable("enough"))
     for request in requests[-400:-100]:
         stage.state.cancel(request)
     await stage.settled()

@@ -5,8 +5,10 @@ import pytest
 import trio
 
 from actors.serving.batcher import run as run_scheduler
-from actors.serving.model import STOPPING, Status
+from actors.serving.deaths import settle
+from actors.serving.intake import STOPPING
 from actors.serving.policy.retries import Aftermath
+from actors.serving.standing import Status
 from actors.serving.statistics import FailureReason
 from actors.values.errors import ErrorCode, InvalidArgument, Poisoned, TritiumError, Unavailable
 from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy, TimeoutAction
@@ -427,7 +429,7 @@ async def test_an_ordered_request_that_came_back_and_expires_leaves_no_gap(stage
     model.workers[0].instance.worker = None
     model.workers[0].outstanding.clear()
     first.attempts -= 1  # the model never saw it
-    model.state.settle(model.workers[0].instance, Aftermath(requeue=(first,)))
+    settle(model.state, model.workers[0].instance, Aftermath(requeue=(first,)))
     model.workers[1].capacity = 1
     await trio.sleep(2)
     assert first.reply.error.code is ErrorCode.DEADLINE_EXCEEDED
@@ -477,7 +479,7 @@ async def test_a_workers_clock_is_believed_as_far_as_it_can_be_true(stage, autoj
     batch = next(iter(model.worker.outstanding.values()))
     cuts = [(request, [], None) for request in batch.requests]
     lies = (2**64 - 1,) * 3
-    model.state.completed(batch, Result(batch.id, 0, 1, lies), cuts, borrowed=False)
+    model.state.outcome.completed(batch, Result(batch.id, 0, 1, lies), cuts, borrowed=False)
     assert model.state.statistics.compute_infer_ns <= 1_000_000_001
 
 
@@ -487,7 +489,7 @@ async def test_a_second_answer_goes_nowhere_and_is_counted(stage, autojump_clock
     batch = next(iter(model.worker.outstanding.values()))
     model.worker.finish()
     cuts = [(request, [], None)]
-    model.state.completed(batch, Result(batch.id, 0, 1, (0, 0, 0)), cuts, borrowed=True)
+    model.state.outcome.completed(batch, Result(batch.id, 0, 1, (0, 0, 0)), cuts, borrowed=True)
     assert len(request.reply.parts) == 1
     assert model.state.statistics.reply_violations == 1
     assert batch.slot.leases == 0
@@ -565,7 +567,7 @@ async def test_a_bug_while_dispatching_answers_the_batch_before_the_scheduler_cr
     request = model.request()
     model.state.in_flight[request] = None
     with pytest.raises(KeyError):
-        model.state.dispatch(model.worker, [request])
+        model.state.dispatcher.dispatch(model.worker.instance, [request])
     assert len(request.reply.parts) == 1
 
 
@@ -574,7 +576,7 @@ async def test_hunted_suspects_run_alone_while_siblings_take_fresh_traffic(stage
     hunter, sibling = model.workers
     suspects = [model.request(), model.request()]
     model.state.in_flight.update(dict.fromkeys(suspects))
-    model.state.settle(hunter.instance, Aftermath(suspects=tuple((each,) for each in suspects)))
+    settle(model.state, hunter.instance, Aftermath(suspects=tuple((each,) for each in suspects)))
     for _ in range(2):
         await model.send()
     await model.settled()
@@ -606,7 +608,7 @@ async def test_an_exhausted_instance_gives_up_its_suspects_with_a_reason(stage, 
 def die(model, worker):
     worker.instance.worker = None
     worker.outstanding.clear()
-    model.state.settle(worker.instance, Aftermath())
+    settle(model.state, worker.instance, Aftermath())
 
 
 async def test_a_model_whose_instances_are_all_exhausted_is_unavailable_until_one_is_back(
@@ -620,7 +622,7 @@ async def test_a_model_whose_instances_are_all_exhausted_is_unavailable_until_on
     waiting = model.sending()
     await model.settled()
     model.state.instance_exhausted(model.state.instances[0])
-    assert model.state.degraded
+    assert model.state.standing.degraded
     assert model.state.status is Status.READY
     model.state.instance_exhausted(model.state.instances[1])
     await model.settled()
@@ -666,13 +668,13 @@ async def test_a_version_is_ready_when_all_its_instances_are(stage, autojump_clo
     await trio.sleep(2)
     model.state.instance_ready(model.workers[1].instance, model.workers[1])
     assert model.state.status is Status.READY
-    assert model.state.load_seconds == pytest.approx(2)
+    assert model.state.standing.load_seconds == pytest.approx(2)
     assert model.changes == [(Status.READY, "")]
 
 
 async def test_a_failed_load_is_final_even_where_a_siblings_comes_to_an_end_after_it(stage, autojump_clock):
     model = stage(ready=False, instances=two_instances())
-    model.state.load_failed("Internal: no")
+    model.state.standing.load_failed("Internal: no")
     model.state.instance_ready(model.workers[1].instance, model.workers[1])
     assert model.state.status is Status.UNAVAILABLE
     assert model.state.reason == "Internal: no"
@@ -680,10 +682,10 @@ async def test_a_failed_load_is_final_even_where_a_siblings_comes_to_an_end_afte
 
 async def test_standing_changes_only_as_its_table_says(stage, autojump_clock):
     model = stage()
-    model.state.become(Status.READY)
+    model.state.standing.become(Status.READY)
     assert model.changes == [(Status.READY, "")]
     with pytest.raises(ValueError, match="can't go from READY to LOADING"):
-        model.state.become(Status.LOADING)
+        model.state.standing.become(Status.LOADING)
 
 
 async def test_draining_answers_everything_and_takes_nothing_new(stage, autojump_clock):
@@ -692,7 +694,7 @@ async def test_draining_answers_everything_and_takes_nothing_new(stage, autojump
     queued = await model.send()
     waiting = model.sending()
     await model.settled()
-    model.state.become(Status.UNLOADING)
+    model.state.standing.become(Status.UNLOADING)
     with pytest.raises(Unavailable, match=STOPPING):
         await model.send()
 
@@ -715,8 +717,8 @@ async def test_a_drain_that_takes_too_long_refuses_those_who_still_wait(stage, a
     queued = await model.send()
     waiting = model.sending()
     await model.settled()
-    model.state.become(Status.UNLOADING)
-    model.state.fail_queued(Unavailable(STOPPING))
+    model.state.standing.become(Status.UNLOADING)
+    model.state.intake.fail_queued(Unavailable(STOPPING))
     await model.settled()
     assert queued.reply.error.message == waiting.reply.refused.message == STOPPING
     assert not waiting.reply.admitted
@@ -750,8 +752,10 @@ async def test_a_quarantined_request_is_refused_for_a_while(stage, autojump_cloc
     poison = model.request()
     poison.inputs = [Tensor.from_numpy("INPUT", np.full((1, 2), 666, np.float32))]
     model.state.in_flight[poison] = None
-    model.state.settle(
-        model.worker.instance, Aftermath(refuse=((poison, Poisoned("it kills")),), quarantine=(poison,))
+    settle(
+        model.state,
+        model.worker.instance,
+        Aftermath(refuse=((poison, Poisoned("it kills")),), quarantine=(poison,)),
     )
     again = model.request()
     again.inputs = poison.inputs
@@ -766,7 +770,7 @@ async def test_a_retried_answer_says_how_often_it_was_tried(stage, autojump_cloc
     model = stage()
     (request,) = await busy(model)
     model.worker.outstanding.clear()
-    model.state.settle(model.worker.instance, Aftermath(requeue=(request,)))
+    settle(model.state, model.worker.instance, Aftermath(requeue=(request,)))
     await model.settled()
     model.worker.finish(answers=[Answer((), {"k": 1})])
     assert request.reply.parts[0].parameters == {"k": 1, "attempts": 2}

@@ -2,8 +2,9 @@
 
 import pytest
 
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.router import Router
+from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.values.errors import ErrorCode, InvalidArgument, NotFound, Unavailable
 from actors.values.interfaces import DUPLICATE_REASON
@@ -32,7 +33,7 @@ def add(router, name, version, *, ready=True, **changes):
     key = state.spec.key
     router.roster.load_begun(key, state)
     if ready:
-        state.become(Status.READY)
+        state.standing.become(Status.READY)
         router.roster.serve(key, {**router.roster.serving(key), version: state})
     return state
 
@@ -49,9 +50,9 @@ async def test_the_highest_ready_version_answers(router):
     assert router.resolve("m") is three
     assert router.resolve("m", "1") is one
     assert list(router.versions("m")) == [1, 3]
-    three.become(Status.UNAVAILABLE, "gone")
+    three.standing.become(Status.UNAVAILABLE, "gone")
     assert router.resolve("m") is one
-    three.become(Status.READY)
+    three.standing.become(Status.READY)
     assert router.resolve("m") is three
 
 
@@ -59,12 +60,12 @@ async def test_a_version_that_loads_beside_the_one_that_serves_answers_once_it_i
     old = add(router, "m", 1)
     new = make(router, "m", 1)
     router.roster.load_begun(ModelKey("m"), new)
-    new.become(Status.READY)
+    new.standing.become(Status.READY)
     assert router.resolve("m") is router.resolve("m", "1") is old
     assert router.roster.serve(ModelKey("m"), {1: new}) == [old]
     assert router.resolve("m") is router.resolve("m", "1") is new
     assert router.roster.background(ModelKey("m")) == [old]
-    old.become(Status.UNLOADING)
+    old.standing.become(Status.UNLOADING)
     router.roster.retired(ModelKey("m"), old)
     assert [(entry.version, entry.state) for entry in router.roster.index()] == [(1, "READY")]
 
@@ -72,7 +73,7 @@ async def test_a_version_that_loads_beside_the_one_that_serves_answers_once_it_i
 async def test_a_version_that_has_loaded_is_ready_in_the_index_once_it_answers(router):
     new = make(router, "m", 1)
     router.roster.load_begun(ModelKey("m"), new)
-    new.become(Status.READY)
+    new.standing.become(Status.READY)
     assert [entry.state for entry in router.roster.index()] == ["LOADING"]
     assert router.roster.index(ready_only=True) == []
     router.roster.serve(ModelKey("m"), {1: new})
@@ -92,11 +93,11 @@ async def test_who_fronts_a_model_answers_requests_that_name_no_version(router):
     router.roster.set_fronting(ModelKey("m"), fronting)
     assert router.resolve("m") == "front"
     assert router.resolve("m", "2") is two
-    two.become(Status.UNAVAILABLE, "gone")
+    two.standing.become(Status.UNAVAILABLE, "gone")
     assert router.resolve("m") is one
     assert seen == [[1, 2], [1]]
     router.roster.set_fronting(ModelKey("m"), None)
-    two.become(Status.READY)
+    two.standing.become(Status.READY)
     assert router.resolve("m") is two
 
 
@@ -137,7 +138,7 @@ async def test_models_of_one_name_are_told_apart_by_their_namespace():
 async def test_what_ended_can_be_forgotten(router):
     state = add(router, "m", 1)
     router.roster.serve(ModelKey("m"), {})
-    state.become(Status.UNLOADING)
+    state.standing.become(Status.UNLOADING)
     router.roster.retired(ModelKey("m"), state)
     assert [(entry.state, entry.reason) for entry in router.roster.index()] == [("UNAVAILABLE", "unloaded")]
     router.roster.forget(ModelKey("m"))
@@ -149,7 +150,7 @@ async def test_what_ended_can_be_forgotten(router):
 async def test_observers_hear_of_every_change(router):
     heard = []
     router.roster.on_change(heard.append)
-    add(router, "m", 1).become(Status.UNAVAILABLE, "gone")
+    add(router, "m", 1).standing.become(Status.UNAVAILABLE, "gone")
     assert set(heard) == {ModelKey("m")}
     assert len(heard) >= 3
 

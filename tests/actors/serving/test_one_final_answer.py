@@ -10,8 +10,9 @@ import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.serving.model import Status
+from actors.serving.deaths import settle
 from actors.serving.policy.retries import Exit, Oom, Signal, after_death
+from actors.serving.standing import Status
 from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy, Retry, TimeoutAction
 from chaos.simulation.judging.invariants import wrong
 from tests.support.examples import examples
@@ -100,7 +101,7 @@ class Story:
             alone=any(batch.alone for batch in batches[:1]),
             instance=instance.spec.name,
         )
-        state.settle(instance, aftermath)
+        settle(state, instance, aftermath)
 
     def revive(self, number):
         worker = self.stage.workers[number]
@@ -126,7 +127,7 @@ class Story:
         """Let every worker run until all requests are answered, which must come soon."""
         state = self.stage.state
         if state.status is Status.READY:
-            state.become(Status.UNLOADING)
+            state.standing.become(Status.UNLOADING)
         for _ in range(200):
             if not state.in_flight and all(self.settled(request) for request in self.requests):
                 return

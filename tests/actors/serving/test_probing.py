@@ -8,7 +8,6 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.serving.model import Status
 from actors.serving.probing import (
     ProbeOutcome,
     better,
@@ -18,6 +17,7 @@ from actors.serving.probing import (
     probe_request,
     probe_trouble,
 )
+from actors.serving.standing import Status
 from actors.serving.validation import validate
 from actors.values.datatypes import DataType
 from actors.values.errors import (
@@ -252,7 +252,7 @@ async def test_a_probe_shares_no_batch_with_a_client(nursery, autojump_clock):
 async def test_a_version_that_does_not_serve_has_no_answer(nursery, autojump_clock):
     stage = Stage(nursery, ready=False)
     assert "not at ready state" in (await probe(stage.state, within=2.0)).error
-    stage.state.become(Status.UNAVAILABLE, "Internal: no")
+    stage.state.standing.become(Status.UNAVAILABLE, "Internal: no")
     assert not (await probe(stage.state, within=2.0)).answered
 
 

@@ -6,6 +6,7 @@ The tests run schedulers, states and the limiter, with workers that finish on cu
 import pytest
 import trio
 
+from actors.serving.deaths import settle
 from actors.serving.policy.rate_limits import PoolName, RateLimiter
 from actors.serving.policy.retries import Aftermath
 from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, RateLimit, Resource
@@ -30,9 +31,9 @@ async def house(nursery):
         def model(self, name, *, count=1, priority=0, resources=GPU, options=None, **changes):
             specs = instances(name, count=count, priority=priority, resources=resources, **(options or {}))
             stage = Stage(nursery, name=name, instances=specs, **changes)
-            stage.state.limiter = self.limiter
+            stage.state.dispatcher.limiter = self.limiter
             entering = [(each, each.spec) for each in stage.state.rotation]
-            self.limiter.enter(name, entering, stage.state.ring)
+            self.limiter.enter(name, entering, stage.state.doorbell.ring)
             return stage
 
         @property
@@ -115,7 +116,7 @@ async def test_a_death_hands_over_what_the_instance_held(house, autojump_clock):
     assert other.worker.sizes == []
     one.worker.instance.worker = None
     one.worker.outstanding.clear()
-    one.state.settle(one.worker.instance, Aftermath(requeue=(held,)))
+    settle(one.state, one.worker.instance, Aftermath(requeue=(held,)))
     await other.settled()
     assert other.worker.sizes == [1]
     assert house.used == 1
@@ -169,7 +170,7 @@ async def test_an_instance_that_hunts_for_a_deadly_request_waits_in_line_too(hou
     await one.settled()
     suspects = [other.request(), other.request()]
     other.state.in_flight.update(dict.fromkeys(suspects))
-    other.state.settle(other.worker.instance, Aftermath(suspects=tuple((each,) for each in suspects)))
+    settle(other.state, other.worker.instance, Aftermath(suspects=tuple((each,) for each in suspects)))
     await other.settled()
     assert other.worker.sent == []
     one.worker.finish()
@@ -187,9 +188,9 @@ async def test_a_scheduler_that_ends_leaves_the_line(house, autojump_clock):
     await one.settled()
     async with trio.open_nursery() as brief:
         crashing = Stage(brief, name="crashing", instances=instances("crashing"))
-        crashing.state.limiter = house.limiter
+        crashing.state.dispatcher.limiter = house.limiter
         each = crashing.state.instances[0]
-        house.limiter.enter("crashing", [(each, each.spec)], crashing.state.ring)
+        house.limiter.enter("crashing", [(each, each.spec)], crashing.state.doorbell.ring)
         await crashing.send()
         await crashing.settled()
         await other.send()

@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 import trio
 
-from actors.serving.model import ModelState
-from actors.serving.recorded_model import RecordedState
+from actors.serving.recorded_model import RecordObserver, RecordStage
 from actors.serving.records import NAMED_AT_MOST, Recorder, named, record_of
 from actors.serving.router import Router
 from actors.supervision.supervisor import Supervisor
@@ -51,7 +50,12 @@ class Book:
 @pytest.fixture
 async def stage(nursery):
     def make(book, **changes):
-        return Stage(nursery, make=partial(RecordedState, recorder=book.recorder), **changes)
+        return Stage(
+            nursery,
+            stages=[partial(RecordStage, recorder=book.recorder)],
+            observers=[partial(RecordObserver, recorder=book.recorder)],
+            **changes,
+        )
 
     return make
 
@@ -115,7 +119,7 @@ async def test_a_request_that_runs_again_knows_when_it_first_ran(stage, autojump
     await model.settled()
     model.worker.outstanding.clear()
     await trio.sleep(3)
-    model.state.dispatch(model.worker, [request])
+    model.state.dispatcher.dispatch(model.worker.instance, [request])
     record = record_of(request)
     assert record.last_dispatch - record.first_dispatch == 3
 
@@ -168,7 +172,7 @@ async def test_where_requests_are_not_logged_no_model_knows_of_records(nursery, 
         metrics=MetricsSettings(),
         stop_within=1.0,
     )
-    assert type(subtrees.make_state(make_spec())) is ModelState
+    assert not subtrees.make_state(make_spec()).stages
     model = Stage(nursery)
     request = await model.send()
     await model.settled()

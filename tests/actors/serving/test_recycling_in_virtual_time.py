@@ -6,8 +6,9 @@ import pytest
 import trio
 
 from actors.serving.instances.recycling import Recycler
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.policy.recycling import AFTER_FAILURE, LOOK_EVERY, REST
+from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
@@ -78,7 +79,7 @@ class Stage:
             if self.refuse is not None:
                 raise self.refuse
             assert each.worker is not None  # it serves all the while
-            (fresh,) = state.add_instances([each.spec])
+            (fresh,) = state.standing.add_instances([each.spec])
             self.serve(fresh)
             state.remove_instance(each)
             return fresh
@@ -212,7 +213,7 @@ async def test_what_was_replaced_is_ended_by_the_next_life_of_a_recycler_that_cr
 async def test_nothing_is_replaced_in_a_version_that_retires(stage, autojump_clock):
     play = stage(requests=1)
     play.state.instances[0].worker.given = 1
-    play.state.become(Status.UNLOADING)
+    play.state.standing.become(Status.UNLOADING)
     await trio.sleep(10)
     assert play.recycled == {}
 

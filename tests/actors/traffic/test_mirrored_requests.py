@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import trio
 
-from actors.serving.model import Status
+from actors.serving.standing import Status
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
 from actors.traffic.mirror import OUTSTANDING, PATIENCE
@@ -222,7 +222,7 @@ async def test_large_answers_are_compared_in_a_thread_while_the_loop_turns():
 
 async def test_a_mirror_that_is_not_ready_or_not_there_is_skipped():
     versions = mirrored()
-    versions[2].become(Status.UNAVAILABLE, "dead")
+    versions[2].standing.become(Status.UNAVAILABLE, "dead")
     _, port = await versions.send()
     versions.answer(1)
     assert port.answered
@@ -237,7 +237,7 @@ async def test_a_mirror_that_is_retired_while_the_client_waits_for_room_is_skipp
     async with trio.open_nursery() as nursery:
         nursery.start_soon(versions.send)  # waits for room in version 1
         await trio.testing.wait_all_tasks_blocked()
-        mirror.become(Status.UNLOADING)
+        mirror.standing.become(Status.UNLOADING)
         versions.answer(1)
     assert counts(versions) == {"sent": 1, "skipped": 1, "outstanding": 1}
 
@@ -365,7 +365,7 @@ async def test_a_copy_waits_for_the_mirror_no_longer_than_somebody_may_care(auto
 async def test_a_request_that_only_the_mirror_could_take_in_the_end_is_not_mirrored_to_itself():
     versions = mirrored()
     held = versions.router.resolve("model")
-    versions[1].become(Status.UNLOADING)
+    versions[1].standing.become(Status.UNLOADING)
     request = versions.request()
     await held.submit(request)
     assert request.routed_to is versions[2]

@@ -6,7 +6,7 @@ from itertools import cycle
 import pytest
 import trio
 
-from actors.serving.model import Status
+from actors.serving.standing import Status
 from actors.serving.statistics import FailureReason
 from actors.supervision.spec import ChildSpec, Intensity
 from actors.supervision.supervisor import Supervisor
@@ -142,7 +142,7 @@ async def test_ending_no_split_is_no_change(versions):
 async def test_a_model_that_was_unloaded_and_comes_back_has_its_plan(versions):
     versions.control.adopt(KEY, read_plan(CANARY))
     for number in (1, 2):
-        versions[number].become(Status.UNLOADING)
+        versions[number].standing.become(Status.UNLOADING)
     for state in versions.router.roster.serve(KEY, {}):
         versions.router.roster.retired(KEY, state)
     versions.router.roster.forget(KEY)
@@ -196,7 +196,7 @@ async def test_versions_with_different_inputs_can_not_share_requests(plan):
 
 
 async def test_a_plan_for_versions_that_are_still_to_come_is_taken_with_a_warning(versions):
-    versions[2].become(Status.UNAVAILABLE, "dead")
+    versions[2].standing.become(Status.UNAVAILABLE, "dead")
     described = versions.control.change("model", {"weights": {"2": 1, "7": 1}})
     assert described["warnings"] == [
         "version 2 has a weight and is UNAVAILABLE",
@@ -231,19 +231,19 @@ async def test_answers_of_another_form_are_warned_of(versions):
 
 
 async def test_a_mirror_that_is_not_ready_is_warned_of(versions):
-    versions[2].become(Status.UNAVAILABLE, "dead")
+    versions[2].standing.become(Status.UNAVAILABLE, "dead")
     described = versions.control.change("model", {"weights": {"1": 1}, "mirror": {"version": 2}})
     assert described["warnings"] == ["nothing is mirrored, for version 2 is not ready"]
 
 
 async def test_a_plan_may_be_made_while_nothing_of_the_model_serves(versions):
     for number in (1, 2):
-        versions[number].become(Status.UNAVAILABLE, "dead")
+        versions[number].standing.become(Status.UNAVAILABLE, "dead")
     described = versions.control.change("model", CANARY)
     assert len(described["warnings"]) == 2
     assert shares(versions) == {}
     assert [dict(each.shares) for each in versions.control.samples()] == [{}]
-    versions[1].become(Status.READY)
+    versions[1].standing.become(Status.READY)
     assert shares(versions) == {1: 1.0}
 
 
@@ -381,9 +381,9 @@ async def test_a_version_rolled_back_answers_where_nothing_else_is_left(versions
     versions.control.adopt(KEY, read_plan(GUARDED))
     async with guarding(versions):
         await load(versions, seconds=1.0, error="no")
-        versions[1].become(Status.UNAVAILABLE, "dead")
+        versions[1].standing.become(Status.UNAVAILABLE, "dead")
         assert shares(versions) == {2: 1.0}
-        versions[1].become(Status.READY)
+        versions[1].standing.become(Status.READY)
         assert shares(versions) == {1: 1.0}
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import trio
 
-from actors.serving.model import Status
+from actors.serving.standing import Status
 from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled, InvalidArgument, Unavailable
 from actors.values.marks import ClientMarks
@@ -62,10 +62,10 @@ async def test_the_split_shows_the_configuration_of_the_version_with_the_largest
 
 async def test_a_version_that_is_not_ready_is_left_out_and_comes_back():
     versions = splitting(random=drawing(0.95))
-    versions[2].become(Status.UNAVAILABLE, "dead")
+    versions[2].standing.become(Status.UNAVAILABLE, "dead")
     await versions.send()
     assert len(versions[1].queue) == 1
-    versions[2].become(Status.READY)
+    versions[2].standing.become(Status.READY)
     await versions.send()
     assert len(versions[2].queue) == 1
 
@@ -84,7 +84,7 @@ async def test_a_version_outside_the_plan_gets_no_requests_while_one_of_the_plan
         await versions.send()
     assert len(versions[9].queue) == 0
     for number in (1, 2):
-        versions[number].become(Status.UNAVAILABLE, "dead")
+        versions[number].standing.become(Status.UNAVAILABLE, "dead")
     await versions.send()
     assert len(versions[9].queue) == 1
 
@@ -119,8 +119,8 @@ async def test_requests_waiting_for_room_in_a_version_that_is_retired_go_to_anot
         nursery.start_soon(versions.send)  # the queue of version 2 is full
         await trio.testing.wait_all_tasks_blocked()
         assert len(versions[1].queue) == 0
-        versions[2].become(Status.UNLOADING)
-        versions[2].fail_queued(Unavailable("stopping"))
+        versions[2].standing.become(Status.UNLOADING)
+        versions[2].intake.fail_queued(Unavailable("stopping"))
     assert len(versions[1].queue) == 1
 
 
@@ -154,7 +154,7 @@ async def test_a_version_that_has_no_room_for_what_a_retired_one_refused_refuses
     versions = splitting(random=drawing(0.95), scheduling=full)
     await versions.router.resolve("model", "1").submit(versions.request())
     held = versions.router.resolve("model")
-    versions[2].become(Status.UNLOADING)
+    versions[2].standing.become(Status.UNLOADING)
     with pytest.raises(Unavailable, match="maximum queue size"):
         await held.submit(versions.request())
 
@@ -163,7 +163,7 @@ async def test_where_no_version_is_left_the_client_is_told_what_the_chosen_one_s
     versions = splitting(random=drawing(0.95))
     held = versions.router.resolve("model")
     for number in (1, 2):
-        versions[number].become(Status.UNLOADING)
+        versions[number].standing.become(Status.UNLOADING)
     with pytest.raises(Unavailable, match="Server is stopping"):
         await held.submit(versions.request())
 
@@ -174,15 +174,15 @@ async def test_a_version_that_goes_while_another_is_tried_is_passed_over_too(aut
     await versions.send()
     await versions.router.resolve("model", "2").submit(versions.request())
     one = versions[1]
-    one.become(Status.UNAVAILABLE, "dead")
+    one.standing.become(Status.UNAVAILABLE, "dead")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(versions.send)  # waits in 3
         await trio.testing.wait_all_tasks_blocked()
         for number in (3, 2):  # then in 2
-            versions[number].become(Status.UNLOADING)
+            versions[number].standing.become(Status.UNLOADING)
             if number == 2:
-                one.become(Status.READY)
-            versions[number].fail_queued(Unavailable("stopping"))
+                one.standing.become(Status.READY)
+            versions[number].intake.fail_queued(Unavailable("stopping"))
             await trio.testing.wait_all_tasks_blocked()
     assert len(one.queue) == 1
 

@@ -145,7 +145,7 @@ async def test_a_worker_that_answers_what_it_was_not_sent_yet_is_broken(connecti
 def dispatched(life, request):
     request.requested_outputs = life.state.spec.output_names
     life.state.in_flight[request] = None
-    assert life.state.dispatch(life.instance.worker, [request])
+    assert life.state.dispatcher.dispatch(life.instance, [request])
     return request
 
 

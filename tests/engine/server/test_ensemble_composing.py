@@ -9,8 +9,9 @@ import pytest
 import trio
 
 from actors.catalog.found import FoundModel
-from actors.serving.model import ModelState, Status
+from actors.serving.model import ModelState
 from actors.serving.router import Router
+from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.values.datatypes import DataType
 from actors.values.specs import Ensemble, EnsembleStep, InputSpec, ModelKey, OutputSpec
@@ -64,10 +65,10 @@ class Shelf:
             )
             self.router.roster.load_begun(key, state)
             if failing:
-                state.become(Status.UNAVAILABLE, failing)
+                state.standing.become(Status.UNAVAILABLE, failing)
                 self.router.roster.load_ended(key, state, failing)
             else:
-                state.become(Status.READY)
+                state.standing.become(Status.READY)
         if not failing:
             self.router.roster.serve(key, states)
         return states

@@ -217,7 +217,7 @@ def serve() -> Serve:
             running = Running(state, models, events, launcher.spares)
             with trio.fail_after(120):
                 if wait:
-                    await state.load_finished.wait()
+                    await state.standing.load_finished.wait()
                 yield running
                 await subtrees.drain(10.0)
             root.stop()

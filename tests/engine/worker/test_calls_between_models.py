@@ -12,7 +12,7 @@ import trio
 
 from actors.calls.account import CallLimits
 from actors.calls.subjects import Subjects
-from actors.serving.model import Status
+from actors.serving.standing import Status
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.requests import InferResponse
@@ -246,7 +246,7 @@ async def test_a_request_that_was_accepted_may_call_while_the_server_drains(tmp_
 async def test_a_model_that_was_unloaded_is_not_called(tmp_path):
     async with open_models(calling(), model("callee", "doubling")) as models:
         state = models.states["callee"]
-        state.become(Status.UNLOADING)
+        state.standing.become(Status.UNLOADING)
         error = await refusal(models, "caller", 3.0)
         assert error.message.startswith(PLACED)
 

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import trio
 
-from actors.serving.model import Status
+from actors.serving.standing import Status
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.specs import InputSpec, InstanceSpec, OutputSpec, WarmupSample
@@ -205,9 +205,9 @@ async def test_a_backend_can_run_on_a_thread_of_the_server(serve):
 async def test_a_backend_with_a_readiness_check_is_asked(serve, tmp_path):
     mood = tmp_path / "mood"
     async with serve("moody", parameters={"mood": str(mood)}) as model:
-        assert not await model.state.says_ready()
+        assert not await model.state.standing.says_ready()
         mood.touch()
-        assert await model.state.says_ready()
+        assert await model.state.standing.says_ready()
         assert (await model.infer(1.0)).tolist() == [[2.0] * 4]  # traffic does not depend on it
 
 
@@ -216,7 +216,7 @@ async def test_many_who_ask_share_one_answer(serve, tmp_path):
         said = []
 
         async def ask():
-            said.append(await model.state.says_ready())
+            said.append(await model.state.standing.says_ready())
 
         async with trio.open_nursery() as nursery:
             for _ in range(20):

@@ -2,12 +2,14 @@
 
 import os
 import signal
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import trio
 
-from actors.serving.model import Status
+from actors.seams import faults
+from actors.serving.standing import Status
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.specs import Direct, InstanceSpec, Retry
 from tests.engine.worker.conftest import until
@@ -237,7 +239,7 @@ async def test_one_exhausted_instance_degrades_the_model_and_the_other_serves(se
     instances = tuple(InstanceSpec(name=f"model_0_{n}") for n in range(2))
     async with serve("doubling", instances=instances) as model:
         model.state.instance_exhausted(model.state.instances[0])
-        assert model.state.degraded
+        assert model.state.standing.degraded
         assert model.state.status is Status.READY
         assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
 
@@ -275,8 +277,8 @@ async def test_the_scheduler_may_crash_and_the_queue_is_adopted(serve, tmp_path)
     async with serve("pausing", parameters={"gate": str(gate)}, scheduling=Direct()) as model:
         requests = [await model.send(float(n)) for n in range(5)]
         pid = model.pid()
-        crash_the_next_turn(model.state)
-        await until(lambda: model.node("models/model/1/scheduler")["restarts"] == 1)
+        with crashing_scheduler(model.state):
+            await until(lambda: model.node("models/model/1/scheduler")["restarts"] == 1)
         gate.touch()
         for n, request in enumerate(requests):
             assert (await model.answer(request)).outputs[0].as_numpy()[0, 0] == 2 * n
@@ -339,14 +341,15 @@ async def test_a_retry_reads_the_requests_own_inputs_not_the_dead_workers_arena(
         answer.release()
 
 
-def crash_the_next_turn(state):
-    """Have the scheduler meet a bug in the queue, once."""
-    queue = state.queue
+@contextmanager
+def crashing_scheduler(state):
+    """Have the scheduler meet a bug in its next turn, once."""
 
-    class Broken:
-        def next_expiry(self):
-            state.queue = queue
-            raise RuntimeError("a bug")
+    def crash():
+        disarm()
+        raise RuntimeError("a bug")
 
-    state.queue = Broken()
-    state.ring()
+    with faults.given(faults.Points()):
+        disarm = faults.points.arm("batcher.turn", crash)
+        state.doorbell.ring()
+        yield

@@ -5,8 +5,8 @@ import os
 import pytest
 import trio
 
-from actors.serving.model import Status
 from actors.serving.policy.confinement import LONGEST
+from actors.serving.standing import Status
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.specs import Confinement, Retry
 from tests.engine.worker.conftest import until

@@ -1,0 +1,162 @@
+"""How batches go to the instances of one model version, and come back unbegun. Passive; the schedulers use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import trio
+
+from actors.serving.doorbell import Doorbell
+from actors.serving.instances.batches import InFlight
+from actors.serving.intake import Intake
+from actors.serving.outcome import Outcome
+from actors.serving.policy.blame import Blame
+from actors.serving.policy.rate_limits import RateLimiter
+from actors.serving.policy.waiting_line import Sequencing, WaitingLine
+from actors.serving.ports import BatchObserver
+from actors.serving.standing import InstanceState, Standing
+from actors.serving.statistics import FailureReason
+from actors.values.errors import Unavailable
+from actors.values.requests import InferRequest
+
+
+class Dispatcher:
+    """Hands batches to the instances of one model version."""
+
+    def __init__(
+        self,
+        name: str,
+        standing: Standing,
+        *,
+        queue: WaitingLine,
+        sequences: Sequencing | None,
+        blame: Blame,
+        intake: Intake,
+        outcome: Outcome,
+        doorbell: Doorbell,
+    ) -> None:
+        self.observers: tuple[BatchObserver, ...] = ()
+        self.limiter: RateLimiter[InstanceState] | None = None  # where executions are rate-limited
+        # Whether an instance has more to execute. Schedulers other than the batcher set their own function.
+        self.wants: Callable[[InstanceState], bool] = self._queue_wants
+        self._name = name
+        self._standing = standing
+        self._queue = queue
+        self._sequences = sequences
+        self._blame = blame
+        self._intake = intake
+        self._outcome = outcome
+        self._doorbell = doorbell
+
+    def dispatch(
+        self, instance: InstanceState, requests: Sequence[InferRequest], *, alone: bool = False
+    ) -> bool:
+        """Hand a batch to an instance that lives and has room.
+
+        If that fails, the requests of this batch are answered, no others are, and the result is False.
+        """
+        if self._blame.quarantine and self._sequences is None:
+            requests = self._sift(requests)
+            if not requests:
+                return False
+        assert instance.worker is not None, f"instance '{instance.spec.name}' has no worker"
+        try:
+            batch = instance.worker.dispatch(requests, now=trio.current_time(), alone=alone)
+        except (OSError, MemoryError) as error:
+            self._fail(requests, f"no memory to run a batch of model '{self._name}': {error}")
+            return False
+        except BaseException:
+            self._fail(requests, f"a batch of model '{self._name}' could not be handed to its instance")
+            raise
+        ordering = self._outcome.ordering
+        if ordering is not None:
+            for request in requests:
+                ordering.ticket(request)
+        self._intake.line.call_next()
+        for observer in self.observers:
+            observer.dispatched(batch, instance)
+        return True
+
+    def _sift(self, requests: Sequence[InferRequest]) -> Sequence[InferRequest]:
+        """Refuse the requests that were quarantined since they were accepted; return the rest."""
+        newest, refused = self._blame.quarantine.added_at, self._intake.refused
+        return [each for each in requests if each.accepted_at > newest or not refused(each)]
+
+    def _fail(self, requests: Sequence[InferRequest], why: str) -> None:
+        for request in requests:
+            self._outcome.fail(request, Unavailable(request.prefix + why), FailureReason.OTHER)
+
+    def take_back(self, instance: InstanceState, batch: InFlight) -> bool:
+        """Put a batch that was handed to `instance` back to where it waited.
+
+        Returns False if its model has begun with it.
+        """
+        now = trio.current_time()
+        if instance.worker is None or not instance.worker.take_back(batch, now):
+            return False
+        requests = [request for request in batch.requests if not (request.padding or request.answered)]
+        if self._sequences is not None:
+            for request in reversed(requests):  # each goes to the head
+                self._sequences.put_back(request, alone=batch.alone, now=now)
+        elif batch.alone:
+            instance.suspects.outcome_died((tuple(requests),))
+        else:
+            self._queue.push_front(requests)
+        self.ended(instance)
+        self._doorbell.ring()
+        return True
+
+    def cancel(self, request: InferRequest) -> None:
+        """The client of a dispatched `request` has left: take its batch back, or tell its worker."""
+        for instance in self._standing.instances:
+            worker = instance.worker
+            if worker is None:
+                continue
+            batch = worker.holding(request)
+            if batch is not None and self.take_back(instance, batch):
+                self._intake.withdraw(request)
+                return
+            worker.cancel(request)
+
+    def ended(self, instance: InstanceState) -> None:
+        """An execution of `instance` is over: other instances may take the resources that it held.
+
+        Some of its answers may still be to come.
+        """
+        if self.limiter is not None:
+            # It stays in line only if its scheduler can answer the bell: otherwise it would hold others up.
+            serves = instance.worker is not None and instance in self._standing.rotation
+            stays = self._doorbell.take_turn is not None and serves
+            self.limiter.ended(instance, again=stays and self.wants(instance))
+
+    def withdraw(self, instance: InstanceState) -> None:
+        """Give an instance no more batches. Those that it has not begun, and its suspects, are queued again."""
+        if instance.worker is not None and self._sequences is None:
+            for batch in reversed(instance.worker.not_begun()):
+                self.take_back(instance, batch)
+        if self.limiter is not None:
+            self.limiter.withdraw(instance)
+        self._queue.push_front(instance.suspects.drain())
+        self._doorbell.ring()
+
+    def end_sequences(
+        self, instance: InstanceState, why: str, *, unrun: Collection[InferRequest] = ()
+    ) -> None:
+        """Answer the waiting requests of an instance's sequences, unless they can go on elsewhere.
+
+        `unrun` are requests that were handed to the instance, and that it did not begin.
+        """
+        if self._sequences is not None:
+            for request in self._sequences.leave(instance.key, trio.current_time(), unrun=unrun):
+                self._outcome.fail(request, sequence_lost(request, instance, why), FailureReason.BACKEND)
+
+    def _queue_wants(self, instance: InstanceState) -> bool:
+        return len(self._queue) > 0 or len(instance.suspects) > 0
+
+
+def sequence_lost(request: InferRequest, instance: InstanceState, why: str) -> Unavailable:
+    """Return the error of a request whose sequence has ended with its instance."""
+    return Unavailable(
+        f"{request.prefix}sequence {request.correlation_id!r} of model '{request.model_name}' has ended: its instance"
+        f" '{instance.spec.name}' {why}; begin it again with the START flag"
+    )

@@ -1,0 +1,40 @@
+"""How the scheduler of a model version is told to look again. Passive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+
+class Doorbell:
+    """Rings that come before the scheduler's next look count as one.
+
+    While the scheduler runs, `take_turn` is its turn, which a caller may take in its place.
+    """
+
+    __slots__ = ("_heard", "_ring", "_rung", "take_turn")
+
+    def __init__(self) -> None:
+        self.take_turn: Callable[[], None] | None = None
+        self._ring, self._heard = trio.open_memory_channel[None](1)
+        self._rung = False
+
+    def ring(self) -> None:
+        """Tell the scheduler that something changed."""
+        if not self._rung:
+            self._rung = True
+            self._ring.send_nowait(None)
+
+    def answer(self) -> None:
+        """The scheduler is about to look at everything; a later change rings again."""
+        if self._rung:
+            self._rung = False
+            try:
+                self._heard.receive_nowait()
+            except trio.WouldBlock:
+                return  # it was woken by receiving it
+
+    async def wait(self) -> None:
+        """Wait until it rings; at once where it has rung since the last look."""
+        await self._heard.receive()

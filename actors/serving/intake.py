@@ -1,0 +1,205 @@
+"""How requests come into one model version: valid, not quarantined, past the stages, into the queue. Passive.
+
+Everything is plain synchronous code, except `submit`, which waits while the queue is full.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+from actors.seams.slices import in_slices
+from actors.serving.doorbell import Doorbell
+from actors.serving.outcome import Outcome
+from actors.serving.policy.blame import QUARANTINE_SECONDS, Blame
+from actors.serving.policy.coming_back import Pace
+from actors.serving.policy.waiting_line import Sequencing, WaitingLine
+from actors.serving.ports import Stage
+from actors.serving.standing import Standing, Status
+from actors.serving.statistics import FailureReason, ModelStatistics
+from actors.serving.validation import Validator
+from actors.serving.waiting import WaitingCallers
+from actors.values.errors import Cancelled, Poisoned, TritiumError, Unavailable
+from actors.values.requests import InferRequest
+from actors.values.specs import ModelSpec
+
+STOPPING: Final = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
+
+class Intake:
+    """Takes requests in for one model version."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        standing: Standing,
+        *,
+        queue: WaitingLine,
+        line: WaitingCallers,
+        sequences: Sequencing | None,
+        blame: Blame,
+        outcome: Outcome,
+        doorbell: Doorbell,
+        statistics: ModelStatistics,
+    ) -> None:
+        self.stages: tuple[Stage, ...] = ()
+        self.line = line
+        self._name, self._version = spec.name, spec.version
+        self._standing = standing
+        self._queue = queue
+        self._sequences = sequences
+        self._blame = blame
+        self._outcome = outcome
+        self._in_flight = outcome.in_flight
+        self._doorbell = doorbell
+        self._statistics = statistics
+        self._validate = Validator(spec)
+        self._pace = Pace()
+
+    async def submit(self, request: InferRequest, *, pinned: bool = False) -> None:
+        """Validate and queue `request`. See `actors.values.interfaces.ServedModel.submit`."""
+        if self._validate.must_walk(request):
+            await in_slices(self._validate.walk_strings(request))
+            if request.cancelled:
+                raise Cancelled("")
+        try:
+            self.submit_nowait(request, pinned=pinned)
+        except trio.WouldBlock:
+            await self.line.wait(request)
+            # An equal request may have been answered meanwhile.
+            if not self._intercepted(request):
+                self._enqueue(request)
+
+    def submit_nowait(self, request: InferRequest, *, pinned: bool = False, in_company: bool = False) -> None:
+        """Validate and queue `request`, if there is room. See `ModelState.submit_nowait`."""
+        if self._standing.status is not Status.READY:
+            self._check_accepting(request, pinned=pinned)
+        if self._validate.must_walk(request):
+            raise trio.WouldBlock
+        self._validate(request)
+        if request.synthetic:
+            # It runs in a batch of its own: its failure must not become a client's.
+            request.batch_key = object()
+        if self._blame.quarantine or self._blame.accused:
+            self._check_blame(request)
+        if self.stages:
+            if self._intercepted(request):
+                return
+            for stage in self.stages:
+                stage.admit(request)
+        if not (self.line.may_pass(request) and self._queue.admits(request)):
+            raise trio.WouldBlock
+        self._enqueue(request, in_company=in_company)
+
+    def _check_accepting(self, request: InferRequest, *, pinned: bool) -> None:
+        """Raise Unavailable, unless a version that is not READY takes `request` all the same."""
+        if self._standing.status is Status.UNLOADING:
+            if pinned:
+                return
+            if self._sequences is not None and not self._standing.ended.is_set():
+                # A request that goes on with a sequence is accepted (contract, section 6.1).
+                self._sequences.stop(STOPPING)
+                return
+            raise Unavailable(request.prefix + STOPPING)
+        raise Unavailable(
+            f"Request for unknown model: '{self._name}' version {self._version} is not at ready state"
+        )
+
+    def _check_blame(self, request: InferRequest) -> None:
+        """Raise Poisoned for a request that is quarantined, and have an accused one run alone."""
+        now = trio.current_time()
+        if self._blame.quarantine and self._blame.quarantine.match(request, now):
+            self._statistics.quarantined += 1
+            raise Poisoned(
+                f"{request.prefix}this request is quarantined: it killed workers of model '{self._name}' before; "
+                f"the same inputs are refused for {QUARANTINE_SECONDS:.0f} s after that"
+            )
+        if self._blame.accused:
+            self._blame.recognise(request, now)
+
+    def _intercepted(self, request: InferRequest) -> bool:
+        return any(stage.intercept(request) for stage in self.stages)
+
+    def _enqueue(self, request: InferRequest, *, in_company: bool = False) -> None:
+        """Queue `request`, for which there is room, unless a stage holds it for now."""
+        if self.stages:
+            for stage in self.stages:
+                stage.accepted(request)
+            if any(stage.holds(request) for stage in self.stages):
+                return
+        self._push(request, trio.current_time())
+        if len(self._in_flight) == 1 and self._doorbell.take_turn is not None and not in_company:
+            # No other request is in flight to share a batch with: waking the scheduler would only cost time.
+            self._doorbell.take_turn()
+        else:
+            self._doorbell.ring()
+
+    def _push(self, request: InferRequest, since: float) -> None:
+        try:
+            self._queue.push(request, since)
+        except Unavailable as full:
+            full.retry_after = full.retry_after or self._room_after()
+            raise
+        self._in_flight[request] = None
+        for stage in self.stages:
+            stage.queued(request)
+
+    def queue_again(self, request: InferRequest, since: float) -> None:
+        """Queue a request that was accepted at `since` and has waited in a stage for nothing.
+
+        Its queue timeout runs from `since`.
+        """
+        if self.refused(request):
+            return
+        try:
+            self._push(request, since)
+        except Unavailable as full:
+            self._outcome.fail(request, full, FailureReason.OTHER)
+            return
+        self._doorbell.ring()
+
+    def refused(self, request: InferRequest) -> bool:
+        """Whether `request` was quarantined since it was accepted; if so, it is answered."""
+        if not (self._blame.quarantine and self._blame.quarantine.match(request, trio.current_time())):
+            return False
+        self._statistics.quarantined += 1
+        why = f"{request.prefix}this request is quarantined: it killed workers of model '{self._name}' before"
+        self._outcome.fail(request, Poisoned(why), FailureReason.BACKEND)
+        return True
+
+    def _room_after(self) -> float:
+        """Return the seconds in which the queued requests may have been answered; 0 where that is unknown."""
+        return self._pace.after(
+            len(self._queue),
+            answered=self._statistics.success_count,
+            usual=lambda: (
+                self._statistics.lane_rate * sum(each.spec.lanes for each in self._standing.rotation)
+            ),
+            now=trio.current_time(),
+        )
+
+    def withdraw(self, request: InferRequest) -> bool:
+        """Answer `request`, whose client has left, if it has not been dispatched. False if it has."""
+        suspects = (instance.suspects for instance in self._standing.instances)
+        ended = self._queue.abandon(request, trio.current_time())
+        if not ended and (
+            any(stage.withdraw(request) for stage in self.stages)
+            or any(each.remove(request) for each in suspects)
+        ):
+            ended = [request]
+        for member in ended:
+            self._outcome.fail(member, Cancelled(""), FailureReason.CANCELED)
+        if ended:
+            # An instance may be standing in line for this request alone, and a slot may be free.
+            self._doorbell.ring()
+        return bool(ended)
+
+    def fail_queued(self, error: TritiumError) -> None:
+        """Answer every waiting request with `error`."""
+        for stage in self.stages:
+            for request in stage.abandon():
+                self._outcome.fail(request, error, FailureReason.OTHER)
+        for request in self._queue.drain():
+            self._outcome.fail(request, error, FailureReason.OTHER)
+        self.line.refuse_all(error)

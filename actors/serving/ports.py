@@ -1,0 +1,102 @@
+"""The ports through which features join a model version. Each is empty by default.
+
+What is called once a request is a base class, and not a protocol: compiled, such a call costs a
+twentieth. A version without features pays one truth test for each port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from actors.serving.instances.batches import InFlight
+from actors.serving.standing import InstanceState
+from actors.values.errors import TritiumError
+from actors.values.interfaces import ServedModel
+from actors.values.requests import InferRequest, InferResponse
+from actors.wire.frames import Result
+
+
+class Stage:
+    """A feature that takes part in the way of each request: when it is submitted, and when it is answered.
+
+    The methods are in the order in which a request comes to them. Each does nothing unless it is overridden.
+    """
+
+    __slots__ = ()
+    keeps_requests: ClassVar[bool] = False
+    """Whether requests may wait in the stage, which may look at their inputs elsewhere."""
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait in the stage."""
+        return 0
+
+    def intercept(self, request: InferRequest) -> bool:
+        """Whether the stage answers a valid `request`, now or later. It then needs no room in the queue."""
+        return False
+
+    def admit(self, request: InferRequest) -> None:
+        """Raise TritiumError for a request that is to be refused before it waits for room."""
+
+    def accepted(self, request: InferRequest) -> None:
+        """There is room for `request`: it is accepted, unless the queue itself refuses it."""
+
+    def holds(self, request: InferRequest) -> bool:
+        """Whether an accepted `request` waits in the stage before it is queued."""
+        return False
+
+    def queued(self, request: InferRequest) -> None:
+        """`request` is in the queue."""
+
+    def cached(self, request: InferRequest) -> None:
+        """`request` is about to be answered from a cache."""
+
+    def responding(self, request: InferRequest, part: InferResponse | TritiumError, *, final: bool) -> None:
+        """`request` is about to be given `part`. No other code has seen it, or may have given it back."""
+
+    def withdraw(self, request: InferRequest) -> bool:
+        """End the wait of `request`, if it waits in the stage. If this returns True, the caller answers it."""
+        return False
+
+    def is_wanted(self, request: InferRequest) -> bool:
+        """Whether the stage needs the answer of a running `request`, whose client has left."""
+        return False
+
+    def abandon(self) -> Sequence[InferRequest]:
+        """Return all requests that wait in the stage, for the caller to answer."""
+        return ()
+
+
+class BatchObserver:
+    """A feature that is told of batches. Each method does nothing unless it is overridden."""
+
+    __slots__ = ()
+
+    def dispatched(self, batch: InFlight, instance: InstanceState) -> None:
+        """`batch` was handed to `instance`."""
+
+    def finished(self, batch: InFlight, result: Result) -> None:
+        """The execution of `batch` is over; its requests are about to be answered."""
+
+
+class Composite(Protocol):
+    """What runs the requests of an ensemble, which has no instances (`actors.ensembles.ensemble`)."""
+
+    def cancel(self, request: InferRequest) -> None:
+        """The client of a request that has left the queue has gone. Never raises."""
+
+    def steps_of(self, request: InferRequest) -> Sequence[tuple[ServedModel, InferRequest]]:
+        """Return the requests to models that `request` waits for, each until its final answer.
+
+        `request` has left the queue.
+        """
+
+    def give_up(self) -> None:
+        """Cancel everything that runs: it has been answered, and its results are not needed."""
+
+    def keep(self) -> None:
+        """A request counts on the ensemble: keep the models that it is composed of as long."""
+
+    def let_go(self) -> None:
+        """No request counts on the ensemble any more."""
