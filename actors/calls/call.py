@@ -257,7 +257,5 @@ def request_of(
         accepted_at=trio.current_time(),
     )
     if parents:
-        request.deadline = max(parent.deadline for parent in parents)
-        request.synthetic = all(parent.synthetic for parent in parents)
-        request.affinity, request.tenant = parents[0].affinity, parents[0].tenant
+        request.inherit(parents)
     return request

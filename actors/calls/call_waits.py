@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from actors.calls.call import CallBook, WorkerCall
 from actors.calls.calls import WorkerCalls
 from actors.calls.policy import Waits, find_deadlock
-from actors.ensembles.policy.ensembles import Wiring
 from actors.serving.instances.batches import InFlight
 from actors.serving.model import ModelState
 from actors.serving.standing import InstanceState
@@ -22,6 +21,7 @@ from actors.values.errors import NEVER, TritiumError, Unavailable
 from actors.values.interfaces import ServedModel
 from actors.values.requests import InferRequest
 from actors.values.specs import Ensemble, EnsembleStep
+from actors.values.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
 import trio
 
-from actors.ensembles.ensemble_plan import Plan
-from actors.ensembles.ensemble_request import ComposedRequest, Loan, Step, in_ensemble
-from actors.ensembles.policy.ensembles import Wiring
+from actors.ensembles.answer import in_ensemble
+from actors.ensembles.composed import ComposedRequest
+from actors.ensembles.lines import Lines
+from actors.ensembles.loans import Loan
+from actors.ensembles.plan import Plans
+from actors.ensembles.steps import Step
 from actors.seams import faults
 from actors.serving.model import ModelState
 from actors.serving.policy.queueing import RequestQueue
@@ -35,6 +38,7 @@ from actors.values.errors import Internal, TritiumError
 from actors.values.interfaces import ServedModel
 from actors.values.requests import InferRequest
 from actors.values.specs import Ensemble, EnsembleStep
+from actors.values.wiring import Wiring
 
 GATE_PATIENCE: Final = 300.0
 """Longest wait in seconds of a step while `max_inflight_requests` are under way.
@@ -50,8 +54,6 @@ LOANS_EVERY: Final = 1.0
 
 A step that executed may wait again, because its worker has died.
 """
-
-_COURSES_KEPT: Final = 64  # combinations of requested outputs whose course is remembered
 
 Resolve = Callable[[EnsembleStep], ServedModel]
 """From a step to the model that it runs on now; raises TritiumError where there is none."""
@@ -70,9 +72,8 @@ class Ensembler(TurnTaker):
         self._wiring = Wiring(state.spec.scheduling)
         self._resolve = resolve
         self._requests: dict[InferRequest, ComposedRequest] = {}
-        self._contributing: dict[tuple[str, ...], tuple[int, ...]] = {}
-        self._plans: dict[tuple[str, ...], Plan] = {}
-        self._lines: dict[int, _Line] = {}  # by the identity of the model that has no room
+        self._plans = Plans(state.spec, self._wiring)
+        self.lines = Lines(state.doorbell.ring)
         # Each step that waits at a gate, and when its patience is over; in that order.
         self._gated: OrderedDict[Step, float] = OrderedDict()
         self._loans: list[Loan] = []
@@ -155,14 +156,14 @@ class Ensembler(TurnTaker):
                 state.doorbell.ring()
                 return -math.inf
         started = 0
-        while len(queue) and not self._lines and started < STARTED_AT_ONCE:
+        while len(queue) and not self.lines and started < STARTED_AT_ONCE:
             for request in queue.take(1):
                 self._start(request, now)
             started += 1
         if started:
             state.intake.line.call_next()
         self._keep_for_queued()
-        if len(queue) and not self._lines:
+        if len(queue) and not self.lines:
             state.doorbell.ring()  # lets other tasks have the loop in between
         patience = next(iter(self._gated.values()), math.inf)
         look_again = now + LOANS_EVERY if self._loans else math.inf
@@ -184,8 +185,8 @@ class Ensembler(TurnTaker):
     def _start(self, request: InferRequest, now: float) -> None:
         wanted = tuple(request.requested_outputs)
         try:
-            models = {number: self._model(number) for number in self._steps_to(wanted)}
-            composed = ComposedRequest(self, request, self._plan(wanted, models), now=now)
+            models = {number: self._model(number) for number in self._plans.steps_to(wanted)}
+            composed = ComposedRequest(self, request, self._plans.of(wanted, models), now=now)
         except TritiumError as error:
             self.state.outcome.fail(request, in_ensemble(self.state.spec, error), FailureReason.OTHER)
             return
@@ -214,34 +215,19 @@ class Ensembler(TurnTaker):
             self._last[number] = model
         return model
 
-    def _steps_to(self, wanted: tuple[str, ...]) -> tuple[int, ...]:
-        found = self._contributing.get(wanted)
-        if found is None:
-            if len(self._contributing) >= _COURSES_KEPT:
-                self._contributing.clear()
-                self._plans.clear()
-            found = self._contributing[wanted] = self._wiring.contributing(wanted)
-        return found
-
-    def _plan(self, wanted: tuple[str, ...], models: Mapping[int, ServedModel]) -> Plan:
-        plan = self._plans.get(wanted)
-        if plan is None or not plan.stands(models):
-            plan = self._plans[wanted] = Plan(self.state.spec, self._wiring, wanted, models)
-        return plan
-
     # -- for composed requests -------------------------------------------------------------------------------
 
     def finished(self, request: InferRequest) -> None:
-        """See `actors.ensembles.ensemble_request.Ensembling`."""
+        """See `actors.ensembles.composed.Ensembling`."""
         self._requests.pop(request, None)
 
     def broke(self, bug: Exception) -> None:
-        """See `actors.ensembles.ensemble_request.Ensembling`."""
+        """See `actors.ensembles.composed.Ensembling`."""
         self._bug = bug
         self.state.doorbell.ring()
 
     def lend(self, loan: Loan) -> None:
-        """See `actors.ensembles.ensemble_request.Ensembling`."""
+        """See `actors.ensembles.composed.Ensembling`."""
         self._loans.append(loan)
         self.state.doorbell.ring()
 
@@ -262,13 +248,13 @@ class Ensembler(TurnTaker):
             self.state.doorbell.ring()
 
     def wait_at_gate(self, step: Step) -> None:
-        """See `actors.ensembles.ensemble_request.Ensembling`."""
+        """See `actors.ensembles.composed.Ensembling`."""
         self._gated[step] = trio.current_time() + GATE_PATIENCE
         if len(self._gated) == 1:
             self.state.doorbell.ring()
 
     def leave_gate(self, step: Step) -> None:
-        """See `actors.ensembles.ensemble_request.Ensembling`."""
+        """See `actors.ensembles.composed.Ensembling`."""
         self._gated.pop(step, None)
 
     def _lose_patience(self, now: float) -> None:
@@ -278,74 +264,6 @@ class Ensembler(TurnTaker):
                 return
             del self._gated[step]
             step.resume()
-
-    # -- lines -----------------------------------------------------------------------------------------------
-
-    def has_line(self, model: ServedModel) -> bool:
-        """See `actors.ensembles.ensemble_request.Ensembling`."""
-        return id(model) in self._lines
-
-    def wait_in_line(self, step: Step) -> None:
-        """See `actors.ensembles.ensemble_request.Ensembling`."""
-        line = self._lines.get(id(step.model))
-        if line is None:
-            line = self._lines[id(step.model)] = _Line(step.model)
-            self.state.doorbell.ring()
-        line.steps[step] = None
-
-    def leave_line(self, step: Step) -> bool:
-        """See `actors.ensembles.ensemble_request.Ensembling`."""
-        line = self._lines.get(id(step.model))
-        if line is None or step.submitting or step not in line.steps:
-            return False
-        del line.steps[step]
-        return True
-
-    def unattended_lines(self) -> Iterable[_Line]:
-        """Return the lines without a task that works them off."""
-        return [line for line in self._lines.values() if not line.attended]
-
-    def abandon_lines(self) -> None:
-        """The tasks that worked off the lines have ended."""
-        for line in self._lines.values():
-            line.attended = False
-
-    async def work_off(self, line: _Line) -> None:
-        """Submit the steps of a line in order, each when its model has room for it.
-
-        Returns when none is left.
-        """
-        while line.steps:
-            step = next(iter(line.steps))
-            step.submitting = True
-            try:
-                await step.submit()
-            except TritiumError as error:
-                del line.steps[step]
-                step.put(error, final=True)
-            except Exception:
-                del line.steps[step]
-                step.put(
-                    Internal(f"{step.request.prefix}could not be submitted to '{line.model.spec.name}'"),
-                    final=True,
-                )
-                raise
-            else:
-                del line.steps[step]
-                step.accepted()
-        del self._lines[id(line.model)]
-        self.state.doorbell.ring()
-
-
-class _Line:
-    """The steps that wait for room in the queue of one model."""
-
-    __slots__ = ("attended", "model", "steps")
-
-    def __init__(self, model: ServedModel) -> None:
-        self.model = model
-        self.steps: OrderedDict[Step, None] = OrderedDict()
-        self.attended = False  # a task works it off
 
 
 async def run(ctx: ChildContext, state: ModelState, ensembler: Ensembler) -> None:
@@ -358,14 +276,14 @@ async def run(ctx: ChildContext, state: ModelState, ensembler: Ensembler) -> Non
             await _take_turns(ensembler, state, nursery)
     finally:
         state.doorbell.take_turn = None
-        ensembler.abandon_lines()
+        ensembler.lines.abandon()
 
 
 async def _take_turns(ensembler: Ensembler, state: ModelState, nursery: trio.Nursery) -> NoReturn:
     while True:
         wake_at = ensembler.turn(trio.current_time())
-        for line in ensembler.unattended_lines():
+        for line in ensembler.lines.unattended():
             line.attended = True
-            nursery.start_soon(ensembler.work_off, line)
+            nursery.start_soon(ensembler.lines.work_off, line)
         with trio.move_on_at(wake_at):
             await state.doorbell.wait()

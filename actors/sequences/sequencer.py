@@ -22,14 +22,14 @@ from actors.serving.batcher import failure_reason
 from actors.serving.instances.worker import LiveWorker
 from actors.serving.model import ModelState
 from actors.serving.policy.batching import Dispatch, Wait
-from actors.serving.policy.holding import Hold
+from actors.serving.policy.holding import HoldBack
 from actors.serving.standing import InstanceState
 from actors.serving.turns import TurnTaker
 from actors.supervision.context import ChildContext
 from actors.values.events import Event, Log
 
 
-async def run(ctx: ChildContext, state: ModelState, *, log: Log, hold: Hold | None = None) -> None:
+async def run(ctx: ChildContext, state: ModelState, *, log: Log, hold: HoldBack | None = None) -> None:
     """Schedule until asked to stop.
 
     The queue drains before that, because instances stop after the scheduler.
@@ -95,7 +95,7 @@ class Clock:
 class Sequencer(TurnTaker):
     """One turn at a time: end what is due, then dispatch to each group of slots with a batch ready."""
 
-    def __init__(self, state: ModelState, clock: Clock, log: Log, hold: Hold | None = None) -> None:
+    def __init__(self, state: ModelState, clock: Clock, log: Log, hold: HoldBack | None = None) -> None:
         """`hold` says whether the first batch may begin. Raises TypeError for a model without sequences."""
         if not isinstance(state.sequences, Sequences):
             raise TypeError(f"model '{state.spec.name}' has no sequences")
@@ -104,7 +104,7 @@ class Sequencer(TurnTaker):
         self._batches = state.sequences.batches
         self._clock = clock
         self._log = log
-        self._hold = Hold() if hold is None else hold
+        self._hold = HoldBack() if hold is None else hold
         self._restarted = self._sequences.restarted
 
     def turn(self, now: float) -> float:

@@ -18,7 +18,7 @@ from actors.serving.instances.worker import LiveWorker
 from actors.serving.model import ModelState
 from actors.serving.policy import ahead
 from actors.serving.policy.batching import Dispatch, affordable, policy_for
-from actors.serving.policy.holding import Hold
+from actors.serving.policy.holding import HoldBack
 from actors.serving.policy.queueing import RequestQueue
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.policy.retries import SuspectQueue
@@ -32,7 +32,7 @@ from actors.values.specs import DynamicBatching
 _Choice: TypeAlias = tuple[InstanceState, LiveWorker]  # an instance and its worker, which has room
 
 
-async def run(ctx: ChildContext, state: ModelState, *, hold: Hold | None = None) -> None:
+async def run(ctx: ChildContext, state: ModelState, *, hold: HoldBack | None = None) -> None:
     """Schedule until asked to stop.
 
     The queue drains before that, because instances stop after the scheduler.
@@ -68,14 +68,14 @@ async def _take_turns(scheduler: Scheduler, state: ModelState, alarm: Alarm) -> 
 class Scheduler(TurnTaker):
     """One turn at a time: expire due requests, then dispatch while an instance has room for a ready batch."""
 
-    def __init__(self, state: ModelState, hold: Hold | None = None) -> None:
+    def __init__(self, state: ModelState, hold: HoldBack | None = None) -> None:
         """`hold`, which dynamic batching heeds, says whether the first batch may begin."""
         super().__init__(state)
         if not isinstance(state.queue, RequestQueue):
             raise TypeError(f"the requests of model '{state.spec.name}' follow each other")
         self._queue = state.queue
         heeded = isinstance(state.spec.scheduling, DynamicBatching)
-        self._hold = hold if hold is not None and heeded else Hold()
+        self._hold = hold if hold is not None and heeded else HoldBack()
         self._policy = policy_for(state.spec) if state.slo is None else state.slo.policy
 
     def turn(self, now: float) -> float:

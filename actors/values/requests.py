@@ -133,6 +133,18 @@ class InferRequest:
         self.alone_deaths = 0  # workers it killed while it ran alone
         self.unexplained_deaths = 0  # workers that died under it for a reason no request can cause
 
+    def inherit(self, parents: Sequence[InferRequest]) -> None:
+        """Take over what holds for the `parents`, on whose behalf this request is made.
+
+        It has as much time as the one with the most, and the client of the first.
+        """
+        first = parents[0]
+        self.deadline, self.synthetic = first.deadline, first.synthetic
+        self.affinity, self.tenant = first.affinity, first.tenant
+        for other in parents[1:]:
+            self.deadline = max(self.deadline, other.deadline)
+            self.synthetic = self.synthetic and other.synthetic
+
     def __repr__(self) -> str:
         return f"<InferRequest {self.id or '<id_unknown>'} of {self.model_name!r}, {self.rows} rows>"
 

@@ -11,7 +11,8 @@ import numpy as np
 from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument
 from actors.values.requests import InferRequest
-from actors.values.specs import InputSpec, ModelSpec, OutputSpec
+from actors.values.shapes import client_shape, reshaped
+from actors.values.specs import InputSpec, ModelSpec
 from actors.values.strings import walk, walk_at_once
 from actors.values.tensors import Tensor, element_count, packed_row_bounds
 from actors.wire.arena import align
@@ -125,30 +126,6 @@ def _backend_shape(shape: Sequence[int], declared: InputSpec, *, batches: bool) 
     if declared.reshape is None:
         return shape
     return reshaped(shape, declared.dims, declared.reshape, batches=batches)
-
-
-def reshaped(
-    shape: Sequence[int], dims: Sequence[int], target: Sequence[int], *, batches: bool
-) -> tuple[int, ...]:
-    """Return `shape`, which fits `dims`, as `target` describes it (contract, model_config.md section 4.1).
-
-    Variable dimensions of `target` take the sizes of those of `dims`, in order; the batch dimension stays.
-    """
-    lead = 1 if batches else 0
-    variable = iter([size for size, dim in zip(shape[lead:], dims, strict=True) if dim == -1])
-    return (*shape[:lead], *(next(variable) if dim == -1 else dim for dim in target))
-
-
-def client_shape(shape: Sequence[int], declared: OutputSpec, *, batches: bool) -> Sequence[int]:
-    """Return the shape under which clients see an output of `shape`, as its `reshape` says.
-
-    An output whose rank or size differs from its configuration keeps its shape, so that the difference shows.
-    """
-    target = declared.reshape
-    if target is None or len(shape) - batches != len(target):
-        return shape
-    client = reshaped(shape, target, declared.dims, batches=batches)
-    return client if element_count(client) == element_count(shape) else shape
 
 
 def default_metadata(request: InferRequest, spec: ModelSpec) -> dict[str, object]:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from google.protobuf.json_format import ParseDict
 
 from actors.catalog.found import FoundModel
-from actors.ensembles.policy.ensembles import Wiring
 from actors.serving.router import Router
 from actors.values.errors import TritiumError
 from actors.values.interfaces import UNLOADED
 from actors.values.specs import Ensemble, ModelKey, ModelSpec, OutputSpec
+from actors.values.wiring import Wiring
 from engine.config.jsonform import config_json
 from engine.config.rules.composition import (
     Dependency,

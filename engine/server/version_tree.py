@@ -30,7 +30,7 @@ from actors.serving.instances.instance import Launcher
 from actors.serving.instances.recycling import Measure, Recycler
 from actors.serving.load_turns import LoadTurns
 from actors.serving.model import ModelState
-from actors.serving.policy.holding import Hold, StartAfter
+from actors.serving.policy.holding import HoldBack, StartAfter
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.ports import BatchObserver, Stage
 from actors.serving.recorded_model import RecordObserver, RecordStage
@@ -227,7 +227,7 @@ class ModelSubtrees:
         ctx.publish(model=state.spec.name, version=state.spec.version)
         if state.spec.namespace:
             ctx.publish(namespace=state.spec.namespace)
-        hold = Hold(self._start_after)
+        hold = HoldBack(self._start_after)
         version = Supervisor(
             [
                 ChildSpec("instances", partial(self._run_instances, state), kind=Kind.SUPERVISOR),
@@ -454,7 +454,7 @@ class ModelSubtrees:
             )
 
 
-async def _schedule(ctx: ChildContext, state: ModelState, log: Log, hold: Hold) -> None:
+async def _schedule(ctx: ChildContext, state: ModelState, log: Log, hold: HoldBack) -> None:
     """Run the scheduler actor of a version's kind."""
     if isinstance(state.composite, Ensembler):
         await ensemble.run(ctx, state, state.composite)

@@ -2,7 +2,7 @@
 
 There is one iteration and one answer then, and each step answers once. So whether a step can run need not be
 looked up. It follows from a count: how many writers of its inputs, the client among them, have not yet given.
-Everything else is as in `actors.ensembles.policy.ensembles`; a test plays both against each other.
+Everything else is as in `actors.ensembles.policy.flow`; a test plays both against each other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
-from actors.ensembles.policy.ensembles import ROOT, Consumer, Course, Flow, Run, deadlock
+from actors.ensembles.policy.course import Consumer, Course
+from actors.ensembles.policy.flow import ROOT, Flow, Run, deadlock
 from actors.values.errors import TritiumError
 
 Value = TypeVar("Value")
@@ -19,7 +20,7 @@ Value = TypeVar("Value")
 class StraightFlow(Generic[Value]):
     """One request on its way along a course without decoupled steps.
 
-    It is used like `actors.ensembles.policy.ensembles.Flow`.
+    It is used like `actors.ensembles.policy.flow.Flow`.
     """
 
     __slots__ = ("_answer", "_awaited", "_course", "_running", "_taken", "_values", "error")

@@ -19,7 +19,7 @@ class StartAfter:
     backlogged: int = 0
 
 
-class Hold:
+class HoldBack:
     """Holds one model version back until its first batch may begin. From then on it stays `open`."""
 
     __slots__ = ("_after", "open")

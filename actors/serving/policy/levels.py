@@ -26,12 +26,12 @@ OCCUPIED: Final = 4096
 """Levels that may have requests waiting at one time."""
 
 
-class Entry:
+class QueueEntry:
     """One request's place in the queue; lives in `request.queue_entry`."""
 
     __slots__ = ("enqueued_at", "expires", "home", "lane", "level", "queued", "requeued", "rises", "timed")
 
-    def __init__(self, level: Level, lane: Lane, enqueued_at: float) -> None:
+    def __init__(self, level: Level, lane: QueueLane, enqueued_at: float) -> None:
         self.level = level
         self.lane = lane
         self.queued = True  # until it leaves the queue in any way
@@ -47,18 +47,18 @@ class Entry:
         self.rises: float
 
 
-class Lane(Protocol):
-    """The part of `OrderedDict[InferRequest, Entry]` that is used here, and that `FairLane` has too."""
+class QueueLane(Protocol):
+    """The part of `OrderedDict[InferRequest, QueueEntry]` that is used here, and that `FairLane` has too."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[InferRequest]: ...
-    def __setitem__(self, request: InferRequest, entry: Entry, /) -> None: ...
+    def __setitem__(self, request: InferRequest, entry: QueueEntry, /) -> None: ...
     def __delitem__(self, request: InferRequest, /) -> None: ...
 
-    def values(self) -> ValuesView[Entry]:
+    def values(self) -> ValuesView[QueueEntry]:
         """Return the entries, in order."""
 
-    def popitem(self, *, last: bool) -> tuple[InferRequest, Entry]:
+    def popitem(self, *, last: bool) -> tuple[InferRequest, QueueEntry]:
         """Take out one from an end. Raises KeyError if the lane is empty."""
 
     def move_to_end(self, request: InferRequest, /, *, last: bool) -> None:
@@ -85,10 +85,10 @@ class Level:
         self.timeout = policy.default_timeout if policy.default_timeout > 0 else math.inf
         self.overrides = policy.allow_timeout_override and self.timeout < math.inf
         self.delays = policy.timeout_action is TimeoutAction.DELAY
-        self.waiting: Lane = OrderedDict() if ledger is None else FairLane(ledger)
-        self.delayed: Lane = OrderedDict() if ledger is None else FairLane(ledger)
+        self.waiting: QueueLane = OrderedDict() if ledger is None else FairLane(ledger)
+        self.delayed: QueueLane = OrderedDict() if ledger is None else FairLane(ledger)
         # Requests that have risen to this level, by the time they were enqueued; some may have left.
-        self.risen: list[tuple[float, int, Entry]] = []
+        self.risen: list[tuple[float, int, QueueEntry]] = []
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.delayed)
@@ -148,7 +148,7 @@ class Levels:
         """Those that exist, the first to be served first."""
         self.known = {level.number: level for level in self.present}
         self._default = self.known[default]
-        self.lanes: list[Lane] = []
+        self.lanes: list[QueueLane] = []
         """The lanes of the levels that exist, in scan order."""
         self._list_lanes()
 

@@ -28,7 +28,7 @@ from itertools import chain, count
 from typing import Final
 
 from actors.serving.policy.fairness import FairLane, Ledger, TenantShare
-from actors.serving.policy.levels import OCCUPIED, Entry, Level, Levels
+from actors.serving.policy.levels import OCCUPIED, Level, Levels, QueueEntry
 from actors.serving.policy.room import FirstCome, RoomOrder, Turns
 from actors.serving.policy.waiting_line import ENDED_AT_ONCE, WaitingLine
 from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
@@ -67,7 +67,7 @@ class RequestQueue(WaitingLine):
         self._levels = Levels(scheduling, ledger)
         self._len = 0
         self._nbytes = 0
-        self._heap: list[tuple[float, int, Entry]] = []
+        self._heap: list[tuple[float, int, QueueEntry]] = []
         self._armed = 0  # heap items that count
         self._turn = count()  # settles the order of equal times
         self._cancelled: list[InferRequest] = []  # found by a scan, and not yet reported
@@ -78,7 +78,7 @@ class RequestQueue(WaitingLine):
 
     def __contains__(self, request: InferRequest) -> bool:
         entry = request.queue_entry
-        return isinstance(entry, Entry) and entry.queued
+        return isinstance(entry, QueueEntry) and entry.queued
 
     @property
     def nbytes(self) -> int:
@@ -133,7 +133,7 @@ class RequestQueue(WaitingLine):
         if not levels.fixed and not level:
             level = levels.entered(level)
         lane = level.waiting
-        entry = Entry(level, lane, now)
+        entry = QueueEntry(level, lane, now)
         request.queue_entry = lane[request] = entry
         self._len += 1
         self._nbytes += request.nbytes
@@ -158,12 +158,12 @@ class RequestQueue(WaitingLine):
         """
         for request in reversed(requests):
             before = request.queue_entry
-            if isinstance(before, Entry):
+            if isinstance(before, QueueEntry):
                 level, enqueued_at = before.level, before.enqueued_at
             else:
                 before, level, enqueued_at = None, self._levels.of(request), request.accepted_at
             level = self._levels.entered(level)
-            entry = Entry(level, level.waiting, enqueued_at)
+            entry = QueueEntry(level, level.waiting, enqueued_at)
             entry.requeued = True
             due = request.deadline
             if self._ageing:
@@ -180,7 +180,7 @@ class RequestQueue(WaitingLine):
         """See `WaitingLine.abandon`: no other request needs `request`."""
         del now
         entry = request.queue_entry
-        if not isinstance(entry, Entry) or not entry.queued:
+        if not isinstance(entry, QueueEntry) or not entry.queued:
             return []
         self._discard(request, entry)
         return [request]
@@ -337,7 +337,7 @@ class RequestQueue(WaitingLine):
                 f"{text}: {self._nbytes} bytes of inputs wait already, the limit is {self._bounds.nbytes}"
             )
 
-    def _discard(self, request: InferRequest, entry: Entry) -> None:
+    def _discard(self, request: InferRequest, entry: QueueEntry) -> None:
         """Take a queued request out, wherever it is."""
         del entry.lane[request]
         entry.queued = False
@@ -346,7 +346,7 @@ class RequestQueue(WaitingLine):
         if entry.timed is not None:
             self._disarm(entry)
 
-    def _delay(self, request: InferRequest, entry: Entry) -> None:
+    def _delay(self, request: InferRequest, entry: QueueEntry) -> None:
         """Move a request behind the unexpired ones of its level; only its own deadline still runs."""
         del entry.lane[request]
         entry.lane = entry.level.delayed
@@ -356,7 +356,7 @@ class RequestQueue(WaitingLine):
         if due < math.inf:
             self._arm(request, entry, due)
 
-    def _rise(self, request: InferRequest, entry: Entry) -> None:
+    def _rise(self, request: InferRequest, entry: QueueEntry) -> None:
         """Move a request that has waited long enough behind those of the level above.
 
         A delayed request goes behind the delayed ones.
@@ -372,7 +372,7 @@ class RequestQueue(WaitingLine):
         if due < math.inf:
             self._arm(request, entry, due)
 
-    def _arm(self, request: InferRequest, entry: Entry, due: float) -> None:
+    def _arm(self, request: InferRequest, entry: QueueEntry, due: float) -> None:
         entry.timed = request
         self._armed += 1
         heappush(self._heap, (due, next(self._turn), entry))
@@ -380,7 +380,7 @@ class RequestQueue(WaitingLine):
             self._heap[:] = [item for item in self._heap if item[2].timed is not None]
             heapify(self._heap)
 
-    def _disarm(self, entry: Entry) -> None:
+    def _disarm(self, entry: QueueEntry) -> None:
         entry.timed = None
         self._armed -= 1
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from actors.ensembles.ensemble_request import Step
+from actors.ensembles.steps import Step
 from actors.serving.model import ModelState
 from actors.serving.standing import Status
 

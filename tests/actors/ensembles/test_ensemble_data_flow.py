@@ -7,10 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.ensembles.policy.ensembles import Flow, Gates, StepModel, Wiring, fitted
+from actors.ensembles.policy.course import Course, StepModel
+from actors.ensembles.policy.flow import Flow
+from actors.ensembles.policy.gates import Gates
 from actors.ensembles.policy.straight_flow import StraightFlow, flow_along
 from actors.values.errors import Internal, InvalidArgument
+from actors.values.shapes import fitted
 from actors.values.specs import Ensemble, EnsembleStep
+from actors.values.wiring import Wiring
 from tests.support.examples import examples
 
 PLAIN = StepModel()
@@ -32,7 +36,7 @@ def course(graph, requested, **models):
     """`models` has what is known of models by name; others are plain."""
     numbers = graph.contributing(requested)
     known = {number: models.get(graph.steps[number].model_name, PLAIN) for number in numbers}
-    return graph.course(requested, known)
+    return Course(graph, requested, known)
 
 
 def names(runs):
@@ -291,7 +295,7 @@ class Play:
         """`null` are the steps' outputs, and the client's inputs, that are left out."""
         wires, inputs, requested, models = graph
         numbers = wires.contributing(requested)
-        self.flow = kind(wires.course(requested, {number: models[number] for number in numbers}))
+        self.flow = kind(Course(wires, requested, {number: models[number] for number in numbers}))
         self.pick = pick
         self.null = null
         self.fail_at = fail_at

@@ -8,8 +8,8 @@ import trio
 import trio.testing
 
 from actors.ensembles import ensemble
+from actors.ensembles.answer import UNREAD_PARTS
 from actors.ensembles.ensemble import GATE_PATIENCE, Ensembler
-from actors.ensembles.ensemble_request import UNREAD_PARTS
 from actors.serving.deaths import settle
 from actors.serving.model import ModelState
 from actors.serving.policy.retries import Aftermath

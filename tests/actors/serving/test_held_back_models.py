@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.serving.policy.holding import Hold, StartAfter
+from actors.serving.policy.holding import HoldBack, StartAfter
 from actors.values.requests import FLAG_SEQUENCE_START
 from actors.values.specs import DirectStrategy, DynamicBatching, OldestStrategy, QueuePolicy, SequenceBatching
 from tests.support.model_doubles import Stage
@@ -13,7 +13,7 @@ START = FLAG_SEQUENCE_START
 @pytest.fixture
 async def held(nursery):
     def make(queued, backlogged=0, **changes):
-        return Stage(nursery, hold=Hold(StartAfter(queued, backlogged)), **changes)
+        return Stage(nursery, hold=HoldBack(StartAfter(queued, backlogged)), **changes)
 
     return make
 
@@ -87,7 +87,7 @@ async def test_a_probe_of_a_sequence_model_is_not_held_back(held, autojump_clock
 
 
 def test_what_has_been_opened_stays_open():
-    hold = Hold(StartAfter(2))
+    hold = HoldBack(StartAfter(2))
     assert [hold.opens(1), hold.opens(2), hold.opens(0)] == [False, True, True]
-    assert Hold().open
-    assert Hold(StartAfter(0, 5)).open
+    assert HoldBack().open
+    assert HoldBack(StartAfter(0, 5)).open

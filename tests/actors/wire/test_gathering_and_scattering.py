@@ -11,11 +11,12 @@ from actors.sequences.policy.controls import PaddingRow
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from actors.values.requests import InferRequest
+from actors.values.shapes import reshaped
 from actors.values.specs import InputSpec, OutputSpec
 from actors.values.tensors import Tensor, pack_bytes
 from actors.wire.arena import Segment, align, segment_size
 from actors.wire.frames import Answer, FrameError, Placed, Result
-from actors.wire.gathering import COPY_LIMIT, Gather, Scatter, default_metadata, reshaped
+from actors.wire.gathering import COPY_LIMIT, Gather, Scatter, default_metadata
 from tests.support.model_doubles import make_spec
 
 FIXED = [each for each in DataType if each not in (DataType.BYTES, DataType.BOOL)]

@@ -6,13 +6,18 @@ It is worked out once and kept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
-from actors.ensembles.policy.ensembles import Consumer, Course, StepModel, Wiring, fitted
+from actors.ensembles.policy.course import Consumer, Course, StepModel
 from actors.serving.model import ModelState
 from actors.values.interfaces import ServedModel
+from actors.values.shapes import client_shape, fitted, reshaped
 from actors.values.specs import InputSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
-from actors.wire.gathering import client_shape, reshaped
+from actors.values.wiring import Wiring
+
+_PLANS_KEPT: Final = 64
+"""Combinations of requested outputs whose plan is remembered."""
 
 
 class Fit:
@@ -35,7 +40,7 @@ class Fit:
         return Tensor(name, tensor.datatype, shape, tensor.data)
 
 
-class Answers(Fit):
+class OutputShapes(Fit):
     """The shapes of an ensemble's outputs for its clients.
 
     An output's own `reshape` is its shape inside the ensemble.
@@ -59,7 +64,7 @@ class Answers(Fit):
         return fitted_tensor
 
 
-class Entry:
+class InputShapes:
     """The shapes of an ensemble's inputs inside it: as their own `reshape` says, if they have one."""
 
     __slots__ = ("_batches", "_reshapes")
@@ -111,8 +116,8 @@ class Plan:
         self, spec: ModelSpec, wiring: Wiring, wanted: tuple[str, ...], models: Mapping[int, ServedModel]
     ) -> None:
         """`models` run the steps, by number. Raises InvalidArgument where they don't fit together."""
-        self.course: Course = wiring.course(
-            wanted, {number: step_model(model.spec) for number, model in models.items()}
+        self.course = Course(
+            wiring, wanted, {number: step_model(model.spec) for number, model in models.items()}
         )
         self.steps = {
             number: StepPlan(self.course.steps[number], model, wiring.steps[number].model_version)
@@ -121,12 +126,39 @@ class Plan:
         states = (each.state for each in self.steps.values())
         self.pinned = tuple(dict.fromkeys(state for state in states if state is not None))
         """Versions that must stay until a request has ended."""
-        self.entry = Entry(spec.inputs, batches=spec.batches)
-        self.answers = Answers(spec.outputs, batches=spec.batches)
+        self.entry = InputShapes(spec.inputs, batches=spec.batches)
+        self.answers = OutputShapes(spec.outputs, batches=spec.batches)
 
     def stands(self, models: Mapping[int, ServedModel]) -> bool:
         """Whether the plan still holds if `models` run its steps."""
         return all(self.steps[number].stands(model) for number, model in models.items())
+
+
+class Plans:
+    """The plans of an ensemble, by the outputs that are wanted. `_PLANS_KEPT` are remembered."""
+
+    def __init__(self, spec: ModelSpec, wiring: Wiring) -> None:
+        self._spec = spec
+        self._wiring = wiring
+        self._contributing: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._plans: dict[tuple[str, ...], Plan] = {}
+
+    def steps_to(self, wanted: tuple[str, ...]) -> tuple[int, ...]:
+        """Return the numbers of the steps that contribute to `wanted`."""
+        found = self._contributing.get(wanted)
+        if found is None:
+            if len(self._contributing) >= _PLANS_KEPT:
+                self._contributing.clear()
+                self._plans.clear()
+            found = self._contributing[wanted] = self._wiring.contributing(wanted)
+        return found
+
+    def of(self, wanted: tuple[str, ...], models: Mapping[int, ServedModel]) -> Plan:
+        """Return the plan for `wanted`, whose steps `models` run now. Raises as `Plan` does."""
+        plan = self._plans.get(wanted)
+        if plan is None or not plan.stands(models):
+            plan = self._plans[wanted] = Plan(self._spec, self._wiring, wanted, models)
+        return plan
 
 
 def step_model(spec: ModelSpec) -> StepModel:

@@ -1,0 +1,348 @@
+"""One request on its way through an ensemble: its data flow, its steps and its answer.
+
+Passive, and without a task of its own. When a step's answer is put, it runs the data flow
+(`actors.ensembles.policy.flow`) and submits what can run next. Answers that come in the meantime are handled
+afterwards, by the same loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import trio
+
+from actors.ensembles.answer import EnsembleAnswer
+from actors.ensembles.lines import Lines
+from actors.ensembles.loans import Loan, Loans, Piece, claimed
+from actors.ensembles.plan import Plan
+from actors.ensembles.policy.flow import Run
+from actors.ensembles.policy.gates import Gates
+from actors.ensembles.policy.places import place_of
+from actors.ensembles.policy.straight_flow import AnyFlow, flow_along
+from actors.ensembles.steps import Step, StepOwner
+from actors.serving.model import ModelState
+from actors.values.errors import Cancelled, Internal, TritiumError
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.specs import Ensemble
+from actors.values.tensors import Tensor
+
+
+class Ensembling(Protocol):
+    """What a composed request needs of its ensemble (`actors.ensembles.ensemble`)."""
+
+    state: ModelState
+    lines: Lines
+
+    def wait_at_gate(self, step: Step) -> None:
+        """`step` waits for its gate: submit it anyway when that has taken too long."""
+
+    def leave_gate(self, step: Step) -> None:
+        """It no longer waits."""
+
+    def lend(self, loan: Loan) -> None:
+        """Look after `loan`, whose response views a worker's slot."""
+
+    def finished(self, request: InferRequest) -> None:
+        """`request` is over."""
+
+    def broke(self, bug: Exception) -> None:
+        """A request met a bug, and was answered. The supervised actor has to fail with that bug."""
+
+
+class ComposedRequest(StepOwner):
+    """One request to an ensemble, from its queue to its answer."""
+
+    __slots__ = (
+        "_answer",
+        "_arrivals",
+        "_busy",
+        "_flow",
+        "_gates",
+        "_loans",
+        "_over",
+        "_owner",
+        "_plan",
+        "_state",
+        "_steps",
+        "request",
+    )
+
+    def __init__(self, owner: Ensembling, request: InferRequest, plan: Plan, *, now: float) -> None:
+        """The versions that run the steps of `plan` stay pinned until the request is over."""
+        self.request = request
+        self._owner = owner
+        self._state = owner.state
+        self._plan = plan
+        self._flow: AnyFlow[Piece] = flow_along(plan.course)
+        self._gates: Gates | None = None
+        if plan.course.decoupled:
+            scheduling = owner.state.spec.scheduling
+            limit = scheduling.max_inflight_requests if isinstance(scheduling, Ensemble) else 0
+            self._gates = Gates(limit) if limit else None
+        self._steps: dict[Run[Piece], Step] = {}  # the steps that have not ended
+        self._loans = Loans()
+        self._arrivals: deque[tuple[Step, InferResponse | TritiumError, bool]] = deque()
+        self._busy = False
+        self._over = False
+        self._answer = EnsembleAnswer(owner.state, request, plan, began=now)
+        for state in plan.pinned:
+            state.pin()
+
+    @property
+    def steps(self) -> Iterable[Step]:
+        """The steps that have begun, and have not had their final answer."""
+        return self._steps.values()
+
+    # -- what happens ----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Run the steps that can run with the request's inputs."""
+        entry = self._plan.entry.of
+        given = {tensor.name: Piece(entry(tensor)) for tensor in self.request.inputs}
+        self._work(lambda: self._launch(self._flow.begin(given)))
+
+    def arrived(self, step: Step, part: InferResponse | TritiumError, *, final: bool) -> None:
+        """A step's model has given a part of its answer."""
+        if self._over or step.ended:
+            if isinstance(part, InferResponse):
+                part.release()
+            return
+        self._arrivals.append((step, part, final))
+        if not self._busy:
+            self._work()
+
+    def taken(self, loan: Loan, step: Step) -> None:
+        """The step's model has accepted it.
+
+        The decoupled model that gave its input may go on once the client has read enough.
+        """
+        if not self._over:
+            self._answer.hold(loan)
+        loan.drop(step)
+
+    def cancel(self) -> None:
+        """The client has gone: start no more steps, and cancel those that run.
+
+        The request is answered when they have ended.
+        """
+        if not self._over:
+            self._flow.stop(Cancelled(""))
+            self._work(self._call_off)
+
+    def resume(self, step: Step) -> None:
+        """Submit a step that waited for its gate too long."""
+        gates = self._gates
+        if gates is not None and not step.ended and gates.give_up(step.run.step.number, step):
+            self._work(lambda: self._pass(step))
+
+    def _work(self, first: Callable[[], object] | None = None) -> None:
+        """Do `first`, and then the work that has come in the meantime.
+
+        A bug fails this request only.
+        """
+        # It was called from within: the outer call goes on with the work that has come.
+        if self._busy:
+            if first is not None:
+                first()
+            return
+        self._busy = True
+        try:
+            if first is not None:
+                first()
+                self._tell()
+            while self._arrivals:
+                self._take(*self._arrivals.popleft())
+                self._tell()
+        except Exception as bug:  # noqa: BLE001
+            # The bug belongs to the supervised child: the scheduler fails with it in its next turn.
+            self._abandon(bug)
+        finally:
+            self._busy = False
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    def _launch(self, runs: Iterable[Run[Piece]]) -> None:
+        for run in runs:
+            step = self._step(run)
+            if self._gates is None or self._gates.enter(run.step.number, step):
+                self._pass(step)
+            else:
+                self._owner.wait_at_gate(step)
+
+    def _pass(self, step: Step) -> None:
+        """Submit a step whose gate is open."""
+        step.passed = True
+        if self._gates is not None:
+            self._owner.leave_gate(step)
+        if self._owner.lines.has(step.plan.model):
+            self._owner.lines.wait(step)
+            return
+        try:
+            step.submit_nowait(in_company=len(self._state.in_flight) > 1)
+        except trio.WouldBlock:
+            self._owner.lines.wait(step)
+        except TritiumError as error:
+            self._arrivals.append((step, error, True))
+        else:
+            if step.loans:
+                step.accepted()
+
+    def _step(self, run: Run[Piece]) -> Step:
+        """Return a step with the request that is given to its model."""
+        plan, whole = self._plan.steps[run.step.number], self.request
+        step = Step(self, run, plan)
+        correlation_id, flags = whole.correlation_id, whole.flags
+        fit = plan.fit.of
+        inputs: list[Tensor] = []
+        lent = False
+        for name, piece in run.inputs.items():
+            if piece.loan is not None:
+                lent = True
+                if not plan.by_reference and not piece.loan.streamed:
+                    piece.loan.copy()
+            tensor = fit(piece.tensor, name)
+            inputs.append(tensor)
+            if piece.loan is not None:
+                piece.loan.view(tensor, piece.tensor)
+            if piece.sequence is not None:
+                correlation_id, flags = step.sequence = piece.sequence
+        if lent:
+            step.loans = claimed(run.inputs.values(), step, step.waits)
+        request = step.request = InferRequest(
+            model_name=plan.spec.name,
+            requested_version=plan.version,
+            id=whole.id,
+            inputs=inputs,
+            requested_outputs=plan.outputs,
+            parameters=whole.parameters,
+            priority=whole.priority,
+            timeout=whole.timeout,
+            correlation_id=correlation_id,
+            flags=flags,
+            reply=step,
+            accepted_at=trio.current_time(),
+        )
+        request.inherit((whole,))
+        self._steps[run] = step
+        return step
+
+    def _take(self, step: Step, part: InferResponse | TritiumError, final: bool) -> None:
+        if step.ended:
+            if isinstance(part, InferResponse):
+                part.release()
+            return
+        if isinstance(part, TritiumError):
+            self._flow.failed(step.run, part, final=final)
+            runs: Sequence[Run[Piece]] = ()
+        else:
+            self._answer.count_part(part)
+            pieces = self._pieces(step, part)
+            empty = final and step.run.step.decoupled and not part.outputs
+            runs = self._flow.received(step.run, pieces, final=final, empty=empty)
+        if final:
+            self._end(step)
+        if self._flow.error is None:
+            self._launch(runs)
+        else:
+            self._call_off()
+
+    def _pieces(self, step: Step, part: InferResponse) -> dict[str, Piece]:
+        """Return a response's tensors by the model's names, and track the memory that they view."""
+        wanted = step.run.step.outputs
+        outputs = [tensor for tensor in part.outputs if tensor.name in wanted]
+        if not outputs or self._flow.error is not None:
+            part.release()
+            return {}
+        loan: Loan | None = None
+        if part.leased:
+            course, tensors = self._plan.course, [wanted[tensor.name] for tensor in outputs]
+            lasting = any(tensor in course.lasting for tensor in tensors)
+            uses = math.inf if lasting else sum(course.uses[tensor] for tensor in tensors)
+            loan = Loan(part, uses, streamed=step.run.step.decoupled)
+            self._loans.add(loan)
+            if lasting and not loan.streamed:
+                loan.copy()
+            elif not loan.streamed:
+                self._owner.lend(loan)
+        sequence = step.sequence
+        if part.parameters:
+            sequence = place_of(part.parameters, sequence, self.request)
+        return {tensor.name: Piece(tensor, loan, sequence) for tensor in outputs}
+
+    def _end(self, step: Step) -> None:
+        del self._steps[step.run]
+        step.end()
+        if self._gates is not None and step.passed:
+            following = self._gates.ended(step.run.step.number)
+            if isinstance(following, Step):
+                self._pass(following)
+
+    def _call_off(self) -> None:
+        """Cancel all steps that run."""
+        for step in list(self._steps.values()):
+            gates = self._gates
+            waits = gates is not None and gates.withdraw(step.run.step.number, step)
+            if waits:
+                self._owner.leave_gate(step)
+            if waits or self._owner.lines.leave(step):
+                self._arrivals.append((step, Cancelled(""), True))
+            elif not step.request.cancelled:
+                step.model.cancel(step.request)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """Give the client what is complete, and the end if there is one."""
+        if self._over:
+            return
+        flow, answer = self._flow, self._answer
+        complete = flow.take_answers()
+        if not flow.over:
+            for values in complete:
+                answer.give(values, final=False)
+            return
+        of_a_step = flow.error is not None
+        error = flow.ending(self.request.prefix)
+        if error is not None:
+            self._finish()
+            answer.fail(error, of_a_step=of_a_step)
+            return
+        for values in complete[:-1]:
+            answer.give(values, final=False)
+        answer.count()
+        if complete:
+            answer.give(complete[-1], final=True)
+        else:
+            answer.end()
+        self._finish()
+
+    def _finish(self) -> None:
+        """Release everything that was held for the request."""
+        self._over = True
+        self._answer.let_go()
+        self._loans.forsake()
+        for state in self._plan.pinned:
+            state.unpin()
+        self._owner.finished(self.request)
+
+    def _abandon(self, bug: Exception) -> None:
+        """Answer with INTERNAL, and let go of all steps and loans."""
+        if self._over:
+            self._owner.broke(bug)
+            return
+        steps = list(self._steps.values())
+        for step in steps:
+            step.ended = True
+            self._owner.leave_gate(step)
+            if not self._owner.lines.leave(step):
+                step.model.cancel(step.request)
+            for loan in step.loans:
+                loan.drop(step)
+        self._finish()
+        self._answer.fail(
+            Internal("the server made a mistake with this request, and the log of the server has what it was")
+        )
+        self._owner.broke(bug)
