@@ -26,7 +26,7 @@ from engine.config.partial import certain
 from engine.config.provenance import Source
 from engine.config.refusals import ignored_hints, is_ensemble, refusals
 from engine.config.runtimes import Chosen, choose, not_built_yet
-from engine.config.settings import TritiumSettings, read_settings
+from engine.config.settings import read_settings
 from engine.config.translate import artifact, translate
 from engine.config.validate import validate
 from engine.environments.cache import Environments
@@ -34,6 +34,7 @@ from engine.environments.declared import Environment
 from engine.models.layout import VersionDirectory, select_versions, version_directories
 from engine.models.problems import Problem, Severity
 from engine.processes.backends import BackendTraits
+from engine.settings.parameters import TritiumSettings
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 # Backends that must know what goes in and out. Others may have models that take and give nothing.

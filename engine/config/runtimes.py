@@ -12,7 +12,6 @@ from typing import Final
 
 from actors.values.errors import ErrorCode
 from actors.values.specs import Runtime
-from engine.config.settings import TritiumSettings
 from engine.environments import requirements
 from engine.environments.cache import Environments, NotBuilt
 from engine.environments.declared import PATH_PARAMETER, Environment, declared
@@ -20,6 +19,7 @@ from engine.environments.layout import EnvironmentFailed
 from engine.models.layout import VersionDirectory
 from engine.models.problems import Problem, Severity
 from engine.processes.backends import BackendTraits
+from engine.settings.parameters import TritiumSettings
 
 _KEY: Final = f'parameters["{PATH_PARAMETER}"]'
 

@@ -13,13 +13,14 @@ A flag stands in one of three relations to this server:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from engine.settings.forms import AnyForm, Form, SettingsError, text, to_bool
+from engine.settings.sheet import declared, entries_of, read_sheet
 
 T = TypeVar("T")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -99,18 +100,9 @@ class Given:
         self.warnings.append(f"--{name} has no effect: {why}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Declared:
-    """What a field is read by, and from which flags."""
-
-    read: Callable[[Given], Any]
-    flags: tuple[Flag, ...]
-
-
 def combined(read: Callable[[Given], T], *flags: Flag) -> T:
     """Declare a field that several flags decide, or a part of one."""
-    declared: T = field(default_factory=lambda: read(Given()), metadata={_Declared: _Declared(read, flags)})
-    return declared
+    return declared(read, Given, *flags)
 
 
 class Group(Enum):
@@ -155,21 +147,4 @@ class Group(Enum):
 
 def section(settings: type[T]) -> T:
     """Declare a field that is a settings class of its own."""
-    return combined(lambda given: read_settings(settings, given), *flags_of(settings))
-
-
-def read_settings(settings: type[T], given: Given) -> T:
-    """Return a settings class of what was given. Raises SettingsError."""
-    return settings(**{name: declared.read(given) for name, declared in _declared(settings)})
-
-
-def flags_of(settings: type[object]) -> Iterator[Flag]:
-    """Yield the flags of a settings class, in the order of its fields."""
-    for _, declared in _declared(settings):
-        yield from declared.flags
-
-
-def _declared(settings: type[Any]) -> Iterator[tuple[str, _Declared]]:
-    for each in fields(settings):
-        if _Declared in each.metadata:
-            yield each.name, each.metadata[_Declared]
+    return combined(lambda given: read_sheet(settings, given), *entries_of(settings))

@@ -53,9 +53,10 @@ from engine.settings.models import (
     read_repositories,
     read_start_after,
 )
-from engine.settings.option import Given, Group, combined, flags_of, read_settings, section
+from engine.settings.option import Flag, Given, Group, combined, section
 from engine.settings.reporting import LogSettings, MetricsSettings
 from engine.settings.scanning import scan_argv, scan_environ, warn_of_environ
+from engine.settings.sheet import entries_of, read_sheet
 from engine.settings.uris import is_remote, without_query
 
 ControlMode = Literal["none", "poll", "explicit"]
@@ -351,7 +352,7 @@ class Settings:
                 " Please provide one or the other."
             )
         given = Given(words, BY_NAME, environ)
-        settings = read_settings(cls, given)
+        settings = read_sheet(cls, given)
         refuse_clashes(_listeners(settings))
         return replace(settings, warnings=(*warn_of_environ(environ, BY_VARIABLE), *given.warnings))
 
@@ -411,6 +412,6 @@ def _listeners(settings: Settings) -> list[tuple[str, str, int]]:
     return [(what, address, port) for allowed, what, address, port in places if allowed]
 
 
-FLAGS: Final = (*flags_of(Settings), *COMPATIBLE)
+FLAGS: Final[tuple[Flag, ...]] = (*entries_of(Settings), *COMPATIBLE)
 BY_NAME: Final = {name: flag for flag in FLAGS for name in (flag.name, *flag.aliases)}
 BY_VARIABLE: Final = {flag.variable: flag for flag in FLAGS}

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from actors.values.specs import Recycle
-from engine.config.settings import TritiumSettings, read_settings
+from engine.config.settings import read_settings
 from engine.config.translate import instances
 from engine.processes.backends import BackendTraits
 from engine.processes.placement import place
+from engine.settings.parameters import TritiumSettings
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from tests.support.model_doubles import make_spec
 

@@ -16,10 +16,10 @@ from actors.serving.statistics import ModelStatistics
 from actors.values.datatypes import DataType
 from actors.values.specs import Ensemble, EnsembleStep, InputSpec, ModelKey, OutputSpec
 from engine.config.parse import parse
-from engine.config.settings import TritiumSettings
 from engine.config.translate import translate
 from engine.processes.backends import BackendTraits
 from engine.server.composing import Composer
+from engine.settings.parameters import TritiumSettings
 from tests.support.model_doubles import make_spec
 
 WHOLE = """

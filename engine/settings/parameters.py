@@ -1,0 +1,407 @@
+"""Tritium's own settings of a model, `parameters { key: "tritium.…" }`: the second sheet of settings.
+
+In this form every file stays a valid Triton file. `TritiumSettings` is the table: reading, refusals and the table in
+docs/model_configuration.md follow from it. A key that starts with `tritium.` and is not in it is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final, Generic, Literal, TypeVar
+
+from actors.serving.policy.fairness_plan import read_fairness, read_slo
+from actors.serving.policy.plan_reading import InvalidDocument
+from actors.serving.policy.recycling import read_recycle
+from actors.traffic.policy.traffic_plan import read_plan
+from actors.values.specs import (
+    Confinement,
+    Fairness,
+    Probe,
+    QueueBounds,
+    Recycle,
+    Residency,
+    Retry,
+    Sandbox,
+    Slo,
+    TrafficPlan,
+)
+from actors.wire.arena import MAX_LANES
+from engine.models.problems import Problem, did_you_mean
+from engine.settings.instances import parse_cores
+from engine.settings.sheet import declared, entries_of, read_sheet
+
+PREFIX: Final = "tritium."
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
+
+
+class _Invalid(ValueError):
+    """A value that a setting can't have; the message says what it can."""
+
+
+# -- how values are written
+
+
+@dataclass(frozen=True, slots=True)
+class Form(Generic[T_co]):
+    """How the text of a parameter is written, in Markdown, and read.
+
+    Reading raises _Invalid, or InvalidDocument for a mistake in JSON.
+    """
+
+    taken: str
+    read: Callable[[str], T_co]
+
+    def into(self, convert: Callable[[T_co], U], taken: str = "") -> Form[U]:
+        """Return the form of a text that becomes `convert`'s value."""
+        return Form(taken or self.taken, lambda text: convert(self.read(text)))
+
+
+def choice(*allowed: T) -> Form[T]:
+    """Return the form of one of some words, or of the members of an enumeration."""
+    by_word = {str(each.value if isinstance(each, Enum) else each): each for each in allowed}
+
+    def read(text: str) -> T:
+        if text not in by_word:
+            raise _Invalid("use " + " or ".join(f"'{word}'" for word in by_word))
+        return by_word[text]
+
+    return Form(", ".join(f"`{word}`" for word in by_word), read)
+
+
+def whole(least: int, most: int | None = None) -> Form[int]:
+    """Return the form of a whole number."""
+    bounds = f", at least {least}" if most is None else f" from {least} to {most}"
+
+    def read(text: str) -> int:
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
+        if number < least or (most is not None and number > most):
+            raise _Invalid(f"use a whole number{bounds}")
+        return number
+
+    return Form(f"a whole number{bounds}", read)
+
+
+def seconds(such_as: str, zero: str) -> Form[float]:
+    """Return the form of a time that is neither negative nor endless; `zero` says what 0 is."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value >= 0):
+            raise _Invalid(f"use seconds, such as '{such_as}'; '0' {zero}")
+        return value
+
+    return Form(f"seconds, such as `{such_as}`; `0` {zero}", read)
+
+
+def document(read: Callable[[Any], T]) -> Form[T]:
+    """Return the form of JSON that `read` interprets. It raises InvalidDocument if that can't be done."""
+
+    def read_text(text: str) -> T:
+        try:
+            value = json.loads(text, object_pairs_hook=_unambiguous)
+        except (ValueError, RecursionError) as error:
+            detail = error if isinstance(error, _Invalid) else f"use a JSON object: {error}"
+            raise _Invalid(str(detail)) from error
+        return read(value)
+
+    return Form("a JSON object", read_text)
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise _Invalid(f"give '{repeated}' once")
+    return members
+
+
+def _cores(text: str) -> tuple[tuple[int, ...], ...]:
+    try:
+        return tuple(parse_cores(part) for part in text.split(";"))
+    except ValueError as error:
+        hint = "use cores such as '0-3,8', or several such sets for the instances in turn, such as '0-1;2-3'"
+        raise _Invalid(f"{error}; {hint}") from error
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    paths = tuple(text.split(":"))
+    if not all(path.startswith("/") and "\0" not in path for path in paths):
+        raise _Invalid("use absolute paths, with ':' between them")
+    return paths
+
+
+SECONDS: Final = seconds("0.5", "is off")
+DURATION: Final = seconds("30", "waits for nothing")
+BOOLEAN: Final = choice("true", "false").into(lambda word: word == "true")
+CORES: Final = Form("cores such as `0-3,8`, or several sets, `0-3;4-7`, for the instances in turn", _cores)
+PATHS: Final = Form("absolute paths, with `:` between them", _paths)
+
+
+# -- the sheet
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter. `default` and `about` are for the reader, in Markdown."""
+
+    key: str
+    form: Form[object]
+    about: str
+    default: str = ""
+
+
+def parameter(key: str, form: Form[T], unset: T, about: str, default: str = "") -> T:
+    """Declare a field that one parameter decides; it is `unset` without it."""
+
+    def read(values: Mapping[str, Any]) -> T:
+        value: T = values.get(key, unset)
+        return value
+
+    return declared(read, dict, Parameter(key, form, about, default or _told(unset)))
+
+
+def parts(value: type[T], **parameters: Parameter) -> T:
+    """Declare a field whose parts are parameters; the parts that are not given have the defaults of `value`."""
+
+    def read(values: Mapping[str, Any]) -> T:
+        return value(**{name: values[each.key] for name, each in parameters.items() if each.key in values})
+
+    defaults = {name: each.default or _told(getattr(value(), name)) for name, each in parameters.items()}
+    return declared(read, dict, *(replace(each, default=defaults[name]) for name, each in parameters.items()))
+
+
+def _told(default: object) -> str:
+    if default is None or default == ():
+        return "–"
+    if isinstance(default, bool | str | Enum):
+        word = default.value if isinstance(default, Enum) else default
+        return f"`{str(word).lower()}`"
+    return f"{default:.15g}" if default else "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritiumSettings:
+    """The settings of one model.
+
+    `worker` is None if each instance group decides (see `engine.config.translate`). The sets of `cores` are for the
+    instances in turn. `amp` is read by the pytorch backend, from the parameters.
+    """
+
+    isolation: Literal["process", "thread"] = parameter(
+        "tritium.isolation",
+        choice("process", "thread"),
+        "process",
+        "where model code runs: in a worker process that may die alone, or in the server process (lowest"
+        " latency, no containment)",
+    )
+    retry: Retry = parameter(
+        "tritium.retry",
+        choice(*Retry),
+        Retry.ALWAYS,
+        "whether a batch runs again after its worker died under it",
+        "`always` where the backend has no side effects (onnxruntime, pytorch), else `never` (python)",
+    )
+    execution_timeout: float = parameter(
+        "tritium.execution_timeout",
+        SECONDS,
+        0.0,
+        "how long one execution may take before its worker is killed and replaced. Hangs are contained only"
+        " where this is set",
+    )
+    worker: Literal["instance", "model"] | None = parameter(
+        "tritium.worker",
+        choice("instance", "model"),
+        None,
+        "one worker process for each instance, or one for each device, whose instances are threads that"
+        " share the weights",
+        "see below",
+    )
+    queue_bounds: QueueBounds = parts(
+        QueueBounds,
+        requests=Parameter(
+            "tritium.queue.max_requests",
+            whole(1),
+            "requests that may wait for the model before its clients' connections are held back",
+        ),
+        nbytes=Parameter("tritium.queue.max_bytes", whole(1), "the same, in bytes of input"),
+    )
+    threads: int = parameter(
+        "tritium.threads",
+        whole(0).into(int, "a whole number; `0` is automatic"),
+        0,
+        "CPU threads that one execution may use",
+        "cores ÷ instances, at least 1",
+    )
+    cores: tuple[tuple[int, ...], ...] = parameter(
+        "tritium.cores",
+        CORES,
+        (),
+        "the cores that workers are bound to ([worker_life.md](worker_life.md#threads-and-cores))",
+        "those of the [host policy](rate_limits.md), else any",
+    )
+    recycle: Recycle | None = parameter(
+        "tritium.recycle",
+        document(read_recycle),
+        None,
+        "when a worker is replaced by a fresh one, which loads first ([worker_life.md](worker_life.md#recycling))",
+    )
+    amp: str = parameter(
+        "tritium.amp",
+        choice("bf16", "fp16", "off"),
+        "off",
+        "pytorch models only: compute under automatic mixed precision",
+    )
+    load_timeout: float = parameter(
+        "tritium.load_timeout",
+        SECONDS,
+        0.0,
+        "how long one attempt to load may take, also that of a worker that comes back after a death",
+    )
+    drain_timeout: float = parameter(
+        "tritium.drain_timeout",
+        DURATION,
+        30.0,
+        "how long requests that a retired version has accepted may take, before it is ended with them",
+    )
+    probe: Probe = parameter(
+        "tritium.probe",
+        choice(*Probe),
+        Probe.COMPARE,
+        "the inference that a new version must answer before requests are sent to it: without an error"
+        " (`required`), or with none that the version it replaces does not answer the same inference with"
+        " (`compare`)",
+    )
+    probe_interval: float = parameter(
+        "tritium.probe_interval", SECONDS, 0.0, "how often deep readiness makes an inference of its own"
+    )
+    essential: bool = parameter(
+        "tritium.essential", BOOLEAN, True, "whether the server is ready only while this model is"
+    )
+    residency: Residency = parameter(
+        "tritium.residency",
+        choice(*Residency),
+        Residency.ALWAYS,
+        "when the model is in memory: from the start; from its first request until memory is short; from"
+        " its first request on. `on_demand` and `tritium.isolation: thread` exclude each other, for only"
+        " the end of a process gives memory back",
+    )
+    traffic: TrafficPlan | None = parameter(
+        "tritium.traffic",
+        document(read_plan),
+        None,
+        "how requests that name no version are shared out over the versions ([see below](#traffic-between-versions))",
+    )
+    fairness: Fairness | None = parameter(
+        "tritium.fairness",
+        document(read_fairness),
+        None,
+        "how the queue is shared out over tenants, and how requests of low priority age"
+        " ([fairness.md](fairness.md#fair-queues))",
+    )
+    slo: Slo | None = parameter(
+        "tritium.slo",
+        document(read_slo),
+        None,
+        "the latency that the model promises: what is refused to keep it, and how batches are tuned"
+        " ([fairness.md](fairness.md#latency-promises))",
+    )
+    checkpoint: bool = parameter(
+        "tritium.checkpoint",
+        BOOLEAN,
+        False,
+        "whether sequences with implicit state outlive their worker"
+        " ([sequences.md](sequences.md#when-a-worker-dies)); without such a state an error",
+    )
+    concurrency: int = parameter(
+        "tritium.concurrency",
+        whole(1, MAX_LANES),
+        1,
+        "how many batches of a Python model one instance may have under way at once"
+        " ([python_backend.md](python_backend.md#several-batches-at-once))",
+    )
+    requirements: Literal["install", "ignore"] = parameter(
+        "tritium.requirements",
+        choice("install", "ignore"),
+        "install",
+        "whether a Python model's `requirements.txt` makes it an environment of its own"
+        " ([environments.md](environments.md))",
+    )
+    confinement: Confinement = parts(
+        Confinement,
+        memory=Parameter(
+            "tritium.memory_limit_mb",
+            whole(1).into(lambda mib: mib * 1024 * 1024, "MiB, at least 1"),
+            "memory of one worker and all processes that it has started, beyond which they are killed"
+            " ([worker_life.md](worker_life.md#limits))",
+            "none",
+        ),
+        processes=Parameter(
+            "tritium.max_processes",
+            whole(1),
+            "the number of those processes, the worker among them; `1` refuses children",
+            "none",
+        ),
+        sandbox=Parameter(
+            "tritium.sandbox",
+            choice(*Sandbox),
+            "what is taken away from model code: [network and privileges, files"
+            " too](worker_life.md#the-sandbox). This and the two above need `tritium.isolation: process`",
+        ),
+        read=Parameter(
+            "tritium.sandbox_read",
+            PATHS,
+            "what a strict sandbox may read beyond its own; with another sandbox an error",
+        ),
+        write=Parameter(
+            "tritium.sandbox_write",
+            PATHS,
+            "what a strict sandbox may write beyond its own; with another sandbox an error",
+        ),
+    )
+
+
+PARAMETERS: Final[Mapping[str, Parameter]] = {each.key: each for each in entries_of(TritiumSettings)}
+
+
+def read_parameters(parameters: Mapping[str, str]) -> tuple[Mapping[str, Any], list[Problem]]:
+    """Return the value of each of Tritium's parameters, by key, and every mistake."""
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for key, text in sorted(parameters.items()):
+        if not key.startswith(PREFIX):
+            continue
+        if key not in PARAMETERS:
+            nearest = did_you_mean(key, PARAMETERS) or "known are " + ", ".join(PARAMETERS)
+            problems.append(problem(key, f"unknown setting '{key}'", nearest))
+            continue
+        try:
+            values[key] = PARAMETERS[key].form.read(text)
+        except _Invalid as error:
+            problems.append(problem(key, f"'{key}' is '{text}', which is no valid value", str(error)))
+        except InvalidDocument as error:
+            whole_value = "the plan" if key == "tritium.traffic" else "the value"
+            problems += [
+                problem(key, f"'{key}': '{mistake.key or whole_value}' {mistake.complaint}", mistake.remedy)
+                for mistake in error.mistakes
+            ]
+    return values, problems
+
+
+def settings_of(values: Mapping[str, Any]) -> TritiumSettings:
+    """Return the settings of a model whose parameters have these values."""
+    return read_sheet(TritiumSettings, values)
+
+
+def problem(key: str, message: str, hint: str) -> Problem:
+    """Return what is wrong with one parameter."""
+    return Problem(message=message, key=f'parameters["{key}"]', hint=hint)
