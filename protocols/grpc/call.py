@@ -1,12 +1,13 @@
 """One RPC as methods see it: `Call` for methods answered without a task, `ServerStream` for coroutines.
 
 A `Call` is the reply port of its inference, so nothing else is made for one. What methods ask of the
-connection goes through the `Wire` it was opened on. Once the call is `closed`, the wire refuses or drops it.
+connection goes to the parts of the `Wire` it was opened on. Those drop what comes for a call that is closed.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +22,14 @@ from actors.seams.threads import in_thread
 from actors.values.errors import Internal, TritiumError, Unavailable
 from actors.values.requests import InferResponse
 from protocols.grpc.admission import LargestLately
+from protocols.grpc.call_states import CallState, Step, after
 from protocols.grpc.codec.protobuf import Malformed, counting, schema_of
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
     from protocols.grpc.codec.messages import Message, MessageReader
     from protocols.grpc.codec.request_head import CallHead
-    from protocols.http2.connection import Stream
+    from protocols.http2.streams import Stream
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -54,28 +56,34 @@ class Leaving(Unavailable):
     """
 
 
-class UnaryMethod(Protocol):
+class UnaryMethod(ABC):
     """A unary method that is answered without a task. All of it is synchronous and runs on the loop.
 
     For a call that reached `begin`, `finished` is called exactly once. An exception that is no TritiumError
     is a bug: it is reported, and costs the call. The client is told INTERNAL.
     """
 
+    __slots__ = ()
+
+    @abstractmethod
     def begin(self, call: Call, message: Buffer) -> None:
         """Raise TritiumError at once, or see to it that `call.put(..., final=True)` is called exactly once.
 
         `message` is the request's bytes, decompressed; it stays valid.
         """
 
+    @abstractmethod
     def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], int, bool]:
         """Return the answer's buffers without a prefix, their size, and whether they view the lease.
 
         Raises TritiumError where the response can't be told.
         """
 
+    @abstractmethod
     def cancel(self, call: Call) -> None:
         """Learn that the client left, or that the deadline passed, before the answer came."""
 
+    @abstractmethod
     def finished(self, call: Call, outcome: InferResponse | TritiumError) -> None:
         """Learn the outcome of the call, before the memory of `outcome` is given back."""
 
@@ -92,14 +100,57 @@ class Method:
     handler: Handler
 
 
+class CallWriter(ABC):
+    """What a call sends. Every method is synchronous and does nothing for a closed call."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def put(self, call: Call, outcome: InferResponse | TritiumError) -> None:
+        """Have the one outcome of a unary call, which is closed by it, encoded and sent."""
+
+    @abstractmethod
+    def send_head(self, call: Call, metadata: Metadata | None) -> None:
+        """Send initial metadata, once."""
+
+    @abstractmethod
+    def send_part(
+        self, call: Call, buffers: Sequence[Buffer], size: int, lease: InferResponse | None
+    ) -> None:
+        """Send one message; `lease` is released as soon as `buffers` are no longer read."""
+
+    @abstractmethod
+    def send_status(self, call: Call, status: int, message: str, metadata: Metadata | None) -> None:
+        """Send trailers behind everything else, and close the call."""
+
+
+class CallReader(ABC):
+    """What a call of a coroutine takes."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def taken(self, call: Call) -> None:
+        """Let the client send again what the method has taken."""
+
+    @abstractmethod
+    async def unfolded(self, call: Call, message: Buffer) -> Buffer:
+        """Return a compressed message's content. Raises TritiumError and GRPCError."""
+
+
 class Wire(Protocol):
-    """What a call needs of its connection. Every method is synchronous and does nothing for a closed call."""
+    """The parts of its connection that a call uses."""
 
     peer: str
     threads: trio.CapacityLimiter
 
-    def answer(self, call: Call, outcome: InferResponse | TritiumError) -> None:
-        """Have the one answer of a unary call encoded and sent."""
+    @property
+    def writer(self) -> CallWriter:
+        """Where its answers go."""
+
+    @property
+    def reader(self) -> CallReader:
+        """Where its requests come from."""
 
     def expire(self, call: Call) -> None:
         """The deadline of a unary call has passed."""
@@ -107,26 +158,9 @@ class Wire(Protocol):
     def run(self, call: Call, body: Callable[[], Awaitable[None]]) -> None:
         """Start `body` as a task that is cancelled with the call, and whose TritiumError answers it."""
 
-    def send_head(self, call: Call, metadata: Metadata | None) -> None:
-        """Send initial metadata, once."""
-
-    def send_part(
-        self, call: Call, buffers: Sequence[Buffer], size: int, lease: InferResponse | None
-    ) -> None:
-        """Send one message; `lease` is released as soon as `buffers` are no longer read."""
-
-    def send_status(self, call: Call, status: int, message: str, metadata: Metadata | None) -> None:
-        """Send trailers behind everything else, and close the call."""
-
-    def taken(self, call: Call) -> None:
-        """Let the client send again what the method has taken."""
-
-    async def unfolded(self, call: Call, message: Buffer) -> Buffer:
-        """Return a compressed message's content. Raises TritiumError."""
-
 
 class Call:
-    """One RPC.
+    """One RPC, in one of the states of `protocols.grpc.call_states`.
 
     `deadline` is absolute on trio's clock, inf for none; `context` is for the method's own use.
     """
@@ -134,23 +168,18 @@ class Call:
     __slots__ = (
         "_first",
         "_parts",
-        "begun",
-        "closed",
         "context",
         "credited",
         "deadline",
-        "folded",
-        "gone",
         "granted",
         "head",
-        "head_sent",
         "incoming",
         "message",
         "scopes",
         "server_stream",
+        "state",
         "stream",
         "ticket",
-        "timed",
         "unary",
         "wire",
     )
@@ -162,35 +191,38 @@ class Call:
         self.unary: UnaryMethod | None = None if head.method is None else head.method.unary
         self.deadline = math.inf
         self.context: Any = None
-        self.closed = False  # answered, or the client left: later parts are dropped
-        # The rest is the connection's. Whether the method has been
-        # given the request, and must be told of the call's end.
-        self.begun = False
-        self.message: Buffer | None = None  # a unary request, once it is whole
+        self.state = CallState.RECEIVING
+        # The rest is the connection's. A unary request, once it is whole: a `Message` while it is compressed.
+        self.message: Buffer | Message | None = None
         self.incoming: MessageReader | None = None  # gathers messages that come in pieces
         # Bytes received, or to come, that the connection's window has already got back.
         self.credited = 0
-        self.folded = False  # whether `message` is compressed
         # The number of the message that holds, or waits for, a grant; 0 for none.
         self.granted = 0
         self.ticket: trio.Event | None = None  # for the content of a compressed message
-        self.head_sent = False
-        self.gone = False  # the stream is no more
         self.scopes: set[trio.CancelScope] | None = None  # of its tasks
         self.server_stream: ServerStream[Any, Any] | None = None
-        self.timed = False  # whether its deadline is watched
         self._first: InferResponse | TritiumError | None = None
         self._parts = 0
 
+    @property
+    def closed(self) -> bool:
+        """Whether it is answered, or its client left: later parts are dropped."""
+        return self.state.closed
+
+    def step(self, step: Step) -> None:
+        """Take a step. Raises RuntimeError where the call can't."""
+        self.state = after(self.state, step)
+
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         """Take one part of a unary answer (`actors.values.requests.ReplyPort`). Never raises."""
-        if self.closed:
+        if self.state.closed:
             release(part)
         elif final:
-            self.closed = True
+            self.state = after(self.state, Step.ANSWER)
             if self._first is not None:
                 part = self._counted(part)
-            self.wire.answer(self, part)
+            self.wire.writer.put(self, part)
         elif self._first is None:
             self._first = part
             self._parts = 1
@@ -317,9 +349,9 @@ class ServerStream(Generic[Request, Reply]):
         message = self._messages.popleft()
         self.taken += 1
         self.held -= message.wire_size
-        self.call.wire.taken(self.call)
+        self.call.wire.reader.taken(self.call)
         if message.compressed:
-            return await self.call.wire.unfolded(self.call, message.data)
+            return await self.call.wire.reader.unfolded(self.call, message.data)
         return message.data
 
     async def recv_message(self) -> Request | None:
@@ -380,7 +412,7 @@ class ServerStream(Generic[Request, Reply]):
 
     async def send_initial_metadata(self, *, metadata: Metadata | None = None) -> None:
         """Send initial metadata now, rather than with the first message."""
-        self.call.wire.send_head(self.call, metadata)
+        self.call.wire.writer.send_head(self.call, metadata)
 
     async def send_message(self, message: Reply) -> None:
         """Send one answer; wait while too much waits for the client.
@@ -404,7 +436,7 @@ class ServerStream(Generic[Request, Reply]):
         self._sizes.saw(size)
         if self._sizes.expected < expected:
             self._departures.unpark_all()  # less room is expected to be needed from now on
-        self.call.wire.send_part(self.call, buffers, size, lease)
+        self.call.wire.writer.send_part(self.call, buffers, size, lease)
 
     async def wait_sendable(self) -> None:
         """Wait until less than `STREAM_LIMIT` bytes of this call's answers wait."""
@@ -426,7 +458,7 @@ class ServerStream(Generic[Request, Reply]):
             self.on_departure()
         if self._held_back:
             self._held_back = False
-            self.call.wire.taken(self.call)
+            self.call.wire.reader.taken(self.call)
 
     async def send_trailing_metadata(
         self,
@@ -442,13 +474,13 @@ class ServerStream(Generic[Request, Reply]):
         """
         if status_details is not None:
             raise ValueError("status details are not sent; put what the client needs into `status_message`")
-        self.call.wire.send_status(self.call, status.value, status_message or "", metadata)
+        self.call.wire.writer.send_status(self.call, status.value, status_message or "", metadata)
 
     def conclude(self) -> None:
         """End a call whose method has returned without a status. For the connection."""
         if self._unary_reply and not self._sent and not self.call.closed:
             raise RuntimeError(f"{self.call.head.path} returned without an answer")
-        self.call.wire.send_status(self.call, 0, "", None)
+        self.call.wire.writer.send_status(self.call, 0, "", None)
 
 
 def release(part: InferResponse | TritiumError) -> None:

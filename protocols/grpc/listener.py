@@ -19,7 +19,8 @@ import trio
 
 from actors.seams import faults
 from protocols.grpc.call import Call
-from protocols.grpc.connection import Environment, GrpcConnection
+from protocols.grpc.calls import Environment
+from protocols.grpc.connection import GrpcConnection
 from protocols.grpc.deadlines import DeadlineWheel
 from protocols.grpc.methods import HeadReader, Service
 from protocols.grpc.options import GrpcOptions

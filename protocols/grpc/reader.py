@@ -8,7 +8,7 @@ than a few times `GrpcOptions.connection_bytes`, whatever it sends.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -18,7 +18,7 @@ from grpclib.exceptions import GRPCError
 from actors.seams.slices import in_slices, in_threads
 from actors.values.errors import Internal, TritiumError, Unsupported
 from protocols.grpc.admission import Grants
-from protocols.grpc.call import Call, ServerStream
+from protocols.grpc.call import Call, CallReader, ServerStream
 from protocols.grpc.codec import messages
 from protocols.grpc.codec.messages import Message, MessageReader
 from protocols.kserve.compression import most_of
@@ -26,7 +26,10 @@ from protocols.kserve.compression import most_of
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
     from protocols.grpc.options import GrpcOptions
-    from protocols.http2.connection import Http2Connection, Stream
+    from protocols.grpc.tasks import CallTasks
+    from protocols.grpc.writer import AnswerWriter
+    from protocols.http2.connection import Http2Connection
+    from protocols.http2.streams import Stream
 
 # Bytes of window beyond a message: for frames that its client pads.
 _PADDING: Final = 512
@@ -37,28 +40,31 @@ _UNFOLDED_HERE: Final = 1024
 _UNFOLDED_A_TURN: Final = 1024 * 1024
 
 
-class Owner(Protocol):
-    """What arrivals need of the connection."""
+class Recipient(Protocol):
+    """The object that has the calls whose requests are read."""
 
-    def admit(self, call: Call) -> None:
+    def admit(self, call: Call, request: Buffer) -> None:
         """The request of a unary call is whole."""
 
     def refuse(self, call: Call, error: TritiumError | GRPCError) -> None:
         """The client broke gRPC's rules on `call`."""
 
-    def run(self, call: Call, body: Callable[[], Awaitable[None]]) -> None:
-        """Start a task beside the call."""
 
-    def wake(self) -> None:
-        """There is something to write."""
-
-
-class Arrivals:
+class RequestReader(CallReader):
     """Gathers the messages of one connection's calls, except those that come whole in one piece."""
 
-    def __init__(self, h2: Http2Connection[Any], owner: Owner, options: GrpcOptions) -> None:
+    def __init__(
+        self,
+        h2: Http2Connection[Any],
+        calls: Recipient,
+        writer: AnswerWriter,
+        tasks: CallTasks,
+        options: GrpcOptions,
+    ) -> None:
         self._h2 = h2
-        self._owner = owner
+        self._calls = calls
+        self._writer = writer
+        self._tasks = tasks
         self._limit = options.max_receive_message
         self._grants: Grants[Call] = Grants(options.connection_bytes)
         self._unfolding: Grants[trio.Event] = Grants(options.connection_bytes)
@@ -81,7 +87,7 @@ class Arrivals:
             for message in reader.feed(data):
                 self._keep(call, message)
         except (TritiumError, GRPCError) as error:
-            self._owner.refuse(call, error)
+            self._calls.refuse(call, error)
             return
         if call.server_stream is not None:
             self._return_window(call, call.server_stream, reader)
@@ -93,27 +99,27 @@ class Arrivals:
                 raise more_than_one()
             call.server_stream.feed(message)
         elif call.message is None:
-            call.message, call.folded = message.data, message.compressed
+            call.message = message if message.compressed else message.data
         else:
             raise more_than_one()
 
     def ended(self, call: Call) -> None:
         """The client has sent all of a call."""
         if call.incoming is not None and call.incoming.under_way:
-            self._owner.refuse(call, Internal("the call's last message was cut short"))
+            self._calls.refuse(call, Internal("the call's last message was cut short"))
         elif call.server_stream is not None:
             call.server_stream.end()
         elif call.message is None:
-            self._owner.refuse(call, Unsupported("the call ended before its request message"))
-        elif call.folded:
-            self._unfold(call, call.message)
+            self._calls.refuse(call, Unsupported("the call ended before its request message"))
+        elif isinstance(call.message, Message):
+            self._unfold(call, call.message.data)
         else:
-            self._owner.admit(call)
+            self._calls.admit(call, call.message)
 
     def taken(self, call: Call) -> None:
         """A streaming call's method took a message: its client may send again."""
         server_stream, reader = call.server_stream, call.incoming
-        if server_stream is None or reader is None or call.gone:
+        if server_stream is None or reader is None or call.state.gone:
             return
         if call.granted and server_stream.taken >= call.granted:
             self._release_grant(call)
@@ -170,23 +176,23 @@ class Arrivals:
     def _open_window(self, call: Call, amount: int) -> None:
         if amount > 0 and call.stream.remote_open:
             call.credited += amount
-            self._h2.grant(call.stream, amount)
-            self._owner.wake()
+            self._h2.window.grant(call.stream, amount)
+            self._writer.wake()
 
     # Compressed messages
 
     def _unfold(self, call: Call, message: Buffer) -> None:
         """Unfold a unary request: here where that can't take long, otherwise in a thread."""
         if len(message) > _UNFOLDED_HERE or self._unfolded > _UNFOLDED_A_TURN:
-            self._owner.run(call, partial(self._unfold_slowly, call, message))
+            self._tasks.run(call, partial(self._unfold_slowly, call, message))
             return
         try:
-            call.message = messages.unfold(message, call.head.coding, self._limit)
+            content = messages.unfold(message, call.head.coding, self._limit)
         except (TritiumError, GRPCError) as error:
-            self._owner.refuse(call, error)
+            self._calls.refuse(call, error)
             return
-        self._unfolded += len(call.message)
-        self._owner.admit(call)
+        self._unfolded += len(content)
+        self._calls.admit(call, content)
 
     async def _unfold_slowly(self, call: Call, message: Buffer) -> None:
         # The call ended before this began, so no other code would release the ticket.
@@ -197,8 +203,7 @@ class Arrivals:
         if _is_over(call):  # meanwhile; a thread is not interrupted
             return
         self._open_tickets(self._unfolding.resize(ticket, len(content)))
-        call.message = content
-        self._owner.admit(call)
+        self._calls.admit(call, content)
 
     async def unfolded(self, call: Call, message: Buffer) -> Buffer:
         """Return the content of a streaming call's message. Raises TritiumError and GRPCError."""

@@ -1,101 +1,54 @@
 """The server side of one HTTP/2 connection, without I/O, clock or loop (RFC 9113, as far as gRPC needs it).
 
-`Http2Connection` is fed the bytes that the socket read, tells its `Handler` what they mean, and collects the
-frames to be written. Sending is in `sending`; settings, windows, pings and goodbyes are in `controls`. This
-module reads requests.
+`Http2Connection` puts together what a connection consists of, and is fed the bytes that the socket read:
 
-Reading is one loop over the buffer, with two fast branches. One takes HEADERS that open the next stream with
-a block that the connection has seen before. The other takes DATA that is whole in the buffer. Everything else
-goes through a table of methods by frame type. A frame is not an object. The branches take no short cut around
-a rule: a frame that they do not recognise falls through to the method that knows all rules.
+    bytes ──► reading ──┬─► Handler (requests, their data, ends and resets)
+                        └─► control ──► PingHandler, and outward ──► bytes
+              answers (of requests) ──────▲
+              window (what the peer may send) ──▲
 
-Where the buffer holds only part of a frame, the frame's type decides. DATA and frames of unknown types are
-consumed as they arrive (`_left` says how much is to come). Others are short, and are kept in `_kept` until
-they are whole (`_missing` says how much is needed before another look).
+Its parts share the table of streams and the budgets of `floods`, and know nothing else of each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from protocols.http2 import frames
-from protocols.http2.blocks import BlockAssembler, too_large
-from protocols.http2.controls import ControlSide, protocol_error
-from protocols.http2.frames import (
-    ACK,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADER,
-    HEADER_SIZE,
-    HEADERS,
-    LARGEST_STREAM,
-    PADDED,
-    PREFACE,
-    WITH_PRIORITY,
-    ConnectionViolation,
-    ErrorCode,
-    StreamViolation,
-)
-from protocols.http2.handler import Handler
-from protocols.http2.header_blocks import HeaderDecoder
+from protocols.http2.control import ControlFrames
+from protocols.http2.floods import Floods
+from protocols.http2.frames import ConnectionViolation
 from protocols.http2.limits import Http2Limits
-from protocols.http2.sending import Stream
-
-__all__ = ["Handler", "Http2Connection", "Http2Limits", "Stream"]
+from protocols.http2.reading import FrameReader, RequestReader
+from protocols.http2.sending import AnswerSender, OutwardFrames
+from protocols.http2.streams import Handler, PingHandler, Stream, StreamTable
+from protocols.http2.windows import InwardWindow
 
 T = TypeVar("T")
 
-_LONGEST_SETTINGS: Final = 6 * 100  # RFC 9113 defines six; extensions have a few more
-_LONGEST_DEBUG: Final = 4096  # a GOAWAY's text
-_METADATA: Final = (frames.HEADERS, frames.CONTINUATION)
-_LONGEST_PADDING: Final = 1 + 5 + 255  # pad length, priority, padding
-_FIXED_LENGTHS: Final = {frames.PING: 8, frames.RST_STREAM: 4, frames.WINDOW_UPDATE: 4}
 
-_unpack = HEADER.unpack_from
+class Http2Connection(Generic[T]):
+    """One connection. Tells `handler` and `pings` what it `receive`s, and collects the frames to be written in `outward`.
 
+    `streams` holds the open ones by their identifiers.
+    """
 
-class Http2Connection(ControlSide, Generic[T]):
-    """One connection. Tells `handler` what it `receive`s, and collects the frames that follow for `take`."""
-
-    def __init__(self, handler: Handler[T], limits: Http2Limits | None = None) -> None:
-        limits = limits or Http2Limits()
-        super().__init__(handler, limits)
-        self._handler: Handler[T] = handler
-        self._decoder: HeaderDecoder[T] = HeaderDecoder(
-            handler.read_head, max_header_list=limits.max_header_list, cached_heads=limits.cached_heads
-        )
-        self._block = BlockAssembler(
-            max_size=limits.max_header_block, max_continuations=limits.max_continuations
-        )
+    def __init__(self, handler: Handler[T], pings: PingHandler, limits: Http2Limits) -> None:
+        table = StreamTable(limits)
+        floods = Floods(limits, table)
+        self.streams: dict[int, Stream] = table.open
+        self.outward = OutwardFrames(table, floods)
+        self.answers = AnswerSender(table, floods, self.outward)
+        self.window = InwardWindow(limits, self.outward)
+        self.control = ControlFrames(handler, pings, limits, table, floods, self.outward, self.answers)
+        requests = RequestReader(handler, limits, table, floods, self.outward, self.control)
+        self._reading = FrameReader(handler, limits, table, floods, self.window, self.control, requests)
+        self._floods = floods
         self._over = False  # a ConnectionViolation was raised
-        self._awaits_preface = True
-        # The received part of a frame that has to be whole, and how
-        # many bytes are needed before another look.
-        self._kept = bytearray()
-        self._missing = 0
-        # A frame that is consumed as it comes: the bytes still to
-        # come, how many of them are padding, and its stream.
-        self._left = 0
-        self._padding = 0
-        self._into: Stream | None = None
-        self._ends = False
-        self._longest = {
-            frames.HEADERS: limits.max_header_block + _LONGEST_PADDING,
-            frames.CONTINUATION: limits.max_header_block,
-            frames.SETTINGS: _LONGEST_SETTINGS,
-            frames.GOAWAY: 8 + _LONGEST_DEBUG,
-        }
-        self._methods: dict[int, Callable[[memoryview, int, int], None]] = {
-            frames.HEADERS: self._on_headers,
-            frames.RST_STREAM: self._on_reset,
-            frames.SETTINGS: self._on_settings,
-            frames.PING: self._on_ping,
-            frames.GOAWAY: self._on_go_away,
-            frames.WINDOW_UPDATE: self._on_window_update,
-            frames.CONTINUATION: self._on_continuation,
-        }
+
+    def begin(self) -> None:
+        """Put our SETTINGS in the output, and the WINDOW_UPDATE that sets the connection's window."""
+        self.control.begin()
+        self.window.begin()
 
     def receive(self, data: memoryview, now: float) -> None:
         """Take the bytes that the socket read, in any chunks.
@@ -105,360 +58,20 @@ class Http2Connection(ControlSide, Generic[T]):
         """
         if self._over:
             return
-        self._now = now
+        self._floods.now = now
         try:
-            position = self._resume(data) if self._kept or self._left or self._awaits_preface else 0
-            if position < len(data):
-                position = self._parse(data, position)
-                self._kept += data[position:]
-            self._announce_credit(self._credit_step)
+            self._reading.feed(data)
+            self.window.announce()
         except ConnectionViolation as violation:
             self._over = True
-            self.go_away(violation.code, violation.message.encode())
+            self.control.go_away(violation.code, violation.message.encode())
             raise
 
     @property
     def frame_left(self) -> int:
         """Bytes still to come of a DATA frame, or of one that is skipped."""
-        return self._left
+        return self._reading.left
 
     def arriving(self, stream: Stream) -> int:
         """Bytes of a DATA frame that already count as `received` by the stream, but have not come yet."""
-        return self._left if self._into is stream else 0
-
-    # -- the loop --------------------------------------------------------------------------------------------
-
-    def _parse(self, data: memoryview, position: int) -> int:
-        """Deal with the frames from `position` on, as far as they have come.
-
-        Returns where the last of them ends.
-        """
-        end = len(data)
-        special = self._due is not None
-        handler = self._handler
-        received, opened, ended = handler.received, handler.opened, handler.ended
-        streams, heads = self.streams, self._decoder.heads
-        max_frame_size = self.limits.max_frame_size
-        while end - position >= HEADER_SIZE:
-            word, flags, stream_id = _unpack(data, position)
-            length = word >> 8
-            start = position + HEADER_SIZE
-            stop = start + length
-            if stop <= end and not special and length <= max_frame_size:
-                kind = word & 0xFF
-                if kind == DATA:
-                    stream = streams.get(stream_id)
-                    if (
-                        stream is not None
-                        and stream.remote_open
-                        and not flags & PADDED
-                        and 0 < length <= self._inward
-                        and stream.received + length <= stream.allowed
-                        and (stream.announced < 0 or (stream.announced == length and flags & END_STREAM))
-                    ):
-                        stream.received += length
-                        self._inward -= length
-                        self._data_received += 1
-                        position = stop
-                        received(stream, data[start:stop])
-                        if flags & END_STREAM and stream.remote_open:
-                            stream.remote_open = False
-                            ended(stream)
-                        continue
-                elif (
-                    kind == HEADERS
-                    and stream_id == self._last_id + 2
-                    and flags & (END_HEADERS | PADDED | WITH_PRIORITY) == END_HEADERS
-                    and len(streams) < self._room
-                ):
-                    known = heads.get(bytes(data[start:stop]))
-                    if known is not None and not flags & END_STREAM:
-                        self._last_id = stream_id
-                        head, announced = known
-                        streams[stream_id] = stream = Stream(
-                            stream_id, self._allowed, self._peer_window, announced
-                        )
-                        position = stop
-                        opened(stream, head)
-                        continue
-            after = self._rare(data, position)
-            if after == position:
-                return position
-            position = after
-            special = self._due is not None
-        self._missing = HEADER_SIZE - (end - position)
-        return position
-
-    def _rare(self, data: memoryview, position: int) -> int:
-        """Deal with any frame at `position`; return its end, or `position` if more of it is needed first."""
-        word: int
-        word, flags, stream_id = _unpack(data, position)
-        kind, length = word & 0xFF, word >> 8
-        stream_id &= LARGEST_STREAM  # the reserved bit says nothing
-        start = position + HEADER_SIZE
-        if self._due is not None:
-            self._check_due(kind, flags, stream_id)
-        if length > self.limits.max_frame_size:
-            raise ConnectionViolation(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
-        if kind == DATA:
-            return self._on_data(data, start, length, flags, stream_id)
-        method = self._methods.get(kind)
-        if method is None:
-            self._check_skipped(kind, length, stream_id)
-            self._left, self._padding, self._into, self._ends = length, 0, None, False
-            return self._pass_on(data, start)
-        self._check_length(kind, length)
-        stop = start + length
-        if stop > len(data):
-            self._missing = stop - len(data)
-            return position
-        method(data[start:stop], flags, stream_id)
-        return stop
-
-    def _resume(self, data: memoryview) -> int:
-        """Finish what was begun before `data`: the preface, or a frame.
-
-        Returns where the next frame begins.
-        """
-        position = 0
-        if self._awaits_preface:
-            position = self._take_preface(data)
-            if self._awaits_preface:
-                return position
-        kept = self._kept
-        while kept and position < len(data):
-            part = data[position : position + self._missing]
-            kept += part
-            position += len(part)
-            self._missing -= len(part)
-            if self._missing:
-                return position
-            whole = bytes(kept)
-            kept.clear()
-            done = self._parse(memoryview(whole), 0)
-            kept += whole[done:]
-        if self._left:
-            position = self._pass_on(data, position)
-        return position
-
-    def _take_preface(self, data: memoryview) -> int:
-        part = data[: len(PREFACE) - len(self._kept)]
-        self._kept += part
-        if not PREFACE.startswith(self._kept):
-            raise ConnectionViolation(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2's connection preface")
-        if len(self._kept) == len(PREFACE):
-            self._awaits_preface = False
-            self._kept.clear()
-        return len(part)
-
-    def _pass_on(self, data: memoryview, position: int) -> int:
-        """Consume the part that `data` has of a frame with `_left` bytes to come.
-
-        Returns where the part ends.
-        """
-        size = min(len(data) - position, self._left)
-        body = min(size, self._left - self._padding)
-        self._left -= size
-        stream = self._into
-        if stream is not None:
-            if body > 0 and stream.remote_open:
-                self._handler.received(stream, data[position : position + body])
-            if not self._left and self._ends:
-                if stream.remote_open:
-                    self._end(stream)
-                else:  # we ended it while the frame came in
-                    self._closed.ended(stream.id)
-            if not self._left:
-                self._into = None
-        return position + size
-
-    # -- rules about any frame -------------------------------------------------------------------------------
-
-    def _check_due(self, kind: int, flags: int, stream_id: int) -> None:
-        if self._due == frames.SETTINGS:
-            if kind != frames.SETTINGS or flags & ACK:
-                raise protocol_error("the first frame must be SETTINGS")  # section 3.4
-        elif kind != frames.CONTINUATION or stream_id != self._block.stream_id:
-            raise protocol_error("a header block was interrupted")  # section 6.10
-
-    def _check_length(self, kind: int, length: int) -> None:
-        """Check a frame's length before its payload is here: a payload to be refused is never kept."""
-        fixed = _FIXED_LENGTHS.get(kind)
-        if fixed is not None:
-            if length != fixed:
-                raise ConnectionViolation(
-                    ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} has {fixed} bytes"
-                )
-        elif length > self._longest[kind]:
-            if kind in _METADATA:
-                raise too_large(length, self.limits.max_header_block)
-            raise ConnectionViolation(
-                ErrorCode.ENHANCE_YOUR_CALM, f"{length} bytes for a frame of type {kind}"
-            )
-
-    def _check_skipped(self, kind: int, length: int, stream_id: int) -> None:
-        """Apply the rules for a frame whose payload says nothing to us.
-
-        That is PRIORITY (section 5.3.2) or a frame of an unknown type (5.5).
-        """
-        self._charge_chatter()
-        if kind == frames.PUSH_PROMISE:
-            raise protocol_error("a client can't push")  # section 8.4
-        if kind != frames.PRIORITY:
-            return
-        if stream_id == 0:
-            raise protocol_error("PRIORITY on stream 0")
-        if length != 5:
-            stream = self.streams.get(stream_id)
-            if stream is None:  # an idle stream can't be reset
-                raise ConnectionViolation(ErrorCode.FRAME_SIZE_ERROR, "a PRIORITY frame has 5 bytes")
-            self._fail(stream, ErrorCode.FRAME_SIZE_ERROR)
-
-    # -- DATA ------------------------------------------------------------------------------------------------
-
-    def _on_data(self, data: memoryview, start: int, length: int, flags: int, stream_id: int) -> int:
-        if stream_id == 0:
-            raise protocol_error("DATA on stream 0")
-        padding, body = 0, length
-        if flags & PADDED:
-            if not length:
-                raise ConnectionViolation(ErrorCode.FRAME_SIZE_ERROR, "padded DATA without its pad length")
-            if start == len(data):
-                self._missing = 1
-                return start - HEADER_SIZE
-            padding = int(data[start])
-            body = length - 1 - padding
-            if body < 0:
-                raise protocol_error("as much padding as there is payload")  # section 6.1
-            start += 1
-        if length > self._inward:
-            raise ConnectionViolation(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the connection's window")
-        self._inward -= length
-        ends = bool(flags & END_STREAM)
-        if body:
-            self._data_received += 1
-        elif not ends:
-            self._charge_chatter()
-        self._into = self._receiver(stream_id, length, body, ends=ends)
-        self._left, self._padding, self._ends = body + padding, padding, ends
-        return self._pass_on(data, start)
-
-    def _receiver(self, stream_id: int, length: int, body: int, *, ends: bool) -> Stream | None:
-        """Account for a DATA frame and return its stream; None where no stream takes it.
-
-        In that case the peer gets its credit back.
-        """
-        stream = self.streams.get(stream_id)
-        if stream is None:
-            self._check_not_idle(stream_id, "DATA")
-            self._closed.check_late(stream_id, "DATA")
-            if ends:
-                self._closed.ended(stream_id)
-        elif not stream.remote_open:
-            self._fail(stream, ErrorCode.STREAM_CLOSED)  # section 5.1, half-closed (remote)
-        elif stream.received + length > stream.allowed:
-            self._fail(stream, ErrorCode.FLOW_CONTROL_ERROR)
-        elif 0 <= stream.announced < body:
-            self._fail(stream, ErrorCode.PROTOCOL_ERROR)  # section 8.1.1
-        else:
-            stream.received += length
-            if stream.announced > 0:
-                stream.announced -= body
-            return stream
-        self.consumed(length)
-        return None
-
-    def _end(self, stream: Stream) -> None:
-        if stream.announced > 0:
-            self._fail(stream, ErrorCode.PROTOCOL_ERROR)  # section 8.1.1: less than its content-length
-            return
-        stream.remote_open = False
-        self._handler.ended(stream)
-
-    # -- HEADERS ---------------------------------------------------------------------------------------------
-
-    def _on_headers(self, payload: memoryview, flags: int, stream_id: int) -> None:
-        if not stream_id & 1:
-            raise protocol_error(f"HEADERS on stream {stream_id}: a client's streams have odd numbers")
-        self._continue(self._block.begin(payload, flags, stream_id))
-
-    def _on_continuation(self, payload: memoryview, flags: int, stream_id: int) -> None:
-        if self._due is None:
-            raise protocol_error(f"CONTINUATION on stream {stream_id} continues nothing")
-        self._continue(self._block.go_on(payload, flags))
-
-    def _continue(self, block: bytes | None) -> None:
-        if block is None:
-            self._due = frames.CONTINUATION
-        else:
-            self._due = None
-            self._on_block(self._block.stream_id, block, ends=self._block.ends)
-
-    def _on_block(self, stream_id: int, block: bytes, *, ends: bool) -> None:
-        """Take a complete header block.
-
-        It must be decoded whatever it is for, because the next block depends on the table.
-        """
-        stream = self.streams.get(stream_id)
-        if stream is not None:
-            self._on_trailers(stream, block, ends=ends)
-        elif stream_id > self._last_id:
-            self._on_request(stream_id, block, ends=ends)
-        else:
-            self._closed.check_late(stream_id, "HEADERS")
-            self._charge_chatter()
-            self._decoder.skip(block)
-            if ends:
-                self._closed.ended(stream_id)
-
-    def _on_trailers(self, stream: Stream, block: bytes, *, ends: bool) -> None:
-        if not stream.remote_open:
-            self._decoder.skip(block)
-            self._fail(stream, ErrorCode.STREAM_CLOSED)
-            return
-        try:
-            self._decoder.trailers(block)
-        except StreamViolation as violation:
-            self._fail(stream, violation.code)
-            return
-        if ends:
-            self._end(stream)
-        else:
-            self._fail(stream, ErrorCode.PROTOCOL_ERROR)  # section 8.1: trailers are the end
-
-    def _on_request(self, stream_id: int, block: bytes, *, ends: bool) -> None:
-        skipped = (stream_id - self._last_id) // 2 - 1
-        if skipped:
-            self._closed.skipped(self._last_id + 2, stream_id - 2)
-            self._skipped += skipped
-        self._last_id = stream_id
-        if stream_id > self._last_accepted:
-            self._charge_chatter()
-            self._decoder.skip(block)
-            if not ends:
-                self._closed.cut_short(stream_id)
-        elif len(self.streams) >= self.limits.max_streams:
-            self._decoder.skip(block)
-            self._refuse(stream_id, ErrorCode.REFUSED_STREAM, ends=ends)
-        else:
-            try:
-                head, length = self._decoder.request(block)
-            except StreamViolation as violation:
-                self._refuse(stream_id, violation.code, ends=ends)
-            else:
-                self._open(stream_id, head, length, ends=ends)
-
-    def _open(self, stream_id: int, head: T, length: int, *, ends: bool) -> None:
-        stream = Stream(stream_id, self._allowed, self._peer_window, length)
-        self.streams[stream_id] = stream
-        self._handler.opened(stream, head)
-        if ends and stream.remote_open:
-            self._end(stream)
-
-    def _refuse(self, stream_id: int, code: ErrorCode, *, ends: bool) -> None:
-        """RST_STREAM for a request that the handler is never told of."""
-        self._floods.reset(self._now)
-        self._floods.reply()
-        self._write(frames.reset_frame(stream_id, code))
-        if not ends:
-            self._closed.cut_short(stream_id)
+        return self._reading.arriving(stream)

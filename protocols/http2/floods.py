@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from protocols.http2.frames import ConnectionViolation, ErrorCode
 from protocols.http2.limits import Http2Limits
+from protocols.http2.streams import StreamTable
 
 
 class Budget:
@@ -38,45 +39,61 @@ class Budget:
 
 
 class Floods:
-    """The budgets of one connection.
+    """The budgets of one connection, and the traffic that refills them. `now` is the time of the last read.
 
     Each method raises ConnectionViolation (ENHANCE_YOUR_CALM) once its budget is spent.
     """
 
-    __slots__ = ("_chatter", "_excused", "_max_queued", "_queued", "_resets", "_settings")
+    __slots__ = (
+        "_chatter",
+        "_excused",
+        "_limits",
+        "_queued",
+        "_resets",
+        "_settings",
+        "_streams",
+        "now",
+        "received",
+        "sent",
+    )
 
-    def __init__(self, limits: Http2Limits) -> None:
+    def __init__(self, limits: Http2Limits, streams: StreamTable) -> None:
+        self.now = 0.0
+        # What a healthy peer answers: messages, PINGs, and DATA frames that are not too small.
+        self.sent = 0
+        self.received = 0  # DATA frames that were not empty
+        self._limits = limits
+        self._streams = streams
         self._chatter = Budget(limits.chatter_burst, limits.chatter_rate)
         self._resets = Budget(limits.reset_burst, limits.reset_rate)
         self._settings = Budget(limits.settings_burst, limits.settings_rate)
-        self._max_queued = limits.max_queued
         self._queued = 0
-        self._excused = 0
+        self._excused = 0.0
 
-    def chatter(self, now: float, excused: int) -> None:
-        """Count a frame that carries nothing.
-
-        The connection's traffic so far excuses `excused` such frames in all.
-        """
+    def chatter(self) -> None:
+        """Count a frame that carries nothing. The connection's traffic so far excuses a number of them."""
+        limits = self._limits
+        excused = (self._streams.opened + self.sent) * limits.chatter_per_frame
+        excused += self.received * limits.chatter_per_received
         earned = excused - self._excused
         self._excused = excused
-        if not self._chatter.spend(now, earned=earned):
+        if not self._chatter.spend(self.now, earned=earned):
             raise _calm("too many frames that carry nothing")
 
-    def reset(self, now: float) -> None:
+    def reset(self) -> None:
         """Count a stream that was reset, by the peer or for its violation."""
-        if not self._resets.spend(now):
+        if not self._resets.spend(self.now):
             raise _calm("too many streams were reset")
 
-    def settings(self, now: float) -> None:
+    def settings(self) -> None:
         """Count a SETTINGS frame."""
-        if not self._settings.spend(now):
+        if not self._settings.spend(self.now):
             raise _calm("too many SETTINGS frames")
 
     def reply(self) -> None:
         """Count a frame that is queued as an answer, because the peer must read those, too."""
         self._queued += 1
-        if self._queued > self._max_queued:
+        if self._queued > self._limits.max_queued:
             raise _calm("too many frames to answer while no answer is read")
 
     def replies_taken(self) -> None:

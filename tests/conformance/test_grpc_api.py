@@ -32,7 +32,7 @@ from actors.values.tensors import Tensor as ServedTensor
 from actors.values.tensors import pack_bytes, unpack_bytes
 from protocols.grpc.call import Call, ServerStream
 from protocols.grpc.services.model_stream_infer import StreamedRequest
-from protocols.http2.connection import Stream
+from protocols.http2.streams import Stream
 from protocols.status import grpc_status
 from tests.protocols.fakes import FakeModel, FakeServer, default_models, hold, identity, make_spec
 from tests.support.flavours import (

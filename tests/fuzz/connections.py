@@ -12,9 +12,10 @@ from random import Random
 
 from hpack import Encoder
 
-from protocols.http2.connection import Http2Limits, Stream
 from protocols.http2.frames import ConnectionViolation, ErrorCode
 from protocols.http2.header_blocks import encode_headers
+from protocols.http2.limits import Http2Limits
+from protocols.http2.streams import Stream
 from tests.fuzz import h2wire as wire
 from tests.fuzz.campaign import chance_of
 from tests.fuzz.mutation import damaged, reframed
@@ -147,7 +148,7 @@ def _converse(octets: bytes, chance: Random) -> None:
         assert len(rig.connection.streams) <= _LIMITS.max_streams
     rig.drain()
     for number, stream in rig.recorder.open.items():
-        rig.connection.reset(stream, ErrorCode.CANCEL)
+        rig.connection.answers.reset(stream, ErrorCode.CANCEL)
         assert number not in rig.connection.streams
     rig.drain()
     assert not rig.connection.streams or not any(stream.pending for stream in rig.connection.streams.values())
@@ -161,28 +162,28 @@ def _act(rig: Rig, chance: Random) -> None:
         size = chance.choice((0, 1, 5, 100, 16_384, 70_000))
         match chance.randrange(8):
             case 0 | 1:
-                connection.send_answer(stream, _HEAD, [memoryview(_LARGE)[:size]], size, _TRAILERS)
+                connection.answers.answer(stream, _HEAD, [memoryview(_LARGE)[:size]], size, _TRAILERS)
             case 2:
-                connection.send_head(stream, _HEAD)
+                connection.answers.head(stream, _HEAD)
             case 3:
-                connection.send_message(stream, [memoryview(_LARGE)[:size]], size)
+                connection.answers.message(stream, [memoryview(_LARGE)[:size]], size)
             case 4:
-                connection.send_trailers(stream, _TRAILERS)
+                connection.answers.trailers(stream, _TRAILERS)
             case 5:
-                connection.reset(stream, ErrorCode.CANCEL)
+                connection.answers.reset(stream, ErrorCode.CANCEL)
                 rig.recorder.open.pop(number, None)
             case 6:
-                connection.grant(stream, size)
+                connection.window.grant(stream, size)
             case _:
-                connection.own(stream)
+                connection.answers.own(stream)
         return
     match chance.randrange(8):
         case 0:
-            connection.go_away(ErrorCode.NO_ERROR)
+            connection.control.go_away(ErrorCode.NO_ERROR)
         case 1:
-            connection.ping(chance.randbytes(8))
+            connection.control.ping(chance.randbytes(8))
         case 2:
-            for part in connection.take(chance.choice((1, 100, 1 << 16))):
+            for part in connection.outward.take(chance.choice((1, 100, 1 << 16))):
                 assert len(part) > 0
         case _:
             rig.drain(chance.choice((1, 100, 1 << 16)))

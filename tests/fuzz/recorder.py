@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from protocols.http2.connection import Http2Connection, Http2Limits, Stream
+from protocols.http2.connection import Http2Connection
+from protocols.http2.limits import Http2Limits
+from protocols.http2.streams import Handler, PingHandler, Stream
 from tests.fuzz.h2wire import Field, Frame, split
 
 
@@ -20,7 +22,7 @@ class Heard:
     code: int | None = None
 
 
-class Recorder:
+class Recorder(Handler[tuple[Field, ...]], PingHandler):
     """Records every stream, and fails at once if its calls come in an impossible order."""
 
     def __init__(self) -> None:
@@ -79,7 +81,7 @@ class Rig:
     def __init__(self, limits: Http2Limits | None = None, recorder: Recorder | None = None) -> None:
         self.recorder = recorder or Recorder()
         self.connection: Http2Connection[tuple[Field, ...]] = Http2Connection(
-            self.recorder, limits or Http2Limits()
+            self.recorder, self.recorder, limits or Http2Limits()
         )
         self.frames: list[Frame] = []
         self.now = 0.0
@@ -98,9 +100,11 @@ class Rig:
     def drain(self, limit: int = 1 << 16) -> bytes:
         """Take everything that may be written now."""
         written = bytearray()
-        while self.connection.output:
-            taken = self.connection.take(limit)
-            assert taken or not self.connection.output, "output is promised, and again none is handed over"
+        while self.connection.outward.output:
+            taken = self.connection.outward.take(limit)
+            assert taken or not self.connection.outward.output, (
+                "output is promised, and again none is handed over"
+            )
             for part in taken:
                 written += part
         self.frames += split(bytes(written))

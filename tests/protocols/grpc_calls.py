@@ -19,13 +19,14 @@ class KeptWire:
 
     def __init__(self):
         self.threads = trio.CapacityLimiter(1)
+        self.writer = self.reader = self
         self.answers = []
         self.started = []
         self.messages = []
         self.leases = []
         self.wake = trio.Event()
 
-    def answer(self, call, outcome):
+    def put(self, call, outcome):
         self.answers.append(outcome)
 
     def run(self, call, body):

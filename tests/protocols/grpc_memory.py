@@ -24,7 +24,8 @@ from h2.events import (
 )
 from h2.settings import SettingCodes
 
-from protocols.grpc.connection import Environment, GrpcConnection
+from protocols.grpc.calls import Environment
+from protocols.grpc.connection import GrpcConnection
 from protocols.grpc.listener import CallDeadlines, http2_limits
 from protocols.grpc.methods import HeadReader
 from protocols.grpc.options import GrpcOptions

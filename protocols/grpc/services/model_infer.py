@@ -20,7 +20,7 @@ from actors.values.errors import InvalidArgument, TritiumError, Unavailable, Uns
 from actors.values.interfaces import ServedModel, Server
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.versions import parse_version
-from protocols.grpc.call import SHUTTING_DOWN
+from protocols.grpc.call import SHUTTING_DOWN, UnaryMethod
 from protocols.grpc.codec.infer_request import (
     READ_AT_ONCE,
     AnswerPlan,
@@ -144,7 +144,7 @@ def _mark(request: InferRequest, marks: ClientMarks, call: Call) -> None:
 _Accepted = tuple[ServedModel, InferRequest, AnswerPlan]  # what a call remembers
 
 
-class ModelInferMethod:
+class ModelInferMethod(UnaryMethod):
     """ModelInfer as the connection calls it; see `protocols.grpc.call.UnaryMethod`."""
 
     def __init__(self, intake: Intake, on_finished: FinishedHook | None = None) -> None:

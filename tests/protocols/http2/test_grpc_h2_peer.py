@@ -30,9 +30,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from protocols.http2.connection import Http2Limits, Stream
 from protocols.http2.frames import ErrorCode
 from protocols.http2.header_blocks import encode_headers
+from protocols.http2.limits import Http2Limits
+from protocols.http2.streams import Stream
 from tests.fuzz import h2wire as wire
 from tests.fuzz.recorder import Rig
 from tests.support.examples import examples
@@ -208,7 +209,7 @@ class Peers(RuleBasedStateMachine):
     def answer_head(self, exchange: Exchange) -> None:
         stream = self._stream(exchange)
         if stream is not None and exchange.answer_head is None:
-            self.rig.connection.send_head(stream, encode_headers(_HEAD))
+            self.rig.connection.answers.head(stream, encode_headers(_HEAD))
             exchange.answer_head = _HEAD
 
     @precondition(lambda self: self.at_server())
@@ -222,10 +223,10 @@ class Peers(RuleBasedStateMachine):
         exchange.answer += octets
         step = max(1, -(-size // pieces))
         views = [memoryview(octets)[at : at + step] for at in range(0, size, step)]
-        self.rig.connection.send_message(stream, views, size)
+        self.rig.connection.answers.message(stream, views, size)
         if not keep:
             self._take(1 << 16)
-            self.rig.connection.own(stream)
+            self.rig.connection.answers.own(stream)
             octets[:] = bytes(len(octets))
 
     @precondition(lambda self: self.at_server())
@@ -234,7 +235,7 @@ class Peers(RuleBasedStateMachine):
         stream = self._stream(exchange)
         if stream is not None:
             self.answer_head(exchange)
-            self.rig.connection.send_trailers(stream, encode_headers(_TRAILERS))
+            self.rig.connection.answers.trailers(stream, encode_headers(_TRAILERS))
             exchange.answered_all = True
 
     @precondition(lambda self: self.at_server())
@@ -244,7 +245,7 @@ class Peers(RuleBasedStateMachine):
         if stream is None or exchange.answer_head is not None:
             return
         octets = payload(size, 0)[:size]
-        self.rig.connection.send_answer(
+        self.rig.connection.answers.answer(
             stream, encode_headers(_HEAD), [octets[:1], octets[1:]], size, encode_headers(_TRAILERS)
         )
         exchange.answer_head = _HEAD
@@ -256,7 +257,7 @@ class Peers(RuleBasedStateMachine):
     def answer_without_a_message(self, exchange: Exchange) -> None:
         stream = self._stream(exchange)
         if stream is not None and exchange.answer_head is None:
-            self.rig.connection.send_head(stream, encode_headers(_HEAD + _TRAILERS), end=True)
+            self.rig.connection.answers.head(stream, encode_headers(_HEAD + _TRAILERS), end=True)
             exchange.answer_head = _HEAD + _TRAILERS
             exchange.answered_all = True
 
@@ -265,12 +266,12 @@ class Peers(RuleBasedStateMachine):
     def refuse(self, exchange: Exchange, code: ErrorCode) -> None:
         stream = self._alive(exchange)
         if stream is not None:
-            self.rig.connection.reset(stream, code)
+            self.rig.connection.answers.reset(stream, code)
             exchange.refused = int(code)
 
     @rule(data=st.binary(min_size=8, max_size=8))
     def both_ping(self, data: bytes) -> None:
-        self.rig.connection.ping(data)
+        self.rig.connection.control.ping(data)
         self.our_pings.append(data)
         self.client.ping(data[::-1])
         self.pings.append(data[::-1])
@@ -280,7 +281,7 @@ class Peers(RuleBasedStateMachine):
     def grant(self, exchange: Exchange, size: int) -> None:
         stream = self._alive(exchange)
         if stream is not None and not exchange.asked_all:
-            self.rig.connection.grant(stream, size)
+            self.rig.connection.window.grant(stream, size)
 
     @rule()
     def consume(self) -> None:
@@ -291,7 +292,7 @@ class Peers(RuleBasedStateMachine):
     @rule(chance=st.integers(0, 9))
     def leave(self, chance: int) -> None:
         if chance == 0:
-            self.rig.connection.go_away(ErrorCode.NO_ERROR, b"good night")
+            self.rig.connection.control.go_away(ErrorCode.NO_ERROR, b"good night")
             self.leaving = True
 
     # -- the wires -------------------------------------------------------------------------------------------
@@ -378,7 +379,7 @@ class Peers(RuleBasedStateMachine):
 
     def _check_nothing_is_left(self) -> None:
         assert not self.rig.connection.streams
-        assert not self.rig.connection.output
+        assert not self.rig.connection.outward.output
         for number in self.rig.recorder.streams:
             self._credit(number)
         self._settle()
@@ -431,11 +432,11 @@ class Peers(RuleBasedStateMachine):
         if stream is not None:
             fresh = stream.received - self.credited.get(number, 0)
             self.credited[number] = stream.received
-            self.rig.connection.consumed(fresh)
+            self.rig.connection.window.consumed(fresh)
 
     def _take(self, limit: int) -> None:
-        if self.rig.connection.output:
-            taken = b"".join(self.rig.connection.take(limit))
+        if self.rig.connection.outward.output:
+            taken = b"".join(self.rig.connection.outward.take(limit))
             for one in wire.split(taken):
                 kind = _GRACEFUL if one.kind == wire.GOAWAY and not one.number(4) else one.kind
                 self.to_client += wire.frame(kind, one.flags, one.stream, one.payload)
@@ -491,7 +492,7 @@ class Peers(RuleBasedStateMachine):
             self.rig.send(bytes(self.to_server))
             moved = len(self.to_server)
             self.to_server.clear()
-            while self.rig.connection.output:
+            while self.rig.connection.outward.output:
                 self._take(1 << 16)
             moved += len(self.to_client)
             self._hear(len(self.to_client))

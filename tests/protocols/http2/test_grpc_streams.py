@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.http2 import frames
-from protocols.http2.connection import Http2Limits, Stream
 from protocols.http2.frames import ConnectionViolation, ErrorCode
 from protocols.http2.header_blocks import encode_headers
+from protocols.http2.limits import Http2Limits
+from protocols.http2.streams import Stream
 from tests.fuzz import h2wire as wire
 from tests.fuzz.h2wire import Frame
 from tests.fuzz.recorder import Rig
@@ -51,7 +52,7 @@ def speaking(rig: Rig, number: int = 1) -> Stream:
 
 def written(rig: Rig, limit: int = 1 << 30) -> list[Frame]:
     """What one `take` hands out."""
-    return wire.split(b"".join(rig.connection.take(limit)))
+    return wire.split(b"".join(rig.connection.outward.take(limit)))
 
 
 def kinds(out: list[Frame]) -> list[tuple[int, int]]:
@@ -67,7 +68,7 @@ def updates(out: list[Frame]) -> list[tuple[int, int]]:
 
 
 def answer(rig: Rig, stream: Stream, message: bytes = b"\0\0\0\0\2ok") -> None:
-    rig.connection.send_answer(stream, HEAD, [message], len(message), TRAILERS)
+    rig.connection.answers.answer(stream, HEAD, [message], len(message), TRAILERS)
 
 
 # Greeting
@@ -175,7 +176,7 @@ def test_the_rest_of_a_frame_is_dropped_once_its_stream_was_reset():
     stream = speaking(rig)
     sent = wire.data(1, b"a" * 100, wire.END_STREAM)
     rig.send(sent[:50])
-    rig.connection.reset(stream, ErrorCode.CANCEL)
+    rig.connection.answers.reset(stream, ErrorCode.CANCEL)
     rig.send(sent[50:] + wire.headers(3, flags=BOTH))
     assert len(rig.recorder.streams[1].data) == 41
     assert not rig.recorder.streams[1].ended
@@ -222,9 +223,9 @@ def test_how_the_bytes_are_cut_changes_nothing(cuts):
 
 def test_credit_is_announced_when_half_the_window_has_gathered():
     rig = connected(Http2Limits(connection_window=100_000))
-    rig.connection.consumed(49_999)
-    assert not rig.connection.output
-    rig.connection.consumed(1)
+    rig.connection.window.consumed(49_999)
+    assert not rig.connection.outward.output
+    rig.connection.window.consumed(1)
     assert updates(written(rig)) == [(0, 50_000)]
 
 
@@ -240,7 +241,7 @@ def test_credit_opens_the_connection_s_window_again():
     rig = connected(Http2Limits(connection_window=65_535, stream_window=100_000))
     stream = speaking(rig)
     rig.send(wire.data(1, bytes(65_535)))
-    rig.connection.consumed(stream.received)
+    rig.connection.window.consumed(stream.received)
     rig.send(wire.data(1, bytes(1000)))
     assert stream.received == 66_535
 
@@ -269,7 +270,7 @@ def test_a_grant_opens_both_windows_for_a_message_larger_than_either():
     rig = connected(Http2Limits(connection_window=65_535))
     stream = speaking(rig)
     rig.send(wire.data(1, bytes(65_535)))
-    rig.connection.grant(stream, 200_000)
+    rig.connection.window.grant(stream, 200_000)
     assert updates(written(rig)) == [(1, 200_000), (0, 200_000)]
     rig.send(wire.data(1, bytes(200_000), wire.END_STREAM))
     assert rig.recorder.streams[1].ended
@@ -280,18 +281,18 @@ def test_a_grant_never_opens_a_window_too_far():
     """RFC 9113, section 6.9.1: what does not fit now is announced as the window drains."""
     rig = connected(Http2Limits(connection_window=200_000))
     stream = speaking(rig)
-    rig.connection.grant(stream, 2**31 - 1)
+    rig.connection.window.grant(stream, 2**31 - 1)
     assert updates(written(rig)) == [(1, 2**31 - 1 - 65_535), (0, 2**31 - 1 - 200_000)]
     rig.send(wire.data(1, bytes(99_999)))
-    assert not rig.connection.output
+    assert not rig.connection.outward.output
     rig.send(wire.data(1, b"x"))
     assert updates(written(rig)) == [(0, 100_000)]
 
 
 def test_a_grant_for_a_stream_that_has_ended_is_nothing():
     rig = connected()
-    rig.connection.grant(asked(rig), 1000)
-    assert not rig.connection.output
+    rig.connection.window.grant(asked(rig), 1000)
+    assert not rig.connection.outward.output
 
 
 def test_data_for_a_stream_that_nobody_was_told_of_is_credited():
@@ -340,7 +341,7 @@ def test_a_small_answer_is_one_buffer():
     answer(rig, asked(rig))
     rig.drain()
     answer(rig, asked(rig, 3), b"\0\0\0\0\4four")
-    [buffer] = rig.connection.take(KIB)
+    [buffer] = rig.connection.outward.take(KIB)
     assert wire.split(buffer) == [
         Frame(wire.HEADERS, wire.END_HEADERS, 3, HEAD),
         Frame(wire.DATA, 0, 3, b"\0\0\0\0\4four"),
@@ -352,21 +353,21 @@ def test_a_small_answer_is_one_buffer():
 def test_only_the_first_block_says_that_the_table_is_not_used():
     rig = connected()
     answer(rig, asked(rig))
-    rig.connection.send_head(asked(rig, 3), TRAILERS, end=True)
+    rig.connection.answers.head(asked(rig, 3), TRAILERS, end=True)
     blocks = [one.payload for one in written(rig) if one.kind == wire.HEADERS]
     assert blocks == [b"\x20" + HEAD, TRAILERS, TRAILERS]
 
 
 def test_an_answer_without_a_message_is_one_frame():
     rig = connected()
-    rig.connection.send_head(asked(rig), HEAD, end=True)
+    rig.connection.answers.head(asked(rig), HEAD, end=True)
     [one] = written(rig)
     assert (one.kind, one.flags) == (wire.HEADERS, BOTH)
 
 
 def test_an_empty_message_is_no_frame():
     rig = connected()
-    rig.connection.send_answer(asked(rig), HEAD, [], 0, TRAILERS)
+    rig.connection.answers.answer(asked(rig), HEAD, [], 0, TRAILERS)
     assert kinds(written(rig)) == [(wire.HEADERS, 1)] * 2
 
 
@@ -387,41 +388,41 @@ def test_a_client_that_is_answered_early_at_length_is_told_so_at_the_end():
     answer(rig, speaking(rig), bytes(40_000))
     assert kinds(written(rig))[-2:] == [(wire.HEADERS, 1), (wire.RST_STREAM, 1)]
     rig.send(wire.headers(1, [(b"x-a", b"1")]) + wire.data(1, b"late", wire.END_STREAM))
-    assert not rig.connection.output
+    assert not rig.connection.outward.output
 
 
 def test_what_waits_is_what_was_not_handed_out():
     rig = connected()
     answer(rig, asked(rig))
-    rig.connection.send_message(asked(rig, 3), [bytes(70_000)], 70_000)
-    assert rig.connection.pending == 70_000
-    waiting = rig.connection.waiting
+    rig.connection.answers.message(asked(rig, 3), [bytes(70_000)], 70_000)
+    assert rig.connection.outward.pending == 70_000
+    waiting = rig.connection.outward.waiting
     assert waiting > 70_000
     rig.drain()
-    assert rig.connection.waiting == rig.connection.pending == 70_000 - (65_535 - 7)
+    assert rig.connection.outward.waiting == rig.connection.outward.pending == 70_000 - (65_535 - 7)
 
 
 def test_what_new_settings_hurry_along_still_waits():
     rig = connected()
     for number in range(1, 200, 2):
         answer(rig, asked(rig, number), bytes(500))
-    waiting = rig.connection.waiting
+    waiting = rig.connection.outward.waiting
     rig.send(wire.settings([(wire.INITIAL_WINDOW_SIZE, 1000)]))
-    assert rig.connection.waiting == waiting > 100 * 500
-    assert rig.connection.unread >= waiting
+    assert rig.connection.outward.waiting == waiting > 100 * 500
+    assert rig.connection.outward.unread >= waiting
     rig.drain()
-    assert rig.connection.waiting == rig.connection.unread == 0
+    assert rig.connection.outward.waiting == rig.connection.outward.unread == 0
 
 
 def test_small_messages_count_as_pending_once_many_are_ready():
     rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 1 << 30))
     rig.send(wire.window_update(0, 1 << 30))
     stream = asked(rig)
-    rig.connection.send_head(stream, HEAD)
+    rig.connection.answers.head(stream, HEAD)
     for number in range(300):
-        rig.connection.send_message(stream, [bytes([number % 256]) * 10_000], 10_000)
+        rig.connection.answers.message(stream, [bytes([number % 256]) * 10_000], 10_000)
     assert stream.pending > 1_900_000
-    rig.connection.send_trailers(stream, TRAILERS)
+    rig.connection.answers.trailers(stream, TRAILERS)
     rig.drain()
     assert body(rig.frames, 1) == b"".join(bytes([number % 256]) * 10_000 for number in range(300))
     assert rig.frames[-1].flags & wire.END_STREAM
@@ -436,12 +437,12 @@ def test_an_answer_in_pieces_of_memory_is_refused_before_any_of_it_is_sent(size,
         rig.drain()
     stream = asked(rig, 3)
     with pytest.raises((TypeError, BufferError)):
-        rig.connection.send_answer(
+        rig.connection.answers.answer(
             stream, HEAD, [b"ok", memoryview(bytes(2 * size))[::2]], size + 2, TRAILERS
         )
-    rig.connection.send_head(stream, TRAILERS, end=True)
+    rig.connection.answers.head(stream, TRAILERS, end=True)
     assert kinds(written(rig)) == [(wire.HEADERS, 3)]
-    assert not rig.connection.output
+    assert not rig.connection.outward.output
 
 
 def test_an_answer_waits_for_its_stream_s_window_and_goes_on():
@@ -450,14 +451,14 @@ def test_an_answer_waits_for_its_stream_s_window_and_goes_on():
     answer(rig, stream, bytes(25))
     out = written(rig)
     assert kinds(out) == [(wire.HEADERS, 1), (wire.DATA, 1)]
-    assert (len(body(out, 1)), stream.pending, rig.connection.pending) == (10, 15, 15)
-    assert not rig.connection.output
+    assert (len(body(out, 1)), stream.pending, rig.connection.outward.pending) == (10, 15, 15)
+    assert not rig.connection.outward.output
     rig.send(wire.window_update(1, 5))
     assert [len(one.payload) for one in written(rig)] == [5]
     rig.send(wire.window_update(1, 1000))
     out = written(rig)
     assert kinds(out) == [(wire.DATA, 1), (wire.HEADERS, 1)]
-    assert (len(body(out, 1)), stream.pending, rig.connection.pending) == (10, 0, 0)
+    assert (len(body(out, 1)), stream.pending, rig.connection.outward.pending) == (10, 0, 0)
     assert not rig.connection.streams
 
 
@@ -465,7 +466,7 @@ def test_small_messages_use_the_window_up():
     rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 10))
     stream = asked(rig)
     for part in (b"1234", b"5678", b"90ab"):
-        rig.connection.send_message(stream, [part], 4)
+        rig.connection.answers.message(stream, [part], 4)
     assert body(written(rig), 1) == b"1234567890"
     assert stream.pending == 2
 
@@ -475,7 +476,7 @@ def test_an_answer_waits_for_the_connection_s_window_and_goes_on():
     stream = asked(rig)
     answer(rig, stream, bytes(70_000))
     assert len(body(written(rig), 1)) == 65_535
-    assert not rig.connection.output
+    assert not rig.connection.outward.output
     answer(rig, asked(rig, 3))
     assert kinds(written(rig)) == [(wire.HEADERS, 3)]
     rig.send(wire.window_update(0, 4465))
@@ -492,7 +493,7 @@ def test_a_window_may_become_negative():
     rig.send(wire.settings([(wire.INITIAL_WINDOW_SIZE, 30)]))
     rig.drain()
     rig.send(wire.window_update(1, 70))
-    assert not rig.connection.output
+    assert not rig.connection.outward.output
     rig.send(wire.window_update(1, 1))
     assert len(body(written(rig), 1)) == 1
     rig.send(wire.settings([(wire.INITIAL_WINDOW_SIZE, 1000)]))
@@ -517,7 +518,7 @@ def test_a_window_that_opens_before_the_stream_s_turn_is_no_second_turn():
     answer(rig, asked(rig), bytes(10))
     rig.send(wire.window_update(1, 4) + wire.window_update(1, 4))
     assert body(written(rig), 1) == bytes(8)
-    assert not rig.connection.output
+    assert not rig.connection.outward.output
 
 
 def test_data_fits_the_frames_that_the_peer_takes():
@@ -535,7 +536,7 @@ def test_frames_stay_short_however_long_the_peer_takes_them():
 
 def test_long_trailers_are_continued():
     rig = connected()
-    rig.connection.send_head(asked(rig), encode_headers([(b"grpc-message", b"m" * 40_000)]), end=True)
+    rig.connection.answers.head(asked(rig), encode_headers([(b"grpc-message", b"m" * 40_000)]), end=True)
     out = written(rig)
     assert [one.kind for one in out] == [wire.HEADERS, wire.CONTINUATION, wire.CONTINUATION]
     assert [one.flags for one in out] == [wire.END_STREAM, 0, wire.END_HEADERS]
@@ -544,8 +545,10 @@ def test_long_trailers_are_continued():
 def test_large_messages_are_handed_out_as_views_of_their_own_memory():
     rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
     first, second = bytearray(b"a" * 20_000), bytearray(b"b" * 30_000)
-    rig.connection.send_answer(asked(rig), HEAD, [b"\0\0\0\0\0", first, memoryview(second)], 50_005, TRAILERS)
-    views = [part for part in rig.connection.take(2**20) if isinstance(part, memoryview)]
+    rig.connection.answers.answer(
+        asked(rig), HEAD, [b"\0\0\0\0\0", first, memoryview(second)], 50_005, TRAILERS
+    )
+    views = [part for part in rig.connection.outward.take(2**20) if isinstance(part, memoryview)]
     assert sum(len(view) for view in views) == 50_005
     assert [view.obj for view in views if len(view) > 5 and view.obj not in (first, second)] == []
 
@@ -553,7 +556,7 @@ def test_large_messages_are_handed_out_as_views_of_their_own_memory():
 def test_messages_of_numbers_are_sent_as_bytes():
     rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
     numbers = memoryview(bytearray(range(200)) * 100).cast("I", (50, 100))
-    rig.connection.send_message(asked(rig), [numbers, b""], 20_000)
+    rig.connection.answers.message(asked(rig), [numbers, b""], 20_000)
     assert body(written(rig), 1) == numbers.tobytes()
 
 
@@ -563,11 +566,11 @@ def test_memory_that_is_wanted_back_is_copied():
     stream = asked(rig)
     answer(rig, stream, lent)
     seen = body(written(rig), 1)
-    rig.connection.own(stream)
+    rig.connection.answers.own(stream)
     lent[:] = bytes(30_000)
     rig.send(wire.window_update(1, 30_000))
     assert seen + body(written(rig), 1) == b"a" * 30_000
-    rig.connection.own(stream)
+    rig.connection.answers.own(stream)
 
 
 def test_what_was_copied_is_not_copied_again():
@@ -576,9 +579,9 @@ def test_what_was_copied_is_not_copied_again():
     lent = []
     for number in range(4):
         lent.append(bytearray(bytes([number]) * 1_000_000))
-        rig.connection.send_message(stream, [b"x", lent[-1]], 1_000_001)
+        rig.connection.answers.message(stream, [b"x", lent[-1]], 1_000_001)
         tracemalloc.start()
-        rig.connection.own(stream)
+        rig.connection.answers.own(stream)
         copied = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert 1_000_000 <= copied < 1_500_000
@@ -586,7 +589,7 @@ def test_what_was_copied_is_not_copied_again():
     for opened in (1_500_000, 1 << 23):  # in the middle of a buffer, and to the end
         rig.send(wire.window_update(1, opened) + wire.window_update(0, opened))
         rig.drain()
-        rig.connection.own(stream)
+        rig.connection.answers.own(stream)
     assert body(rig.frames, 1) == b"".join(b"x" + bytes([number]) * 1_000_000 for number in range(4))
 
 
@@ -594,14 +597,14 @@ def test_a_long_answer_is_copied_in_slices_while_more_is_sent():
     rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 100_000))
     stream = asked(rig)
     lent, later = bytearray(b"a" * 3_000_000), bytearray(b"b" * 100_000)
-    rig.connection.send_message(stream, [b"x", lent], 3_000_001)
+    rig.connection.answers.message(stream, [b"x", lent], 3_000_001)
     seen = body(written(rig), 1)
-    steps = rig.connection.owning(stream)
+    steps = rig.connection.answers.owning(stream)
     next(steps)
-    rig.connection.send_message(stream, [b"y", later], 100_001)
+    rig.connection.answers.message(stream, [b"y", later], 100_001)
     assert sum(1 for _ in steps) >= 10
     lent[:] = bytes(3_000_000)
-    rig.connection.own(stream)
+    rig.connection.answers.own(stream)
     later[:] = bytes(100_000)
     rig.send(wire.window_update(1, 1 << 23) + wire.window_update(0, 1 << 23))
     rig.drain()
@@ -611,33 +614,33 @@ def test_a_long_answer_is_copied_in_slices_while_more_is_sent():
 def test_a_stream_that_is_reset_while_it_is_copied_stays_gone():
     rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 0))
     stream = asked(rig)
-    rig.connection.send_message(stream, [bytearray(3_000_000)], 3_000_000)
+    rig.connection.answers.message(stream, [bytearray(3_000_000)], 3_000_000)
     written(rig)
-    steps = rig.connection.owning(stream)
+    steps = rig.connection.answers.owning(stream)
     next(steps)
     rig.send(wire.frame(wire.RST_STREAM, 0, 1, (8).to_bytes(4, "big")))
     assert list(steps) != []
-    assert rig.connection.pending == 0
-    assert list(rig.connection.owning(stream)) == []
+    assert rig.connection.outward.pending == 0
+    assert list(rig.connection.answers.owning(stream)) == []
 
 
 def test_messages_and_trailers_keep_their_order_whatever_they_wait_for():
     rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 40_000))
     stream = asked(rig)
     connection = rig.connection
-    connection.send_head(stream, HEAD)
-    connection.send_message(stream, [b"a" * 10], 10)
-    connection.send_message(stream, [b"b" * 30_000], 30_000)
-    connection.send_message(stream, [b"c" * 10], 10)
-    connection.send_message(stream, [b"d" * 30_000], 30_000)
-    connection.send_trailers(stream, TRAILERS)
-    connection.send_message(stream, [b"dropped"], 7)
-    connection.send_trailers(stream, TRAILERS)
+    connection.answers.head(stream, HEAD)
+    connection.answers.message(stream, [b"a" * 10], 10)
+    connection.answers.message(stream, [b"b" * 30_000], 30_000)
+    connection.answers.message(stream, [b"c" * 10], 10)
+    connection.answers.message(stream, [b"d" * 30_000], 30_000)
+    connection.answers.trailers(stream, TRAILERS)
+    connection.answers.message(stream, [b"dropped"], 7)
+    connection.answers.trailers(stream, TRAILERS)
     out: list[Frame] = []
-    while connection.output:
+    while connection.outward.output:
         out += written(rig, 1)
     rig.send(wire.window_update(1, 10**6))
-    while connection.output:
+    while connection.outward.output:
         out += written(rig, 1)
     assert body(out, 1) == b"a" * 10 + b"b" * 30_000 + b"c" * 10 + b"d" * 30_000
     assert [one.kind for one in out if one.kind != wire.DATA] == [wire.HEADERS, wire.HEADERS]
@@ -679,7 +682,7 @@ def test_frames_about_the_connection_overtake_answers():
     rig = connected()
     answer(rig, asked(rig))
     rig.send(wire.frame(wire.PING, 0, 0, b"12345678"))
-    rig.connection.ping(b"abcdefgh")
+    rig.connection.control.ping(b"abcdefgh")
     assert kinds(written(rig))[:3] == [(wire.PING, 0), (wire.PING, 0), (wire.HEADERS, 1)]
 
 
@@ -690,7 +693,7 @@ def test_settings_are_acknowledged_behind_what_kept_to_the_old_ones():
     answer(rig, asked(rig, 3), bytes(200))
     rig.send(wire.settings([(wire.INITIAL_WINDOW_SIZE, 0)]))
     assert [one.kind for one in written(rig)][-2:] == [wire.HEADERS, wire.SETTINGS]
-    assert not rig.connection.output
+    assert not rig.connection.outward.output
 
 
 def test_about_as_much_is_handed_out_as_was_asked_for():
@@ -698,16 +701,16 @@ def test_about_as_much_is_handed_out_as_was_asked_for():
     for number in range(1, 101, 2):
         answer(rig, asked(rig, number), bytes(1000))
     sizes = []
-    while rig.connection.output:
-        sizes.append(sum(len(part) for part in rig.connection.take(5000)))
+    while rig.connection.outward.output:
+        sizes.append(sum(len(part) for part in rig.connection.outward.take(5000)))
     assert all(5000 <= size < 6200 for size in sizes[:-1])
 
 
 def test_a_reset_overtakes_nothing_that_its_stream_sent():
     rig = connected()
     stream = asked(rig)
-    rig.connection.send_head(stream, HEAD)
-    rig.connection.reset(stream, ErrorCode.CANCEL)
+    rig.connection.answers.head(stream, HEAD)
+    rig.connection.answers.reset(stream, ErrorCode.CANCEL)
     assert kinds(written(rig)) == [(wire.HEADERS, 1), (wire.RST_STREAM, 1)]
 
 
@@ -720,14 +723,14 @@ def test_a_stream_that_is_reset_leaves_the_line(when):
     answer(rig, other, bytes(20))
     if when != "before its turn":
         written(rig, 20_000)
-    rig.connection.reset(stream, ErrorCode.CANCEL)
+    rig.connection.answers.reset(stream, ErrorCode.CANCEL)
     assert (stream.pending, stream.open, stream.remote_open) == (0, False, False)
     rig.send(wire.window_update(3, 1000))
-    while rig.connection.output:
-        out = rig.connection.take(20_000)
+    while rig.connection.outward.output:
+        out = rig.connection.outward.take(20_000)
         assert out
     assert not rig.connection.streams
-    assert rig.connection.pending == 0
+    assert rig.connection.outward.pending == 0
 
 
 def test_however_many_streams_are_reset_those_that_stay_are_answered_in_their_order():
@@ -739,12 +742,12 @@ def test_however_many_streams_are_reset_those_that_stay_are_answered_in_their_or
     kept = [number for number in numbers if number % 5 == 0]
     gone = [number for number in numbers if number % 5]
     rig.send(b"".join(wire.frame(wire.RST_STREAM, 0, number, bytes(4)) for number in gone))
-    assert rig.connection.pending == len(kept) * 20_000
+    assert rig.connection.outward.pending == len(kept) * 20_000
     rig.drain()
-    assert rig.connection.pending == rig.connection.waiting == 0
+    assert rig.connection.outward.pending == rig.connection.outward.waiting == 0
     ends = [one.stream for one in rig.frames if one.kind == wire.HEADERS and one.flags & wire.END_STREAM]
     assert ends == kept
-    assert not rig.connection.output
+    assert not rig.connection.outward.output
 
 
 def test_a_client_s_reset_drops_what_was_pending():
@@ -754,8 +757,8 @@ def test_a_client_s_reset_drops_what_was_pending():
     written(rig)
     rig.send(wire.rst_stream(1))
     assert rig.recorder.streams[1].code == ErrorCode.CANCEL
-    assert (stream.pending, rig.connection.pending) == (0, 0)
-    assert not rig.connection.output
+    assert (stream.pending, rig.connection.outward.pending) == (0, 0)
+    assert not rig.connection.outward.output
 
 
 def test_what_is_sent_on_a_stream_that_is_gone_is_dropped():
@@ -763,11 +766,11 @@ def test_what_is_sent_on_a_stream_that_is_gone_is_dropped():
     stream = asked(rig)
     rig.send(wire.rst_stream(1))
     answer(rig, stream)
-    rig.connection.send_head(stream, HEAD)
-    rig.connection.send_head(stream, HEAD, end=True)
-    rig.connection.reset(stream, ErrorCode.CANCEL)
-    rig.connection.own(stream)
-    assert not rig.connection.output
+    rig.connection.answers.head(stream, HEAD)
+    rig.connection.answers.head(stream, HEAD, end=True)
+    rig.connection.answers.reset(stream, ErrorCode.CANCEL)
+    rig.connection.answers.own(stream)
+    assert not rig.connection.outward.output
     assert repr(stream) == "<Stream 1>"
 
 
@@ -815,7 +818,7 @@ def test_padding_and_priority_are_no_part_of_the_block():
 def test_late_frames_are_ignored_however_many_streams_were_cut_short():
     rig = connected()
     for number in range(1, 10_001, 2):
-        rig.connection.reset(speaking(rig, number), ErrorCode.CANCEL)
+        rig.connection.answers.reset(speaking(rig, number), ErrorCode.CANCEL)
         rig.drain()
     rig.send(wire.data(1, b"late") + wire.data(9_999, b"late", wire.END_STREAM))
     rig.send(wire.headers(3, [(b"x-a", b"1")], flags=BOTH))
@@ -829,7 +832,7 @@ def test_an_answer_given_as_its_request_opens_is_the_end_of_it():
 
     def refuse(stream: Stream, head: tuple[wire.Field, ...]) -> None:
         opened(stream, head)
-        rig.connection.send_head(stream, TRAILERS, end=True)
+        rig.connection.answers.head(stream, TRAILERS, end=True)
 
     rig.recorder.opened = refuse
     for number in (1, 3, 5):
@@ -844,7 +847,7 @@ def test_a_stream_that_is_reset_over_its_data_does_not_end():
 
     def refuse(stream: Stream, data: memoryview) -> None:
         heard(stream, data)
-        rig.connection.reset(stream, ErrorCode.CANCEL)
+        rig.connection.answers.reset(stream, ErrorCode.CANCEL)
 
     rig.recorder.received = refuse
     for number, flags in ((1, wire.END_STREAM), (3, wire.END_STREAM | wire.PADDED)):
@@ -860,9 +863,9 @@ def test_a_stream_that_is_reset_over_its_data_does_not_end():
 def test_a_graceful_goodbye_loses_no_call():
     rig = connected()
     asked(rig)
-    rig.connection.go_away(ErrorCode.NO_ERROR, last=frames.LARGEST_STREAM)
+    rig.connection.control.go_away(ErrorCode.NO_ERROR, last=frames.LARGEST_STREAM)
     asked(rig, 3)
-    rig.connection.go_away(ErrorCode.NO_ERROR)
+    rig.connection.control.go_away(ErrorCode.NO_ERROR)
     rig.send(wire.headers(5) + wire.data(5, b"ignored", wire.END_STREAM))
     assert 5 not in rig.recorder.streams
     out = written(rig)
@@ -878,26 +881,24 @@ def test_a_graceful_goodbye_loses_no_call():
 def test_the_last_stream_of_a_goodbye_never_rises():
     rig = connected()
     asked(rig)
-    rig.connection.go_away(ErrorCode.NO_ERROR)
-    rig.connection.go_away(ErrorCode.INTERNAL_ERROR, last=99)
+    rig.connection.control.go_away(ErrorCode.NO_ERROR)
+    rig.connection.control.go_away(ErrorCode.INTERNAL_ERROR, last=99)
     assert [one.number(0) for one in written(rig)] == [1, 1]
 
 
 def test_streams_up_to_the_last_of_a_goodbye_are_served():
     rig = connected()
     asked(rig)
-    rig.connection.go_away(ErrorCode.NO_ERROR, last=3)
+    rig.connection.control.go_away(ErrorCode.NO_ERROR, last=3)
     asked(rig, 3)
     rig.send(wire.headers(5, flags=BOTH))
     assert 5 not in rig.recorder.streams
 
 
-def test_a_client_that_leaves_is_remembered_and_its_calls_go_on():
+def test_the_calls_of_a_client_that_leaves_go_on():
     rig = connected()
     stream = asked(rig)
-    assert not rig.connection.peer_leaving
     rig.send(wire.frame(wire.GOAWAY, 0, 0, bytes(8) + b"bye"))
-    assert rig.connection.peer_leaving
     answer(rig, stream)
     assert kinds(written(rig)).count((wire.DATA, 1)) == 1
 
@@ -1005,7 +1006,7 @@ def test_windows_and_pings_are_excused_by_the_messages_they_follow(size):
     rig = connected(FEW)
     stream = speaking(rig)
     for _ in range(300):
-        rig.connection.send_message(stream, [bytes(size)], size)
+        rig.connection.answers.message(stream, [bytes(size)], size)
         rig.drain()
         rig.now -= 0.01
         rig.send(wire.window_update(0, size) + wire.window_update(1, size) + ANSWERED)
@@ -1030,7 +1031,7 @@ def test_a_message_of_the_peer_excuses_no_more_than_goes_with_one():
 def test_answers_to_pings_are_excused_by_the_pings():
     rig = connected(FEW)
     for _ in range(300):
-        rig.connection.ping(bytes(8))
+        rig.connection.control.ping(bytes(8))
         rig.drain()
         rig.now -= 0.01
         rig.send(wire.frame(wire.PING, wire.ACK, 0, bytes(8)))

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from protocols.http2.connection import Http2Limits
 from protocols.http2.frames import ConnectionViolation, ErrorCode
 from protocols.http2.header_blocks import encode_headers
+from protocols.http2.limits import Http2Limits
 from tests.fuzz import h2wire as wire
 from tests.fuzz.h2wire import Field
 from tests.fuzz.recorder import Rig
@@ -91,7 +91,7 @@ def cancelled(rig: Rig) -> None:
 def refused(rig: Rig) -> None:
     """The server has reset stream 1."""
     opened(rig)
-    rig.connection.reset(rig.recorder.open.pop(1), ErrorCode.CANCEL)
+    rig.connection.answers.reset(rig.recorder.open.pop(1), ErrorCode.CANCEL)
     rig.drain()
 
 
@@ -103,7 +103,7 @@ def skipped(rig: Rig) -> None:
 def going_away(rig: Rig) -> None:
     """The server has said that it takes nothing after stream 1."""
     opened(rig)
-    rig.connection.go_away(ErrorCode.NO_ERROR)
+    rig.connection.control.go_away(ErrorCode.NO_ERROR)
     rig.drain()
 
 
@@ -111,7 +111,7 @@ def _answer(rig: Rig, number: int) -> None:
     head = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
     trailers = encode_headers([(b"grpc-status", b"0")])
     message = b"\0\0\0\0\2ok"
-    rig.connection.send_answer(rig.recorder.open.pop(number), head, [message], len(message), trailers)
+    rig.connection.answers.answer(rig.recorder.open.pop(number), head, [message], len(message), trailers)
     rig.drain()
 
 
@@ -853,12 +853,12 @@ def test_a_row_of_rfc_9113_is_answered_as_it_says(one):
 def _check_aftermath(rig: Rig, answer: Answer) -> None:
     match answer:
         case Connection():
-            assert rig.connection.output is False
+            assert rig.connection.outward.output is False
         case OneStream(stream=number, code=code):
             _check_gone(rig, number, code)
     if not isinstance(answer, Connection) and not _said_goodbye(rig):
         for open_stream in list(rig.recorder.open.values()):
-            rig.connection.reset(open_stream, ErrorCode.CANCEL)
+            rig.connection.answers.reset(open_stream, ErrorCode.CANCEL)
         works(rig)
 
 
@@ -969,7 +969,7 @@ def test_data_that_nobody_wants_gives_its_credit_back():
     rounds = 40
     for number in range(1, 2 * rounds, 2):
         rig.send(wire.headers(number))
-        rig.connection.reset(rig.recorder.open.pop(number), ErrorCode.CANCEL)
+        rig.connection.answers.reset(rig.recorder.open.pop(number), ErrorCode.CANCEL)
         rig.send(wire.data(number, bytes(16_000)))
         rig.drain()
     granted = sum(one.number() for one in rig.frames if one.kind == wire.WINDOW_UPDATE and one.stream == 0)
@@ -987,8 +987,8 @@ def test_settings_apply_in_the_order_they_are_listed():
     rig = handshake()
     opened(rig)
     rig.send(wire.settings([(wire.INITIAL_WINDOW_SIZE, 1), (wire.INITIAL_WINDOW_SIZE, 3)]))
-    rig.connection.send_head(rig.recorder.open[1], encode_headers([(b":status", b"200")]))
-    rig.connection.send_message(rig.recorder.open[1], [b"abcdef"], 6)
+    rig.connection.answers.head(rig.recorder.open[1], encode_headers([(b":status", b"200")]))
+    rig.connection.answers.message(rig.recorder.open[1], [b"abcdef"], 6)
     rig.drain()
     sent = b"".join(one.payload for one in rig.frames if one.kind == wire.DATA)
     assert sent == b"abc", "section 6.5.3"
@@ -1001,8 +1001,8 @@ _END = encode_headers([(b"grpc-status", b"0")])
 def taken_piecewise(rig: Rig) -> list[wire.Frame]:
     """Everything the connection writes, taken in the smallest turns."""
     written = []
-    while rig.connection.output:
-        written += wire.split(b"".join(rig.connection.take(1)))
+    while rig.connection.outward.output:
+        written += wire.split(b"".join(rig.connection.outward.take(1)))
     return written
 
 
@@ -1015,9 +1015,9 @@ def test_data_written_before_a_window_shrank_goes_before_the_acknowledgement():
     rig = handshake()
     rig.send(wire.headers(1) + wire.headers(3))
     for number in (1, 3):
-        rig.connection.send_head(rig.recorder.open[number], _OK)
-        rig.connection.send_message(rig.recorder.open[number], [b"abcdef"], 6)
-    rig.connection.send_trailers(rig.recorder.open[3], _END)
+        rig.connection.answers.head(rig.recorder.open[number], _OK)
+        rig.connection.answers.message(rig.recorder.open[number], [b"abcdef"], 6)
+    rig.connection.answers.trailers(rig.recorder.open[3], _END)
     rig.send(wire.settings([(wire.INITIAL_WINDOW_SIZE, 0)]))
     written = taken_piecewise(rig)
     sent = [at for at, one in enumerate(written) if one.kind == wire.DATA]
@@ -1029,7 +1029,7 @@ def test_frames_written_before_their_size_shrank_go_before_the_acknowledgement()
     rig.send(wire.settings([(wire.MAX_FRAME_SIZE, 1 << 20)]) + wire.headers(1))
     rig.drain()
     long_block = encode_headers([(b":status", b"200"), (b"x", bytes(20_000))])
-    rig.connection.send_head(rig.recorder.open[1], long_block)
+    rig.connection.answers.head(rig.recorder.open[1], long_block)
     rig.send(wire.settings([(wire.MAX_FRAME_SIZE, 16_384)]))
     written = taken_piecewise(rig)
     late = written[acknowledged_at(written) :]
@@ -1039,17 +1039,17 @@ def test_frames_written_before_their_size_shrank_go_before_the_acknowledgement()
 def test_frames_of_a_raised_size_go_after_the_acknowledgement():
     rig = handshake()
     rig.send(wire.headers(1) + wire.headers(3))
-    rig.connection.send_head(rig.recorder.open[1], _OK)
-    rig.connection.send_message(rig.recorder.open[1], [bytes(60_000)], 60_000)
+    rig.connection.answers.head(rig.recorder.open[1], _OK)
+    rig.connection.answers.message(rig.recorder.open[1], [bytes(60_000)], 60_000)
     rig.drain(1)
     for _ in range(4):
-        rig.connection.send_message(rig.recorder.open[3], [b"abc"], 3)
+        rig.connection.answers.message(rig.recorder.open[3], [b"abc"], 3)
     rig.send(
         wire.settings([(wire.MAX_FRAME_SIZE, 1 << 20)])
         + wire.window_update(1, 100_000)
         + wire.window_update(0, 100_000)
     )
-    rig.connection.send_message(rig.recorder.open[1], [bytes(60_000)], 60_000)
+    rig.connection.answers.message(rig.recorder.open[1], [bytes(60_000)], 60_000)
     written = taken_piecewise(rig)
     early = written[: acknowledged_at(written)]
     assert all(len(one.payload) <= 16_384 for one in early), "section 6.5.3"
@@ -1065,13 +1065,13 @@ def test_a_lowered_table_size_finds_an_encoder_that_has_given_up_its_table(start
     rig = handshake()
     rig.send(wire.headers(1) + wire.headers(3))
     if started:
-        rig.connection.send_head(rig.recorder.open[1], _OK)
-        rig.connection.send_message(rig.recorder.open[1], [bytes(20_000)], 20_000)
+        rig.connection.answers.head(rig.recorder.open[1], _OK)
+        rig.connection.answers.message(rig.recorder.open[1], [bytes(20_000)], 20_000)
         rig.drain(1)
     rig.send(wire.settings([(wire.HEADER_TABLE_SIZE, 0)]))
-    rig.connection.send_head(rig.recorder.open[3], _OK)
+    rig.connection.answers.head(rig.recorder.open[3], _OK)
     for number in (3, 1):
-        rig.connection.send_trailers(rig.recorder.open[number], _END)
+        rig.connection.answers.trailers(rig.recorder.open[number], _END)
     rig.frames += taken_piecewise(rig)
     blocks = [one.payload for one in rig.frames if one.kind == wire.HEADERS]
     assert len(blocks) >= 3

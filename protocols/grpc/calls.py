@@ -1,0 +1,288 @@
+"""The calls of one connection: what HTTP/2 reports becomes calls, and calls are given to methods.
+
+What a client may make the server hold is bounded in three ways (`protocols.grpc.admission`). Windows open
+again only when a call is over or a method took its message. Grants let large messages in one after the other.
+And no more answers are begun than might find room. A request that is not begun waits in `_parked`, and its
+bytes count against the windows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import trio
+from grpclib.exceptions import GRPCError
+
+from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
+from protocols.grpc.admission import AnswerRoom
+from protocols.grpc.answers import status_of, trailing_metadata
+from protocols.grpc.call import SHUTTING_DOWN, Call, Method
+from protocols.grpc.call_states import CallState, Step
+from protocols.grpc.codec import messages
+from protocols.grpc.codec.request_head import CallHead
+from protocols.grpc.reader import RequestReader, more_than_one
+from protocols.grpc.tasks import TOO_LATE, CallTasks, cancel_tasks
+from protocols.grpc.writer import AnswerWriter
+from protocols.http2.connection import Http2Connection
+from protocols.http2.streams import Handler, PingHandler, Stream
+from protocols.transport.listening import LAST_CALL
+
+if TYPE_CHECKING:
+    from actors.values.tensors import Buffer
+    from protocols.grpc.keepalive import Keepalive
+    from protocols.grpc.methods import HeadReader
+    from protocols.grpc.options import GrpcOptions
+    from protocols.http2.frames import ErrorCode
+    from protocols.http2.limits import Http2Limits
+    from protocols.transport.sockets import Transport
+
+_LEFT: Final = "the client left"
+_ENDING: Final = "Server exiting"
+
+
+class Deadlines(Protocol):
+    """Watches the deadlines of unary calls."""
+
+    def add(self, call: Call, deadline: float) -> None:
+        """Have `call` expire once `deadline` has passed."""
+
+    def discard(self, call: Call) -> None:
+        """Forget the deadline of `call`, if it has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Environment:
+    """What all connections of a listener share.
+
+    Reads go into `scratch`, and nothing in it outlives a read. `deadlines` has the `expire` of a call's
+    connection called. `on_crash` is told the path and the exception of a method's bug. `on_violation` is told
+    the address of a client that is sent away, with which code and what text. `on_unsecured` is told the
+    address of a client whose TLS handshake failed, and why.
+    """
+
+    options: GrpcOptions
+    heads: HeadReader
+    limits: Http2Limits
+    scratch: memoryview
+    threads: trio.CapacityLimiter
+    deadlines: Deadlines
+    on_crash: Callable[[str, Exception], None]
+    on_violation: Callable[[str, ErrorCode, str], None]
+    on_unsecured: Callable[[str, str], None]
+
+
+class Calls(Handler[CallHead[Method]]):
+    """The calls that are not over, and the parts of the connection that serve them. It is their `Wire`.
+
+    `draining` refuses new inferences. `on_over` is called after each call that is over.
+    """
+
+    def __init__(
+        self, transport: Transport, environment: Environment, keepalive: Keepalive, pings: PingHandler
+    ) -> None:
+        options = environment.options
+        self.peer = transport.peer
+        self.threads = environment.threads
+        self.now = 0.0  # when the bytes came that are read
+        self.served = False  # a call came
+        self.draining = False
+        self.on_over: Callable[[], None] | None = None
+        room = AnswerRoom(options.connection_bytes)
+        self.h2: Http2Connection[CallHead[Method]] = Http2Connection(self, pings, environment.limits)
+        self.tasks = CallTasks(self, environment.on_crash)
+        self.writer = AnswerWriter(transport, self.h2, self, self.tasks, keepalive, options, room)
+        self.reader = RequestReader(self.h2, self, self.writer, self.tasks, options)
+        self._room = room
+        self._heads = environment.heads
+        self._deadlines = environment.deadlines
+        self._limit = options.max_receive_message
+        self._calls: dict[Call, None] = {}
+        # Those whose whole requests may not begin yet, in their order.
+        self._parked: dict[Call, Buffer] = {}
+        # While the server shuts down: how many bytes of a call have come, and since when.
+        self._hurried: dict[Call, tuple[int, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    # Told by HTTP/2
+
+    def read_head(self, headers: Sequence[tuple[bytes, bytes]]) -> CallHead[Method]:
+        """Say what a header list means."""
+        return self._heads.read(headers)
+
+    def opened(self, stream: Stream, head: CallHead[Method]) -> None:
+        """Open a call."""
+        stream.call = call = Call(self, stream, head)
+        self.served = True
+        self._calls[call] = None
+        method = head.method
+        if head.refusal is not None or method is None:
+            assert head.refusal is not None, "a head without a method is refused"
+            call.step(Step.ANSWER)
+            self.writer.put(call, head.refusal)
+        elif self.draining and method.infer:
+            call.put(Unavailable(SHUTTING_DOWN), final=True)
+        else:
+            if head.timeout < math.inf:
+                call.deadline = self.now + head.timeout
+            if method.unary is None:
+                self.reader.reader(call)
+                self.tasks.serve(call, method, leaving=self.draining)
+            elif call.deadline < math.inf:
+                self._deadlines.add(call, call.deadline)
+
+    def received(self, stream: Stream, data: memoryview) -> None:
+        """Gather a call's messages."""
+        call: Call = stream.call
+        if call.state.closed:
+            return
+        if call.incoming is None:
+            if call.message is not None:
+                self.refuse(call, more_than_one())
+                return
+            call.message = messages.whole(data, self._limit)
+            if call.message is not None:
+                return
+        self.reader.gather(call, data)
+
+    def ended(self, stream: Stream) -> None:
+        """The request is whole: begin it, or have it wait."""
+        call: Call = stream.call
+        if call.state.closed:
+            return
+        message = call.message
+        if call.incoming is None and isinstance(message, bytes):
+            self.admit(call, message)
+        else:
+            self.reader.ended(call)
+
+    def reset(self, stream: Stream, code: int) -> None:
+        """The client cancelled the call."""
+        del code
+        self._lose(stream.call)
+
+    # Beginning
+
+    def admit(self, call: Call, request: Buffer) -> None:
+        """Begin a call that has its request, or have it wait for room."""
+        call.message = None
+        if self._parked or not self._room.open:
+            call.step(Step.PARK)
+            self._parked[call] = request
+        else:
+            self._begin(call, request)
+
+    def room_made(self) -> None:
+        """Begin the calls that waited for room."""
+        while self._parked and self._room.open:
+            call = next(iter(self._parked))
+            self._begin(call, self._parked.pop(call))
+
+    def _begin(self, call: Call, request: Buffer) -> None:
+        self._room.in_flight += 1
+        self.tasks.begin(call, request)
+
+    def run(self, call: Call, body: Callable[[], Awaitable[None]]) -> None:
+        """Run `body` beside the call, unless that is over."""
+        self.tasks.run(call, body)
+
+    # Ending
+
+    def expire(self, call: Call) -> None:
+        """The deadline of a unary call has passed."""
+        if not call.state.closed:
+            self._close(call, Step.ANSWER)
+            self.writer.put(call, DeadlineExceeded(TOO_LATE))
+
+    def refuse(self, call: Call, error: TritiumError | GRPCError) -> None:
+        """End a call that is not closed with an error of the client's or of a task's."""
+        if call.server_stream is None:
+            self._close(call, Step.ANSWER)
+            self.writer.put(call, error)
+        else:
+            self.writer.send_status(call, *status_of(error), trailing_metadata(error))
+            cancel_tasks(call)
+
+    def _close(self, call: Call, step: Step) -> None:
+        """Close a unary call that is not answered: tell its method, and cancel its tasks."""
+        begun = call.state is CallState.BEGUN
+        call.step(step)
+        call.drop()
+        self._parked.pop(call, None)
+        cancel_tasks(call)
+        if begun:
+            self.tasks.cancel(call)
+
+    def _lose(self, call: Call) -> None:
+        """The stream is gone, answered or not."""
+        if call.state.closed:
+            call.step(Step.LOSE)
+            cancel_tasks(call)
+            if self.writer.forget(call):
+                self.over(call)
+        elif call.server_stream is None:
+            self._close(call, Step.LOSE)
+            self.writer.put(call, Cancelled(_LEFT))
+        else:
+            call.step(Step.LOSE)
+            cancel_tasks(call)
+            self.writer.leave(call)
+
+    def abandon(self) -> None:
+        """The connection ends: no call has a client any more."""
+        for call in list(self._calls):
+            self._lose(call)
+
+    def close(self) -> None:
+        """The connection has ended: give back what the calls that are left took."""
+        self.writer.drop()
+        for call in list(self._calls):
+            self.over(call)
+
+    def over(self, call: Call) -> None:
+        """Give back all that `call` took."""
+        call.step(Step.END)
+        del self._calls[call]
+        self._hurried.pop(call, None)
+        stream = call.stream
+        if call.deadline < math.inf:
+            self._deadlines.discard(call)
+        self.h2.window.consumed(stream.received - call.credited)  # negative where a message broke off
+        self.reader.over(call)
+        # Objects that refer to the call in a circle would wait for the garbage collector.
+        stream.call = call.context = call.message = call.incoming = None
+        if not call.scopes:
+            call.server_stream = None
+        if self.on_over is not None:
+            self.on_over()
+
+    # While the server ends
+
+    def drain(self) -> None:
+        """Refuse new inferences; have streaming calls end once they have answered what they got."""
+        self.draining = True
+        for call in self._calls:
+            if call.server_stream is not None:
+                call.server_stream.leave()
+
+    def hurry(self, now: float) -> None:
+        """Refuse unary calls whose request is not whole and has not grown for `LAST_CALL` seconds."""
+        for call in list(self._calls):
+            if call.state.closed or call.server_stream is not None or not call.stream.remote_open:
+                continue
+            came = call.stream.received
+            before, since = self._hurried.get(call, (-1, now))
+            if came > before:
+                self._hurried[call] = came, now
+            elif now >= since + LAST_CALL:
+                self.refuse(call, Unavailable(SHUTTING_DOWN))
+
+    def give_up(self) -> None:
+        """The process is about to end: refuse the calls that are not answered."""
+        for call in list(self._calls):
+            if not call.state.closed:
+                self.refuse(call, Unavailable(_ENDING))
