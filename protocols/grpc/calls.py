@@ -28,7 +28,6 @@ from protocols.grpc.tasks import TOO_LATE, CallTasks, cancel_tasks
 from protocols.grpc.writer import AnswerWriter
 from protocols.http2.connection import Http2Connection
 from protocols.http2.streams import Handler, PingHandler, Stream
-from protocols.transport.listening import LAST_CALL
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
@@ -99,6 +98,7 @@ class Calls(Handler[CallHead[Method]]):
         self._heads = environment.heads
         self._deadlines = environment.deadlines
         self._limit = options.max_receive_message
+        self._last_call = options.last_call
         self._calls: dict[Call, None] = {}
         # Those whose whole requests may not begin yet, in their order.
         self._parked: dict[Call, Buffer] = {}
@@ -270,7 +270,7 @@ class Calls(Handler[CallHead[Method]]):
                 call.server_stream.leave()
 
     def hurry(self, now: float) -> None:
-        """Refuse unary calls whose request is not whole and has not grown for `LAST_CALL` seconds."""
+        """Refuse unary calls whose request is not whole and has not grown for `last_call` seconds."""
         for call in list(self._calls):
             if call.state.closed or call.server_stream is not None or not call.stream.remote_open:
                 continue
@@ -278,7 +278,7 @@ class Calls(Handler[CallHead[Method]]):
             before, since = self._hurried.get(call, (-1, now))
             if came > before:
                 self._hurried[call] = came, now
-            elif now >= since + LAST_CALL:
+            elif now >= since + self._last_call:
                 self.refuse(call, Unavailable(SHUTTING_DOWN))
 
     def give_up(self) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest, InferResponse
 from protocols.kserve.categories import Category
+from protocols.transport.listening import LAST_CALL
 from protocols.transport.room import AddressLimit
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
@@ -34,7 +35,7 @@ class GrpcOptions:
     A connection without calls for `idle_timeout` is ended by GOAWAY, whether or not its client pings: its
     next call opens another. `handshake_timeout` is the time that a client has for TLS and its first frames. A
     socket that takes nothing for `stall_timeout` is cut: HTTP/2 clients read always, whatever their windows
-    say.
+    say. While the server ends, a client may pause for `last_call` before its request is whole.
     """
 
     connection_bytes: int = 64 * 1024 * 1024
@@ -54,6 +55,7 @@ class GrpcOptions:
     idle_timeout: float = 600.0  # as HTTP's
     handshake_timeout: float = 30.0
     stall_timeout: float = 60.0
+    last_call: float = LAST_CALL
     restricted: Mapping[Category, tuple[str, str]] = field(default_factory=dict)
     header_forward_pattern: re.Pattern[str] | None = None
     on_finished: FinishedHook | None = None

@@ -345,9 +345,8 @@ async def test_a_call_on_a_connection_that_nobody_had_accepted_is_refused_and_no
 
 
 @pytest.mark.slow
-async def test_a_request_that_ceased_to_come_does_not_hold_up_the_end(monkeypatch):
-    monkeypatch.setattr("protocols.grpc.connection.LAST_CALL", 0.3)
-    async with serve() as served:
+async def test_a_request_that_ceased_to_come_does_not_hold_up_the_end():
+    async with serve(options=GrpcOptions(last_call=0.3)) as served:
         with socket.create_connection(served.socket.getsockname()) as client:
             client.settimeout(10)
             half = b"\0" + (100).to_bytes(4, "big") + bytes(50)
