@@ -11,8 +11,7 @@ from typing import Literal
 from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest, InferResponse
 from protocols.kserve.categories import Category
-from protocols.transport.listening import LAST_CALL
-from protocols.transport.room import AddressLimit
+from protocols.transport.room import LAST_CALL, AddressLimit
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
 FinishedHook = Callable[[InferRequest, "InferResponse | TritiumError", str], None]

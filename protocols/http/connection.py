@@ -27,9 +27,8 @@ from protocols.http.fields import JSON, SOON
 from protocols.http.parser import Request, RequestLimits, RequestParser
 from protocols.kserve.metadata import error
 from protocols.transport.buffers import behind, copying
-from protocols.transport.listening import LAST_CALL
 from protocols.transport.lost import LOST
-from protocols.transport.room import PATIENCE
+from protocols.transport.room import LAST_CALL, PATIENCE
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer

@@ -13,15 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import trio
 
 from protocols.transport.accepting import Door, OnceAMinute, OnExhausted
 from protocols.transport.room import AddressLimit, GoingLine, Occupant, first_to_go, reserve
-
-LAST_CALL: Final = 5.0
-"""Seconds, while the server ends, for which a client may pause before its request is whole."""
 
 Spawn = Callable[[str, Callable[[], Awaitable[None]]], None]
 

@@ -22,6 +22,9 @@ PATIENCE: Final = 2.0
 A body and a reader get one second more for each KiB that moved.
 """
 
+LAST_CALL: Final = 5.0
+"""Seconds, while the server ends, for which a client may pause before its request is whole."""
+
 # Connections that may go are noted so many at once: looking at all
 # connections takes a millisecond for a thousand.
 _LINE: Final = 256

@@ -19,8 +19,7 @@ from protocols.http.app import V2App
 from protocols.http.connection import ConnectionLimits, Phase
 from protocols.http.listener import HttpListener, ListenerLimits
 from protocols.http.parser import RequestLimits
-from protocols.transport.listening import LAST_CALL
-from protocols.transport.room import reserve
+from protocols.transport.room import LAST_CALL, reserve
 from tests.protocols.fakes import FakeServer
 from tests.protocols.flaky_sockets import Flaky
 from tests.support.garbage import uncollected
