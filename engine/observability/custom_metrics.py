@@ -20,9 +20,10 @@ from typing import Any, Final
 
 from actors.calls.subjects import Ask, Caller, Subjects
 from actors.values.errors import AlreadyExists, InvalidArgument, Unavailable, Unsupported
+from actors.values.families import Labels
 from actors.wire.call_fields import travels
 from actors.wire.frames import FrameError
-from engine.observability.metrics import number, written
+from engine.observability.metrics import head, number
 
 MAX_FAMILIES: Final = 1024
 """In the server. A family without series gives way to a new one."""
@@ -45,7 +46,7 @@ _PIECE = 256  # series that are put into words at once
 _KINDS = ("counter", "gauge", "histogram")
 
 Body = Mapping[str, object]
-Labels = tuple[tuple[str, str], ...]
+_Named = tuple[tuple[str, str], ...]
 
 
 @dataclass(slots=True)
@@ -53,14 +54,14 @@ class _Family:
     name: str
     description: str
     kind: str
-    series: dict[Labels, _Series] = field(default_factory=dict)
+    series: dict[_Named, _Series] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Series:
     number: int
     family: _Family
-    labels: Labels
+    labels: _Named
     bounds: Sequence[float]
     counts: list[int]  # by bucket, the last one without bound
     value: float = 0.0  # a histogram's sum
@@ -295,7 +296,7 @@ class MetricsHold:
 
 def _head(family: _Family) -> str:
     text = family.description.replace("\\", "\\\\").replace("\n", "\\n")
-    return f"# HELP {family.name} {text}\n# TYPE {family.name} {family.kind}\n"
+    return head(family.name, family.kind, text)
 
 
 def _lines(family: _Family, some: Sequence[_Series]) -> Iterator[str]:
@@ -307,14 +308,14 @@ def _lines(family: _Family, some: Sequence[_Series]) -> Iterator[str]:
 def _samples(series: _Series) -> Iterator[tuple[str, str, float]]:
     labels = dict(series.labels)
     if series.family.kind != "histogram":
-        yield "", written(labels), _plain(series.value)
+        yield "", Labels(labels).text, _plain(series.value)
         return
     below = 0
     for bound, count in zip([*map(_bound, series.bounds), "+Inf"], series.counts, strict=True):
         below += count
-        yield "_bucket", written({**labels, "le": bound}), below
-    yield "_sum", written(labels), _plain(series.value)
-    yield "_count", written(labels), below
+        yield "_bucket", Labels({**labels, "le": bound}).text, below
+    yield "_sum", Labels(labels).text, _plain(series.value)
+    yield "_count", Labels(labels).text, below
 
 
 def _plain(value: float) -> float:

@@ -8,6 +8,7 @@ import trio
 
 from actors.seams import faults
 from actors.supervision.context import ChildContext
+from actors.values.families import Families, SplitFamily, by
 
 _WINDOW: Final = 30.0
 
@@ -41,6 +42,16 @@ class LoopLag:
             self._turned_at = now
         self.last = lag
         self._peak = max(self._peak, lag)
+
+
+FAMILIES: Final[Families[LoopLag]] = (
+    SplitFamily(
+        "tritium_loop_lag_seconds",
+        "gauge",
+        "How late the event loop runs: at the last look, and at worst within the last minute",
+        lambda lag: by("stat", [("last", lag.last), ("max", lag.highest)]),
+    ),
+)
 
 
 async def measure_loop_lag(ctx: ChildContext, lag: LoopLag, *, interval: float = 0.1) -> None:

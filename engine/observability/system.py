@@ -10,6 +10,9 @@ import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from actors.values.families import Families, Family
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -100,3 +103,44 @@ def sample_process(proc: Path = Path("/proc")) -> ProcessSample:
         open_descriptors=len(os.listdir(own / "fd")),
         most_descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     )
+
+
+MACHINE: Final[Families[MachineSample]] = (
+    Family("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]", lambda s: s.cpu_utilization),
+    Family(
+        "nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes", lambda s: s.memory_total
+    ),
+    Family("nv_cpu_memory_used_bytes", "gauge", "CPU used memory (RAM), in bytes", lambda s: s.memory_used),
+)
+
+# There is no such pool, and a dashboard that divides these two expects them to exist.
+POOLS: Final[Families[None]] = (
+    Family(
+        "nv_pinned_memory_pool_total_bytes",
+        "gauge",
+        "Pinned memory pool total memory size, in bytes",
+        lambda _: 0,
+    ),
+    Family(
+        "nv_pinned_memory_pool_used_bytes",
+        "gauge",
+        "Pinned memory pool used memory size, in bytes",
+        lambda _: 0,
+    ),
+)
+
+PROCESS: Final[Families[ProcessSample]] = (
+    Family(
+        "process_cpu_seconds_total",
+        "counter",
+        "Total user and system CPU time spent in seconds.",
+        lambda s: s.cpu_seconds,
+    ),
+    Family(
+        "process_resident_memory_bytes", "gauge", "Resident memory size in bytes.", lambda s: s.resident_bytes
+    ),
+    Family("process_open_fds", "gauge", "Number of open file descriptors.", lambda s: s.open_descriptors),
+    Family(
+        "process_max_fds", "gauge", "Maximum number of open file descriptors.", lambda s: s.most_descriptors
+    ),
+)

@@ -22,6 +22,7 @@ from actors.seams import faults
 from actors.serving.instances.instance import Launched
 from actors.supervision.context import ChildContext
 from actors.values.events import Event, Log
+from actors.values.families import Families, Family, SplitFamily, by
 from engine.processes.spare_plan import End, SparePlan, Start, Wait
 
 # From SIGTERM to SIGKILL. A spare runs no model's code.
@@ -68,6 +69,22 @@ class SpareCounts:
     waiting: int
     used: int
     fresh: int
+
+
+FAMILIES: Final[Families[SpareCounts]] = (
+    Family(
+        "tritium_spare_workers",
+        "gauge",
+        "Worker processes that wait for a model",
+        lambda counts: counts.waiting,
+    ),
+    SplitFamily(
+        "tritium_workers_started_total",
+        "counter",
+        "Worker processes that were given a model, by whether they had been started beforehand",
+        lambda counts: by("spare", [("true", counts.used), ("false", counts.fresh)]),
+    ),
+)
 
 
 class Spares:

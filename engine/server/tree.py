@@ -47,10 +47,9 @@ from engine.environments.builder import EnvironmentBuilder
 from engine.environments.cache import EnvironmentCache
 from engine.observability.custom_metrics import CustomMetrics
 from engine.observability.loop_lag import LoopLag, measure_loop_lag
-from engine.observability.metrics import Exposition, MetricsApp
+from engine.observability.metrics import MetricsApp
 from engine.observability.requests import RequestHook, request_hook
 from engine.observability.supervision import supervision_observer
-from engine.observability.system import MachineSampler
 from engine.processes.devices import gpu_count
 from engine.processes.inheritance import for_workers
 from engine.processes.placement import resolve as resolve_policies
@@ -63,6 +62,7 @@ from engine.repository.reader import ReadOptions, RepositoryReader
 from engine.repository.source import Source
 from engine.repository.view import RepositoryView
 from engine.server.composing import Composer
+from engine.server.exposing import exposition
 from engine.server.frontends import Frontend, grpc_listener, http_limits, v2_app
 from engine.server.machine import Machine, ThisMachine
 from engine.server.model_control import ModelControl, is_loading
@@ -485,26 +485,21 @@ class _Composition:
         return listener
 
     def _metrics_app(self) -> MetricsApp:
-        settings = self._settings
-        machine = None
-        if settings.metrics.cpu:
-            machine = MachineSampler(interval=settings.metrics.interval, clock=trio.current_time)
         return MetricsApp(
-            Exposition(
-                self.subtrees,
-                settings.metrics,
+            exposition(
+                self._settings.metrics,
+                models=self.subtrees.models,
                 wall_ms=self._machine.wall_clock,
-                loop_lag=self._loop_lag,
-                machine=machine,
                 readiness=self.readiness,
-                loads=self.router.roster,
+                roster=self.router.roster,
                 traffic=self.traffic,
-                residency=self.residents,
+                residents=self.residents,
                 grpc=self._grpc_listeners,
-                connections=self._listeners,
+                listeners=self._listeners,
                 cache=self._cache,
-                workers=self._launcher.spares,
+                spares=self._launcher.spares,
                 custom=self._custom_metrics,
+                lag=self._loop_lag,
             )
         )
 

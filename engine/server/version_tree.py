@@ -47,8 +47,7 @@ from actors.values.errors import Internal, InvalidArgument
 from actors.values.events import Event, Log
 from actors.values.interfaces import UNLOADED, ServedModel
 from actors.values.specs import Ensemble, EnsembleStep, InstanceSpec, ModelSpec
-from engine.observability.metrics import new_statistics
-from engine.observability.sources import ModelSample
+from engine.observability.models import ModelSample, new_statistics
 from engine.processes.family import Family
 from engine.settings.reporting import MetricsSettings
 

@@ -25,6 +25,7 @@ from typing import Final, Generic, TypeVar
 
 from actors.serving.policy.tallies import OTHERS, TenantTallies
 from actors.values.errors import Unavailable
+from actors.values.families import Families, Family
 from actors.values.requests import InferRequest
 from actors.values.specs import Fairness
 
@@ -54,6 +55,34 @@ class TenantShare:
     share: float  # of all rows
     refused: int
     queued: int
+
+
+FAMILIES: Final[Families[TenantShare]] = (
+    Family(
+        "tritium_tenant_requests_total",
+        "counter",
+        "Requests of a tenant that were handed to an instance",
+        lambda share: share.requests,
+    ),
+    Family(
+        "tritium_tenant_rows_total",
+        "counter",
+        "Rows of those requests, which is what shares are measured in",
+        lambda share: share.rows,
+    ),
+    Family(
+        "tritium_tenant_refused_total",
+        "counter",
+        "Requests that were refused because their tenant had too many waiting",
+        lambda share: share.refused,
+    ),
+    Family(
+        "tritium_tenant_queued",
+        "gauge",
+        "Requests of a tenant that wait in the queue",
+        lambda share: share.queued,
+    ),
+)
 
 
 class _Held:

@@ -30,13 +30,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
 from actors.serving.policy.batching import BatchPolicy, Dispatch, Policy, Wait
 from actors.values.errors import Unavailable
+from actors.values.families import Families, Family, SplitFamily, by
 from actors.values.requests import InferRequest
 from actors.values.specs import Slo
 
@@ -232,6 +233,39 @@ class SloSample:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in fields.items()
         }
+
+
+def _known(name: str, explanation: str, read: Callable[[SloSample], float | None]) -> Family[SloSample]:
+    """Return the family of a value; a model that has measured nothing has no series for it."""
+
+    def value(sample: SloSample) -> float | None:
+        found = read(sample)
+        return found if found is not None and math.isfinite(found) else None
+
+    return Family(name, "gauge", explanation, value)
+
+
+FAMILIES: Final[Families[SloSample]] = (
+    _known("tritium_slo_p99_seconds", "The p99 that the model promises", lambda slo: slo.p99 or None),
+    _known("tritium_slo_measured_p99_seconds", "The p99 of the last answers", lambda slo: slo.measured),
+    _known(
+        "tritium_slo_service_seconds", "How long a batch takes from its hand-over", lambda slo: slo.service
+    ),
+    _known(
+        "tritium_slo_rate", "Requests a second that the model answers while more wait", lambda slo: slo.rate
+    ),
+    _known("tritium_slo_wait_seconds", "How long a request that came now would take", lambda slo: slo.wait),
+    _known("tritium_slo_limit_seconds", "How long it may be expected to take", lambda slo: slo.limit),
+    _known("tritium_slo_refusing", "1 while requests are refused for the p99", lambda slo: int(slo.refusing)),
+    _known("tritium_slo_delay_seconds", "Batching delay that is in force", lambda slo: slo.delay),
+    _known("tritium_slo_batch_size", "Largest batch that is formed, in rows", lambda slo: slo.size),
+    SplitFamily(
+        "tritium_slo_refused_total",
+        "counter",
+        "Requests that were refused because they could not have been answered in time",
+        lambda slo: by("reason", slo.refused.items()),
+    ),
+)
 
 
 class Admission:

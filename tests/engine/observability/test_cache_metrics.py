@@ -3,20 +3,12 @@
 import pytest
 
 from actors.caching.cache import ResponseCache
+from actors.caching.families import cache_blocks
 from actors.caching.far_cache import FarCache
 from actors.caching.policy.cache import Entry, LruCache
-from engine.observability.metrics import Exposition, new_statistics
-from engine.observability.sources import ModelSample
+from engine.observability.metrics import Exposition
+from engine.observability.models import ModelSample, model_blocks, new_statistics
 from engine.settings.reporting import MetricsSettings
-from engine.stores.open import OpenCache
-
-
-class Models:
-    def __init__(self, *models):
-        self._models = models
-
-    def models(self):
-        return self._models
 
 
 def sample(name, settings, *, cached):
@@ -28,9 +20,13 @@ def sample(name, settings, *, cached):
     return ModelSample(name=name, version=1, statistics=statistics, cached=cached)
 
 
-def exposed(settings, cache=None):
-    models = Models(sample("kept", settings, cached=True), sample("computed", settings, cached=False))
-    text = Exposition(models, settings, wall_ms=lambda: 0, cache=cache).text()
+def exposed(settings):
+    models = [sample("kept", settings, cached=True), sample("computed", settings, cached=False)]
+    return lines_of(model_blocks(models, settings, lambda: 0))
+
+
+def lines_of(blocks):
+    text = Exposition(lambda: blocks).text()
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 
@@ -79,7 +75,7 @@ async def test_a_local_cache_tells_what_it_holds():
     near.lookup(b"k")
     near.lookup(b"other")
     near.counts.lookup_seconds = 0.002
-    lines = exposed(MetricsSettings(), OpenCache(ResponseCache(near=near, log=print)))
+    lines = lines_of(cache_blocks(ResponseCache(near=near, log=print), None))
     assert {
         "nv_cache_util 0.25",
         "nv_cache_num_entries 1",
@@ -103,7 +99,7 @@ class Silent:
 
 async def test_a_cache_elsewhere_tells_whether_it_is_asked():
     far = FarCache(Silent(), threads=1, patience=1.0, log=print)
-    lines = exposed(MetricsSettings(), OpenCache(ResponseCache(far=far, log=print), far))
+    lines = lines_of(cache_blocks(ResponseCache(far=far, log=print), far))
     far.look_up(b"k", pytest.fail)
     assert {"tritium_cache_available 0", "tritium_cache_hits_total 0"} <= set(lines)
     assert not [line for line in lines if line.startswith("nv_cache_util")]

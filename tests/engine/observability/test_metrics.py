@@ -20,15 +20,19 @@ from actors.serving.router import Router
 from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
+from actors.values.families import Labels, once
 from actors.values.requests import InferRequest
 from actors.values.specs import Direct, Ensemble, ModelSpec
+from engine.observability import loop_lag, system
 from engine.observability.loop_lag import LoopLag, measure_loop_lag
-from engine.observability.metrics import Exposition, MetricsApp, new_statistics, number, written
-from engine.observability.sources import ModelSample
+from engine.observability.metrics import Exposition, MetricsApp, number
+from engine.observability.models import ModelSample, model_blocks, new_statistics
 from engine.observability.system import MachineSampler, ProcessSample, cpu_utilization, sample_process
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
+from protocols.grpc.families import grpc_blocks
 from protocols.grpc.listener import GrpcStatistics
+from protocols.transport.families import connection_blocks
 from protocols.transport.listening import ConnectionCounts
 from tests.support.examples import examples
 
@@ -50,15 +54,17 @@ SPEC = ModelSpec(
 PROCESS = ProcessSample(cpu_seconds=1.5, resident_bytes=4096, open_descriptors=7, most_descriptors=1024)
 
 
-class Models(list):
-    def models(self):
-        return self
-
-
-def exposition(*models, settings=None, **options):
+def exposition(*models, settings=None):
     return Exposition(
-        Models(models), settings or MetricsSettings(), wall_ms=lambda: 0, process=lambda: PROCESS, **options
+        lambda: model_blocks(models, settings or MetricsSettings(), lambda: 0),
+        lambda: once(system.POOLS, None),
+        lambda: once(system.PROCESS, PROCESS),
     )
+
+
+def told(blocks):
+    """The text of these blocks."""
+    return Exposition(lambda: blocks).text()
 
 
 def series(text):
@@ -223,20 +229,14 @@ def test_every_series_of_a_family_stands_in_one_block():
     assert re.findall(r"^# HELP (\S+)", text, re.MULTILINE) == heads
 
 
-class GrpcAt:
-    """A listener with these statistics."""
-
-    def __init__(self, **counts):
-        self._counts = counts
-
-    def statistics(self):
-        return GrpcStatistics(**self._counts, draining=False)
-
-
 def test_grpc_listeners_are_counted_together():
-    port = GrpcAt(accepted=60, connections=50, streams=40, pending=30, violations=20, floods=10)
-    unix = GrpcAt(accepted=6, connections=5, streams=4, pending=3, violations=2, floods=1)
-    text = exposition(grpc=[port, unix]).text()
+    port = GrpcStatistics(
+        accepted=60, connections=50, streams=40, pending=30, violations=20, floods=10, draining=False
+    )
+    unix = GrpcStatistics(
+        accepted=6, connections=5, streams=4, pending=3, violations=2, floods=1, draining=False
+    )
+    text = told(grpc_blocks([port, unix]))
     assert "# TYPE tritium_grpc_connections gauge\ntritium_grpc_connections 55\n" in text
     assert "# TYPE tritium_grpc_accepted_total counter\ntritium_grpc_accepted_total 66\n" in text
     assert value(text, "tritium_grpc_streams") == 44
@@ -246,7 +246,7 @@ def test_grpc_listeners_are_counted_together():
 
 
 def test_without_grpc_nothing_is_told_of_it():
-    assert "tritium_grpc" not in exposition().text()
+    assert not told(grpc_blocks([]))
 
 
 def test_without_models_the_server_still_has_metrics():
@@ -287,7 +287,7 @@ def test_numbers_are_written_as_prometheus_reads_them(given_value, text):
 
 
 def test_no_labels_need_no_braces():
-    assert written({}) == ""
+    assert not Labels({}).text
 
 
 # -- the machine
@@ -321,13 +321,12 @@ def test_the_machine_is_sampled_at_most_once_an_interval(proc):
     assert sampler.sample().cpu_utilization == 0.0
 
 
-def test_machine_metrics_appear_where_they_are_allowed(proc):
+def test_a_machine_has_its_metrics(proc):
     sampler = MachineSampler(interval=2.0, clock=lambda: 0.0, proc=proc([0] * 10))
-    text = exposition(machine=sampler).text()
+    text = told(once(system.MACHINE, sampler.sample()))
     assert value(text, "nv_cpu_memory_total_bytes") == 1_024_000
     assert value(text, "nv_cpu_memory_used_bytes") == 768_000
     assert value(text, "nv_cpu_utilization") == 0
-    assert "nv_cpu" not in exposition().text()
 
 
 def test_this_kernel_answers_what_is_asked_of_it():
@@ -356,7 +355,7 @@ def test_loop_lag_has_two_series():
     lag = LoopLag()
     lag.record(0.5, 100.0)
     lag.record(0.25, 101.0)
-    text = exposition(loop_lag=lag).text()
+    text = told(once(loop_lag.FAMILIES, lag))
     assert value(text, "tritium_loop_lag_seconds", stat="last") == 0.25
     assert value(text, "tritium_loop_lag_seconds", stat="max") == 0.5
 
@@ -506,21 +505,10 @@ def test_tenants_and_promises_have_series_where_a_model_has_them():
 
 
 def test_connections_of_one_protocol_are_counted_together():
-    class Source:
-        def __init__(self, **counts):
-            self._counts = {
-                "open": 1,
-                "most": 8,
-                "gave_way": 2,
-                "crowded_out": 3,
-                "over_address_limit": 4,
-                **counts,
-            }
+    def counts(at):
+        return ConnectionCounts(open=at, most=8, gave_way=2, crowded_out=3, over_address_limit=4)
 
-        def counts(self):
-            return ConnectionCounts(**self._counts)
-
-    text = exposition(connections={"http": [Source()], "grpc": [Source(open=5), Source(open=6)]}).text()
+    text = told(connection_blocks({"http": [counts(1)], "grpc": [counts(5), counts(6)]}))
     for line in (
         'tritium_connections{protocol="http"} 1',
         'tritium_connections{protocol="grpc"} 11',

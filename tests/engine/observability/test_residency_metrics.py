@@ -2,37 +2,18 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from actors.residency.families import residency_blocks
 from actors.residency.residency import Counters, ModelResidency, ResidencySample
 from actors.values.specs import ModelKey
 from engine.observability.metrics import Exposition
-from engine.observability.system import ProcessSample
-from engine.settings.reporting import MetricsSettings
-
-PROCESS = ProcessSample(cpu_seconds=1.5, resident_bytes=4096, open_descriptors=7, most_descriptors=1024)
-
-
-class Nothing:
-    def models(self):
-        return []
-
-
-class Known:
-    def __init__(self, *models):
-        self._models = models
-
-    def samples(self):
-        return ResidencySample(budget=1000, models=self._models)
 
 
 def scraped(*models):
-    text = Exposition(
-        Nothing(), MetricsSettings(), wall_ms=lambda: 0, process=lambda: PROCESS, residency=Known(*models)
-    ).text()
+    text = Exposition(lambda: residency_blocks(ResidencySample(budget=1000, models=models))).text()
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.name.startswith("tritium_")
     }
 
 
@@ -60,8 +41,3 @@ def test_models_on_demand_are_counted_whether_or_not_they_are_loaded():
         ("tritium_wake_seconds_sum", "m", "/models"): 2.5,
         ("tritium_wake_seconds_count", "m", "/models"): 5,
     }
-
-
-def test_without_a_residency_nothing_is_told_of_it():
-    text = Exposition(Nothing(), MetricsSettings(), wall_ms=lambda: 0, process=lambda: PROCESS).text()
-    assert "resident_b" not in text.replace("process_resident", "")

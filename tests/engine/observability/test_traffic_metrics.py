@@ -2,35 +2,19 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from actors.traffic.families import traffic_blocks
 from actors.traffic.mirror import MirrorCounts
 from actors.traffic.traffic import TrafficSample
 from engine.observability.metrics import Exposition
-from engine.observability.system import ProcessSample
-from engine.settings.reporting import MetricsSettings
-
-PROCESS = ProcessSample(cpu_seconds=1.5, resident_bytes=4096, open_descriptors=7, most_descriptors=1024)
-
-
-class Nothing:
-    def models(self):
-        return ()
-
-
-class Traffic(list):
-    def samples(self):
-        return self
 
 
 def series(*samples):
     """Every series about traffic as {(name, label, ...): value}; labels in the order of their names."""
-    exposition = Exposition(
-        Nothing(), MetricsSettings(), wall_ms=lambda: 0, process=lambda: PROCESS, traffic=Traffic(samples)
-    )
+    exposition = Exposition(lambda: traffic_blocks(samples))
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(exposition.text())
         for sample in family.samples
-        if family.name.startswith("tritium_traffic")
     }
 
 

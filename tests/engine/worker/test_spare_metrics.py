@@ -3,40 +3,30 @@
 import pytest
 
 from actors.serving.statistics import ModelStatistics
+from actors.values.families import once
 from engine.observability.metrics import Exposition
-from engine.observability.sources import ModelSample
-from engine.processes.spares import SpareCounts
+from engine.observability.models import ModelSample, model_blocks
+from engine.processes.spares import FAMILIES, SpareCounts
 from engine.settings.reporting import MetricsSettings
 from engine.settings.settings import Settings, SettingsError
 
 REPOSITORY = "--model-repository=models"
 
 
-class Source:
-    """One model, one of whose workers was recycled. Implements `MetricsSource` and `WorkerSource`."""
-
-    def models(self):
-        statistics = ModelStatistics()
-        statistics.recycled["memory"] += 1
-        yield ModelSample(name="m", version=3, statistics=statistics)
-
-    def statistics(self):
-        return SpareCounts(waiting=1, used=4, fresh=2)
-
-
-def lines():
-    exposition = Exposition(Source(), MetricsSettings(), wall_ms=lambda: 0, workers=Source())
-    return exposition.text().splitlines()
-
-
 def test_spares_are_counted():
-    assert "tritium_spare_workers 1" in lines()
-    assert 'tritium_workers_started_total{spare="true"} 4' in lines()
-    assert 'tritium_workers_started_total{spare="false"} 2' in lines()
+    counts = SpareCounts(waiting=1, used=4, fresh=2)
+    lines = Exposition(lambda: once(FAMILIES, counts)).text().splitlines()
+    assert "tritium_spare_workers 1" in lines
+    assert 'tritium_workers_started_total{spare="true"} 4' in lines
+    assert 'tritium_workers_started_total{spare="false"} 2' in lines
 
 
 def test_recycled_workers_are_counted_by_the_ceiling_that_they_reached():
-    assert 'tritium_workers_recycled_total{ceiling="memory",model="m",version="3"} 1' in lines()
+    statistics = ModelStatistics()
+    statistics.recycled["memory"] += 1
+    model = ModelSample(name="m", version=3, statistics=statistics)
+    lines = Exposition(lambda: model_blocks([model], MetricsSettings(), lambda: 0)).text().splitlines()
+    assert 'tritium_workers_recycled_total{ceiling="memory",model="m",version="3"} 1' in lines
 
 
 def test_there_is_one_spare_unless_the_operator_says_otherwise():
