@@ -1,9 +1,14 @@
-"""The lane of a model: the operations that wait for it, and the actor that carries them out."""
+"""The lane of a model: the operations that wait for it, and the actor that carries them out.
+
+Operations come through a bounded channel, which the lane keeps, so it outlives the actor. A caller that asks
+for something waits for a place in it, and for the outcome. The catalog and other lanes, which tell of a change,
+never wait: so no circle of lanes can come to a standstill. An operation is in the table `_waiting` before it is
+sent. One that an order to unload has replaced leaves the table, and the actor passes over it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -11,9 +16,8 @@ import trio
 
 from actors.catalog.deployment import Deployment
 from actors.catalog.loading import Surroundings
-from actors.catalog.operations import Gone, LookAt, Operation, Unload
+from actors.catalog.operations import Gone, Operation, Recompose, Unload
 from actors.seams import faults
-from actors.seams.bell import Bell
 from actors.supervision.context import ChildContext
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
 from actors.values.errors import Internal, TritiumError
@@ -21,8 +25,11 @@ from actors.values.specs import ModelKey
 
 INTENSITY: Final = Intensity(5, 60.0)
 
+PLACES: Final = 64
+"""Operations that wait in a lane before a caller has to wait for a place."""
 
-class Lane:
+
+class ModelLane:
     """The operations that wait for one model, and the actor that carries them out."""
 
     def __init__(
@@ -32,36 +39,79 @@ class Lane:
         name: str,
         *,
         on_over: Callable[[], object],
-        on_changed: Callable[[ModelKey], object] = lambda _: None,
+        on_changed: Callable[[ModelKey], object],
     ) -> None:
         """`on_over` is called when the lane is no longer needed, see `over`.
 
         `on_changed` is called when other versions serve.
         """
         self.deployment = Deployment(
-            key, around, on_retired=self._look_up, on_changed=lambda: on_changed(key)
+            key, around, on_retired=self._tell_if_over, on_changed=lambda: on_changed(key)
         )
         self.name = name  # in the supervision tree
         self._on_over = on_over
         self.standing = False  # its actor was started
-        self._waiting: deque[Operation] = deque()
+        channel: tuple[trio.MemorySendChannel[Operation], trio.MemoryReceiveChannel[Operation]]
+        channel = trio.open_memory_channel(PLACES)
+        self._send, self._receive = channel
+        # Sent or about to be, and not begun, in their order.
+        self._waiting: dict[Operation, None] = {}
+        # The operation that the last life of the actor left off, and that this life begins with.
+        self._unfinished: Operation | None = None
+        self._recheck = False  # a `Recompose` found no place
         self._current: Operation | None = None
         self._began = 0.0  # when the current operation began
         self._scope: trio.CancelScope | None = None
-        self._arrived = Bell()
 
-    def add(self, operation: Operation) -> None:
-        """Put an operation behind the others. Never waits."""
+    # -- for others ------------------------------------------------------------------------------------------
+
+    async def ask(self, operation: Operation) -> None:
+        """Send an operation and wait for its outcome. Raises what it failed with."""
+        await self.send(operation)
+        await operation.outcome()
+
+    async def send(self, operation: Operation) -> None:
+        """Send an operation; waits for a place."""
+        self._enter(operation)
+        try:
+            await self._send.send(operation)
+        except trio.Cancelled:
+            self._waiting.pop(operation, None)
+            raise
+
+    def tell(self, operation: Operation) -> bool:
+        """Send an operation that no caller waits for. Never waits; False where there is no place.
+
+        An operation that a waiting one makes needless is dropped.
+        """
+        for waiting in self._waiting:
+            if waiting.covers(operation):
+                return True
+        self._enter(operation)
+        try:
+            self._send.send_nowait(operation)
+        except trio.WouldBlock:
+            del self._waiting[operation]
+            return False
+        return True
+
+    def recheck(self) -> None:
+        """A model that the ensemble is composed of has changed. Never waits, and is never lost."""
+        self._recheck = not self.tell(Recompose())
+
+    def _enter(self, operation: Operation) -> None:
         if isinstance(operation, Unload | Gone):
             self._supersede()
-        if isinstance(operation, LookAt):
-            for waiting in self._waiting:
-                if isinstance(waiting, LookAt):  # it will see what this one would
-                    waiting.changed |= operation.changed
-                    operation.finish()
-                    return
-        self._waiting.append(operation)
-        self._arrived.ring()
+        self._waiting[operation] = None
+
+    def _supersede(self) -> None:
+        """An order to unload takes the place of the operations that give way to it: end those."""
+        for operation in [each for each in self._waiting if each.gives_way]:
+            del self._waiting[operation]
+            operation.give_way(self.deployment)
+        if self._current is not None and self._current.gives_way and self._scope is not None:
+            self._current.give_way(self.deployment)
+            self._scope.cancel()
 
     @property
     def has_work(self) -> bool:
@@ -84,21 +134,11 @@ class Lane:
         """Whether its model has left, and no operation is left for it."""
         return self.deployment.at_rest and not self.has_work
 
-    def _look_up(self) -> None:
-        self._arrived.ring()
-
-    def _supersede(self) -> None:
-        """An order to unload takes the place of the operations that give way to it: end those."""
-        for operation in [each for each in self._waiting if each.gives_way]:
-            self._waiting.remove(operation)
-            operation.give_way(self.deployment)
-        if self._current is not None and self._current.gives_way and self._scope is not None:
-            self._current.give_way(self.deployment)
-            self._scope.cancel()
-
     def spec(self) -> ChildSpec:
         """Return the actor as a child: it is restarted for ever, without effect on its siblings."""
         return ChildSpec(self.name, self.run, intensity=INTENSITY, on_exhausted=OnExhausted.RETRY_AT_CAP)
+
+    # -- the actor -------------------------------------------------------------------------------------------
 
     async def run(self, ctx: ChildContext) -> None:
         """Carry out one operation after the other.
@@ -111,18 +151,27 @@ class Lane:
             ctx.publish(namespace=self.deployment.key.namespace)
         ctx.publish(reload_failed=self.deployment.setback or None)
         while True:
-            while self._waiting:
-                self._current, self._began = self._waiting.popleft(), trio.current_time()
-                ctx.publish(busy_with=type(self._current).__name__.lower())
-                try:
-                    await self._carry_out(self._current)
-                finally:  # also if it was cancelled, or crashed
-                    self._leave_off(self._current)
-                    self._current = self._scope = self.deployment.progress = None
-            ctx.publish(busy_with=None, phase=None, attempt=None)
-            if self.over:
-                self._on_over()
-            await self._arrived.next_ring()
+            if self._recheck:
+                self.recheck()
+            if not self._waiting:
+                ctx.publish(busy_with=None, phase=None, attempt=None)
+                self._tell_if_over()
+            self._current = await self._next()
+            self._began = trio.current_time()
+            ctx.publish(busy_with=type(self._current).__name__.lower())
+            try:
+                await self._carry_out(self._current)
+            finally:  # also if it was cancelled, or crashed
+                self._leave_off(self._current)
+                self._current = self._scope = self.deployment.progress = None
+
+    async def _next(self) -> Operation:
+        """Take the next operation that still waits."""
+        operation, self._unfinished = self._unfinished, None
+        while operation is None or operation not in self._waiting:
+            operation = await self._receive.receive()
+        del self._waiting[operation]
+        return operation
 
     def _leave_off(self, operation: Operation) -> None:
         """This life ends during an operation, or has done it."""
@@ -130,10 +179,15 @@ class Lane:
             return
         operation.lives -= 1
         if operation.lives:
-            self._waiting.appendleft(operation)
+            self._unfinished = operation
+            self._waiting = {operation: None, **self._waiting}
         else:
             name = self.deployment.key.name
             operation.finish(Internal(f"what was asked of model '{name}' came to no end"))
+
+    def _tell_if_over(self) -> None:
+        if self.over:
+            self._on_over()
 
     async def _carry_out(self, operation: Operation) -> None:
         if faults.points is not None:

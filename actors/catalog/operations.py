@@ -79,6 +79,11 @@ class Operation(ABC):
         if self.error is not None:
             raise self.error
 
+    def covers(self, other: Operation) -> bool:
+        """Whether `other` is needless, because this operation waits and will do what it would."""
+        del other
+        return False
+
     def give_way(self, deployment: Deployment) -> None:
         """Tell the caller that an order to unload has taken its place."""
         self.finish(Superseded(deployment.key.name, deployment.versions))
@@ -206,6 +211,10 @@ class Recompose(Operation):
 
     lives = UNATTENDED_LIVES
 
+    def covers(self, other: Operation) -> bool:
+        """It will see the same models."""
+        return isinstance(other, Recompose)
+
     async def carry_out(self, deployment: Deployment) -> None:
         """Check whether the ensemble still fits together."""
         await deployment.recompose()
@@ -228,6 +237,13 @@ class LookAt(_FromRepository):
         super().__init__(source, ensure)
         self._could_not = could_not
         self.changed = changed
+
+    def covers(self, other: Operation) -> bool:
+        """It will see the same files."""
+        if not isinstance(other, LookAt):
+            return False
+        self.changed |= other.changed
+        return True
 
     async def carry_out(self, deployment: Deployment) -> None:
         """Reload what has changed. A serving model is left alone if its content is the same as before.

@@ -67,13 +67,13 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Unavailable:
+class NoAnswer:
     """A source did not answer, or its answer is not to be trusted."""
 
     reason: str
 
 
-View: TypeAlias = Unavailable | Mapping[str, Seen]
+View: TypeAlias = NoAnswer | Mapping[str, Seen]
 """One look at one source: its models by name."""
 
 Observation: TypeAlias = Mapping[str, View]
@@ -92,21 +92,29 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LookAt:
-    """Read the model again: something is new about it, and it has come to rest."""
+class Changed:
+    """Something is new about a model, and it has come to rest: it is to be read again."""
 
     key: ModelKey
     change: Change
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class Left:
     """No source has the model any more."""
 
     key: ModelKey
 
 
-Decision: TypeAlias = LookAt | Gone
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Every source has been read, and all decisions about their models were told before."""
+
+
+Decision: TypeAlias = Changed | Left
+
+News: TypeAlias = Decision | Listed
+"""What the catalog is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +155,7 @@ Notice: TypeAlias = Waiting | SourceLost | SourceBack
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Findings:
     """What to do, at most one decision for each model, and what to report, each thing once."""
 
     decisions: tuple[Decision, ...] = ()
@@ -255,13 +263,13 @@ class Settling:
         self._namespacing = namespacing
         self._shelves: dict[str, _Shelf] = {}
 
-    def observe(self, observation: Observation, *, now: float) -> Verdict:
+    def observe(self, observation: Observation, *, now: float) -> Findings:
         """Take note of one look at the sources, and decide what to do about it."""
         changes: dict[ModelKey, Change] = {}
         notices: list[Notice] = []
         for source, view in observation.items():
             shelf = self._shelves.setdefault(source, _Shelf())
-            if isinstance(view, Unavailable):
+            if isinstance(view, NoAnswer):
                 notices += shelf.lose(source, view.reason, now)
                 continue
             if shelf.lost is not None:
@@ -281,7 +289,7 @@ class Settling:
             shelf.looked = True
         decisions = tuple(self._decision(key, change) for key, change in changes.items())
         self._tidy()
-        return Verdict(decisions, tuple(notices))
+        return Findings(decisions, tuple(notices))
 
     def look_again(self, key: ModelKey) -> None:
         """A look failed through no fault of the model's: have it repeated when its source answers."""
@@ -328,12 +336,12 @@ class Settling:
         places = self._places_of(key)
         held = sum(place.held for place in places)
         if not held:
-            return Gone(key)
+            return Left(key)
         for place in places:
             # The look that follows also sees changes in other sources that have not come to rest.
             if place.since is not None:
                 place.decided = _Mark.NEVER
-        return LookAt(key, Change.MODIFIED if held > 1 and change is Change.ADDED else change)
+        return Changed(key, Change.MODIFIED if held > 1 and change is Change.ADDED else change)
 
     def _tidy(self) -> None:
         for shelf in self._shelves.values():

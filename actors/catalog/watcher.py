@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Final, Protocol, assert_never
+from typing import Final, assert_never
 
 import trio
 
 from actors.catalog.settling import (
     Change,
+    Changed,
     Decision,
-    Gone,
-    LookAt,
+    Left,
+    Listed,
+    News,
     Notice,
     Observation,
     Settling,
@@ -36,24 +38,10 @@ WATCHER_INTENSITY: Final = Intensity(5, 60.0)
 MOST_SHOWN: Final = 50  # models that the tree names as waited for
 
 
-class Watched(Protocol):
-    """The catalog, as the watcher knows it. Neither method waits."""
-
-    def look_at(self, key: ModelKey, *, changed: bool) -> None:
-        """Read the model again, compare its content, and act.
-
-        The model may be new, or be in more or fewer repositories. Without `changed`, it is not known whether
-        anything about it is new.
-        """
-
-    def gone(self, key: ModelKey) -> None:
-        """The model has left every repository for good."""
-
-
 class Watcher:
     """Passive around the actor `run`; see the module.
 
-    `observe` returns one look at the sources. It may take any time, on threads that it leaves behind when it
+    `news` leads to the catalog. `observe` returns one look at the sources. It may take any time, on threads that it leaves behind when it
     is cancelled: the next look begins `interval` seconds after one has ended. An exception of `observe` ends
     a life of the actor, and each new life begins later than the one before (`spec`). `wall_clock` returns
     seconds since 1970, for readers of the tree.
@@ -62,7 +50,7 @@ class Watcher:
     def __init__(
         self,
         observe: Callable[[], Awaitable[Observation]],
-        catalog: Watched,
+        news: trio.MemorySendChannel[News],
         *,
         interval: float,
         log: Log,
@@ -72,14 +60,12 @@ class Watcher:
         if interval <= 0:
             raise ValueError(f"the watcher's interval is {interval} s; it needs some time between two looks")
         self._observe = observe
-        self._catalog = catalog
+        self._news = news
         self._interval = interval
         self._log = log
         self._wall_clock = wall_clock
         self._settling = Settling(namespacing=namespacing)
         self._decided: deque[Decision] = deque()
-        # Called after a poll that has found every repository, once the catalog has been told of its results.
-        self.found_all: Callable[[], object] = lambda: None
 
     def spec(self, name: str = "watcher") -> ChildSpec:
         """Return the actor as a child: it is restarted for ever, without effect on its siblings."""
@@ -102,7 +88,7 @@ class Watcher:
         """Look, tell, sleep, and so on."""
         ctx.started()
         while True:
-            self._carry_out()
+            await self._carry_out()
             ctx.publish(poll_seconds=self._interval, looking_since=self._told(trio.current_time()))
             observation = await self._look()
             now = trio.current_time()
@@ -119,9 +105,9 @@ class Watcher:
                     for lost in self._settling.unavailable()
                 },
             )
-            self._carry_out()
+            await self._carry_out()
             if self._settling.found_all:
-                self.found_all()
+                await self._news.send(Listed())
             ctx.progressed()
             await trio.sleep(self._interval)
 
@@ -130,23 +116,22 @@ class Watcher:
             faults.points.passing("watcher.look")
         return await self._observe()
 
-    def _carry_out(self) -> None:
-        """Tell the catalog. Changes that a crash leaves untold are told in the next life."""
+    async def _carry_out(self) -> None:
+        """Tell the catalog; waits for it. Changes that a crash leaves untold are told in the next life."""
         if faults.points is not None:
             faults.points.passing("watcher.tell")
         while self._decided:
-            decision = self._decided.popleft()
+            decision = self._decided[0]
             match decision:
-                case LookAt(key, change):
-                    changed = change is not Change.FIRST_SEEN  # else all models would be news at the start
-                    if changed:
+                case Changed(key, change):
+                    if change is not Change.FIRST_SEEN:
                         self._log(Event.REPOSITORY_CHANGED, model=str(key), change=change.value)
-                    self._catalog.look_at(key, changed=changed)
-                case Gone(key):
+                case Left(key):
                     self._log(Event.REPOSITORY_CHANGED, model=str(key), change="removed")
-                    self._catalog.gone(key)
                 case _:
                     assert_never(decision)
+            await self._news.send(decision)
+            self._decided.popleft()
 
     def _tell(self, notice: Notice, now: float) -> None:
         match notice:

@@ -13,7 +13,7 @@ from typing import Final, Protocol, runtime_checkable
 import outcome
 import trio
 
-from actors.catalog.settling import Observation, Seen, Unavailable, View
+from actors.catalog.settling import NoAnswer, Observation, Seen, View
 from actors.seams.threads import in_thread
 from engine.repository.source import Source, SourceUnavailable
 
@@ -49,7 +49,7 @@ def view(source: Source, *, alive: Callable[[], None] = lambda: None) -> View:
             if found is not None:  # else it has vanished since it was listed
                 seen[name] = found
     except SourceUnavailable as error:
-        return Unavailable(str(error))
+        return NoAnswer(str(error))
     return seen
 
 
@@ -98,7 +98,7 @@ class Observer:
             if seen is not None:
                 observation[looker.uri] = seen
             elif looker.busy and self._clock() - looker.alive_at > self._hung_after:
-                observation[looker.uri] = Unavailable(f"{looker.uri} does not answer")
+                observation[looker.uri] = NoAnswer(f"{looker.uri} does not answer")
         return observation
 
     async def _look(self, looker: _Looker) -> None:
@@ -146,7 +146,7 @@ class _Looker:
         ended, self._ended = self._ended, None
         match ended:
             case outcome.Error(error):
-                return Unavailable(f"{self.uri} can't be read: {type(error).__name__}: {error}")
+                return NoAnswer(f"{self.uri} can't be read: {type(error).__name__}: {error}")
             case outcome.Value():
                 return ended.value
         return None

@@ -387,22 +387,21 @@ class _Composition:
             self.readiness,
             started=self.catalog.finished.is_set,
             loading=lambda caller: is_loading(self.router, caller.spec),
-            needs=self.catalog.needs,
+            needs=self.catalog.parts.needs,
         )
         control.answer(self._subjects)
-        self.catalog.awaited_by = control.awaited_by
+        self.catalog.parts.awaited_by = control.awaited_by
         self._watcher: Watcher | None = None
         if mode is ControlMode.POLL:
             self._watcher = Watcher(
                 Observer(self._sources, clock=self._machine.monotonic),
-                self.catalog,
+                self.catalog.news,
                 interval=settings.poll_interval,
                 log=self._log,
                 wall_clock=lambda: self._machine.wall_clock() / 1000,
                 namespacing=settings.namespacing,
             )
             self.catalog.could_not_look = self._watcher.look_again
-            self._watcher.found_all = self.catalog.listed
 
     def _hook(self, protocol: str) -> RequestHook | None:
         settings = self._settings.log

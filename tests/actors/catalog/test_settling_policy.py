@@ -11,15 +11,15 @@ from actors.catalog.settling import (
     LASTING,
     STILL_CHANGING,
     Change,
+    Changed,
     Complete,
-    Gone,
     Incomplete,
-    LookAt,
+    Left,
+    NoAnswer,
     Seen,
     Settling,
     SourceBack,
     SourceLost,
-    Unavailable,
     Unknown,
     Waiting,
 )
@@ -27,7 +27,7 @@ from actors.values.specs import ModelKey
 from tests.support.examples import examples
 
 REPOSITORY = "/models"
-DOWN = Unavailable("it is not mounted")
+DOWN = NoAnswer("it is not mounted")
 
 
 def key(name, namespace=""):
@@ -58,7 +58,7 @@ class Polls:
 
     @staticmethod
     def _seen(view):
-        if isinstance(view, Unavailable):
+        if isinstance(view, NoAnswer):
             return view
         return {name: seen if isinstance(seen, Seen) else Seen(seen) for name, seen in view.items()}
 
@@ -76,8 +76,8 @@ def test_everything_is_looked_at_once_after_the_start():
     polls = Polls()
     assert polls.see({"a": "1", "b": "1"}) == []
     assert polls.see({"a": "1", "b": "1"}) == [
-        LookAt(key("a"), Change.FIRST_SEEN),
-        LookAt(key("b"), Change.FIRST_SEEN),
+        Changed(key("a"), Change.FIRST_SEEN),
+        Changed(key("b"), Change.FIRST_SEEN),
     ]
     assert polls.see({"a": "1", "b": "1"}) == []
 
@@ -85,7 +85,7 @@ def test_everything_is_looked_at_once_after_the_start():
 def test_what_changes_between_the_first_looks_was_modified():
     polls = Polls({"m": "1"})
     assert polls.see({"m": "2"}) == []
-    assert polls.see({"m": "2"}) == [LookAt(key("m"), Change.MODIFIED)]
+    assert polls.see({"m": "2"}) == [Changed(key("m"), Change.MODIFIED)]
     assert polls.see({"m": "2"}) == []
 
 
@@ -94,7 +94,7 @@ def test_a_new_model_is_looked_at_when_it_was_seen_twice_the_same():
     assert polls.see({"m": "1", "n": "half"}) == []
     assert polls.see({"m": "1", "n": "more"}) == []
     assert polls.see({"m": "1", "n": "all"}) == []
-    assert polls.see({"m": "1", "n": "all"}) == [LookAt(key("n"), Change.ADDED)]
+    assert polls.see({"m": "1", "n": "all"}) == [Changed(key("n"), Change.ADDED)]
     assert polls.see({"m": "1", "n": "all"}) == []
 
 
@@ -102,12 +102,12 @@ def test_a_modified_model_is_looked_at_when_it_was_seen_twice_the_same():
     polls = watching()
     assert polls.see({"m": "2"}) == []
     assert polls.see({"m": "3"}) == []
-    assert polls.see({"m": "3"}) == [LookAt(key("m"), Change.MODIFIED)]
+    assert polls.see({"m": "3"}) == [Changed(key("m"), Change.MODIFIED)]
 
 
 def test_a_complete_model_is_looked_at_at_once():
     polls = watching()
-    assert polls.see({"m": Seen("2", Complete())}) == [LookAt(key("m"), Change.MODIFIED)]
+    assert polls.see({"m": Seen("2", Complete())}) == [Changed(key("m"), Change.MODIFIED)]
     assert polls.see({"m": Seen("2", Complete())}) == []
 
 
@@ -115,7 +115,7 @@ def test_an_incomplete_model_waits_for_ever():
     polls = watching()
     for _ in range(50):
         assert polls.see({"m": Seen("2", Incomplete(("'x' is missing",)))}) == []
-    assert polls.see({"m": Seen("3", Complete())}) == [LookAt(key("m"), Change.MODIFIED)]
+    assert polls.see({"m": Seen("3", Complete())}) == [Changed(key("m"), Change.MODIFIED)]
 
 
 def test_why_a_model_is_incomplete_is_told_once_and_when_it_changes():
@@ -147,7 +147,7 @@ def test_a_copy_that_goes_on_is_told_once():
 def test_a_model_has_gone_when_two_looks_missed_it():
     polls = watching()
     assert polls.see({}) == []
-    assert polls.see({}) == [Gone(key("m"))]
+    assert polls.see({}) == [Left(key("m"))]
     assert polls.see({}) == []
 
 
@@ -167,7 +167,7 @@ def test_a_model_that_went_before_it_was_looked_at_is_nobodys_business():
 
 def test_a_model_that_went_right_after_the_start_has_gone_for_it_may_be_loaded():
     polls = Polls({"m": "1"}, {})
-    assert polls.see({}) == [Gone(key("m"))]
+    assert polls.see({}) == [Left(key("m"))]
 
 
 def test_a_model_that_comes_back_after_it_has_gone_is_new():
@@ -175,7 +175,7 @@ def test_a_model_that_comes_back_after_it_has_gone_is_new():
     polls.see({})
     polls.see({})
     assert polls.see({"m": "1"}) == []
-    assert polls.see({"m": "1"}) == [LookAt(key("m"), Change.ADDED)]
+    assert polls.see({"m": "1"}) == [Changed(key("m"), Change.ADDED)]
 
 
 class TestSourcesThatDoNotAnswer:
@@ -195,14 +195,14 @@ class TestSourcesThatDoNotAnswer:
         polls.see({})
         polls.see(DOWN)
         assert polls.see({}) == []
-        assert polls.see({}) == [Gone(key("m"))]
+        assert polls.see({}) == [Left(key("m"))]
 
     def test_what_was_seen_once_before_must_be_seen_twice_after(self):
         polls = watching()
         polls.see({"m": "2"})
         polls.see(DOWN)
         assert polls.see({"m": "2"}) == []
-        assert polls.see({"m": "2"}) == [LookAt(key("m"), Change.MODIFIED)]
+        assert polls.see({"m": "2"}) == [Changed(key("m"), Change.MODIFIED)]
 
     def test_loss_and_return_are_told_once(self):
         polls = watching()
@@ -212,7 +212,7 @@ class TestSourcesThatDoNotAnswer:
         assert polls.settling.unavailable() == (lost,)
         polls.see(DOWN)
         assert polls.notices == []
-        polls.see(Unavailable("it is another directory"))
+        polls.see(NoAnswer("it is another directory"))
         assert polls.notices == [SourceLost(source=REPOSITORY, since=4.0, reason="it is another directory")]
         polls.see({"m": "1"})
         assert polls.notices == [SourceBack(source=REPOSITORY, after=3.0)]
@@ -243,7 +243,7 @@ class TestSourcesThatDoNotAnswer:
         polls = watching()
         for _ in range(int(LASTING) + 5):
             polls.see(DOWN)
-        polls.see(Unavailable("it is another directory"))
+        polls.see(NoAnswer("it is another directory"))
         (notice,) = polls.notices
         assert (notice.reason, notice.lasting) == ("it is another directory", True)
 
@@ -252,11 +252,11 @@ class TestSourcesThatDoNotAnswer:
         polls.see({"m": "2"})
         assert polls.see(None) == []
         assert polls.notices == []
-        assert polls.see({"m": "2"}) == [LookAt(key("m"), Change.MODIFIED)]
+        assert polls.see({"m": "2"}) == [Changed(key("m"), Change.MODIFIED)]
 
     def test_a_source_that_never_answered_so_far_has_everything_looked_at(self):
         polls = Polls(DOWN, DOWN, {"m": "1"})
-        assert polls.see({"m": "1"}) == [LookAt(key("m"), Change.FIRST_SEEN)]
+        assert polls.see({"m": "1"}) == [Changed(key("m"), Change.FIRST_SEEN)]
 
 
 class TestSeveralSources:
@@ -267,38 +267,38 @@ class TestSeveralSources:
         polls.see(one={"m": "1"}, two={})
         polls.see(one={"m": "1"}, two={})
         assert polls.see(one={"m": "1"}, two={"m": "1"}) == []
-        assert polls.see(one={"m": "1"}, two={"m": "1"}) == [LookAt(key("m"), Change.MODIFIED)]
+        assert polls.see(one={"m": "1"}, two={"m": "1"}) == [Changed(key("m"), Change.MODIFIED)]
 
     def test_a_name_that_leaves_one_of_two_sources_is_looked_at(self):
         polls = Polls()
         polls.see(one={"m": "1"}, two={"m": "1"})
-        assert polls.see(one={"m": "1"}, two={"m": "1"}) == [LookAt(key("m"), Change.MODIFIED)]
+        assert polls.see(one={"m": "1"}, two={"m": "1"}) == [Changed(key("m"), Change.MODIFIED)]
         assert polls.see(one={"m": "1"}, two={}) == []
-        assert polls.see(one={"m": "1"}, two={}) == [LookAt(key("m"), Change.MODIFIED)]
+        assert polls.see(one={"m": "1"}, two={}) == [Changed(key("m"), Change.MODIFIED)]
         polls.see(one={}, two={})
-        assert polls.see(one={}, two={}) == [Gone(key("m"))]
+        assert polls.see(one={}, two={}) == [Left(key("m"))]
 
     def test_a_name_has_gone_once_the_last_source_missed_it_twice(self):
         polls = Polls()
         for _ in range(2):
             polls.see(one={"m": "1"}, two={"m": "1"})
         assert polls.see(one={"m": "1"}, two={}) == []
-        assert polls.see(one={}, two={}) == [LookAt(key("m"), Change.MODIFIED)]
-        assert polls.see(one={}, two={}) == [Gone(key("m"))]
+        assert polls.see(one={}, two={}) == [Changed(key("m"), Change.MODIFIED)]
+        assert polls.see(one={}, two={}) == [Left(key("m"))]
 
     def test_a_name_that_moves_to_another_source_is_looked_at_once(self):
         polls = Polls()
         for _ in range(2):
             polls.see(one={"m": "1"}, two={})
         assert polls.see(one={}, two={"m": "1"}) == []
-        assert polls.see(one={}, two={"m": "1"}) == [LookAt(key("m"), Change.MODIFIED)]
+        assert polls.see(one={}, two={"m": "1"}) == [Changed(key("m"), Change.MODIFIED)]
 
     def test_a_name_has_not_gone_while_a_source_that_had_it_does_not_answer(self):
         polls = Polls()
         for _ in range(2):
             polls.see(one={"m": "1"}, two={"m": "1"})
         polls.see(one=DOWN, two={})
-        assert polls.see(one=DOWN, two={}) == [LookAt(key("m"), Change.MODIFIED)]
+        assert polls.see(one=DOWN, two={}) == [Changed(key("m"), Change.MODIFIED)]
 
     def test_what_a_look_saw_too_early_is_looked_at_again(self):
         polls = Polls()
@@ -306,19 +306,19 @@ class TestSeveralSources:
             polls.see(one={"m": "1"}, two={})
         polls.see(one={"m": "2"}, two={})
         # A look at this time finds the model in both repositories.
-        assert polls.see(one={"m": "2"}, two={"m": "half"}) == [LookAt(key("m"), Change.MODIFIED)]
+        assert polls.see(one={"m": "2"}, two={"m": "half"}) == [Changed(key("m"), Change.MODIFIED)]
         assert polls.see(one={"m": "2"}, two={}) == []
-        assert polls.see(one={"m": "2"}, two={}) == [LookAt(key("m"), Change.MODIFIED)]
+        assert polls.see(one={"m": "2"}, two={}) == [Changed(key("m"), Change.MODIFIED)]
 
     def test_namespaces_tell_equal_names_apart(self):
         polls = Polls(namespacing=True)
         polls.see(one={"m": "1"}, two={"m": "1"})
         assert polls.see(one={"m": "1"}, two={"m": "1"}) == [
-            LookAt(key("m", "one"), Change.FIRST_SEEN),
-            LookAt(key("m", "two"), Change.FIRST_SEEN),
+            Changed(key("m", "one"), Change.FIRST_SEEN),
+            Changed(key("m", "two"), Change.FIRST_SEEN),
         ]
         polls.see(one={"m": "1"}, two={})
-        assert polls.see(one={"m": "1"}, two={}) == [Gone(key("m", "two"))]
+        assert polls.see(one={"m": "1"}, two={}) == [Left(key("m", "two"))]
 
 
 class TestLookingAgain:
@@ -327,20 +327,20 @@ class TestLookingAgain:
     def test_a_model_is_looked_at_again_at_the_next_poll(self):
         polls = watching()
         polls.settling.look_again(key("m"))
-        assert polls.see({"m": "1"}) == [LookAt(key("m"), Change.FIRST_SEEN)]
+        assert polls.see({"m": "1"}) == [Changed(key("m"), Change.FIRST_SEEN)]
         assert polls.see({"m": "1"}) == []
 
     def test_it_is_not_before_its_source_answers(self):
         polls = watching()
         polls.settling.look_again(key("m"))
         assert [polls.see(view) for view in (DOWN, {"m": "1"})] == [[], []]
-        assert polls.see({"m": "1"}) == [LookAt(key("m"), Change.FIRST_SEEN)]
+        assert polls.see({"m": "1"}) == [Changed(key("m"), Change.FIRST_SEEN)]
 
     def test_one_that_went_meanwhile_has_gone(self):
         polls = watching()
         polls.settling.look_again(key("m"))
         polls.see({})
-        assert polls.see({}) == [Gone(key("m"))]
+        assert polls.see({}) == [Left(key("m"))]
 
     def test_an_unknown_name_is_nobodys(self):
         polls = watching()
@@ -427,7 +427,7 @@ class Watched(RuleBasedStateMachine):
     def _check(self, decision, views, before):
         name = decision.key.name
         heard = {source: view for source, view in views.items() if view is not DOWN}
-        if isinstance(decision, LookAt):
+        if isinstance(decision, Changed):
             assert any(
                 (name in view and isinstance(view[name].completeness, Complete))
                 or (
@@ -452,7 +452,7 @@ class Watched(RuleBasedStateMachine):
 
     def _believe(self, decision):
         name = decision.key.name
-        if isinstance(decision, Gone):
+        if isinstance(decision, Left):
             self.believed.pop(name, None)
             return
         old = self.believed.get(name, {})
@@ -496,7 +496,7 @@ class Watched(RuleBasedStateMachine):
         self.come_to_rest()
         self._write(source, name, state)
         told = [decision for _ in range(4) for decision in self.poll()]
-        assert [(type(decision), decision.key.name) for decision in told] == [(LookAt, name)]
+        assert [(type(decision), decision.key.name) for decision in told] == [(Changed, name)]
 
     @precondition(lambda self: self.answered["one"])
     @rule(source=SOURCES, name=NAMES)
@@ -506,7 +506,7 @@ class Watched(RuleBasedStateMachine):
         if self.truth[source].pop(name, None) is not None:
             elsewhere = any(name in models for models in self.truth.values())
             told = [decision for _ in range(4) for decision in self.poll()]
-            assert [type(decision) for decision in told] == [LookAt if elsewhere else Gone]
+            assert [type(decision) for decision in told] == [Changed if elsewhere else Left]
 
     @precondition(lambda self: self.answered["one"])
     @rule(sources=st.sets(SOURCES), polls=st.integers(1, 4))

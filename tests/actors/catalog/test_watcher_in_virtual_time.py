@@ -5,7 +5,7 @@ import math
 import pytest
 import trio
 
-from actors.catalog.settling import Complete, Incomplete, Seen, Unavailable
+from actors.catalog.settling import Change, Changed, Complete, Incomplete, Left, Listed, NoAnswer, Seen
 from actors.catalog.watcher import Watcher
 from actors.supervision.spec import Intensity
 from actors.supervision.supervisor import Supervisor
@@ -16,22 +16,30 @@ INTERVAL = 15.0
 M = ModelKey("m")
 
 
-class FakeCatalog:
+class FakeNews:
+    """The way to the catalog: notes what was sent, and when. `Listed` is counted."""
+
     def __init__(self):
         self.told = []
+        self.listed = 0
         self.crashes_at = None
+        self.takes_news = trio.Event()
+        self.takes_news.set()
 
-    def _tell(self, what, key):
-        self.told.append((what, str(key), trio.current_time()))
+    async def send(self, news):
+        await self.takes_news.wait()
+        match news:
+            case Changed(key, change):
+                what = "look_at" if change is Change.FIRST_SEEN else "changed"
+            case Left(key):
+                what = "gone"
+            case Listed():
+                self.listed += 1
+                return
         if key == self.crashes_at:
             self.crashes_at = None
-            raise RuntimeError("the catalog is broken")
-
-    def look_at(self, key, *, changed):
-        self._tell("changed" if changed else "look_at", key)
-
-    def gone(self, key):
-        self._tell("gone", key)
+            raise RuntimeError("it is broken")
+        self.told.append((what, str(key), trio.current_time()))
 
 
 class Logged(list):
@@ -50,11 +58,11 @@ class World:
         self.looks = 0
         self.looking = 0
         self.most_looking = 0
-        self.catalog = FakeCatalog()
+        self.news = FakeNews()
         self.log = Logged()
         self.watcher = Watcher(
             self.observe,
-            self.catalog,
+            self.news,
             interval=INTERVAL,
             log=self.log,
             wall_clock=trio.current_time,
@@ -85,7 +93,7 @@ class World:
 
     @property
     def told(self):
-        return [(what, name) for what, name, _ in self.catalog.told]
+        return [(what, name) for what, name, _ in self.news.told]
 
     @property
     def info(self):
@@ -104,7 +112,7 @@ def world():
 async def test_everything_is_looked_at_once_after_the_start_and_is_no_news(world, autojump_clock):
     async with world.serving():
         await world.polls(5)
-        assert world.catalog.told == [("look_at", "m", INTERVAL)]
+        assert world.news.told == [("look_at", "m", INTERVAL)]
         assert world.looks == 6
         assert world.logged() == []
 
@@ -183,7 +191,7 @@ async def test_the_tree_shows_a_bounded_number_of_models(world, autojump_clock):
 async def test_a_repository_that_is_put_in_anothers_place_is_no_error(world, autojump_clock):
     async with world.serving():
         await world.polls(2)
-        world.unavailable = Unavailable("it is another directory than before")
+        world.unavailable = NoAnswer("it is another directory than before")
         await world.polls(1)
         world.unavailable = None
         await world.polls(3)
@@ -198,7 +206,7 @@ async def test_a_repository_that_does_not_answer_unloads_nothing_and_is_an_error
 ):
     async with world.serving():
         await world.polls(2)
-        world.unavailable = Unavailable("it is not mounted")
+        world.unavailable = NoAnswer("it is not mounted")
         await world.polls(10)
         assert world.info["unavailable"] == {"/models": "since 1970-01-01T00:00:45+00:00: it is not mounted"}
         world.unavailable = None
@@ -268,10 +276,22 @@ async def test_what_it_knows_outlives_a_crash(world, autojump_clock):
 
 async def test_a_crash_while_telling_loses_nothing_of_the_rest(world, autojump_clock):
     world.models = {"a": Seen(1), "b": Seen(1), "c": Seen(1)}
-    world.catalog.crashes_at = ModelKey("b")
+    world.news.crashes_at = ModelKey("b")
     async with world.serving():
         await world.polls(5)
         assert world.told == [("look_at", "a"), ("look_at", "b"), ("look_at", "c")]
+
+
+async def test_it_waits_while_the_catalog_takes_no_news_and_then_tells_all(world, autojump_clock):
+    world.news.takes_news = trio.Event()
+    async with world.serving():
+        await world.polls(5)
+        assert (world.looks, world.told, world.news.listed) == (2, [], 0)
+        world.news.takes_news.set()
+        await settled()
+        assert (world.told, world.news.listed) == ([("look_at", "m")], 1)
+        await world.polls(2)
+        assert world.looks == 4
 
 
 async def test_a_look_that_came_to_nothing_is_asked_for_again(world, autojump_clock):
@@ -291,4 +311,4 @@ async def test_with_namespaces_a_model_is_known_by_its_repository(autojump_clock
 
 def test_an_interval_is_positive():
     with pytest.raises(ValueError, match="interval is 0 s"):
-        Watcher(None, FakeCatalog(), interval=0, log=Logged(), wall_clock=lambda: 0)
+        Watcher(None, FakeNews(), interval=0, log=Logged(), wall_clock=lambda: 0)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import trio
 
-from actors.catalog.settling import Complete, Seen, Unavailable
+from actors.catalog.settling import Complete, NoAnswer, Seen
 from engine.repository.local import LocalSource
 from engine.repository.observation import Observer, view
 from engine.repository.source import SourceUnavailable, Stamp
@@ -73,7 +73,7 @@ def test_a_local_source_says_what_is_complete(local):
 
 
 def test_a_source_that_cannot_be_read_is_unavailable():
-    assert view(FakeSource(error=SourceUnavailable("no network"))) == Unavailable("no network")
+    assert view(FakeSource(error=SourceUnavailable("no network"))) == NoAnswer("no network")
 
 
 async def eventually(observer, uri, expected):
@@ -135,7 +135,7 @@ async def test_a_source_without_a_sign_of_life_does_not_answer():
         now[0] = 59.0
         assert await observer() == {}
         now[0] = 61.0
-        assert await observer() == {"hung": Unavailable("hung does not answer")}
+        assert await observer() == {"hung": NoAnswer("hung does not answer")}
         now[0] = 0.0
     await eventually(observer, "hung", SEEN)
 
@@ -146,5 +146,5 @@ async def test_an_error_that_nobody_expected_is_one_sources_alone():
     for _ in range(2):
         assert await observer() == {
             "quick": SEEN,
-            "broken": Unavailable("broken can't be read: KeyError: 'bucket'"),
+            "broken": NoAnswer("broken can't be read: KeyError: 'bucket'"),
         }

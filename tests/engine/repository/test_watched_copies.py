@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.catalog.settling import Change, Gone, LookAt, Settling
+from actors.catalog.settling import Change, Changed, Left, Settling
 from actors.values.specs import ModelKey
 from engine.repository.fingerprint import Digests
 from engine.repository.local import LocalSource
@@ -48,7 +48,7 @@ class Watched:
             {self.source.uri: view(self.source)}, now=float(self.polls)
         ).decisions
         for decision in decisions:
-            if isinstance(decision, LookAt) and decision.key == M:
+            if isinstance(decision, Changed) and decision.key == M:
                 fetched = self.source.fetch("m", progress=print, cancelled=lambda: False)
                 self.fetched.append({name: self.content(name) for name in FILES})
                 assert fetched.contents is not None
@@ -79,7 +79,7 @@ def test_a_copy_that_never_rests_for_two_polls_is_fetched_whole_and_once(watched
     for name, piece in watched.pieces(2):
         watched.append(name, piece)
         assert watched.poll() == []
-    assert watched.poll() == [LookAt(M, Change.ADDED)]
+    assert watched.poll() == [Changed(M, Change.ADDED)]
     assert watched.fetched == [FILES]
     assert watched.poll() == []
 
@@ -96,7 +96,7 @@ def test_a_copy_with_a_manifest_may_rest_as_long_as_it_likes(tmp_path_factory, p
             told += watched.poll()
     for _ in range(3):
         told += watched.poll()
-    assert told == [LookAt(M, Change.ADDED)]
+    assert told == [Changed(M, Change.ADDED)]
     assert watched.fetched == [FILES]
 
 
@@ -108,7 +108,7 @@ def test_a_directory_that_is_moved_in_with_a_manifest_is_fetched_at_once(watched
     for _ in range(3):
         watched.poll()
     (watched.path.parent / "m").rename(watched.path / "m")
-    assert watched.poll() == [LookAt(M, Change.ADDED)]
+    assert watched.poll() == [Changed(M, Change.ADDED)]
     assert watched.poll() == []
 
 
@@ -119,7 +119,7 @@ def test_a_touch_is_looked_at_and_is_the_same_model(watched):
     watched.poll()
     before = watched.source.fetch("m", progress=print, cancelled=lambda: False).contents
     os.utime(watched.path / "m/1/model.onnx")
-    assert [watched.poll() for _ in range(3)] == [[], [LookAt(M, Change.MODIFIED)], []]
+    assert [watched.poll() for _ in range(3)] == [[], [Changed(M, Change.MODIFIED)], []]
     assert watched.source.fetch("m", progress=print, cancelled=lambda: False).contents == before
 
 
@@ -136,7 +136,7 @@ def test_a_repository_that_is_away_for_a_while_asks_for_nothing(watched):
     elsewhere.rename(watched.path)
     assert [watched.poll() for _ in range(3)] == [[]] * 3
     shutil.rmtree(watched.path / "m")
-    assert [watched.poll() for _ in range(3)] == [[], [Gone(M)], []]
+    assert [watched.poll() for _ in range(3)] == [[], [Left(M)], []]
 
 
 def test_a_link_out_is_looked_at_so_that_its_reason_is_known(watched):
