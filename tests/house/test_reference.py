@@ -1,0 +1,9 @@
+"""The pages say what the tables of settings say."""
+
+from tests.house import reference
+
+
+def test_the_pages_follow_from_the_tables():
+    again = "`python -m tests.house.reference` writes it"
+    assert reference.OPTIONS.read_text(encoding="utf-8") == reference.options(), again
+    assert reference.PARAMETERS_PAGE.read_text(encoding="utf-8") == reference.parameters(), again
