@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from actors.health.readiness import ProbeCounts
+from actors.health.probes import ProbeCounts
 from actors.values.families import Block, Families, Family, Labels, blocks, model_labels, once
 
 READY: Final[Families[bool]] = (

@@ -19,7 +19,7 @@ Named = tuple[ModelKey, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class VersionFacts:
     """What is known of one model version. Version 0 stands for a model that has no version to show."""
 
     key: ModelKey
@@ -79,7 +79,7 @@ class Verdict:
 
 
 def judge(
-    standings: Iterable[Standing],
+    standings: Iterable[VersionFacts],
     *,
     finished: bool,
     strict: bool,
@@ -111,7 +111,7 @@ def judge(
     )
 
 
-def _part(standing: Standing, before: Part | None, *, opened: bool, now: float) -> Part | None:
+def _part(standing: VersionFacts, before: Part | None, *, opened: bool, now: float) -> Part | None:
     """Return the part for a version; None if it does not count.
 
     A version does not count while it is loading or unloading. If that began after a failure, the failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from actors.residency.residency import Counters, ModelResidency, ResidencySample
+from actors.residency.residents import Counters, ModelResidency, ResidencySample
 from actors.values.families import (
     Block,
     Families,

@@ -42,7 +42,7 @@ UNKNOWN_OVERHEAD: Final = 64 * 1024 * 1024
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-class Hold(Enum):
+class KeptBy(Enum):
     """What keeps a model in memory."""
 
     # It is idle.
@@ -63,7 +63,7 @@ class Resident:
 
     key: ModelKey
     nbytes: int
-    hold: Hold
+    hold: KeptBy
     last_used: float = -math.inf
     turn_ends: float = -math.inf
     leaving: bool = False  # its eviction is under way
@@ -109,12 +109,12 @@ class _Planning:
         self._budget = budget
         self._present = _total(everyone)
         self._promised = _total(staying)
-        self._kept = _total(_held(staying, {Hold.FOR_GOOD}))
+        self._kept = _total(_held(staying, {KeptBy.FOR_GOOD}))
         self._candidates = _in_order_of_eviction(staying, now)
         self._turns = [
-            each for each in _held(staying, {Hold.REQUESTS}) if each.turn_ends > now and each.nbytes
+            each for each in _held(staying, {KeptBy.REQUESTS}) if each.turn_ends > now and each.nbytes
         ]
-        self._soon_free = _total(self._turns) + _total(_held(staying, {Hold.CHANGE}))
+        self._soon_free = _total(self._turns) + _total(_held(staying, {KeptBy.CHANGE}))
         self._start: list[ModelKey] = []
         self._evict: dict[ModelKey, ModelKey | None] = {}
         self._refuse: dict[ModelKey, str] = {}
@@ -184,8 +184,8 @@ def _in_order_of_eviction(staying: Sequence[Resident], now: float) -> list[Resid
 
     Of the latter the one that had its turn first is first.
     """
-    idle = _held(staying, {Hold.NOTHING})
-    used = [each for each in _held(staying, {Hold.REQUESTS}) if each.turn_ends <= now]
+    idle = _held(staying, {KeptBy.NOTHING})
+    used = [each for each in _held(staying, {KeptBy.REQUESTS}) if each.turn_ends <= now]
     ordered = [
         *sorted(idle, key=lambda each: (each.last_used, each.key)),
         *sorted(used, key=lambda each: (each.turn_ends, each.key)),
@@ -194,7 +194,7 @@ def _in_order_of_eviction(staying: Sequence[Resident], now: float) -> list[Resid
     return [each for each in ordered if each.nbytes]
 
 
-def _held(residents: Iterable[Resident], holds: AbstractSet[Hold]) -> list[Resident]:
+def _held(residents: Iterable[Resident], holds: AbstractSet[KeptBy]) -> list[Resident]:
     return [each for each in residents if each.hold in holds]
 
 

@@ -19,7 +19,7 @@ from actors.serving.instances.worker import LiveWorker
 from actors.serving.policy.retries import SuspectQueue
 from actors.values.specs import InstanceSpec, ModelSpec
 
-PROBE_SECONDS: Final = 5.0  # contract, python_backend.md section 1.2
+CHECK_SECONDS: Final = 5.0  # contract, python_backend.md section 1.2
 
 
 class Status(Enum):
@@ -155,7 +155,7 @@ class Standing:
         instance.settled.set()
 
     async def says_ready(self) -> bool:
-        """Whether the version serves and its live instances say that they are ready, within `PROBE_SECONDS`.
+        """Whether the version serves and its live instances say that they are ready, within `CHECK_SECONDS`.
 
         Only an instance with its own check is asked.
         """
@@ -167,7 +167,7 @@ class Standing:
     async def asked(self) -> list[tuple[InstanceState, LiveWorker, bool]] | None:
         """Ask each live instance now whether it is ready, and return the answers.
 
-        Returns None where that takes longer than `PROBE_SECONDS`.
+        Returns None where that takes longer than `CHECK_SECONDS`.
         """
         workers = [(each, each.worker) for each in self.instances if each.worker is not None]
         said: list[tuple[InstanceState, LiveWorker, bool]] = []
@@ -183,7 +183,7 @@ class Standing:
             worker.probe(each)
         try:
             if len(said) < len(workers):
-                with trio.move_on_after(PROBE_SECONDS):
+                with trio.move_on_after(CHECK_SECONDS):
                     await all_answered.wait()
         finally:
             for worker, each in tells:

@@ -11,7 +11,7 @@ from actors.caching.families import cache_blocks
 from actors.health.families import readiness_blocks
 from actors.health.readiness import Readiness
 from actors.residency.families import residency_blocks
-from actors.residency.residency import Residents
+from actors.residency.residents import Residents
 from actors.serving.families import load_blocks
 from actors.serving.roster import Roster
 from actors.traffic.families import traffic_blocks

@@ -29,7 +29,7 @@ from actors.catalog.loading import Surroundings
 from actors.catalog.watcher import Watcher
 from actors.health.readiness import Readiness
 from actors.residency import residency
-from actors.residency.residency import Residents
+from actors.residency.residents import Residents
 from actors.seams.given import giving
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.records import Recorder

@@ -15,7 +15,7 @@ from actors.catalog.catalog import Catalog, ControlMode
 from actors.catalog.loading import Surroundings
 from actors.residency import residency
 from actors.residency.policy import UNKNOWN_OVERHEAD
-from actors.residency.residency import Residents
+from actors.residency.residents import Residents
 from actors.serving.batcher import run as run_scheduler
 from actors.serving.model import ModelState
 from actors.serving.router import Router

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.health.verdicts import Standing, Verdict, judge
+from actors.health.verdicts import Verdict, VersionFacts, judge
 from actors.values.specs import ModelKey
 
 ADD = ModelKey("add")
 
 
 def standing(status="READY", reason="", *, key=ADD, version=1, **changes):
-    return Standing(key=key, version=version, status=status, reason=reason, **changes)
+    return VersionFacts(key=key, version=version, status=status, reason=reason, **changes)
 
 
 def after(*standings, before=None, finished=True, strict=True, now=1.0):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from actors.residency.policy import (
     SHORTEST_TURN,
     UNKNOWN_OVERHEAD,
-    Hold,
+    KeptBy,
     Newcomer,
     Plan,
     Resident,
@@ -23,7 +23,7 @@ from actors.values.specs import ModelKey
 NOW = 100.0
 
 
-def resident(name, nbytes=10, hold=Hold.NOTHING, **options):
+def resident(name, nbytes=10, hold=KeptBy.NOTHING, **options):
     return Resident(key=ModelKey(name), nbytes=nbytes, hold=hold, **options)
 
 
@@ -68,7 +68,7 @@ def test_an_eviction_under_way_is_not_repeated_for_the_same_need():
     assert decided.evict == {}
 
 
-@pytest.mark.parametrize("hold", [Hold.REQUESTS, Hold.LONG_REQUEST, Hold.CHANGE, Hold.FOR_GOOD])
+@pytest.mark.parametrize("hold", [KeptBy.REQUESTS, KeptBy.LONG_REQUEST, KeptBy.CHANGE, KeptBy.FOR_GOOD])
 def test_one_that_is_held_is_not_evicted_where_an_idle_one_will_do(hold):
     decided = decide(
         [newcomer("new", 50)], resident("held", 50, hold, turn_ends=0.0), resident("idle", 50, last_used=99.0)
@@ -76,30 +76,30 @@ def test_one_that_is_held_is_not_evicted_where_an_idle_one_will_do(hold):
     assert names(decided.evict) == ["idle"]
 
 
-@pytest.mark.parametrize("hold", [Hold.LONG_REQUEST, Hold.CHANGE])
+@pytest.mark.parametrize("hold", [KeptBy.LONG_REQUEST, KeptBy.CHANGE])
 def test_a_newcomer_waits_for_what_is_held(hold):
     decided = decide([newcomer("new", 50)], resident("held", 100, hold, turn_ends=0.0))
     assert decided == Plan(waiting=True)
 
 
 def test_a_model_in_steady_use_keeps_its_place_until_its_turn_ends():
-    busy = resident("busy", 100, Hold.REQUESTS, turn_ends=NOW + 3)
+    busy = resident("busy", 100, KeptBy.REQUESTS, turn_ends=NOW + 3)
     assert decide([newcomer()], busy) == Plan(waiting=True, look_at=NOW + 3)
-    over = resident("busy", 100, Hold.REQUESTS, turn_ends=NOW)
+    over = resident("busy", 100, KeptBy.REQUESTS, turn_ends=NOW)
     assert names(decide([newcomer()], over).evict) == ["busy"]
 
 
 def test_of_those_in_steady_use_the_one_whose_turn_ended_first_goes_first():
     decided = decide(
         [newcomer("new", 10)],
-        resident("late", 50, Hold.REQUESTS, turn_ends=NOW - 1),
-        resident("early", 50, Hold.REQUESTS, turn_ends=NOW - 2),
+        resident("late", 50, KeptBy.REQUESTS, turn_ends=NOW - 1),
+        resident("early", 50, KeptBy.REQUESTS, turn_ends=NOW - 2),
     )
     assert names(decided.evict) == ["early"]
 
 
 def test_what_can_never_fit_is_refused_with_the_figures():
-    pinned = resident("pinned", 3 * 2**30, Hold.FOR_GOOD)
+    pinned = resident("pinned", 3 * 2**30, KeptBy.FOR_GOOD)
     decided = decide([newcomer("big", 6 * 2**30), newcomer("small", 2**30)], pinned, budget=8 * 2**30)
     assert decided.refuse == {ModelKey("big"): "does not fit: needs 6.0 GiB, budget 8.0 GiB, pinned 3.0 GiB"}
     assert names(decided.start) == ["small"]
@@ -112,16 +112,18 @@ def test_a_model_that_had_grown_beyond_the_budget_is_loaded_into_all_there_is():
 
 
 def test_one_that_waits_for_something_soon_over_is_not_overtaken():
-    loading = resident("loading", 90, Hold.CHANGE)
+    loading = resident("loading", 90, KeptBy.CHANGE)
     decided = decide([newcomer("big", 50), newcomer("small", 5)], loading)
     assert decided.start == ()
     idle = resident("idle", 5)
-    decided = decide([newcomer("big", 50), newcomer("small", 10)], resident("loading", 90, Hold.CHANGE), idle)
+    decided = decide(
+        [newcomer("big", 50), newcomer("small", 10)], resident("loading", 90, KeptBy.CHANGE), idle
+    )
     assert decided.evict == {}
 
 
 def test_one_that_waits_for_a_long_request_holds_up_nobody():
-    working = resident("working", 90, Hold.LONG_REQUEST)
+    working = resident("working", 90, KeptBy.LONG_REQUEST)
     decided = decide([newcomer("big", 50), newcomer("small", 5)], working)
     assert names(decided.start) == ["small"]
     assert decided.waiting
@@ -130,7 +132,7 @@ def test_one_that_waits_for_a_long_request_holds_up_nobody():
 def test_models_that_have_grown_over_the_budget_make_way_idle_ones_first():
     decided = decide([], resident("old", 40, last_used=1.0), resident("new", 80, last_used=2.0))
     assert decided.evict == {ModelKey("old"): None}
-    decided = decide([], resident("pinned", 80, Hold.FOR_GOOD), resident("only", 10), budget=50)
+    decided = decide([], resident("pinned", 80, KeptBy.FOR_GOOD), resident("only", 10), budget=50)
     assert decided.evict == {ModelKey("only"): None}
 
 
@@ -176,7 +178,7 @@ def situations(draw):
         Resident(
             key=ModelKey(f"r{index}"),
             nbytes=draw(sizes),
-            hold=draw(st.sampled_from(Hold)),
+            hold=draw(st.sampled_from(KeptBy)),
             last_used=draw(times),
             turn_ends=draw(times),
             leaving=draw(st.booleans()) and draw(st.booleans()),
@@ -198,7 +200,7 @@ def test_nobody_is_evicted_who_may_not_be(situation):
     for key in decided.evict:
         each = by_key[key]
         assert not each.leaving
-        assert each.hold is Hold.NOTHING or (each.hold is Hold.REQUESTS and each.turn_ends <= NOW)
+        assert each.hold is KeptBy.NOTHING or (each.hold is KeptBy.REQUESTS and each.turn_ends <= NOW)
 
 
 @given(situations())
@@ -209,18 +211,20 @@ def test_idle_ones_go_before_those_in_use_and_in_the_order_of_their_last_use(sit
     for each in residents:
         if each.key not in decided.evict:
             continue
-        if each.hold is Hold.REQUESTS:
+        if each.hold is KeptBy.REQUESTS:
             event("one in use was evicted")
-            assert all(other.hold is not Hold.NOTHING for other in stays)
+            assert all(other.hold is not KeptBy.NOTHING for other in stays)
         else:
-            assert all(other.hold is not Hold.NOTHING or other.last_used >= each.last_used for other in stays)
+            assert all(
+                other.hold is not KeptBy.NOTHING or other.last_used >= each.last_used for other in stays
+            )
 
 
 @given(situations())
 def test_what_begins_to_load_fits_beside_everything_that_takes_memory(situation):
     newcomers, residents, budget = situation
     decided = plan(newcomers, residents, budget=budget, now=NOW)
-    kept = sum(each.nbytes for each in residents if each.hold is Hold.FOR_GOOD and not each.leaving)
+    kept = sum(each.nbytes for each in residents if each.hold is KeptBy.FOR_GOOD and not each.leaving)
     begun = sum(min(each.expected, budget - kept) for each in newcomers if each.key in decided.start)
     if decided.start:
         assert sum(each.nbytes for each in residents) + begun <= budget
@@ -230,13 +234,13 @@ def test_what_begins_to_load_fits_beside_everything_that_takes_memory(situation)
 def test_every_newcomer_is_begun_refused_or_waits_for_something_that_will_end(situation):
     newcomers, residents, budget = situation
     decided = plan(newcomers, residents, budget=budget, now=NOW)
-    kept = sum(each.nbytes for each in residents if each.hold is Hold.FOR_GOOD and not each.leaving)
+    kept = sum(each.nbytes for each in residents if each.hold is KeptBy.FOR_GOOD and not each.leaving)
     for each in newcomers:
         assert (each.key in decided.refuse) == (each.least > budget - kept)
         assert not (each.key in decided.refuse and each.key in decided.start)
     left = [each for each in newcomers if each.key not in decided.refuse and each.key not in decided.start]
     if left:
-        ends = [each for each in residents if each.hold is not Hold.FOR_GOOD or each.leaving]
+        ends = [each for each in residents if each.hold is not KeptBy.FOR_GOOD or each.leaving]
         assert decided.evict or ends or decided.start
     if decided.look_at < math.inf:
         assert decided.look_at > NOW
@@ -266,7 +270,8 @@ def test_once_the_evicted_have_gone_the_first_newcomer_begins_or_waits_for_someb
         staying = [each for each in staying if each not in gone]
     event("waits")
     assert any(
-        each.hold in {Hold.LONG_REQUEST, Hold.CHANGE} or (each.hold is Hold.REQUESTS and each.turn_ends > NOW)
+        each.hold in {KeptBy.LONG_REQUEST, KeptBy.CHANGE}
+        or (each.hold is KeptBy.REQUESTS and each.turn_ends > NOW)
         for each in staying
         if each.nbytes
     )

@@ -1,7 +1,7 @@
 """What a scrape tells of readiness and of its probes."""
 
 from actors.health.families import readiness_blocks
-from actors.health.readiness import ProbeCounts
+from actors.health.probes import ProbeCounts
 from actors.serving.families import load_blocks
 from actors.serving.roster import LoadCounts
 from engine.observability.metrics import Exposition

@@ -3,7 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.residency.families import residency_blocks
-from actors.residency.residency import Counters, ModelResidency, ResidencySample
+from actors.residency.residents import Counters, ModelResidency, ResidencySample
 from actors.values.specs import ModelKey
 from engine.observability.metrics import Exposition
 

@@ -1,0 +1,194 @@
+"""Every model that takes memory or may be loaded on demand: its waiting room and its measurements. Passive.
+
+The residency actor (`actors.residency.residency`) works on it, and may die at any time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from actors.residency.dormant import Dormant, WaitingRoom
+from actors.residency.policy import Newcomer, estimate
+from actors.seams.bell import Bell
+from actors.serving.model import ModelState
+from actors.serving.router import Router
+from actors.values.specs import ModelKey, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelResidency:
+    """One model at the moment of a scrape; counters are None for a model that is never loaded on demand."""
+
+    key: ModelKey
+    resident: int
+    counters: Counters | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What happened to a model that is loaded on demand.
+
+    A wake is a load that requests waited for, counted from the first request to the last.
+    """
+
+    waiting: int
+    loads: int
+    evictions: int
+    wakes: int
+    wake_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidencySample:
+    """Memory of models, in bytes, at the moment of a scrape."""
+
+    budget: int
+    models: Sequence[ModelResidency]
+
+
+class OnDemand:
+    """What is remembered of a model that is loaded on demand, beside what can be observed."""
+
+    __slots__ = (
+        "evictions",
+        "files",
+        "fresh",
+        "key",
+        "last",
+        "least",
+        "leaving",
+        "loading",
+        "loads",
+        "not_before",
+        "reserved",
+        "room",
+        "sizing",
+        "specs",
+    )
+
+    def __init__(self, key: ModelKey, ring: Callable[[], object]) -> None:
+        self.key = key
+        self.room = WaitingRoom(key, ring)
+        self.specs: Sequence[ModelSpec] = ()
+        # For each version the bytes of its files and the number of its worker processes.
+        self.files: Sequence[tuple[int, int]] | None = None
+        self.last: int | None = None  # bytes it took when last measured
+        self.least: int | None = None  # bytes it took when first measured after a load
+        self.fresh = False  # it has not been measured since it was loaded
+        self.reserved = 0  # bytes that its load is expected to take
+        self.sizing = self.loading = self.leaving = False  # what the actor has under way
+        # When to try again to evict it, after an eviction that failed.
+        self.not_before = 0.0
+        self.loads = self.evictions = 0
+
+    def respecify(self, specs: Sequence[ModelSpec]) -> None:
+        """Take over specs. If the files or the configuration differ, the measurements are void."""
+        if _fingerprint(specs) != _fingerprint(self.specs):
+            self.files = self.last = self.least = None
+            self.room.forgive()
+        self.specs = specs
+
+    def measured(self, nbytes: int) -> None:
+        """The model serves, and takes `nbytes`."""
+        self.last = nbytes
+        if self.fresh:
+            self.fresh, self.least = False, nbytes
+
+    def overhead(self) -> float | None:
+        """Return the bytes that each of its workers takes beside the files, where both are known."""
+        workers = sum(count for _, count in self.files or ())
+        if not (workers and self.last and self.files):
+            return None
+        return max(0.0, (self.last - sum(nbytes * count for nbytes, count in self.files)) / workers)
+
+    def newcomer(self, overheads: Sequence[float]) -> Newcomer | None:
+        """Return what the plan must know to load it; None before its files have been looked at."""
+        if self.last is not None:
+            least = self.last if self.least is None else min(self.least, self.last)
+            return Newcomer(key=self.key, expected=self.last, least=least)
+        if self.files is None:
+            return None
+        # No model is refused for the overhead of other models: its own load will show what it takes.
+        least = sum(nbytes * workers for nbytes, workers in self.files)
+        return Newcomer(key=self.key, expected=estimate(self.files, overheads), least=least)
+
+
+def _fingerprint(specs: Sequence[ModelSpec]) -> list[tuple[int, str, bytes]]:
+    return [(spec.version, spec.content, spec.config_json) for spec in specs]
+
+
+class Residents:
+    """Every model that takes memory or may be loaded on demand. See the module."""
+
+    def __init__(self, router: Router, *, budget: int) -> None:
+        """`budget` is how many bytes all models together may take."""
+        self.router = router
+        self.roster = router.roster
+        self.budget = budget
+        self.models: dict[ModelKey, OnDemand] = {}  # the actor's
+        self.sizes: Mapping[int, int] = {}  # the actor's: bytes resident, by process
+        self.closed = False
+        self.changed = Bell()
+        self.roster.on_change(lambda _: self.changed.ring())
+
+    def dormant(self, specs: Sequence[ModelSpec]) -> Mapping[int, Dormant]:
+        """Return the stand-ins for the versions of a model that is not loaded, for `Router.set_dormant`."""
+        model = self.models.get(specs[0].key)
+        if model is None:
+            model = self.models[specs[0].key] = OnDemand(specs[0].key, self.changed.ring)
+            if self.closed:
+                model.room.close()
+        model.respecify(specs)
+        return {spec.version: Dormant(spec, model.room, self.router.resolve) for spec in specs}
+
+    def close(self) -> None:
+        """The server stops: answer all requests that wait for a load, and let no more in.
+
+        From now on no model is loaded or evicted.
+        """
+        self.closed = True
+        for model in self.models.values():
+            model.room.close()
+
+    def states(self, key: ModelKey) -> list[ModelState]:
+        """Return the versions of a model that may take memory: those that serve, load or retire."""
+        return [*self.roster.serving(key).values(), *self.roster.background(key)]
+
+    def resident(self, key: ModelKey) -> int:
+        """Return the bytes that a model was measured to take."""
+        return sum(self.sizes.get(pid, 0) for pid in pids_of(self.states(key)))
+
+    def samples(self) -> ResidencySample:
+        """Return a sample for metrics."""
+        keys = self.roster.keys()
+        models = [
+            ModelResidency(
+                key=key,
+                resident=self.resident(key),
+                counters=self._counters(self.models[key]) if key in self.models else None,
+            )
+            for key in keys
+        ]
+        return ResidencySample(budget=self.budget, models=models)
+
+    @staticmethod
+    def _counters(model: OnDemand) -> Counters:
+        return Counters(
+            waiting=model.room.waiting,
+            loads=model.loads,
+            evictions=model.evictions,
+            wakes=model.room.wakes,
+            wake_seconds=model.room.wake_seconds,
+        )
+
+
+def pids_of(states: Sequence[ModelState]) -> list[int]:
+    """Return the worker processes of `states`.
+
+    The memory of an instance on a thread of the server can't be told from the server's own.
+    """
+    own = os.getpid()
+    found = (each.pid for state in states for each in state.instances)
+    return [pid for pid in found if pid is not None and pid != own]
