@@ -8,8 +8,7 @@ from typing import Protocol
 from actors.serving.asks import Asker
 from actors.serving.instances.batches import InFlight
 from actors.values.errors import TritiumError, Unavailable, Unsupported
-from actors.values.interfaces import ServedModel
-from actors.values.requests import InferRequest
+from actors.values.requests import InferRequest, ServedModel
 from actors.wire.call_fields import WHOLE_BATCH, CallFields
 from actors.wire.frames import FrameError
 

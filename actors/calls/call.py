@@ -16,8 +16,7 @@ from actors.calls.answers import AnswerSender, release
 from actors.calls.subjects import Caller
 from actors.serving.instances.batches import InFlight
 from actors.values.errors import Cancelled, TritiumError, Unavailable
-from actors.values.interfaces import ServedModel
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel
 from actors.values.tensors import Tensor
 from actors.wire.call_fields import CallFields
 from actors.wire.call_frames import Letter
@@ -29,7 +28,7 @@ PARENT_CANCELLED: Final = "the request on whose behalf this call was made has be
 _PART_COST: Final = 1024  # bytes that one part takes beside its tensors, roughly
 
 
-class WorkerCall:
+class WorkerCall(ReplyPort):
     """One call under way, and the reply port of its request."""
 
     __slots__ = (

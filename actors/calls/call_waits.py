@@ -18,8 +18,7 @@ from actors.serving.instances.batches import InFlight
 from actors.serving.model import ModelState
 from actors.serving.standing import InstanceState
 from actors.values.errors import NEVER, TritiumError, Unavailable
-from actors.values.interfaces import ServedModel
-from actors.values.requests import InferRequest
+from actors.values.requests import InferRequest, ServedModel
 from actors.values.specs import Ensemble, EnsembleStep
 from actors.values.wiring import Wiring
 

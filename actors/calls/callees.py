@@ -10,7 +10,7 @@ from actors.serving.model import ModelState
 from actors.serving.router import Router
 from actors.serving.standing import Status
 from actors.values.errors import TritiumError
-from actors.values.interfaces import ServedModel
+from actors.values.requests import ServedModel
 
 
 class Callees:

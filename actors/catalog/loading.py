@@ -19,7 +19,8 @@ from actors.serving.standing import Status
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import Internal, InvalidArgument
 from actors.values.events import Event, Log
-from actors.values.interfaces import UNLOADED, ServedModel
+from actors.values.interfaces import UNLOADED
+from actors.values.requests import ServedModel
 from actors.values.specs import ModelKey, ModelSpec, Probe
 
 SLOW_SECONDS: Final = 10.0

@@ -35,8 +35,7 @@ from actors.serving.statistics import FailureReason
 from actors.serving.turns import TurnTaker
 from actors.supervision.context import ChildContext
 from actors.values.errors import Internal, TritiumError
-from actors.values.interfaces import ServedModel
-from actors.values.requests import InferRequest
+from actors.values.requests import InferRequest, ServedModel
 from actors.values.specs import Ensemble, EnsembleStep
 from actors.values.wiring import Wiring
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from actors.ensembles.steps import Step
 from actors.values.errors import Internal, TritiumError
-from actors.values.interfaces import ServedModel
+from actors.values.requests import ServedModel
 
 
 class Line:

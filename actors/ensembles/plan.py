@@ -10,7 +10,7 @@ from typing import Final
 
 from actors.ensembles.policy.course import Consumer, Course, StepModel
 from actors.serving.model import ModelState
-from actors.values.interfaces import ServedModel
+from actors.values.requests import ServedModel
 from actors.values.shapes import client_shape, fitted, reshaped
 from actors.values.specs import InputSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor

@@ -10,8 +10,7 @@ from actors.ensembles.plan import StepPlan
 from actors.ensembles.policy.flow import Run
 from actors.ensembles.policy.places import Place
 from actors.values.errors import TritiumError
-from actors.values.interfaces import ServedModel
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel
 
 
 class StepOwner(ABC):
@@ -34,7 +33,7 @@ class StepOwner(ABC):
         """Submit `step` after all: it has waited for its gate too long."""
 
 
-class Step:
+class Step(ReplyPort):
     """A run of a step: its request, and the reply port of that."""
 
     __slots__ = ("_owner", "ended", "loans", "passed", "plan", "request", "run", "sequence", "submitting")
@@ -110,7 +109,7 @@ class Step:
         self._owner.resume(self)
 
 
-class _Ended:
+class _Ended(ReplyPort):
     """The port of a step that has had its final answer: no further part is expected."""
 
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:

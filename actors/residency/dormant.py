@@ -22,9 +22,8 @@ from actors.serving.model import ModelState
 from actors.serving.validation import Validator
 from actors.supervision.spec import Backoff
 from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
-from actors.values.interfaces import ServedModel
-from actors.values.marks import marks_for
-from actors.values.requests import InferRequest
+from actors.values.marks import ClientMarks, marks_for
+from actors.values.requests import InferRequest, ServedModel
 from actors.values.specs import ModelKey, ModelSpec, QueueBounds
 
 AFTER_FAILURE: Final = Backoff(initial=1.0, factor=2.0, cap=60.0, jitter=0.0, first_immediate=False)
@@ -178,20 +177,30 @@ class WaitingRoom:
             sleeper.call(refusal(request))
 
 
-class Dormant:
-    """One version of a model that is not loaded. Implements `actors.values.interfaces.ServedModel`."""
+class Dormant(ServedModel):
+    """One version of a model that is not loaded. Implements `actors.values.requests.ServedModel`."""
 
     def __init__(self, spec: ModelSpec, room: WaitingRoom, resolve: Resolve) -> None:
-        self.spec = spec
-        self.marks = marks_for(spec.traffic, spec.fairness)
+        self._spec = spec
+        self._marks = marks_for(spec.traffic, spec.fairness)
         self._room = room
         self._resolve = resolve
         self._validate = Validator(spec)
 
+    @property
+    def spec(self) -> ModelSpec:
+        """Its configuration."""
+        return self._spec
+
+    @property
+    def marks(self) -> ClientMarks | None:
+        """What a frontend notes of a client."""
+        return self._marks
+
     async def submit(self, request: InferRequest) -> None:
         """Validate `request`, have the model loaded, and submit it there.
 
-        See `actors.values.interfaces.ServedModel.submit`.
+        See `actors.values.requests.ServedModel.submit`.
         """
         if self._validate.must_walk(request):
             await in_slices(self._validate.walk_strings(request))
@@ -206,7 +215,7 @@ class Dormant:
     def submit_nowait(self, request: InferRequest) -> None:
         """Raise `trio.WouldBlock`: there is a load to wait for.
 
-        See `actors.values.interfaces.ServedModel.submit_nowait`.
+        See `actors.values.requests.ServedModel.submit_nowait`.
         """
         raise trio.WouldBlock
 
@@ -235,7 +244,7 @@ class Dormant:
         return self._resolve(self.spec.name, version)
 
     def cancel(self, request: InferRequest) -> None:
-        """The client left. See `actors.values.interfaces.ServedModel.cancel`."""
+        """The client left. See `actors.values.requests.ServedModel.cancel`."""
         request.cancelled = True
         if not self._room.call_off(request) and request.routed_to is not None:
             request.routed_to.cancel(request)

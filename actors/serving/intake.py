@@ -58,7 +58,7 @@ class Intake:
         self._pace = Pace()
 
     async def submit(self, request: InferRequest, *, pinned: bool = False) -> None:
-        """Validate and queue `request`. See `actors.values.interfaces.ServedModel.submit`."""
+        """Validate and queue `request`. See `actors.values.requests.ServedModel.submit`."""
         if self._validate.must_walk(request):
             await in_slices(self._validate.walk_strings(request))
             if request.cancelled:

@@ -36,8 +36,8 @@ from actors.values.errors import (
     Cancelled,
     Unavailable,
 )
-from actors.values.marks import marks_of
-from actors.values.requests import InferRequest
+from actors.values.marks import ClientMarks, marks_of
+from actors.values.requests import InferRequest, ServedModel
 from actors.values.specs import ModelSpec, SequenceBatching
 
 
@@ -48,7 +48,7 @@ class StatusObserver(Protocol):
         """`state.status` and `state.reason` are new."""
 
 
-class ModelState:
+class ModelState(ServedModel):
     """One model version; see the module. Created on the loop's thread."""
 
     def __init__(
@@ -68,8 +68,8 @@ class ModelState:
 
         `stages` and `observers` make the features that take part; a request passes the stages in this order.
         """
-        self.spec = spec
-        self.marks = marks_of(spec)
+        self._spec = spec
+        self._marks = marks_of(spec)
         self.statistics = statistics
         self.subtree = ""  # its name in the supervision tree
         self.given_up = False  # its workers are not waited for
@@ -131,6 +131,16 @@ class ModelState:
     # -- facts -----------------------------------------------------------------------------------------------
 
     @property
+    def spec(self) -> ModelSpec:
+        """Its configuration. See `actors.values.requests.ServedModel`."""
+        return self._spec
+
+    @property
+    def marks(self) -> ClientMarks | None:
+        """What a frontend notes of a client. See `actors.values.requests.ServedModel`."""
+        return self._marks
+
+    @property
     def status(self) -> Status:
         """Where it stands."""
         return self.standing.status
@@ -175,9 +185,9 @@ class ModelState:
 
     def respecify(self, spec: ModelSpec) -> None:
         """Take over a configuration that differs from the present one only in its instances."""
-        self.spec = spec
+        self._spec = spec
 
-    # -- what frontends know: see `actors.values.interfaces.ServedModel` -----------------------------------------
+    # -- what frontends know: see `actors.values.requests.ServedModel` -----------------------------------------
 
     async def submit(self, request: InferRequest, *, pinned: bool = False) -> None:
         """Validate and queue `request`; see also `pin`."""

@@ -12,8 +12,7 @@ from typing import ClassVar, Protocol
 from actors.serving.instances.batches import InFlight
 from actors.serving.standing import InstanceState
 from actors.values.errors import TritiumError
-from actors.values.interfaces import ServedModel
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import InferRequest, InferResponse, ServedModel
 from actors.wire.frames import Result
 
 

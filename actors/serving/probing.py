@@ -15,8 +15,7 @@ import trio
 
 from actors.serving.validation import Validator
 from actors.values.errors import ErrorCode, InvalidArgument, TritiumError
-from actors.values.interfaces import ServedModel
-from actors.values.requests import InferRequest, InferResponse, ReplyPort
+from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel
 from actors.values.specs import ModelSpec, Probe
 from actors.values.tensors import Tensor, element_count
 
@@ -90,7 +89,7 @@ def _zeros(spec: ModelSpec) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
-class _Port:
+class _Port(ReplyPort):
     """The probe's reply port. The outputs are not read, so every part is released at once."""
 
     __slots__ = ("error", "finished")

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from actors.serving.model import ModelState
 from actors.serving.standing import Status
-from actors.values.interfaces import DUPLICATE_REASON, UNLOADED, IndexEntry, ServedModel
+from actors.values.interfaces import DUPLICATE_REASON, UNLOADED, IndexEntry
+from actors.values.requests import ServedModel
 from actors.values.specs import ModelKey
 
 RELOAD_FAILED = "reload failed: "

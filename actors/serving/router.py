@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from actors.serving.roster import Roster
 from actors.serving.standing import Status
 from actors.values.errors import InvalidArgument, NotFound, Unavailable
-from actors.values.interfaces import ServedModel
+from actors.values.requests import ServedModel
 from actors.values.specs import ModelKey
 from actors.values.versions import parse_version
 

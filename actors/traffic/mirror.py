@@ -118,7 +118,7 @@ class Mirroring:
         self._nbytes -= nbytes
 
 
-class Exchange:
+class Exchange(ReplyPort):
     """A client's request and its copy. It is the client's reply port, in front of the real one."""
 
     __slots__ = (
@@ -271,7 +271,7 @@ class Exchange:
         return await in_thread(compare, client, copied, self.tolerance, limiter=limiter)
 
 
-class _CopyPort:
+class _CopyPort(ReplyPort):
     """The reply port of a copy."""
 
     __slots__ = ("_exchange",)

@@ -18,19 +18,20 @@ from actors.serving.standing import Status
 from actors.traffic.mirror import Mirroring
 from actors.traffic.policy.traffic import Shares, difference
 from actors.values.errors import Unavailable
-from actors.values.marks import marks_for
-from actors.values.requests import InferRequest
+from actors.values.marks import ClientMarks, marks_for
+from actors.values.requests import InferRequest, ServedModel
 from actors.values.specs import Mirror, ModelSpec, TrafficPlan
 
 
-class VersionSplit:
-    """Chooses a version for each request. Implements `actors.values.interfaces.ServedModel`.
+class VersionSplit(ServedModel):
+    """Chooses a version for each request. Implements `actors.values.requests.ServedModel`.
 
     Made for one plan. `adapt` tells it what serves now, and must be called before its first use. `counts` and
     `mirroring` are lent, and outlive it.
     """
 
     __slots__ = (
+        "_marks",
         "_mirror",
         "_mirror_state",
         "_mirroring",
@@ -43,7 +44,6 @@ class VersionSplit:
         "_weights",
         "counts",
         "left_out",
-        "marks",
         "shares",
     )
 
@@ -61,7 +61,7 @@ class VersionSplit:
         `random` draws from [0, 1); `counts` is by version.
         """
         self._plan = plan
-        self.marks = marks_for(plan, None)
+        self._marks = marks_for(plan, None)
         self.counts = counts
         self.left_out: Mapping[int, str] = {}  # READY versions that can't take part, and why
         self.shares = Shares({}, ())
@@ -83,7 +83,7 @@ class VersionSplit:
         """
         shares = Shares(weights, ready)
         lead = ready[shares.lead].spec
-        self.marks = marks_for(self._plan, lead.fairness)
+        self._marks = marks_for(self._plan, lead.fairness)
         self.left_out = {
             version: why for version, state in ready.items() if (why := difference(lead, state.spec))
         }
@@ -98,15 +98,20 @@ class VersionSplit:
             self.counts.setdefault(version, 0)
         self.shares = shares
 
-    # -- actors.values.interfaces.ServedModel -----------------------------------------------------------------------
+    # -- actors.values.requests.ServedModel -----------------------------------------------------------------------
 
     @property
     def spec(self) -> ModelSpec:
         """The configuration of the version with the largest share."""
         return self._ready[self.shares.lead].spec
 
+    @property
+    def marks(self) -> ClientMarks | None:
+        """What a frontend notes of a client: what sharing out needs, and what the versions need."""
+        return self._marks
+
     async def submit(self, request: InferRequest) -> None:
-        """Queue `request` at its version. See `actors.values.interfaces.ServedModel`."""
+        """Queue `request` at its version. See `actors.values.requests.ServedModel`."""
         if self._mirror is not None and self._is_mirrored(request, self._mirror):
             with self._mirrored(request, self._mirror):
                 await self._submit(request)
@@ -114,7 +119,7 @@ class VersionSplit:
             await self._submit(request)
 
     def submit_nowait(self, request: InferRequest) -> None:
-        """The same without waiting. See `actors.values.interfaces.ServedModel`."""
+        """The same without waiting. See `actors.values.requests.ServedModel`."""
         if self._mirror is not None and self._is_mirrored(request, self._mirror):
             with self._mirrored(request, self._mirror):
                 self._submit_nowait(request)
@@ -122,7 +127,7 @@ class VersionSplit:
             self._submit_nowait(request)
 
     def cancel(self, request: InferRequest) -> None:
-        """The client left. See `actors.values.interfaces.ServedModel`."""
+        """The client left. See `actors.values.requests.ServedModel`."""
         if request.routed_to is None:
             request.cancelled = True
         else:

@@ -10,40 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from actors.values.marks import ClientMarks
-from actors.values.requests import InferRequest
-from actors.values.specs import ModelSpec
-
-
-class ServedModel(Protocol):
-    """One READY version of one model."""
-
-    @property
-    def spec(self) -> ModelSpec:
-        """Its configuration."""
-
-    @property
-    def marks(self) -> ClientMarks | None:
-        """The facts that a frontend notes of a request's client before it submits the request; None: none."""
-
-    async def submit(self, request: InferRequest) -> None:
-        """Validate and queue `request`; wait while the queue is full, unless its policy refuses.
-
-        Raises InvalidArgument if the request contradicts the model, Unavailable if it can't be queued. After
-        this returns, the answer comes through `request.reply`, exactly once.
-        """
-
-    def submit_nowait(self, request: InferRequest) -> None:
-        """The same for a caller that can't wait.
-
-        Where `submit` would wait, this raises `trio.WouldBlock`, and nothing has happened.
-        """
-
-    def cancel(self, request: InferRequest) -> None:
-        """The client left: take `request` from the queue, or flag it cancelled where it runs.
-
-        Never raises.
-        """
+from actors.values.requests import ServedModel
 
 
 class Models(Protocol):

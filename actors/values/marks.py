@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-from actors.values.requests import InferRequest
 from actors.values.specs import Fairness, ModelSpec, TrafficPlan
 
 LONGEST_TENANT: Final = 128
@@ -21,6 +20,14 @@ LONGEST_TENANT: Final = 128
 
 _KEPT: Final = 96
 _NETWORK_BITS: Final = 64  # of an IPv6 address: clients that share them count as one
+
+
+class Markable(Protocol):
+    """The part of a request that is marked."""
+
+    parameters: Mapping[str, bool | int | float | str] | None
+    affinity: str
+    tenant: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +44,7 @@ class ClientMarks:
     # Tenants told apart from the rest; None: each is one of its own.
     listed: Container[str] | None = None
 
-    def put_on(self, request: InferRequest, header: Callable[[str], str], address: Callable[[], str]) -> None:
+    def put_on(self, request: Markable, header: Callable[[str], str], address: Callable[[], str]) -> None:
         """Put the marks on `request`.
 
         `header` returns the value of a header, empty without one, and `address` the client's numeric address

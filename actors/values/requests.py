@@ -1,15 +1,21 @@
-"""What a frontend asks of a model, what it gets back, and where the answer goes."""
+"""What a frontend asks of a model, what it gets back, where the answer goes, and the model that it knows.
+
+What is called once a request is an abstract base class, and not a protocol: compiled, such a call costs a
+twentieth.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol, Union
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Union
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from actors.values.errors import TritiumError
-    from actors.values.interfaces import ServedModel
+    from actors.values.marks import ClientMarks
+    from actors.values.specs import ModelSpec
     from actors.values.strings import Strings
     from actors.values.tensors import Tensor
 
@@ -20,13 +26,16 @@ FLAG_SEQUENCE_START = 1
 FLAG_SEQUENCE_END = 2
 
 
-class ReplyPort(Protocol):
+class ReplyPort(ABC):
     """Where a request's answer goes: 0..n parts and exactly one final.
 
     `put` is synchronous, never raises and never encodes. A late final after the frontend has closed its port
     (the client left) is normal: it is dropped and its lease released.
     """
 
+    __slots__ = ()
+
+    @abstractmethod
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         """Deliver one part. Only the owner of the in-flight table calls this."""
 
@@ -194,3 +203,41 @@ class InferResponse:
         on_release, self._on_release = self._on_release, None
         if on_release is not None:
             on_release()
+
+
+class ServedModel(ABC):
+    """One READY version of one model, or what chooses or wakes one: all that a frontend knows of it."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def spec(self) -> ModelSpec:
+        """Its configuration."""
+
+    @property
+    @abstractmethod
+    def marks(self) -> ClientMarks | None:
+        """The facts that a frontend notes of a request's client before it submits the request; None: none."""
+
+    @abstractmethod
+    async def submit(self, request: InferRequest) -> None:
+        """Validate and queue `request`; wait while the queue is full, unless its policy refuses.
+
+        Raises InvalidArgument if the request contradicts the model, Unavailable if it can't be queued. After
+        this returns, the answer comes through `request.reply`, exactly once.
+        """
+
+    @abstractmethod
+    def submit_nowait(self, request: InferRequest) -> None:
+        """The same for a caller that can't wait.
+
+        Where `submit` would wait, this raises `trio.WouldBlock`, and nothing has happened.
+        """
+
+    @abstractmethod
+    def cancel(self, request: InferRequest) -> None:
+        """The client left: take `request` from the queue, or flag it cancelled where it runs.
+
+        Never raises.
+        """

@@ -21,6 +21,7 @@ from actors.values.requests import (
     FLAG_SEQUENCE_START,
     InferRequest,
     InferResponse,
+    ReplyPort,
 )
 from actors.values.tensors import Tensor
 from chaos.simulation.outcomes import ANSWERED, GONE, LOST, Outcome
@@ -78,7 +79,7 @@ def _shape(request: Request) -> list[int]:
 # -- the server's own interface
 
 
-class Port:
+class Port(ReplyPort):
     """A reply port that counts. See `actors.values.requests.ReplyPort`."""
 
     def __init__(self, outcome: Outcome) -> None:

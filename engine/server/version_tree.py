@@ -45,7 +45,8 @@ from actors.supervision.spec import Backoff, ChildSpec, Intensity, Kind, OnExhau
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import Internal, InvalidArgument
 from actors.values.events import Event, Log
-from actors.values.interfaces import UNLOADED, ServedModel
+from actors.values.interfaces import UNLOADED
+from actors.values.requests import ServedModel
 from actors.values.specs import Ensemble, EnsembleStep, InstanceSpec, ModelSpec
 from engine.observability.models import ModelSample, new_statistics
 from engine.processes.family import Family

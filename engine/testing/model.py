@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from actors.serving.validation import Validator
 from actors.values.errors import InvalidArgument
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import InferRequest, InferResponse, ReplyPort
 from actors.values.specs import ModelSpec
 from actors.values.tensors import Tensor
 from engine.testing.callees import Call, Callee, FakeServer
@@ -241,7 +241,7 @@ class TestedModel:
             self._logged.notify_all()
 
 
-class _Nowhere:
+class _Nowhere(ReplyPort):
     """A reply port for requests that are only looked at."""
 
     def put(self, part: InferResponse | Exception, *, final: bool) -> None:

@@ -20,7 +20,7 @@ from grpclib.const import Handler, Status
 from actors.seams.slices import in_slices
 from actors.seams.threads import in_thread
 from actors.values.errors import Internal, TritiumError, Unavailable
-from actors.values.requests import InferResponse
+from actors.values.requests import InferResponse, ReplyPort
 from protocols.grpc.admission import LargestLately
 from protocols.grpc.call_states import CallState, Step, after
 from protocols.grpc.codec.protobuf import Malformed, counting, schema_of
@@ -159,7 +159,7 @@ class Wire(Protocol):
         """Start `body` as a task that is cancelled with the call, and whose TritiumError answers it."""
 
 
-class Call:
+class Call(ReplyPort):
     """One RPC, in one of the states of `protocols.grpc.call_states`.
 
     `deadline` is absolute on trio's clock, inf for none; `context` is for the method's own use.

@@ -32,8 +32,8 @@ from actors.values.errors import (
     Unavailable,
     Unsupported,
 )
-from actors.values.interfaces import ServedModel, Server
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.interfaces import Server
+from actors.values.requests import InferRequest, InferResponse, ServedModel
 from protocols.http.admission import Admission, HttpRefusal
 from protocols.http.bodies import NO_DECOUPLED, BodyLimits, BodyTooLong, ForeignBody, announced, as_refusal
 from protocols.http.cross_site import foreign_origin

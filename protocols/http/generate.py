@@ -22,8 +22,8 @@ import trio
 
 from actors.seams.slices import in_slices
 from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumError
-from actors.values.interfaces import Models, ServedModel
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.interfaces import Models
+from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel
 from protocols.http.bodies import ONLY_IDENTITY
 from protocols.http.disconnects import DisconnectHook, Receive, watched
 from protocols.http.fields import EVENTS, JSON, Header, failure_fields, server_timing
@@ -124,7 +124,7 @@ class Generator:
         return lambda request, outcome: on_finished(request, outcome, peer_of(scope))
 
 
-class PartsPort:
+class PartsPort(ReplyPort):
     """Takes the parts of one answer, for the one task that passes them on.
 
     It sets no bound: a model that may give many parts has credit for

@@ -5,10 +5,10 @@ from __future__ import annotations
 import trio
 
 from actors.values.errors import Internal, TritiumError
-from actors.values.requests import InferResponse
+from actors.values.requests import InferResponse, ReplyPort
 
 
-class HttpReply:
+class HttpReply(ReplyPort):
     """Takes the answer to one request and wakes the one task that waits for it.
 
     HTTP wants exactly one response. Anything else is an error to the client. A part that came too late,

@@ -171,7 +171,7 @@ class PlayedHost:
 
 
 class PlayedModel:
-    """One of `MODELS`. Implements `actors.values.interfaces.ServedModel`."""
+    """One of `MODELS`. Implements `actors.values.requests.ServedModel`."""
 
     marks = None
 

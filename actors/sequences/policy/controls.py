@@ -14,7 +14,13 @@ import numpy as np
 
 from actors.values.datatypes import DataType
 from actors.values.errors import TritiumError
-from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest, InferResponse
+from actors.values.requests import (
+    FLAG_SEQUENCE_END,
+    FLAG_SEQUENCE_START,
+    InferRequest,
+    InferResponse,
+    ReplyPort,
+)
 from actors.values.specs import ControlKind, ControlSpec, ModelSpec
 from actors.values.tensors import Tensor, element_count, pack_bytes
 
@@ -85,7 +91,7 @@ class Controls:
         )
 
 
-class Nowhere:
+class Nowhere(ReplyPort):
     """Where the answer to a padding row goes. Implements `actors.values.requests.ReplyPort`."""
 
     __slots__ = ()

@@ -49,7 +49,7 @@ from actors.serving.standing import InstanceState
 from actors.supervision.context import ChildContext
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.events import Event, Log
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import InferRequest, InferResponse, ReplyPort
 from actors.values.specs import InstanceSpec, ModelSpec, Retry, WarmupSample
 from actors.wire.frames import FrameError, Result
 from actors.wire.gathering import Cut
@@ -742,7 +742,7 @@ class InstanceActor:
         return {name: names for name, names in held.items() if names}, halves
 
 
-class _WarmupPort:
+class _WarmupPort(ReplyPort):
     """Collects the answers of a warmup sample."""
 
     def __init__(self, expected: int, finished: trio.Event) -> None:

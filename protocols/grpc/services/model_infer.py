@@ -17,8 +17,8 @@ import trio
 
 from actors.seams.slices import in_slices
 from actors.values.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
-from actors.values.interfaces import ServedModel, Server
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.interfaces import Server
+from actors.values.requests import InferRequest, InferResponse, ServedModel
 from actors.values.versions import parse_version
 from protocols.grpc.call import SHUTTING_DOWN, UnaryMethod
 from protocols.grpc.codec.infer_request import (

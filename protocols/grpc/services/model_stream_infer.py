@@ -22,14 +22,13 @@ import trio
 
 from actors.seams.slices import in_slices
 from actors.values.errors import Cancelled, DeadlineExceeded, Internal, TritiumError
-from actors.values.requests import InferResponse
+from actors.values.requests import InferResponse, ReplyPort
 from protocols.grpc.call import Leaving, release
 from protocols.grpc.codec.infer_request import ALL_OUTPUTS, READ_AT_ONCE, Target
 from protocols.grpc.codec.infer_response import Encoded, encode_stream, encode_stream_error
 
 if TYPE_CHECKING:
-    from actors.values.interfaces import ServedModel
-    from actors.values.requests import InferRequest
+    from actors.values.requests import InferRequest, ServedModel
     from actors.values.tensors import Buffer
     from protocols.grpc.call import ServerStream
     from protocols.grpc.options import FinishedHook
@@ -47,7 +46,7 @@ A client that stalls costs a window for each of them.
 STRICT_KEY: Final = "triton_grpc_error"
 
 
-class StreamedRequest:
+class StreamedRequest(ReplyPort):
     """One request of a stream and its reply port, from its bytes to its last answer."""
 
     __slots__ = (
