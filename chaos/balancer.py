@@ -23,8 +23,7 @@ from chaos.clients.real_grpc import Report
 from chaos.faults.network.asking import Question
 from chaos.record.outcome import now
 from chaos.subject.server import Server
-from chaos.wires.http import Connection, Disconnected, NotConnected, request_bytes
-from chaos.wires.rough import HttpAnswer
+from chaos.wires.http import Broken, Connection, Reply, request
 
 LOOK: Final = 0.1
 """Seconds between two looks at readiness, each on a fresh connection."""
@@ -97,14 +96,14 @@ class Load:
                 if connection is None:
                     connection = await Connection.open(self._server.http_port)
                 fields = {} if kept else {"connection": "close"}
-                reply = await connection.ask(request_bytes("POST", question.path, question.body, fields))
-        except (NotConnected, Disconnected, trio.TooSlowError) as error:
+                reply = await connection.ask(request("POST", question.path, question.body, **fields))
+        except (OSError, Broken, trio.TooSlowError) as error:
             report.failed += 1
             report.trouble(f"{report.name}: {question.invoke.id}: {error!r}")
             if connection is not None:
                 connection.close()
             return None
-        judge(report, question, HttpAnswer(reply.status, reply.fields, reply.body))
+        judge(report, question, reply)
         if kept and connection.kept:
             return connection
         connection.close()
@@ -150,7 +149,7 @@ class Load:
         return sum(map(count, self.reports))
 
 
-def judge(report: Report, question: Question, answer: HttpAnswer) -> None:
+def judge(report: Report, question: Question, answer: Reply) -> None:
     """Count an HTTP answer as good, as wrong, or as a refusal.
 
     A request sent to a server in rotation must not be refused.

@@ -32,7 +32,7 @@ from chaos.record.outcome import now
 from chaos.record.records import Ending, Manifest, Phase, Tally, line_of, write_manifest
 from chaos.subject.sabotage import SabotageClient
 from chaos.subject.server import Server, ServerFailed
-from chaos.wires.http import Disconnected, NotConnected
+from chaos.wires.http import Broken
 from chaos.workload.control import Control
 from chaos.workload.repository import SLOW_CAPACITY, write_model, write_repository
 
@@ -185,7 +185,7 @@ async def _tell_news(plan: Plan, clients: Clients, began: float, tell: Tell) -> 
 async def _tally(server: Server, clients: Clients) -> Tally:
     try:
         violations = await server.metric("tritium_reply_violations_total")
-    except (NotConnected, Disconnected) as error:
+    except (OSError, Broken) as error:
         raise ServerFailed(
             f"it does not tell its metrics at the end: {error}; {server.last_words()}"
         ) from error

@@ -9,7 +9,7 @@ from chaos.clients.idle import Idle
 from chaos.record.history import End
 from chaos.record.outcome import DISCONNECTED, NO_ANSWER, NO_CONNECTION, now
 from chaos.record.records import Invoke, Unknown
-from chaos.wires.http import Connection, Disconnected, NotConnected
+from chaos.wires.http import Broken, Connection
 
 
 class HttpClient:
@@ -47,9 +47,9 @@ class HttpClient:
                 return await self._ask(invoke)
         except trio.TooSlowError:
             reason = f"{NO_ANSWER} within {self._patience:g} s"
-        except NotConnected as error:
+        except OSError as error:
             reason = f"{NO_CONNECTION}: {error}"
-        except Disconnected as error:
+        except Broken as error:
             reason = f"{DISCONNECTED}: {error}"
         return Unknown(t=now(), n=invoke.n, reason=reason)
 

@@ -13,7 +13,7 @@ from chaos.clients.tensors import Tensor, datatype, from_bytes, from_list, to_by
 from chaos.record.history import End
 from chaos.record.outcome import UNREADABLE, code_of
 from chaos.record.records import Fail, Invoke, Ok
-from chaos.wires.http import Reply, request_bytes
+from chaos.wires.http import Reply, request
 from chaos.workload.answers import inputs, values
 
 _BINARY_SIZE: Final = "inference-header-content-length"
@@ -32,10 +32,10 @@ def encode(invoke: Invoke) -> bytes:
     head = orjson.dumps(document)
     fields = {"x-tenant": invoke.tenant} if invoke.tenant else {}
     if not binary:
-        return request_bytes("POST", f"/v2/models/{invoke.model}/infer", head, fields)
+        return request("POST", f"/v2/models/{invoke.model}/infer", head, **fields)
     fields[_BINARY_SIZE] = str(len(head))
     body = head + b"".join(to_bytes(array) for array in arrays.values())
-    return request_bytes("POST", f"/v2/models/{invoke.model}/infer", body, fields)
+    return request("POST", f"/v2/models/{invoke.model}/infer", body, **fields)
 
 
 def _described(name: str, array: Tensor, binary: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from chaos.faults.repository import PLAIN, answering, ask_guest, choose
 from chaos.faults.setbacks import until_mended, until_told
 from chaos.faults.shelves import READY, Shelf, post, serving_alone, states, until_states
 from chaos.record.records import LogExpected
-from chaos.wires.rough import HttpAnswer
+from chaos.wires.http import Reply
 from chaos.workload.repository import write_model
 
 EXPLICIT: Final[Sequence[str]] = ("--model-control-mode=explicit", "--load-model=*")
@@ -32,18 +32,18 @@ _SEEN_WITHIN: Final = 3.0  # seconds until the log tells of a load
 _LOADING: Final = 15.0
 
 
-async def _ask(stage: Stage, model: str, what: str) -> HttpAnswer:
+async def _ask(stage: Stage, model: str, what: str) -> Reply:
     """Ask for the `load` or the `unload` of a model. Raises Broken."""
     return await post(stage.server, f"/v2/repository/models/{model}/{what}")
 
 
-def _error(answer: HttpAnswer) -> str:
+def _error(answer: Reply) -> str:
     """What an answer says went wrong, or nothing."""
     said = answer.json() if answer.body else {}
     return str(said.get("error", ""))
 
 
-def _told(model: str, what: str, answer: HttpAnswer) -> str:
+def _told(model: str, what: str, answer: Reply) -> str:
     return f"the {what} of '{model}' was answered {answer.status} {answer.body[:200]!r}"
 
 
@@ -150,7 +150,7 @@ class Reloaded:
         )
 
     async def _loaded(self, stage: Stage, shelf: Shelf, right: bytes) -> None:
-        refusals: list[HttpAnswer] = []
+        refusals: list[Reply] = []
 
         async def load(*, works: bool) -> str:
             answer = await _ask(stage, shelf.model, "load")

@@ -23,7 +23,7 @@ from chaos.faults.network.attacks import Attack
 from chaos.faults.setbacks import until_mended, until_told
 from chaos.faults.shelves import GONE, READY, Shelf, serving_alone, states, until_states
 from chaos.record.records import Excuse, LogExpected
-from chaos.wires.rough import Connection
+from chaos.wires.http import Connection
 from chaos.workload.repository import write_model
 
 POLL_SECONDS: Final = 0.25

@@ -13,7 +13,7 @@ import trio
 
 from chaos.faults.base import Server, Trouble
 from chaos.faults.shelves import PATIENCE, READY, index_rows
-from chaos.wires.rough import Connection, request
+from chaos.wires.http import ask
 
 PREFIX: Final = "reload failed: "
 """What a reason in the index begins with, beside a version that serves."""
@@ -75,9 +75,7 @@ async def _until(server: Server, model: str, *, told: bool) -> Places:
 
 
 async def _metrics(server: Server) -> str:
-    async with await Connection.open(server.metrics_port) as connection:
-        await connection.send(request("GET", "/metrics"))
-        return (await connection.answer()).body.decode()
+    return (await ask(server.metrics_port, "GET", "/metrics")).body.decode()
 
 
 def _node(node: Mapping[str, Any], path: str) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import trio
 
 from chaos.faults.base import Server, Stage, Trouble
-from chaos.wires.rough import Connection, HttpAnswer, request
+from chaos.wires.http import Reply, ask
 
 PATIENCE: Final = 20.0
 """Seconds within which a change must have taken effect.
@@ -87,11 +87,9 @@ class Shelf:
         return sorted(int(each.name) for each in self.path.iterdir() if each.name.isdecimal())
 
 
-async def post(server: Server, path: str, body: bytes = b"") -> HttpAnswer:
+async def post(server: Server, path: str, body: bytes = b"") -> Reply:
     """One POST on a fresh connection. Raises Broken."""
-    async with await Connection.open(server.http_port) as connection:
-        await connection.send(request("POST", path, body))
-        return await connection.answer()
+    return await ask(server.http_port, "POST", path, body)
 
 
 async def states(server: Server, model: str) -> States:

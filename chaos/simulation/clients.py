@@ -24,11 +24,12 @@ from actors.values.requests import (
     ReplyPort,
 )
 from actors.values.tensors import Tensor
+from chaos.simulation.asking import STATUS, GrpcCall, ask_grpc
 from chaos.simulation.outcomes import ANSWERED, GONE, LOST, Outcome
 from chaos.simulation.plan import Request
 from chaos.simulation.world.models import MODELS
 from chaos.simulation.world.workers import POISON, RAISE
-from chaos.wires.plain import STATUS, GrpcCall, Lost, ask_grpc, ask_http
+from chaos.wires.http import Broken, ask
 from engine.server.tree import RunningServer
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
@@ -55,7 +56,7 @@ async def call(
             await ways[request.wire]()
         except TritiumError as error:
             outcome.code, outcome.message = error.code.name, error.message
-        except (Lost, OSError) as error:
+        except (Broken, OSError) as error:
             outcome.code, outcome.message = LOST, repr(error)
     if patience.cancelled_caught:
         outcome.code = GONE
@@ -168,8 +169,8 @@ def _body(request: Request) -> bytes:
 
 async def _ask_http(address: bytes, outcome: Outcome) -> None:
     request = outcome.request
-    status, body = await ask_http(address, "POST", f"/v2/models/{request.model}/infer", _body(request))
-    answer = json.loads(body)
+    reply = await ask(address, "POST", f"/v2/models/{request.model}/infer", _body(request))
+    status, answer = reply.status, reply.json()
     outcome.finals = 1
     if status != 200:
         outcome.code = STATUS.get(status, f"HTTP {status}")
@@ -252,7 +253,7 @@ class Conversation:
     async def ask(self, outcome: Outcome, *, last: bool) -> None:
         """Send a request and take its answers; with the `last` request the call has to end well.
 
-        Raises Lost, OSError.
+        Raises Broken, OSError.
         """
         if self._call is None:
             self._call = await self._stack.enter_async_context(
@@ -270,7 +271,7 @@ class Conversation:
     def _take(self, outcome: Outcome, part: pb.ModelStreamInferResponse) -> None:
         answer = part.infer_response
         if part.error_message or answer.id != outcome.request.id:
-            raise Lost(f"an answer that is none of {outcome.request.id}: {part.error_message} {answer.id}")
+            raise Broken(f"an answer that is none of {outcome.request.id}: {part.error_message} {answer.id}")
         outcome.parts_after_final += outcome.finals > 0
         outcome.finals += answer.parameters[_FINAL].bool_param
         _take(outcome, answer)

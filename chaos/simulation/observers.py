@@ -15,10 +15,11 @@ from typing import Any, Final
 import trio
 
 from actors.serving.roster import RELOAD_FAILED
+from chaos.simulation.asking import ask_grpc
 from chaos.simulation.judging.exposition import Malformed, read
 from chaos.simulation.outcomes import ANSWERED, LOST
 from chaos.simulation.plan import Look
-from chaos.wires.plain import Lost, ask_grpc, ask_http
+from chaos.wires.http import Broken, ask
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 Swapped = Callable[[str, float, float], bool]
@@ -69,7 +70,7 @@ class Observer:
         looked = Looked(look, began=trio.current_time())
         try:
             complaints = await (self._by_http(looked) if look.wire == "http" else self._by_grpc(looked))
-        except (Lost, OSError) as error:
+        except (Broken, OSError) as error:
             looked.code, looked.status = LOST, repr(error)
         else:
             looked.code = ANSWERED
@@ -80,14 +81,16 @@ class Observer:
     async def _by_http(self, looked: Looked) -> Sequence[str]:
         look = looked.look
         if look.what == "metrics":
-            status, body = await ask_http(self._addresses["metrics"], "GET", "/metrics")
+            reply = await ask(self._addresses["metrics"], "GET", "/metrics")
+            status, body = reply.status, reply.body
             looked.status = str(status)
             # The actor that writes the metrics out has crashed.
             if status != 200:
-                raise Lost(f"metrics are told by {status}")
+                raise Broken(f"metrics are told by {status}")
             return self._metrics(body, looked)
         method, path = _PATHS.get(look.what, ("GET", f"/v2/models/{look.model}/ready"))
-        status, body = await ask_http(self._addresses["http"], method, path)
+        reply = await ask(self._addresses["http"], method, path)
+        status, body = reply.status, reply.body
         looked.status = str(status)
         if look.what == "model":
             return _model_ready(look.model, status, body)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import trio
 
 from actors.values.errors import TritiumError
+from chaos.simulation.asking import STATUS, ask_grpc
 from chaos.simulation.outcomes import ANSWERED, LOST
 from chaos.simulation.plan import Order
-from chaos.wires.plain import STATUS, Lost, ask_grpc, ask_http
+from chaos.wires.http import Broken, ask
 from engine.server.tree import RunningServer
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
@@ -57,7 +58,7 @@ async def carry_out(running: RunningServer, addresses: Mapping[str, bytes], orde
             ordered.code, ordered.message = await _ask_grpc(addresses["grpc"], order)
     except TritiumError as error:
         ordered.code, ordered.message = error.code.name, error.message
-    except (Lost, OSError) as error:
+    except (Broken, OSError) as error:
         ordered.code, ordered.message = LOST, repr(error)
         return
     ordered.code = ordered.code or ANSWERED
@@ -74,15 +75,15 @@ async def _ask_core(running: RunningServer, order: Order) -> None:
 
 async def _ask_http(address: bytes, order: Order) -> tuple[str, str]:
     parameters = {"unload_dependents": True} if order.dependents else {}
-    status, answer = await ask_http(
+    reply = await ask(
         address,
         "POST",
         f"/v2/repository/models/{order.model}/{order.what}",
         json.dumps({"parameters": parameters}).encode(),
     )
-    if status == 200:
+    if reply.status == 200:
         return "", ""
-    return STATUS.get(status, f"HTTP {status}"), str(json.loads(answer).get("error", ""))
+    return STATUS.get(reply.status, f"HTTP {reply.status}"), str(reply.json().get("error", ""))
 
 
 async def _ask_grpc(address: bytes, order: Order) -> tuple[str, str]:

@@ -37,7 +37,7 @@ from chaos.simulation.world import virtual
 from chaos.simulation.world.disk import ARTIFACT, URI, Disk, Folder, folder_of
 from chaos.simulation.world.models import MODELS
 from chaos.simulation.world.workers import BACKEND, Workers
-from chaos.wires.plain import Lost
+from chaos.wires.http import Broken
 from engine.processes.backends import BackendTraits
 from engine.repository.fingerprint import Digests
 from engine.repository.source import Source
@@ -393,7 +393,7 @@ class _Simulation:
         while trio.current_time() < until:
             try:
                 found = await look()
-            except (Lost, OSError) as error:
+            except (Broken, OSError) as error:
                 found = [f"it can't be asked: {error!r}"]
             if not found:
                 return

@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from chaos.record.records import Phase, Sample
 from chaos.subject import processes
 from chaos.subject.sabotage import SOCKET_FLAG
-from chaos.wires.http import LOOPBACK, Connection, Disconnected, NotConnected, Reply, request_bytes
+from chaos.wires.http import LOOPBACK, Broken, Reply, ask
 
 PATIENCE: Final = 60.0
 """Seconds for things that must happen at some time, on a machine that may be busy."""
@@ -297,21 +297,17 @@ class Server:
     async def ask(self, path: str, *, method: str = "GET", port: int = 0, body: bytes = b"") -> Reply:
         """Send one request on a connection of its own, to HTTP's port unless another is given.
 
-        Raises NotConnected, Disconnected, and ServerFailed if there is no answer in `asking` seconds.
+        Raises OSError, Broken, and ServerFailed if there is no answer in `asking` seconds.
         """
         with trio.move_on_after(self.asking):
-            connection = await Connection.open(port or self.http_port)
-            try:
-                return await connection.ask(request_bytes(method, path, body))
-            finally:
-                connection.close()
+            return await ask(port or self.http_port, method, path, body)
         raise ServerFailed(f"no answer to {method} {path} within {self.asking:g} s")
 
     async def is_ready(self) -> bool:
         """Whether it says that it is ready. One that does not answer, or not at once, is not."""
         try:
             return (await self.ask("/v2/health/ready")).status == 200
-        except (NotConnected, Disconnected, ServerFailed):
+        except (OSError, Broken, ServerFailed):
             return False
 
     async def tree(self) -> Node:

@@ -1,17 +1,20 @@
-"""gRPC as HTTP/2 frames, for clients that misbehave.
+"""gRPC as HTTP/2 frames: a client that can misbehave.
 
 It is written from RFC 9113, section 6, and the gRPC protocol over HTTP/2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, Self
 from urllib.parse import unquote
 
+import trio
 from hpack import Decoder, Encoder
 
-from chaos.wires.rough import Broken, Connection
+from chaos.wires.http import Broken, Connection
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
@@ -48,12 +51,21 @@ class GrpcAnswer:
         """The message of a unary call, without its length."""
         return bytes(self.data[5:])
 
+    def take_message(self) -> bytes | None:
+        """Return the next message without its length, None if it is not whole yet."""
+        end = 5 + int.from_bytes(self.data[1:5], "big")
+        if len(self.data) < max(5, end):
+            return None
+        taken = bytes(self.data[5:end])
+        del self.data[:end]
+        return taken
+
 
 class Calls(Connection):
     """A connection on which calls of gRPC are written by hand, one frame at a time. `begin` comes first."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
+    def __init__(self, stream: trio.SocketStream) -> None:
+        super().__init__(stream)
         self._encoder = Encoder()
         self._decoder = Decoder()
         self._answers: dict[int, GrpcAnswer] = {}
@@ -67,7 +79,7 @@ class Calls(Connection):
         await self.send(PREFACE + frame(SETTINGS, payload=setting))
         return self
 
-    def headers(self, stream: int, method: str) -> bytes:
+    def headers(self, stream: int, method: str, metadata: Mapping[str, str] = MappingProxyType({})) -> bytes:
         """Return the frame that opens a call. They must be sent in the order in which they were made."""
         fields = [
             (":method", "POST"),
@@ -76,6 +88,7 @@ class Calls(Connection):
             (":authority", "localhost"),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
+            *metadata.items(),
         ]
         return frame(HEADERS, END_HEADERS, stream, self._encoder.encode(fields))
 
@@ -106,6 +119,17 @@ class Calls(Connection):
         while answer.status < 0:
             await self.step()
         return answer
+
+    async def receive(self, stream: int) -> bytes | None:
+        """Return the next message of a call, or None if it has ended. Raises Broken."""
+        answer = self.so_far(stream)
+        while (body := answer.take_message()) is None:
+            if answer.status >= 0:
+                if answer.data:
+                    raise Broken(f"{len(answer.data)} bytes of half a message before the trailers")
+                return None
+            await self.step()
+        return body
 
     async def step(self) -> int:
         """Take one frame, and return its kind.

@@ -12,7 +12,7 @@ import trio
 from chaos.faults.network import clients, crowds
 from chaos.faults.network.asking import Question, together
 from chaos.wires.frames import GrpcAnswer
-from chaos.wires.rough import Broken, Connection, HttpAnswer, chunked, request
+from chaos.wires.http import Broken, Connection, Reply, chunked, request
 from tests.chaos.faults_bench import bench
 
 
@@ -51,7 +51,7 @@ def question(model="echo"):
 
 
 def http(status, body=b""):
-    return HttpAnswer(status, {}, body)
+    return Reply(status, {}, body)
 
 
 def answered(asked, value, **rest):

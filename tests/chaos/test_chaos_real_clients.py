@@ -25,7 +25,7 @@ from chaos.flags import EXCLUSIONS, clashing
 from chaos.record.history import History
 from chaos.record.records import Executed, Fail, Invoke, Ok, Unknown, line_of, read_records
 from chaos.subject.server import KUBERNETES, served
-from chaos.wires.rough import HttpAnswer
+from chaos.wires.http import Reply
 from chaos.workload.control import Control
 from chaos.workload.repository import write_model, write_repository
 from engine.settings.scanning import settings_among
@@ -192,7 +192,7 @@ def test_behind_a_balancer_a_refusal_is_a_failure(status, counts):
     value = question.invoke.value
     said = f'{{"id": "{question.invoke.id}", "outputs": [{{"name": "ANSWER", "datatype": "INT32", "data": [{value}]}}]}}'
     report = Report("http")
-    judge(report, question, HttpAnswer(status, {}, said.encode()))
+    judge(report, question, Reply(status, {}, said.encode()))
     assert (report.wrong, report.failed, report.answers) == counts
 
 

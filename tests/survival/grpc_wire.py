@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from hpack import Decoder
 from tritonclient.grpc import service_pb2 as pb
 
 from chaos.subject.server import PATIENCE
+from chaos.wires.http import connect
 from tests.fuzz import h2wire as wire
 from tests.survival.wire import Lost
 
@@ -406,19 +406,6 @@ class Frames:
         return frame
 
 
-async def connect(port: int, *, receive_buffer: int | None = None) -> trio.SocketStream:
-    """Connect to loopback. Raises OSError if no server listens on `port`."""
-    sock = trio.socket.socket()
-    try:
-        if receive_buffer is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        await sock.connect(("127.0.0.1", port))
-    except BaseException:
-        sock.close()
-        raise
-    return trio.SocketStream(sock)
-
-
 @asynccontextmanager
 async def channel_to(port: int, *, window: int = _WINDOW) -> AsyncIterator[Channel]:
     """Open a channel around the block, whose calls accept `window` bytes each and no more.
@@ -512,7 +499,7 @@ class Offender:
 
 
 @asynccontextmanager
-async def offending(port: int, *, receive_buffer: int | None = None) -> AsyncIterator[Offender]:
+async def offending(port: int, *, receive_buffer: int = 0) -> AsyncIterator[Offender]:
     """Open a connection for an offender around the block."""
     async with await connect(port, receive_buffer=receive_buffer) as stream:
         yield Offender(stream)

@@ -75,7 +75,7 @@ async def test_told_to_end_it_answers_what_it_accepted_and_tells_others_that_it_
             for number, connection in enumerate(connections, 1):
                 response = await connection.receive()
                 assert response.tensors()["SERVED"] == number
-                assert response.headers["connection"] == "close"
+                assert response.fields["connection"] == "close"
         idle.close()
         asking.close()
         assert await server.wait_ended() == 0

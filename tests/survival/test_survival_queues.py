@@ -71,7 +71,7 @@ async def test_a_full_queue_refuses_at_once_and_serves_those_it_took(asked, gate
         async with await server.connect() as connection:
             await connection.send(inference("gated", {"TICKET": np.array([[5]], np.int32)}))
             refused = await connection.receive()
-        assert (refused.status, int(refused.headers["retry-after"]) >= 1) == (503, True)
+        assert (refused.status, int(refused.fields["retry-after"]) >= 1) == (503, True)
         assert requests.served == []
         gates.open()
         await until(lambda: sorted(requests.served) == [1, 2, 3])

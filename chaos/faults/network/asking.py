@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2
 from chaos.faults.base import Server, now
 from chaos.record.records import Invoke
 from chaos.wires.frames import Calls, GrpcAnswer
-from chaos.wires.rough import Broken, Connection, HttpAnswer, request
+from chaos.wires.http import Broken, Connection, Reply, request
 from chaos.workload.answers import expected, inputs, values
 
 MARK: Final = "fault-"
@@ -82,7 +82,7 @@ class Question:
             asked.raw_input_contents.append(each.tobytes())
         return bytes(asked.SerializeToString())
 
-    def judge_http(self, answer: HttpAnswer) -> str:
+    def judge_http(self, answer: Reply) -> str:
         """Return what is wrong with an answer, in words; "" if nothing is.
 
         That the model is not available is no trouble of the fault's: the ordinary load tells whether it

@@ -16,7 +16,7 @@ from chaos.faults.base import Stage
 from chaos.faults.network.asking import Question, together
 from chaos.faults.network.attacks import Attack
 from chaos.wires.frames import DATA, END_STREAM, PREFACE, SETTINGS, Calls, frame, message
-from chaos.wires.rough import Broken, Connection, chunked, request
+from chaos.wires.http import Broken, Connection, chunked, request
 
 UNARY: Final = "ModelInfer"
 _ASKED: Final[Sequence[str]] = ("echo", "add_sub", "batching", "slow", "pipeline")

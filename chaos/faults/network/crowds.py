@@ -23,7 +23,7 @@ from chaos.faults.network.asking import Question, together
 from chaos.faults.network.attacks import Attack
 from chaos.record.records import Excuse, Fail, Unknown
 from chaos.wires.frames import Calls
-from chaos.wires.rough import Connection, request
+from chaos.wires.http import Connection, request
 
 LASTS: Final = 2.0
 """Seconds that a storm or a flood lasts."""

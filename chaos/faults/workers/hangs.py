@@ -20,7 +20,7 @@ from chaos.faults.targets import Instance
 from chaos.faults.workers.guests import all_of, send_off, until_gone, welcome
 from chaos.faults.workers.journals import at_work
 from chaos.record.records import LogExpected, Ok
-from chaos.wires.rough import Connection
+from chaos.wires.http import Connection
 
 _GUEST: Final = "echo-unlimited"
 _QUESTIONS: Final = 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -14,7 +13,7 @@ from chaos.simulation.judging.control import Control, Standing
 from chaos.simulation.outcomes import LOST, Outcome
 from chaos.simulation.world.disk import Disk
 from chaos.simulation.world.models import MODELS
-from chaos.wires.plain import ask_http
+from chaos.wires.http import ask
 from engine.server.tree import RunningServer
 
 _INSTANCE: Final = re.compile(r"models/[^/]+/[^/]+/instances/[^/]+")
@@ -67,10 +66,10 @@ def trouble(
 async def disagreement(addresses: Mapping[str, bytes], models: Sequence[str], control: Control) -> list[str]:
     """Return where the repository's index, readiness and the orders that were carried out disagree."""
     found: list[str] = []
-    _, body = await ask_http(addresses["http"], "POST", "/v2/repository/index")
-    entries = [each for each in json.loads(body) if each["name"] in models]
+    index = await ask(addresses["http"], "POST", "/v2/repository/index")
+    entries = [each for each in index.json() if each["name"] in models]
     fine = all(each.get("state", "READY") == "READY" or each.get("reason") == "unloaded" for each in entries)
-    status, _ = await ask_http(addresses["http"], "GET", "/v2/health/ready")
+    status = (await ask(addresses["http"], "GET", "/v2/health/ready")).status
     if fine is not (status == 200):
         found.append(f"readiness is told by {status}, and the index says {entries}")
     for name in models:
@@ -81,7 +80,7 @@ async def disagreement(addresses: Mapping[str, bytes], models: Sequence[str], co
             found.append(
                 f"'{name}' is in the index as {own}, and may be {sorted(each.value for each in expected)}"
             )
-        status, _ = await ask_http(addresses["http"], "GET", f"/v2/models/{name}/ready")
+        status = (await ask(addresses["http"], "GET", f"/v2/models/{name}/ready")).status
         if (standing is Standing.SERVES) is not (status == 200):
             found.append(f"readiness of '{name}' is told by {status}, and the index says {own}")
     return found
