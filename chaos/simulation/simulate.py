@@ -36,6 +36,7 @@ from chaos.simulation.trace import Trace
 from chaos.simulation.world import virtual
 from chaos.simulation.world.disk import ARTIFACT, URI, Disk, Folder, folder_of
 from chaos.simulation.world.models import MODELS
+from chaos.simulation.world.process import live
 from chaos.simulation.world.workers import BACKEND, Workers
 from chaos.wires.http import Broken
 from engine.processes.backends import BackendTraits
@@ -116,7 +117,7 @@ class SimulatedMachine:
     ) -> Workers:
         """See `Machine`."""
         del backends, environ
-        self.workers = Workers(self, log, spare_workers=spare_workers)
+        self.workers = Workers(self, log, live, spare_workers=spare_workers)
         return self.workers
 
     def sources(self, settings: Settings, environ: Mapping[str, str], digests: Digests) -> Sequence[Source]:
