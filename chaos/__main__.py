@@ -222,16 +222,16 @@ def _judged(folder: Path, options: argparse.Namespace, *, long: bool) -> int:
     """Judge a record, write its report, and print the result."""
     from chaos.checker.judge import judge_folder
     from chaos.flags import EVERY_FAULT
-    from chaos.report.files import write_reports
+    from chaos.report.markdown import markdown
     from chaos.workload.answers import expected
 
     judgement = judge_folder(folder, expected, long=long)
     verdict = judgement.verdict
-    write_reports(folder, judgement, {name: fault.expected for name, fault in EVERY_FAULT.items()})
+    behaviours = {name: fault.expected for name, fault in EVERY_FAULT.items()}
+    (folder / "report.md").write_text(markdown(judgement, behaviours), encoding="utf-8")
     if options.report is not None:
         options.report.parent.mkdir(parents=True, exist_ok=True)
-        for ending in ("md", "html"):
-            shutil.copyfile(folder / f"report.{ending}", f"{options.report}.{ending}")
+        shutil.copyfile(folder / "report.md", options.report)
     for goal in verdict.goals:
         said = {True: "reached", False: "MISSED", None: "not measured"}[goal.passed]
         figure = "" if goal.figure is None else f"{goal.figure:.4g}{goal.unit and f' {goal.unit}'}"
@@ -239,7 +239,7 @@ def _judged(folder: Path, options: argparse.Namespace, *, long: bool) -> int:
         if goal.passed is False:
             for each in goal.evidence[:_SHOWN]:
                 print(f"{'':13}{each.id}: {each.story}")
-    print(f"the report: {folder / 'report.md'} and {folder / 'report.html'}")
+    print(f"the report: {folder / 'report.md'}")
     decides = verdict.answers_passed if options.judge == "answers" else verdict.passed
     return 0 if decides else 1
 
@@ -298,9 +298,7 @@ def _add_load(parser: argparse.ArgumentParser, *, minutes: float, faults: float,
 
 
 def _add_verdict(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--report", type=Path, metavar="STEM", help="copy the report to STEM.md and STEM.html"
-    )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="copy the report there")
     parser.add_argument(
         "--judge",
         choices=("all", "answers"),

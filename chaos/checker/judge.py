@@ -80,7 +80,6 @@ class Judgement:
 
     manifest: Manifest
     verdict: Verdict
-    blows: Sequence[Blow]
     samples: Sequence[Sample]
     timeline: Timeline
 
@@ -164,7 +163,6 @@ def judge(run: Run, expected: Expected, limits: Limits) -> Judgement:
     goals += ending_goals(run.endings)
     goals.append(_troubles(hits, began))
     goals.append(_injected(hits, run.passed_over, limits))
-    timeline.unexcused += [(each.until, each.invoke.model, each.code) for each in outcomes.unexcused]
     figures = {
         "requests sent": float(load.sent),
         "good answers": float(outcomes.good),
@@ -175,7 +173,7 @@ def judge(run: Run, expected: Expected, limits: Limits) -> Judgement:
         **other_figures(run.endings),
     }
     verdict = Verdict(goals=tuple(goals), figures=figures, faults=_summaries(hits, excuses, log, recovery))
-    return Judgement(manifest=manifest, verdict=verdict, blows=hits, samples=run.samples, timeline=timeline)
+    return Judgement(manifest=manifest, verdict=verdict, samples=run.samples, timeline=timeline)
 
 
 def _log_times(

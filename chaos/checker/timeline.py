@@ -7,7 +7,6 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Final
 
-from chaos.checker.figures import quantile
 from chaos.checker.story import Story
 from chaos.record.records import Ok, Unknown
 
@@ -24,10 +23,6 @@ class Lane:
     silent: list[int]  # ended without an answer
     latencies: list[array[float]] = field(repr=False)  # seconds, of the good answers
 
-    def quantile(self, place: int, share: float) -> float | None:
-        """Return a quantile of a bin's latencies, in seconds; None if there was no good answer."""
-        return quantile(self.latencies[place], share) if self.latencies[place] else None
-
 
 class Timeline:
     """Sorts requests into bins: requests by when they were sent, their ends by when they ended."""
@@ -39,7 +34,6 @@ class Timeline:
         self.bins = math.ceil((self.end - begin) / self.width)
         self.all = self._lane()
         self.models: dict[str, Lane] = {}
-        self.unexcused: list[tuple[float, str, str]] = []  # when, the model, and what
 
     def see(self, story: Story) -> None:
         """Take note of a request."""
@@ -48,10 +42,6 @@ class Timeline:
             lane = self.models[story.invoke.model] = self._lane()
         for each in (self.all, lane):
             self._note(each, story)
-
-    def at(self, place: int) -> float:
-        """Return when a bin begins, in seconds since the timeline began."""
-        return place * self.width
 
     def _note(self, lane: Lane, story: Story) -> None:
         sent = self._place(story.invoke.t)

@@ -1,4 +1,4 @@
-"""What both forms of a report say: facts of the run, of its phases and of its models, as tables of text."""
+"""What a report says: facts of the run, of its phases and of its models, as tables of text."""
 
 from __future__ import annotations
 
