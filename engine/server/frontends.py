@@ -28,8 +28,8 @@ from protocols.grpc.listener import GrpcListener
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.services.offered import services
 from protocols.http.app import V2App, V2Options
-from protocols.http.connection import ConnectionLimits
 from protocols.http.listener import ListenerLimits
+from protocols.http.patience import ConnectionLimits
 from protocols.kserve.categories import Category
 from protocols.transport.listening import Listener
 

@@ -19,20 +19,17 @@ import trio
 
 from actors.seams import faults
 from protocols.http.admission import Admit
-from protocols.http.connection import (
-    Application,
-    Connection,
-    ConnectionLimits,
-    Guest,
-    Phase,
-    watched_events,
-)
+from protocols.http.connection import Connection, Guest
+from protocols.http.conversation import Application
+from protocols.http.patience import ConnectionLimits, Phase
 from protocols.kserve.metadata import error
 from protocols.transport.listening import Listener
 from protocols.transport.room import AddressLimit
+from protocols.transport.sockets import PlainTransport
 
 _SWEEP_PERIOD: Final = 1.0
 _SCRATCH: Final = 64 * 1024
+_CLIENT_LEFT: Final = select.EPOLLRDHUP | select.EPOLLET  # edges only, as each comes once
 _SAID: Final = error("your address has as many connections as it may; see --max-connections-per-address")
 _TOO_MANY: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
@@ -81,6 +78,7 @@ class HttpListener(Listener[Connection]):
         super().__init__(self._limits.max_connections, self._limits.per_address)
         self._guest = Guest(lambda: self.crowded, is_welcome, self._crowd_out)
         self._by_descriptor: dict[int, Connection] = {}
+        self._descriptors: dict[Connection, int] = {}
         self._epoll = select.epoll()
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._withdrawn = False
@@ -109,21 +107,25 @@ class HttpListener(Listener[Connection]):
     def _adopt(self, accepted: socket.socket) -> Connection:
         if faults.points is not None:
             faults.points.passing("http.accept")
-        accepted.setblocking(False)
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(accepted, self._app, self._limits.connection, self._scratch, self._admission)
+        connection = Connection(
+            PlainTransport(accepted), self._app, self._limits.connection, self._scratch, self._admission
+        )
         if self._withdrawn:
             connection.withdraw()
-        self._epoll.register(accepted, watched_events())
-        self._by_descriptor[accepted.fileno()] = connection
+        descriptor = accepted.fileno()
+        self._epoll.register(descriptor, _CLIENT_LEFT)
+        self._by_descriptor[descriptor] = connection
+        self._descriptors[connection] = descriptor
         return connection
 
     def _release(self, connection: Connection) -> None:
-        del self._by_descriptor[connection.fileno]
+        descriptor = self._descriptors.pop(connection)
+        del self._by_descriptor[descriptor]
         # Closing alone would leave the registration to a descriptor
         # that a process, just forked, holds for a moment.
-        self._epoll.unregister(connection.fileno)
+        self._epoll.unregister(descriptor)
         connection.close()
 
     def _crowd_out(self) -> None:

@@ -12,8 +12,9 @@ import contextlib
 import socket
 import ssl
 import struct
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -26,62 +27,119 @@ if TYPE_CHECKING:
 # Bytes up to which copying together is cheaper than a scattered write.
 _JOINED: Final = 32 * 1024
 _MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
+_MANY_JOINED: Final = 512 * 1024  # bytes up to which that holds for more buffers than those
 _RECORDS: Final = 64 * 1024  # bytes that are encrypted at once
 _ALPN: Final = "h2"
+
+
+Endpoint = tuple[str, int]
 
 
 class ConnectionLost(Exception):
     """The client is gone, or does not speak TLS. Nothing can be told to it any more."""
 
 
-class Transport(Protocol):
+class Transport(ABC):
     """The bytes to and from a client, as a connection needs them. Every method may raise ConnectionLost."""
+
+    __slots__ = ()
 
     peer: str
 
+    @abstractmethod
+    def endpoints(self) -> tuple[Endpoint | None, Endpoint | None]:
+        """Return host and port of the client and of the server; None where there are none."""
+
+    @abstractmethod
     async def handshake(self) -> None:
         """Do what must be done before the first byte."""
 
+    @abstractmethod
     def receive_into(self, buffer: memoryview) -> int:
         """Fill `buffer` from its start; return how many bytes came, 0 at the end.
 
         Raises BlockingIOError for none.
         """
 
+    @abstractmethod
     def exhausted(self, count: int, size: int) -> bool:
         """Whether, after `count` bytes came into a buffer of `size`, more bytes need a wait."""
 
+    @abstractmethod
     def send(self, buffers: Sequence[Buffer]) -> list[Buffer]:
         """Send the bytes that are taken at once; return the rest, with which the next call must begin."""
 
-    async def wait_readable(self) -> None:
-        """Wait until `receive_into` is worth a try."""
+    @abstractmethod
+    def wait_readable(self) -> Awaitable[None]:
+        """Wait until `receive_into` is worth a try. Raises ClosedResourceError where the task is roused."""
 
-    async def wait_writable(self) -> None:
+    @abstractmethod
+    def wait_writable(self) -> Awaitable[None]:
         """Wait until `send` is worth a try."""
 
+    @abstractmethod
+    def rouse(self) -> None:
+        """End the wait of the task that waits for the socket."""
+
+    @abstractmethod
+    def stop_reading(self) -> None:
+        """End the direction inward now, so that a task that waits for bytes wakes up."""
+
+    @abstractmethod
     def finish(self) -> None:
         """Tell the client, behind the bytes that were sent, that nothing more will come."""
 
+    @abstractmethod
     def shut(self, *, abort: bool = False) -> None:
         """End both directions now, so that waiting tasks wake up.
 
         With `abort`, drop what the kernel still holds.
         """
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of the descriptor."""
 
 
-class PlainTransport:
-    """A socket as it is. It becomes non-blocking, and is closed by `close`."""
+class _SocketTransport(Transport):
+    """What plain sockets and TLS have in common: an accepted socket, which is made non-blocking."""
 
-    __slots__ = ("_socket", "peer")
+    __slots__ = ("_raw", "peer")
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self._socket = sock
+        self._raw = sock
         self.peer = address_of(sock)
+
+    def endpoints(self) -> tuple[Endpoint | None, Endpoint | None]:
+        return _endpoint(self._raw.getpeername), _endpoint(self._raw.getsockname)
+
+    def wait_readable(self) -> Awaitable[None]:
+        # Not a coroutine of its own, which would cost each wait a frame more.
+        return trio.lowlevel.wait_readable(self._raw)  # noqa: ASYNC105  # the caller awaits it
+
+    def wait_writable(self) -> Awaitable[None]:
+        return trio.lowlevel.wait_writable(self._raw)  # noqa: ASYNC105  # as above
+
+    def rouse(self) -> None:
+        trio.lowlevel.notify_closing(self._raw)
+
+    def stop_reading(self) -> None:
+        shutdown(self._raw, socket.SHUT_RD)
+
+    def shut(self, *, abort: bool = False) -> None:
+        if abort:
+            reset_on_close(self._raw)
+        shutdown(self._raw, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._raw.close()
+
+
+class PlainTransport(_SocketTransport):
+    """A socket as it is."""
+
+    __slots__ = ()
 
     async def handshake(self) -> None:
         """Do nothing, not even a checkpoint."""
@@ -89,7 +147,7 @@ class PlainTransport:
     def receive_into(self, buffer: memoryview) -> int:
         """Fill `buffer` (see `Transport`)."""
         try:
-            return self._socket.recv_into(buffer)
+            return self._raw.recv_into(buffer)
         except BlockingIOError:
             raise
         except OSError as failure:
@@ -102,54 +160,36 @@ class PlainTransport:
     def send(self, buffers: Sequence[Buffer]) -> list[Buffer]:
         """Send the bytes that the kernel takes at once, and return the rest."""
         size = sum(map(len, buffers))
-        if len(buffers) > 1 and (size <= _JOINED or len(buffers) > _MOST_BUFFERS):
+        many = len(buffers)
+        if many > 1 and (size <= _JOINED or (many > _MOST_BUFFERS and size <= _MANY_JOINED)):
             buffers = (b"".join(buffers),)
+            many = 1
         try:
-            sent = self._socket.send(buffers[0]) if len(buffers) == 1 else self._socket.sendmsg(buffers)
+            sent = self._raw.send(buffers[0]) if many == 1 else self._raw.sendmsg(buffers[:_MOST_BUFFERS])
         except BlockingIOError:
             return list(buffers)
         except OSError as failure:
             raise _lost(failure) from failure
         return [] if sent == size else behind(buffers, sent)
 
-    async def wait_readable(self) -> None:
-        """Wait until the kernel has bytes, or the end."""
-        await trio.lowlevel.wait_readable(self._socket)
-
-    async def wait_writable(self) -> None:
-        """Wait until the kernel takes bytes."""
-        await trio.lowlevel.wait_writable(self._socket)
-
     def finish(self) -> None:
         """Shut down the sending side."""
-        shutdown(self._socket, socket.SHUT_WR)
-
-    def shut(self, *, abort: bool = False) -> None:
-        """Shut down both sides."""
-        if abort:
-            reset_on_close(self._socket)
-        shutdown(self._socket, socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
+        shutdown(self._raw, socket.SHUT_WR)
 
 
-class TlsTransport:
+class TlsTransport(_SocketTransport):
     """TLS, server side, over an accepted socket.
 
     A client that speaks HTTP/2 must say so in ALPN (RFC 9113, 3.3).
     """
 
-    __slots__ = ("_context", "_finished", "_raw", "_tls", "peer")
+    __slots__ = ("_context", "_finished", "_tls")
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
-        sock.setblocking(False)
-        self._raw = sock
+        super().__init__(sock)
         self._context = context
         self._tls: ssl.SSLSocket | None = None
         self._finished = False
-        self.peer = address_of(sock)
 
     @property
     def _socket(self) -> ssl.SSLSocket:
@@ -233,14 +273,6 @@ class TlsTransport:
             rest = behind(rest, sent)
         return rest
 
-    async def wait_readable(self) -> None:
-        """Wait until the kernel has bytes, or the end."""
-        await trio.lowlevel.wait_readable(self._raw)
-
-    async def wait_writable(self) -> None:
-        """Wait until the kernel takes bytes."""
-        await trio.lowlevel.wait_writable(self._raw)
-
     def finish(self) -> None:
         """Say goodbye in TLS, without waiting for the client's, and shut down the sending side."""
         self._finished = True
@@ -248,16 +280,6 @@ class TlsTransport:
             with contextlib.suppress(OSError, ValueError):  # usually, the client's goodbye is not here yet
                 self._tls.unwrap()
         shutdown(self._raw, socket.SHUT_WR)
-
-    def shut(self, *, abort: bool = False) -> None:
-        """Shut down both sides of the socket below."""
-        if abort:
-            reset_on_close(self._raw)
-        shutdown(self._raw, socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._raw.close()
 
 
 def server_context(certificate: str, key: str, *, client_roots: str | None = None) -> ssl.SSLContext:
@@ -289,6 +311,14 @@ def _first(buffers: Sequence[Buffer], size: int) -> Buffer:
         if not size:
             break
     return b"".join(parts)
+
+
+def _endpoint(ask: Callable[[], Any]) -> Endpoint | None:
+    try:
+        address = ask()
+    except OSError:
+        return None
+    return (address[0], address[1]) if isinstance(address, tuple) else None
 
 
 def address_of(sock: socket.socket) -> str:

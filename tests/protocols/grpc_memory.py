@@ -31,11 +31,11 @@ from protocols.grpc.methods import HeadReader
 from protocols.grpc.options import GrpcOptions
 from protocols.http2.frames import GOAWAY
 from protocols.transport.buffers import behind
-from protocols.transport.sockets import ConnectionLost
+from protocols.transport.sockets import ConnectionLost, Transport
 from tests.protocols.grpc_serving import INFER, Service
 
 
-class MemoryTransport:
+class MemoryTransport(Transport):
     """What the client has `sent`, and what the server has `written`, of which it takes `room` bytes."""
 
     peer = "memory:"
@@ -83,6 +83,15 @@ class MemoryTransport:
         await trio.lowlevel.checkpoint()
         while not self.room and not self.ended:
             await self._bell.park()
+
+    def endpoints(self):
+        return None, None
+
+    def rouse(self):
+        raise AssertionError("gRPC connections do not need it")
+
+    def stop_reading(self):
+        raise AssertionError("gRPC connections do not need it")
 
     def finish(self):
         self.finished = True

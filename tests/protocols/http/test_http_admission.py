@@ -12,7 +12,7 @@ import trio
 
 from protocols.http.admission import SMALL_BODY
 from protocols.http.app import V2App, V2Options
-from protocols.http.connection import Phase
+from protocols.http.patience import Phase
 from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeServer
 from tests.protocols.http.test_http_listener import HEALTH, LIVE, serve_on_loopback

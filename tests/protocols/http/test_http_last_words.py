@@ -7,7 +7,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from protocols.http.connection import Connection, ConnectionLimits
+from protocols.http.connection import Connection
+from protocols.http.patience import ConnectionLimits
+from protocols.transport.sockets import PlainTransport
 
 
 async def never(scope, receive, send):
@@ -37,8 +39,7 @@ async def client(nursery):
         ours = socket.create_connection(listening.getsockname())
         theirs, _ = listening.accept()
         listening.close()
-        theirs.setblocking(False)
-        connection = Connection(theirs, app, ConnectionLimits(), memoryview(bytearray(65536)))
+        connection = Connection(PlainTransport(theirs), app, ConnectionLimits(), memoryview(bytearray(65536)))
         ours.settimeout(5)
         ours.sendall(sent)
         nursery.start_soon(serve, connection)
@@ -99,8 +100,7 @@ class Unreachable(socket.socket):
 async def test_a_client_that_the_network_lost_crashes_nothing():
     ours, theirs = socket.socketpair()
     with ours, Unreachable(fileno=theirs.detach()) as sock:
-        sock.setblocking(False)
-        connection = Connection(sock, never, ConnectionLimits(), memoryview(bytearray(65536)))
+        connection = Connection(PlainTransport(sock), never, ConnectionLimits(), memoryview(bytearray(65536)))
         ours.sendall(b"GET")
         with trio.fail_after(5):
             await serve(connection)

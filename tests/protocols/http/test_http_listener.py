@@ -16,9 +16,9 @@ import trio
 import trio.testing
 
 from protocols.http.app import V2App
-from protocols.http.connection import ConnectionLimits, Phase
 from protocols.http.listener import HttpListener, ListenerLimits
 from protocols.http.parser import RequestLimits
+from protocols.http.patience import ConnectionLimits, Phase
 from protocols.transport.room import LAST_CALL, reserve
 from tests.protocols.fakes import FakeServer
 from tests.protocols.flaky_sockets import Flaky

@@ -14,8 +14,8 @@ import trio
 
 from protocols.grpc.options import GrpcOptions
 from protocols.http.app import V2App
-from protocols.http.connection import ConnectionLimits, Phase
 from protocols.http.listener import ListenerLimits
+from protocols.http.patience import ConnectionLimits, Phase
 from protocols.http.routes import is_health
 from protocols.transport.room import AddressLimit, reserve
 from tests.fuzz import h2wire as wire

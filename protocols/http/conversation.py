@@ -1,0 +1,312 @@
+"""One connection's side of ASGI: a request is put to the application, and what it sends is written.
+
+The conversation is the `tritium.disconnect` hook of its own requests (`protocols.http.app`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote_to_bytes
+
+import trio
+
+from actors.seams.slices import in_slices
+from protocols.http.fields import JSON, Header
+from protocols.http.parser import Request
+from protocols.http.patience import Patience
+from protocols.kserve.metadata import error
+from protocols.transport.buffers import copying
+from protocols.transport.sockets import ConnectionLost, Transport
+
+if TYPE_CHECKING:
+    from actors.values.tensors import Buffer
+    from protocols.http.admission import HttpRefusal
+
+Message = MutableMapping[str, Any]
+Application = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+
+_ASGI: Final = {"version": "3.0", "spec_version": "2.5"}
+_BODILESS: Final = frozenset((204, 304))
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
+}
+# ASGI spells names in lower case; the wire gets the spelling that Triton's clients print and match.
+_SPELLING: Final = {
+    name.lower(): name
+    for name in (
+        b"Accept-Encoding",
+        b"Allow",
+        b"Cache-Control",
+        b"Content-Encoding",
+        b"Content-Length",
+        b"Content-Type",
+        b"Inference-Header-Content-Length",
+        b"Location",
+        b"Retry-After",
+        b"Server-Timing",
+    )
+}
+
+
+class Conversation:
+    """Answers the requests of one connection, one after the other.
+
+    `ahead` are the requests that are answered next. `keep_alive` says whether the connection goes on behind
+    the answer.
+    """
+
+    __slots__ = (
+        "_ahead",
+        "_answered",
+        "_app",
+        "_client",
+        "_extensions",
+        "_gone",
+        "_patience",
+        "_request",
+        "_server",
+        "_started",
+        "_streaming",
+        "_transport",
+        "buffered",
+        "disconnected",
+        "keep_alive",
+        "on_disconnect",
+    )
+
+    def __init__(
+        self, transport: Transport, app: Application, patience: Patience, ahead: Collection[Request]
+    ) -> None:
+        self.keep_alive = True
+        self.disconnected = False
+        self.on_disconnect: Callable[[], None] | None = None
+        self.buffered = 0  # bytes of an answer that wait here for a slow reader
+        self._transport = transport
+        self._app = app
+        self._patience = patience
+        self._ahead = ahead
+        self._client, self._server = transport.endpoints()
+        self._extensions = {"tritium.response": {}, "tritium.disconnect": self}
+        self._request = Request()
+        # Set while an application waits to learn of the disconnect.
+        self._gone: trio.Event | None = None
+        self._started: tuple[int, list[Header]] | None = None  # a standard answer that waits for its body
+        # The bytes behind a standard answer's last part: those of a chunked answer, or none.
+        self._streaming: bytes | None = None
+        self._answered = False
+
+    def begin(self, request: Request) -> None:
+        """Take up the request that is answered next."""
+        self._request = request
+        self.keep_alive = request.keep_alive
+        self._answered = False
+        self._started = self._streaming = None
+
+    async def answer(self, request: Request) -> None:
+        """Have the application answer a request. Its exception is answered 500 and raised."""
+        path = request.path
+        scope: Message = {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": request.http_version,
+            "method": request.method,
+            "scheme": "http",
+            "path": (unquote_to_bytes(path) if b"%" in path else path).decode("utf-8", "replace"),
+            "raw_path": path,
+            "query_string": request.query,
+            "root_path": "",
+            "headers": request.headers,
+            "client": self._client,
+            "server": self._server,
+            "extensions": self._extensions,
+            "tritium.raw_headers": request.raw_headers,
+        }
+        try:
+            await self._app(scope, self._receive_body(request), self._send)
+        except Exception:
+            self.keep_alive = False
+            if not self._answered and self._streaming is None:
+                self._answered = True
+                await self.respond(500, [JSON], [error("internal server error")])
+            raise
+        finally:
+            self.on_disconnect = None
+            request.body = b""  # the application may not have asked for it
+            if self._gone is not None:
+                self._gone.set()
+                self._gone = None
+        if not self._answered:
+            self.keep_alive = False
+
+    def give_up(self, last: HttpRefusal) -> None:
+        """Answer with `last`, as the process is about to end; an answer that has begun is left as it is."""
+        if self._answered or self._started or self._streaming is not None:
+            return
+        self._answered, self.keep_alive = True, False
+        try:
+            self._transport.send([self._head(last.status, last.headers, len(last.body)), last.body])
+        except ConnectionLost:
+            return
+        self._transport.finish()  # an answer of the application now comes too late
+
+    def peer_left(self) -> None:
+        """The client closed, or half-closed, its side."""
+        if self.disconnected:
+            return
+        self.disconnected = True
+        if self.on_disconnect is not None:
+            self.on_disconnect()
+        if self._gone is not None:
+            self._gone.set()
+
+    def close(self) -> None:
+        """Leave no part of the connection to the garbage collector."""
+        self._extensions = {}
+
+    # ASGI
+
+    def _receive_body(self, request: Request) -> Callable[[], Awaitable[Message]]:
+        """Return an ASGI `receive`: the whole body once, then the disconnect."""
+        taken = False
+
+        async def receive() -> Message:
+            nonlocal taken
+            if not taken:
+                taken = True
+                # The application owns the body from here on, and drops it when it needs it no longer.
+                body, request.body = request.body, b""
+                return {"type": "http.request", "body": body, "more_body": False}
+            if not self.disconnected and not self._answered:
+                self._gone = self._gone or trio.Event()
+                await self._gone.wait()
+            return {"type": "http.disconnect"}
+
+        return receive
+
+    async def _send(self, message: Message) -> None:
+        match message["type"]:
+            case "tritium.response":
+                self._answered = True
+                await self.respond(
+                    message["status"], message["headers"], list(message["body"]), message["release"]
+                )
+            case "http.response.start":
+                self._started = (message["status"], list(message.get("headers", ())))
+            case "http.response.body":
+                await self._send_part(message.get("body", b""), more=message.get("more_body", False))
+            case kind:
+                raise RuntimeError(f"unexpected ASGI message {kind}")
+
+    async def _send_part(self, part: bytes, *, more: bool) -> None:
+        """Send part of a standard ASGI answer."""
+        if self._started is not None:
+            status, headers = self._started
+            self._started = None
+            if not more:
+                self._answered = True
+                headers = [header for header in headers if header[0].lower() != b"content-length"]
+                await self.respond(status, headers, [part])
+                return
+            buffers: list[Buffer] = [self._streamed_head(status, headers)]
+        elif self._streaming is None:
+            raise RuntimeError("an ASGI answer begins with http.response.start")
+        else:
+            buffers = []
+        framed = self._streaming and part
+        buffers += (b"%x\r\n" % len(part), part, b"\r\n") if framed else (part,)
+        if not more:
+            self._answered = True
+            buffers.append(self._streaming or b"")
+        await self.write(buffers)
+
+    def _streamed_head(self, status: int, headers: list[Header]) -> bytes:
+        self._streaming = b""
+        if not any(name.lower() == b"content-length" for name, _ in headers):
+            if self._request.http_version == "1.1":
+                self._streaming = b"0\r\n\r\n"
+                headers = [*headers, (b"transfer-encoding", b"chunked")]
+            else:
+                self.keep_alive = False
+        return self._head(status, headers, None)
+
+    # Writing
+
+    async def respond(
+        self,
+        status: int,
+        headers: Sequence[Header],
+        body: list[Buffer],
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        """Send a whole answer, and call `release` as soon as `body` is no longer read."""
+        size = sum(map(len, body))
+        head = self._head(status, headers, size)
+        if self._request.method == "HEAD" or status in _BODILESS:
+            body.clear()
+        body.insert(0, head)
+        await self.write(body, release)
+
+    def _head(self, status: int, headers: Sequence[Header], size: int | None) -> bytes:
+        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        for name, value in headers:
+            parts += (_SPELLING.get(name, name), b": ", value, b"\r\n")
+        if size is not None and status not in _BODILESS:
+            parts.append(b"Content-Length: %d\r\n" % size)
+        # Requests that were sent ahead are answered before the end.
+        if self._patience.ending and not self._ahead:
+            self.keep_alive = False
+        if not self.keep_alive:
+            parts.append(b"Connection: close\r\n")
+        elif self._request.http_version == "1.0":
+            parts.append(b"Connection: keep-alive\r\n")
+        parts.append(b"\r\n")
+        return b"".join(parts)
+
+    async def write(self, buffers: Sequence[Buffer], release: Callable[[], None] | None = None) -> None:
+        """Send `buffers` and call `release` as soon as they are no longer read.
+
+        What the socket does not take within one turn of the loop is copied. A slow reader then costs memory
+        of this connection and not of a model. Once the client is gone, the rest is dropped.
+        """
+        rest: list[Buffer] = []
+        try:
+            rest = self._transport.send(buffers)
+            if rest:
+                await trio.lowlevel.checkpoint()
+                rest = self._transport.send(rest)
+                if release is not None:
+                    rest = await in_slices(copying(rest))
+        except ConnectionLost:
+            rest = []
+            self._lost()
+        finally:
+            if release is not None:
+                release()
+        if rest:
+            await self._write_slowly(rest)
+
+    async def _write_slowly(self, rest: list[Buffer]) -> None:
+        patience = self._patience
+        phase = patience.phase
+        began = trio.current_time()
+        self.buffered = whole = left = sum(map(len, rest))
+        try:
+            while rest:
+                patience.write(began, whole - left)
+                await self._transport.wait_writable()
+                rest = self._transport.send(rest)
+                left = sum(map(len, rest))
+        except ConnectionLost:
+            self._lost()
+        finally:
+            self.buffered = 0
+            patience.work(phase)
+
+    def _lost(self) -> None:
+        """The client is gone: the rest of an answer that is still being made is dropped."""
+        self.keep_alive = False
+        self.peer_left()
