@@ -42,7 +42,10 @@ class LoadCounts:
 
 @dataclass(slots=True)
 class KnownModel:
-    """What is known of one model. A version is in at least one of the three maps; the index shows those in `serving`."""
+    """What is known of one model.
+
+    A version is in at least one of the three maps; the index shows those in `serving`.
+    """
 
     # The versions in it that are READY get the requests.
     serving: dict[int, ModelState] = field(default_factory=dict)
@@ -86,6 +89,37 @@ class KnownModel:
     def is_empty(self) -> bool:
         """Whether there is no information left about it."""
         return not (self.serving or self.background or self.past or self.broken or self.dormant)
+
+    def setback(self, version: int) -> str:
+        """Return why the last reload of a serving version failed; empty if it did not."""
+        if not self.setbacks or version not in self.serving:
+            return ""
+        others = "; ".join(f"version {number}: {reason}" for number, reason in sorted(self.setbacks.items()))
+        return self.setbacks.get(version) or self.setbacks.get(0) or others
+
+    def entries(self, key: ModelKey) -> Iterator[IndexEntry]:
+        """Yield every version as the index lists it."""
+        if self.broken:
+            yield _entry(key, 0, Status.UNAVAILABLE.value, self.broken)
+        shown = dict(self.past)
+        for state in (*self.background, *self.serving.values()):
+            status = state.status
+            if status is Status.READY and state in self.loading:
+                # It gets no requests before the load of all versions has ended well.
+                status = Status.LOADING
+            setback = self.setback(state.spec.version) if status is Status.READY else ""
+            shown[state.spec.version] = _entry(
+                key,
+                state.spec.version,
+                status.value,
+                f"{RELOAD_FAILED}{setback}" if setback else state.reason,
+                essential=state.spec.essential,
+            )
+        for number in self.dormant:
+            if number not in shown:
+                shown[number] = _entry(key, number, Status.UNAVAILABLE.value, UNLOADED)
+        for number in sorted(shown):
+            yield shown[number]
 
 
 class Roster:
@@ -155,11 +189,7 @@ class Roster:
     def setback(self, key: ModelKey, version: int) -> str:
         """Return why the last reload of a serving version failed; empty if it did not."""
         known = self.known.get(key)
-        if known is None or not known.setbacks or version not in known.serving:
-            return ""
-        reasons = known.setbacks
-        others = "; ".join(f"version {number}: {reason}" for number, reason in sorted(reasons.items()))
-        return reasons.get(version) or reasons.get(0) or others
+        return "" if known is None else known.setback(version)
 
     def loads(self) -> Iterator[LoadCounts]:
         """Yield the counts of the loads of each model, for metrics."""
@@ -297,7 +327,7 @@ class Roster:
 
     def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
         """Return every version with its state. Loads in progress are given by `background`."""
-        entries = [entry for key in sorted(self.known) for entry in self._entries(key)]
+        entries = [entry for key in sorted(self.known) for entry in self.known[key].entries(key)]
         if ready_only:  # duplicates are listed all the same (contract, repository.md section 4)
             return [
                 each
@@ -305,30 +335,6 @@ class Roster:
                 if each.state == Status.READY.value or each.reason == DUPLICATE_REASON
             ]
         return entries
-
-    def _entries(self, key: ModelKey) -> Iterator[IndexEntry]:
-        known = self.known[key]
-        if known.broken:
-            yield _entry(key, 0, Status.UNAVAILABLE.value, known.broken)
-        shown = dict(known.past)
-        for state in (*known.background, *known.serving.values()):
-            status = state.status
-            if status is Status.READY and state in known.loading:
-                # It gets no requests before the load of all versions has ended well.
-                status = Status.LOADING
-            setback = self.setback(key, state.spec.version) if status is Status.READY else ""
-            shown[state.spec.version] = _entry(
-                key,
-                state.spec.version,
-                status.value,
-                f"{RELOAD_FAILED}{setback}" if setback else state.reason,
-                essential=state.spec.essential,
-            )
-        for number in known.dormant:
-            if number not in shown:
-                shown[number] = _entry(key, number, Status.UNAVAILABLE.value, UNLOADED)
-        for number in sorted(shown):
-            yield shown[number]
 
 
 def _entry(key: ModelKey, version: int, state: str, reason: str, *, essential: bool = True) -> IndexEntry:

@@ -19,6 +19,7 @@ from typing import Final, Protocol, assert_never
 import trio
 
 from actors.seams import faults
+from actors.seams.bell import Bell
 from actors.serving.instances.instance import Launched
 from actors.supervision.context import ChildContext
 from actors.values.events import Event, Log
@@ -101,7 +102,7 @@ class Spares:
         self._log = log
         self._plan: SparePlan[Environment] = SparePlan(limit)
         self._waiting: dict[Environment, _Waiting] = {}
-        self._changed = trio.Event()
+        self._changed = Bell()
         self._used = self._fresh = 0
 
     def statistics(self) -> SpareCounts:
@@ -130,12 +131,12 @@ class Spares:
         self._used += spare
         self._fresh += not spare
         self._plan.launched(environment, trio.current_time(), spare=spare)
-        self._changed.set()
+        self._changed.ring()
 
     def ended(self, environment: Environment) -> None:
         """A worker that `launched` was told of has been reaped."""
         self._plan.ended(environment, trio.current_time())
-        self._changed.set()
+        self._changed.ring()
 
     # -- the actor -------------------------------------------------------------------------------------------
 
@@ -158,9 +159,8 @@ class Spares:
             case End(key=environment):
                 self._waiting.pop(environment).watch.cancel()
             case Wait(until=until):
-                self._changed = trio.Event()
                 with trio.move_on_at(until):
-                    await self._changed.wait()
+                    await self._changed.next_ring()
             case decision:
                 assert_never(decision)
 
@@ -196,7 +196,7 @@ class Spares:
 
     def _lost(self, environment: Environment, why: str, **keys: object) -> None:
         self._plan.lost(environment, trio.current_time())
-        self._changed.set()
+        self._changed.ring()
         if self._log is not None:
             self._log(
                 Event.SPARE_LOST, level="warning", reason=why, interpreter=environment.interpreter, **keys

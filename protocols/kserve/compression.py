@@ -121,11 +121,6 @@ def _part(stream: zlib._Decompress, bite: Buffer) -> bytes:
         raise BrokenStream(str(error)) from error
 
 
-def inflate(body: Buffer, limit: int, coding: bytes = b"") -> tuple[bytearray, int]:
-    """Do as `unfolding` does, in one go."""
-    return finish(unfolding(body, limit, coding))
-
-
 def finish(work: Generator[None, None, T]) -> T:
     """Do all slices of some work, and return its result.
 
