@@ -29,7 +29,7 @@ from actors.caching.policy.flights import Flight, Flights
 from actors.seams import faults
 from actors.seams.bell import Bell
 from actors.serving.model import ModelState
-from actors.serving.policy.appointments import Appointment, Appointments
+from actors.serving.policy.timers import Timers
 from actors.serving.ports import Stage
 from actors.serving.statistics import FailureReason
 from actors.supervision.context import ChildContext
@@ -61,13 +61,13 @@ _LOG_PAUSE: Final = 1.0  # seconds between two log lines about the same thing
 class Ticket:
     """What the cache knows about a request; lives in `request.cache_ticket`."""
 
-    __slots__ = ("appointment", "key", "seconds", "since")
+    __slots__ = ("key", "seconds", "since", "timer")
 
     def __init__(self, key: bytes, since: float) -> None:
         self.key = key
         self.since = since  # when it was first seen, on trio's clock
         self.seconds = 0.0  # how long the look-up took
-        self.appointment: Appointment[tuple[ModelCache, InferRequest]] | None = None
+        self.timer = 0  # of its deadline, while it waits here; 0: none
 
 
 def may_be_kept(spec: ModelSpec) -> bool:
@@ -94,7 +94,7 @@ class FarStore(Protocol):
 class ResponseCache:
     """The server's one cache: `near` or `far`, whichever there is.
 
-    Passive; its actors are `hashing` and `keep_appointments`.
+    Passive; its actors are `hashing` and `keep_deadlines`.
     """
 
     def __init__(self, *, near: LruCache | None = None, far: FarStore | None = None, log: Log) -> None:
@@ -103,32 +103,31 @@ class ResponseCache:
         self.hashing = Offload(
             limiter=trio.CapacityLimiter(HASHING_THREADS), jobs=HASHING_JOBS, nbytes=HASHING_BYTES
         )
-        self.appointments: Appointments[tuple[ModelCache, InferRequest]] = Appointments()
+        self.deadlines: Timers[tuple[ModelCache, InferRequest]] = Timers()
         self.shared = 0  # answers given to requests that waited for an equal one's
         self.bugs = 0
         self._log = log
         self._said_at: dict[Event, float] = {}
-        self._earlier = Bell()  # rings when the next appointment is earlier than before
+        self._earlier = Bell()  # rings when the next deadline is earlier than before
 
     def of(self, state: ModelState) -> ModelCache:
         """Return the stage of a version whose answers are kept."""
         return ModelCache(state, self)
 
-    def remind(
-        self, at: float, model: ModelCache, request: InferRequest
-    ) -> Appointment[tuple[ModelCache, InferRequest]]:
-        """Call `model.expire(request)` at `at`, unless that is called off."""
-        if at < self.appointments.next_at():
+    def remind(self, at: float, model: ModelCache, request: InferRequest) -> int:
+        """Call `model.expire(request)` at `at`, unless the timer that is returned is dropped."""
+        if at < self.deadlines.next_due():
             self._earlier.ring()
-        return self.appointments.make(at, (model, request))
+        return self.deadlines.set(at, (model, request))
 
-    async def keep_appointments(self, ctx: ChildContext) -> None:
+    async def keep_deadlines(self, ctx: ChildContext) -> None:
         """End requests whose deadline passes while they wait here. An actor's start function."""
         ctx.started()
         while True:
-            for model, request in self.appointments.due(trio.current_time()):
+            while (late := self.deadlines.pop_due(trio.current_time())) is not None:
+                model, request = late
                 model.expire(request)
-            with trio.move_on_at(self.appointments.next_at()):
+            with trio.move_on_at(self.deadlines.next_due()):
                 await self._earlier.next_ring()
 
     def insert(self, key: bytes, entry: Entry) -> None:
@@ -246,8 +245,8 @@ class ModelCache(Stage):
     def _hold(self, request: InferRequest, ticket: Ticket) -> None:
         """The request waits here from now on, at most until its deadline."""
         self._state.outcome.in_flight[request] = None
-        if request.deadline < math.inf and ticket.appointment is None:
-            ticket.appointment = self._cache.remind(request.deadline, self, request)
+        if request.deadline < math.inf and not ticket.timer:
+            ticket.timer = self._cache.remind(request.deadline, self, request)
 
     def _ask(self, request: InferRequest, ticket: Ticket) -> bool:
         """Have `request` wait for the far store."""
@@ -435,9 +434,8 @@ class ModelCache(Stage):
             self._run(request, request.cache_ticket)
 
     def _call_off(self, ticket: Ticket) -> None:
-        if ticket.appointment is not None:
-            self._cache.appointments.call_off(ticket.appointment)
-            ticket.appointment = None
+        self._cache.deadlines.drop(ticket.timer)
+        ticket.timer = 0
 
     # -- ends ------------------------------------------------------------------------------------------------
 

@@ -147,13 +147,8 @@ class Ensembler(TurnTaker):
         if self._loans:
             self._look_after_loans()
         self._lose_patience(now)
-        if queue.next_expiry() <= now:
-            for request, error in queue.expire(now):
-                state.outcome.fail(request, error, FailureReason.OTHER)
-            # Too many have expired for one turn: do not begin a request whose time is up.
-            if queue.next_expiry() <= now:
-                state.doorbell.ring()
-                return -math.inf
+        if self.end_overdue(queue, now) <= now:
+            return -math.inf
         started = 0
         while len(queue) and not self.lines and started < STARTED_AT_ONCE:
             for request in queue.take(1):

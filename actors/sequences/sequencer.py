@@ -18,7 +18,6 @@ from actors.seams.alarm import NEAR, Alarm
 from actors.seams.bell import Bell
 from actors.sequences.policy.records import SlotGroup
 from actors.sequences.policy.sequences import Sequences
-from actors.serving.batcher import failure_reason
 from actors.serving.instances.worker import LiveWorker
 from actors.serving.model import ModelState
 from actors.serving.policy.batching import Dispatch, Wait
@@ -112,16 +111,10 @@ class Sequencer(TurnTaker):
         if faults.points is not None:
             faults.points.passing("sequencer.turn")
         self.answer_door()
-        state, queue = self.state, self.state.queue
-        wake_at = queue.next_expiry()
+        state = self.state
+        wake_at = self.end_overdue(state.queue, now)
         if wake_at <= now:
-            for request, error in queue.expire(now):
-                state.outcome.fail(request, error, failure_reason(error))
-            wake_at = queue.next_expiry()
-            # Too many have expired for one turn: do not dispatch a request whose time is up.
-            if wake_at <= now:
-                state.doorbell.ring()
-                return -math.inf
+            return -math.inf
         for instance in state.rotation if self._hold.open or self._opens() else ():
             worker = instance.worker
             if worker is not None:

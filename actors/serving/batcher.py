@@ -21,12 +21,9 @@ from actors.serving.policy.batching import Dispatch, affordable, policy_for
 from actors.serving.policy.holding import HoldBack
 from actors.serving.policy.queueing import RequestQueue
 from actors.serving.policy.rate_limits import RateLimiter
-from actors.serving.policy.retries import SuspectQueue
 from actors.serving.standing import InstanceState
-from actors.serving.statistics import FailureReason
 from actors.serving.turns import TurnTaker
 from actors.supervision.context import ChildContext
-from actors.values.errors import ErrorCode, TritiumError
 from actors.values.specs import DynamicBatching
 
 _Choice: TypeAlias = tuple[InstanceState, LiveWorker]  # an instance and its worker, which has room
@@ -84,16 +81,12 @@ class Scheduler(TurnTaker):
             faults.points.passing("batcher.turn")
         self.answer_door()
         state, queue = self.state, self._queue
-        self._expire(queue, now)
-        # Too many have expired for one turn: do not dispatch a request whose time is up.
-        if queue.next_expiry() <= now:
-            state.doorbell.ring()
+        if self.end_overdue(queue, now) <= now:
             return -math.inf
         expiry = math.inf
         for instance in state.instances:
             if len(instance.suspects):
-                self._expire(instance.suspects, now)
-                expiry = min(expiry, instance.suspects.next_expiry())
+                expiry = min(expiry, self.end_overdue(instance.suspects, now))
         self._hunt()
         wake_at = self._relieve(now) if len(state.rotation) > 1 else math.inf
         held_up = False
@@ -123,11 +116,6 @@ class Scheduler(TurnTaker):
         if state.dispatcher.limiter is not None:
             self.withdraw(held_up=held_up)
         return min(wake_at, expiry, queue.next_expiry())
-
-    def _expire(self, waiting: RequestQueue | SuspectQueue, now: float) -> None:
-        if waiting.next_expiry() <= now:
-            for request, error in waiting.expire(now):
-                self.state.outcome.fail(request, error, failure_reason(error))
 
     def _hunt(self) -> None:
         """Give instances with suspects the next group, alone, with nothing prefetched behind it."""
@@ -244,10 +232,3 @@ class Scheduler(TurnTaker):
         if len(rotation) > 1:
             rotation.remove(instance)
             rotation.append(instance)
-
-
-def failure_reason(error: TritiumError) -> FailureReason:
-    """Return the reason under which a request is counted that ended in a queue with `error`."""
-    if error.code is ErrorCode.CANCELLED:
-        return FailureReason.CANCELED
-    return FailureReason.REJECTED if error.code is ErrorCode.UNAVAILABLE else FailureReason.OTHER

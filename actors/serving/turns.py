@@ -11,6 +11,10 @@ from abc import ABC, abstractmethod
 import trio
 
 from actors.serving.model import ModelState
+from actors.serving.policy.retries import SuspectQueue
+from actors.serving.policy.waiting_line import WaitingLine
+from actors.serving.statistics import FailureReason
+from actors.values.errors import ErrorCode, TritiumError
 
 
 class TurnTaker(ABC):
@@ -40,6 +44,22 @@ class TurnTaker(ABC):
         if bug is not None:
             raise bug
 
+    def end_overdue(self, waiting: WaitingLine | SuspectQueue, now: float) -> float:
+        """Answer the requests whose time is up at `now`; return when the next one's is.
+
+        That is no later than `now` where too many are due for one turn. Then the doorbell has rung, and no
+        request may be dispatched in this turn: its own time may be up.
+        """
+        expiry = waiting.next_expiry()
+        if expiry > now:
+            return expiry
+        for request, error in waiting.expire(now):
+            self.state.outcome.fail(request, error, _reason(error))
+        expiry = waiting.next_expiry()
+        if expiry <= now:
+            self.state.doorbell.ring()
+        return expiry
+
     def turn_at_once(self) -> None:
         """Take a turn for a caller that is not the scheduler.
 
@@ -52,3 +72,10 @@ class TurnTaker(ABC):
             self._bug, wake_at = bug, -math.inf
         if wake_at < math.inf:
             self.state.doorbell.ring()
+
+
+def _reason(error: TritiumError) -> FailureReason:
+    """Return the reason under which a request is counted that ended in a queue with `error`."""
+    if error.code is ErrorCode.CANCELLED:
+        return FailureReason.CANCELED
+    return FailureReason.REJECTED if error.code is ErrorCode.UNAVAILABLE else FailureReason.OTHER

@@ -32,7 +32,7 @@ class OpenCache:
         """Return the child that works for it. Without it every request that would need its work is a miss."""
         children = [
             ChildSpec("hashing", self.cache.hashing.run),
-            ChildSpec("deadlines", self.cache.keep_appointments),
+            ChildSpec("deadlines", self.cache.keep_deadlines),
         ]
         if self.far is not None:
             children += [

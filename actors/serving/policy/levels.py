@@ -29,7 +29,7 @@ OCCUPIED: Final = 4096
 class QueueEntry:
     """One request's place in the queue; lives in `request.queue_entry`."""
 
-    __slots__ = ("enqueued_at", "expires", "home", "lane", "level", "queued", "requeued", "rises", "timed")
+    __slots__ = ("enqueued_at", "expires", "home", "lane", "level", "queued", "requeued", "rises", "timer")
 
     def __init__(self, level: Level, lane: QueueLane, enqueued_at: float) -> None:
         self.level = level
@@ -37,9 +37,7 @@ class QueueEntry:
         self.queued = True  # until it leaves the queue in any way
         self.enqueued_at = enqueued_at
         self.expires = math.inf  # when the queue timeout passes
-        # The request that the clock runs for, None while none does. Forgetting it then marks the heap item
-        # stale, and keeps that item from holding the request's inputs in memory.
-        self.timed: InferRequest | None = None
+        self.timer = 0  # of the clock that is due first; 0: none
         self.requeued = False
         # Only if levels age: the level it came to, whose policy holds, and when it rises from its present
         # level.

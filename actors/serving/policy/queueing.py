@@ -8,8 +8,7 @@ A lane is an `OrderedDict` from request to entry: both ends, and removal anywher
 
 Two clocks can run on a queued request. The *queue timeout* is the model's policy; it ends with REJECT or
 DELAY, and no longer applies once a request has been taken. The *deadline* is the client's own and holds for
-ever. Both are kept in one heap which, as in trio's `Deadlines`, is told the time and cleaned lazily: an item
-counts while its entry's clock runs.
+ever. One timer runs for the clock that is due first.
 
 Full means one of two things. A level with `max_queue_size` refuses (`push` raises). Any other level waits:
 its callers ask `admits` first, and `QueueBounds` decides.
@@ -23,20 +22,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappush
 from itertools import chain, count
-from typing import Final
 
 from actors.serving.policy.fairness import FairLane, Ledger, TenantShare
 from actors.serving.policy.levels import OCCUPIED, Level, Levels, QueueEntry
 from actors.serving.policy.room import FirstCome, RoomOrder, Turns
+from actors.serving.policy.timers import Timers
 from actors.serving.policy.waiting_line import ENDED_AT_ONCE, WaitingLine
 from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
 from actors.values.requests import InferRequest
 from actors.values.specs import Fairness, QueueBounds, Scheduling
-
-# Stale heap items tolerated before the heap is rebuilt; below this a rebuild is not worth its bookkeeping.
-_STALE_ALLOWED: Final = 64
 
 
 class RequestQueue(WaitingLine):
@@ -48,15 +44,14 @@ class RequestQueue(WaitingLine):
 
     __slots__ = (
         "_ageing",
-        "_armed",
         "_bounds",
         "_cancelled",
-        "_heap",
         "_ledger",
         "_len",
         "_levels",
         "_nbytes",
-        "_turn",
+        "_risen",
+        "_timers",
         "room_order",
     )
 
@@ -67,9 +62,8 @@ class RequestQueue(WaitingLine):
         self._levels = Levels(scheduling, ledger)
         self._len = 0
         self._nbytes = 0
-        self._heap: list[tuple[float, int, QueueEntry]] = []
-        self._armed = 0  # heap items that count
-        self._turn = count()  # settles the order of equal times
+        self._timers: Timers[InferRequest] = Timers()
+        self._risen = count()  # settles the order of equal times
         self._cancelled: list[InferRequest] = []  # found by a scan, and not yet reported
         self.room_order: RoomOrder = FirstCome() if ledger is None else Turns()
 
@@ -147,7 +141,7 @@ class RequestQueue(WaitingLine):
             entry.rises = now + self._ageing if level.number > 1 else math.inf
             due = min(due, entry.rises)
         if due < math.inf:
-            self._arm(request, entry, due)
+            entry.timer = self._timers.set(due, request)
 
     def push_front(self, requests: Sequence[InferRequest]) -> None:
         """Put back requests that an instance did not finish.
@@ -174,7 +168,7 @@ class RequestQueue(WaitingLine):
             self._len += 1
             self._nbytes += request.nbytes
             if due < math.inf:
-                self._arm(request, entry, due)
+                entry.timer = self._timers.set(due, request)
 
     def abandon(self, request: InferRequest, now: float) -> list[InferRequest]:
         """See `WaitingLine.abandon`: no other request needs `request`."""
@@ -216,8 +210,8 @@ class RequestQueue(WaitingLine):
                 entry.queued = False
                 self._len -= 1
                 self._nbytes -= request.nbytes
-                if entry.timed is not None:
-                    self._disarm(entry)
+                if entry.timer:
+                    self._timers.drop(entry.timer)
                 (self._cancelled if request.cancelled else taken).append(request)
         if not self._levels.fixed:
             self._levels.served()
@@ -234,18 +228,14 @@ class RequestQueue(WaitingLine):
         ]
         del self._cancelled[:at_most]
         looks = at_most - len(ended)
-        heap = self._heap
-        while looks > 0 and heap and heap[0][0] <= now:
-            due, _, entry = heappop(heap)
-            request = entry.timed
-            if request is None:
-                continue
+        while looks > 0 and (request := self._timers.pop_due(now)) is not None:
             looks -= 1
-            self._disarm(entry)
+            entry = request.queue_entry
+            assert isinstance(entry, QueueEntry), "a timer runs for a request that is not queued"
             error: TritiumError
             if request.cancelled:
                 error = Cancelled("")
-            elif due < min(entry.expires, request.deadline):
+            elif self._ageing and entry.rises < min(entry.expires, request.deadline):
                 self._rise(request, entry)
                 continue
             elif entry.expires > request.deadline:
@@ -263,13 +253,7 @@ class RequestQueue(WaitingLine):
         """See `WaitingLine.next_expiry`."""
         if self._cancelled:
             return -math.inf
-        heap = self._heap
-        while heap:
-            due, _, entry = heap[0]
-            if entry.timed is not None:
-                return due
-            heappop(heap)
-        return math.inf
+        return self._timers.next_due()
 
     def drain(self) -> list[InferRequest]:
         """Remove and return everything, in scan order, cancelled requests included."""
@@ -277,7 +261,6 @@ class RequestQueue(WaitingLine):
         for request in everything:
             self.abandon(request, math.inf)
         self._cancelled.clear()
-        self._heap.clear()
         return everything
 
     def shares(self) -> Mapping[str, TenantShare] | None:
@@ -343,8 +326,8 @@ class RequestQueue(WaitingLine):
         entry.queued = False
         self._len -= 1
         self._nbytes -= request.nbytes
-        if entry.timed is not None:
-            self._disarm(entry)
+        if entry.timer:
+            self._timers.drop(entry.timer)
 
     def _delay(self, request: InferRequest, entry: QueueEntry) -> None:
         """Move a request behind the unexpired ones of its level; only its own deadline still runs."""
@@ -353,8 +336,7 @@ class RequestQueue(WaitingLine):
         entry.lane[request] = entry
         entry.expires = math.inf
         due = min(request.deadline, entry.rises) if self._ageing else request.deadline
-        if due < math.inf:
-            self._arm(request, entry, due)
+        entry.timer = self._timers.set(due, request) if due < math.inf else 0
 
     def _rise(self, request: InferRequest, entry: QueueEntry) -> None:
         """Move a request that has waited long enough behind those of the level above.
@@ -366,23 +348,10 @@ class RequestQueue(WaitingLine):
         del entry.lane[request]
         lane[request] = entry
         entry.level, entry.lane = level, lane
-        heappush(level.risen, (entry.enqueued_at, next(self._turn), entry))
+        heappush(level.risen, (entry.enqueued_at, next(self._risen), entry))
         entry.rises = entry.rises + self._ageing if level.number > 1 else math.inf
         due = min(entry.expires, request.deadline, entry.rises)
-        if due < math.inf:
-            self._arm(request, entry, due)
-
-    def _arm(self, request: InferRequest, entry: QueueEntry, due: float) -> None:
-        entry.timed = request
-        self._armed += 1
-        heappush(self._heap, (due, next(self._turn), entry))
-        if len(self._heap) > 2 * self._armed + _STALE_ALLOWED:
-            self._heap[:] = [item for item in self._heap if item[2].timed is not None]
-            heapify(self._heap)
-
-    def _disarm(self, entry: QueueEntry) -> None:
-        entry.timed = None
-        self._armed -= 1
+        entry.timer = self._timers.set(due, request) if due < math.inf else 0
 
 
 def _deadline_passed(request: InferRequest, waited: float) -> DeadlineExceeded:

@@ -13,17 +13,18 @@ from typing import Final, Generic, TypeVar
 
 Target = TypeVar("Target")
 
-# Stale items tolerated before the heap is rebuilt; below this a rebuild is not worth its bookkeeping.
-_STALE_ALLOWED: Final = 64
+# Items below which the heap is not cleaned: it would not be worth it.
+_FEW: Final = 64
 
 
 class Timers(Generic[Target]):
     """Times on the caller's clock, each with a target. Timers' numbers are positive and never used again."""
 
-    __slots__ = ("_heap", "_numbers", "_targets")
+    __slots__ = ("_clean_at", "_heap", "_numbers", "_targets")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []
+        self._clean_at = _FEW  # how many items it has when it is cleaned next
         self._numbers = count(1)
         self._targets: dict[int, Target] = {}
 
@@ -35,10 +36,12 @@ class Timers(Generic[Target]):
         """Start a timer and return its number. Takes constant time, apart from a logarithm."""
         number = next(self._numbers)
         self._targets[number] = target
-        heappush(self._heap, (due, number))
-        if len(self._heap) > 2 * len(self._targets) + _STALE_ALLOWED:
-            self._heap = [item for item in self._heap if item[1] in self._targets]
-            heapify(self._heap)
+        heap = self._heap
+        heappush(heap, (due, number))
+        if len(heap) > self._clean_at:
+            heap[:] = [item for item in heap if item[1] in self._targets]
+            heapify(heap)
+            self._clean_at = 2 * len(heap) + _FEW
         return number
 
     def drop(self, number: int) -> None:

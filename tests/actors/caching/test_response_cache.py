@@ -43,7 +43,7 @@ class Near:
             log=lambda event, **keys: self.logged.append((str(event), keys)),
         )
         self.model = Stage(nursery, stages=[self.cache.of], response_cache=True, **changes)
-        nursery.start_soon(self.cache.keep_appointments, Context())
+        nursery.start_soon(self.cache.keep_deadlines, Context())
 
     @property
     def state(self):
@@ -432,10 +432,10 @@ async def test_who_is_given_up_while_its_key_is_made_is_not_remembered_until_its
     await nursery.start(lambda task_status: at.cache.hashing.run(Started(task_status)))
     request = at.request(1.0, elements=WIDE, deadline=trio.current_time() + 1000.0)
     await at.state.submit(request)
-    assert len(at.cache.appointments) == 1
+    assert len(at.cache.deadlines) == 1
     at.state.intake.fail_queued(Unavailable("gone"))
     assert request.reply.error is not None
-    assert len(at.cache.appointments) == 0
+    assert len(at.cache.deadlines) == 0
 
 
 async def test_where_the_hasher_dies_who_waits_for_it_runs(near, nursery):
@@ -652,7 +652,7 @@ async def play(far, plan):
         assert [len(each.reply.parts) for each in sent] == [1] * len(sent)
         assert at.state.stages[0].waiting == 0
         assert at.cache.bugs == 0
-        assert len(at.cache.appointments) == 0
+        assert len(at.cache.deadlines) == 0
         assert not at.state.statistics.reply_violations
         nursery.cancel_scope.cancel()
 

@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from actors.sequences.policy.sequences import sequencing_of
 from actors.serving.policy.batching import Dispatch, Wait
-from actors.serving.policy.timers import Timers
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, Internal, InvalidArgument, Unavailable
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
@@ -589,19 +588,6 @@ def test_a_probe_is_a_sequence_of_its_own():
     assert [each.as_numpy().item() for each in probe.extra] == [1, True, 1.0, 0]
     finish(model, [probe])
     assert model.counts().free_slots == 4
-
-
-def test_timers_forget_what_is_dropped():
-    timers = Timers()
-    numbers = [timers.set(float(n), n) for n in range(200)]
-    for number in numbers[:150]:
-        timers.drop(number)
-    assert timers.next_due() == 150.0
-    assert timers.pop_due(149.0) is None
-    assert [timers.pop_due(151.0) for _ in range(3)] == [150, 151, None]
-    timers.set(0.0, "new")
-    assert timers.pop_due(0.0) == "new"
-    assert len(timers) == 48
 
 
 class Sequences(RuleBasedStateMachine):
