@@ -7,7 +7,7 @@ makes meanwhile.
 from __future__ import annotations
 
 from actors.serving.model import ModelState
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.serving.standing import Status
 from actors.values.errors import TritiumError
 from actors.values.requests import ServedModel

@@ -44,7 +44,7 @@ from actors.catalog.operations import (
 from actors.catalog.parts import Parts
 from actors.catalog.settling import Change, Changed, Left, Listed, News
 from actors.serving.policy.coming_back import after_load
-from actors.serving.router import OnTheWay, ambiguous
+from actors.serving.routing.router import OnTheWay, ambiguous
 from actors.supervision.context import ChildContext
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
 from actors.supervision.supervisor import Supervisor

@@ -14,7 +14,7 @@ import trio
 from actors.catalog.found import FoundModel, LocalCopy
 from actors.serving.model import ModelState
 from actors.serving.probing import ProbeOutcome, passes, probe
-from actors.serving.roster import Roster
+from actors.serving.routing.roster import Roster
 from actors.serving.standing import Status
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import Internal, InvalidArgument

@@ -29,7 +29,7 @@ from actors.health.verdicts import Verdict, VersionFacts, judge
 from actors.health.watches import Watch
 from actors.seams.bell import Bell
 from actors.serving.model import ModelState
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.serving.standing import Status
 from actors.supervision.context import ChildContext
 from actors.values.events import Event, Log

@@ -13,7 +13,7 @@ from actors.residency.dormant import Dormant, WaitingRoom
 from actors.residency.policy import Newcomer, estimate
 from actors.seams.bell import Bell
 from actors.serving.model import ModelState
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.values.specs import ModelKey, ModelSpec
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from actors.serving.quantiles import SlidingQuantiles
-from actors.serving.roster import LoadCounts
+from actors.serving.routing.roster import LoadCounts
 from actors.serving.statistics import FailureReason, Histogram, LatencySummaries, ModelStatistics
 from actors.values.families import (
     Block,

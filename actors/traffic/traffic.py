@@ -23,7 +23,7 @@ import trio
 
 from actors.seams.bell import Bell
 from actors.serving.model import ModelState
-from actors.serving.roster import Roster
+from actors.serving.routing.roster import Roster
 from actors.serving.statistics import FailureReason
 from actors.supervision.context import ChildContext
 from actors.traffic.mirror import Finished, MirrorCounts, Mirroring, compare_finished

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import trio
 
-from actors.serving.roster import RELOAD_FAILED
+from actors.serving.routing.roster import RELOAD_FAILED
 from chaos.simulation.asking import ask_grpc
 from chaos.simulation.judging.exposition import Malformed, read
 from chaos.simulation.outcomes import ANSWERED, LOST

@@ -13,7 +13,7 @@ import trio
 
 from actors.catalog.catalog import Catalog
 from actors.catalog.operations import Listing, ModelSource
-from actors.serving.roster import Roster
+from actors.serving.routing.roster import Roster
 from actors.values.interfaces import UNLOADED, IndexEntry
 from actors.values.specs import ModelKey
 

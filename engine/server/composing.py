@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from google.protobuf.json_format import ParseDict
 
 from actors.catalog.found import FoundModel
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.values.errors import TritiumError
 from actors.values.interfaces import UNLOADED
 from actors.values.specs import Ensemble, ModelKey, ModelSpec, OutputSpec

@@ -13,7 +13,7 @@ from actors.health.readiness import Readiness
 from actors.residency.families import residency_blocks
 from actors.residency.residents import Residents
 from actors.serving.families import load_blocks
-from actors.serving.roster import Roster
+from actors.serving.routing.roster import Roster
 from actors.traffic.families import traffic_blocks
 from actors.traffic.traffic import TrafficControl
 from actors.values.families import once

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from actors.calls.subjects import Caller, Subjects
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.values.errors import InvalidArgument, Unavailable
 from actors.values.interfaces import Health, Repository
 from actors.values.specs import ModelSpec

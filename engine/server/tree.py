@@ -33,7 +33,7 @@ from actors.residency.residents import Residents
 from actors.seams.given import giving
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.records import Recorder
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.supervision.errors import IntensityExceeded
 from actors.supervision.events import Event as SupervisionEvent
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Strategy

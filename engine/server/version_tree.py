@@ -27,15 +27,15 @@ from actors.serving import batcher
 from actors.serving.instances import instance
 from actors.serving.instances.comeback import Comeback
 from actors.serving.instances.instance import Launcher
+from actors.serving.instances.load_turns import LoadTurns
 from actors.serving.instances.recycling import Measure, Recycler
-from actors.serving.load_turns import LoadTurns
 from actors.serving.model import ModelState
 from actors.serving.policy.holding import HoldBack, StartAfter
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.ports import BatchObserver, Stage
 from actors.serving.recorded_model import RecordObserver, RecordStage
 from actors.serving.records import Recorder
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.serving.standing import InstanceState, Status
 from actors.supervision.context import ChildContext
 from actors.supervision.errors import NoSuchChild, NotRunning, SupervisionError

@@ -12,7 +12,7 @@ from actors.catalog.found import FoundModel
 from actors.catalog.loading import Surroundings
 from actors.catalog.operations import Listing, Unreadable
 from actors.serving.model import ModelState
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.supervision.spec import ChildSpec, Strategy

@@ -14,7 +14,7 @@ import trio
 from actors.calls.subjects import Subjects
 from actors.serving.model import ModelState
 from actors.serving.records import Recorder
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.supervision.supervisor import Supervisor
 from actors.values.datatypes import DataType
 from actors.values.errors import TritiumError

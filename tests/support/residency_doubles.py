@@ -18,7 +18,7 @@ from actors.residency.policy import UNKNOWN_OVERHEAD
 from actors.residency.residents import Residents
 from actors.serving.batcher import run as run_scheduler
 from actors.serving.model import ModelState
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.supervision.spec import ChildSpec, Strategy

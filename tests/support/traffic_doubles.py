@@ -5,7 +5,7 @@ import trio
 
 from actors.serving.instances.batches import InFlight
 from actors.serving.model import ModelState
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.serving.standing import Status
 from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.traffic.traffic import TrafficControl

@@ -27,10 +27,10 @@ from actors.serving.deaths import settle
 from actors.serving.instances.batches import InFlight
 from actors.serving.instances.comeback import Comeback
 from actors.serving.instances.load_errors import without_importing
+from actors.serving.instances.load_turns import LoadTurns
 from actors.serving.instances.output import LineBudget, OutputReader
 from actors.serving.instances.pipe import Pipe
 from actors.serving.instances.worker import LiveWorker, Slow
-from actors.serving.load_turns import LoadTurns
 from actors.serving.model import ModelState
 from actors.serving.policy.confinement import Usage, judge, next_look
 from actors.serving.policy.retries import (

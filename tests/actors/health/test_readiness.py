@@ -7,7 +7,7 @@ from trio.testing import wait_all_tasks_blocked
 from actors.health.readiness import Readiness
 from actors.serving.batcher import run as run_scheduler
 from actors.serving.model import ModelState
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.values.errors import ErrorCode, NotFound, Unavailable

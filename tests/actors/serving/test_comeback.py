@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from actors.serving.instances.comeback import PATIENCE, Comeback
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.serving.standing import InstanceState, Status
 from actors.supervision.context import Stopping
 from actors.supervision.supervisor import Supervisor

@@ -18,7 +18,7 @@ from actors.seams import faults
 from actors.serving.deaths import settle
 from actors.serving.model import ModelState
 from actors.serving.policy.retries import Aftermath
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.serving.standing import Status
 from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.supervision.spec import Strategy

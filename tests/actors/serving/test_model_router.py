@@ -3,7 +3,7 @@
 import pytest
 
 from actors.serving.model import ModelState
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.values.errors import ErrorCode, InvalidArgument, NotFound, Unavailable

@@ -7,7 +7,7 @@ import trio
 
 from actors.serving.recorded_model import RecordObserver, RecordStage
 from actors.serving.records import NAMED_AT_MOST, Recorder, named, record_of
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.supervision.supervisor import Supervisor
 from actors.values.events import Event
 from actors.values.requests import FLAG_SEQUENCE_START

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.serving.policy.fairness import TenantShare
 from actors.serving.policy.slo import SloSample
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor

@@ -3,7 +3,7 @@
 from actors.health.families import readiness_blocks
 from actors.health.probes import ProbeCounts
 from actors.serving.families import load_blocks
-from actors.serving.roster import LoadCounts
+from actors.serving.routing.roster import LoadCounts
 from engine.observability.metrics import Exposition
 
 

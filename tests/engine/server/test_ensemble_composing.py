@@ -10,7 +10,7 @@ import trio
 
 from actors.catalog.found import FoundModel
 from actors.serving.model import ModelState
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.values.datatypes import DataType

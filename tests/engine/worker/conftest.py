@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from actors.serving.model import ModelState
-from actors.serving.router import Router
+from actors.serving.routing.router import Router
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
 from actors.values.datatypes import DataType

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from actors.serving.roster import Roster
+from actors.serving.routing.roster import Roster
 from actors.serving.standing import Status
 from actors.values.errors import InvalidArgument, NotFound, Unavailable
 from actors.values.requests import ServedModel
