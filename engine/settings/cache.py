@@ -1,29 +1,102 @@
 """Which response cache the operator asked for.
 
+The settings of each cache are a sheet of their own: `--cache-config=redis,port=6379` gives one of them.
+
 Contract: repository.md section 10, scheduling.md section 8.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from engine.settings.forms import SettingsError, integer, to_size, truth
 from engine.settings.option import Given
+from engine.settings.sheet import declared, entries_of, read_sheet
 
 USERNAME_VARIABLE: Final = "TRITONCACHE_REDIS_USERNAME"
 PASSWORD_VARIABLE: Final = "TRITONCACHE_REDIS_PASSWORD"
 
 CACHE_BYTES: Final = integer("BYTES", most=2**63 - 1, wide=True)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What was given for one cache, by setting, and the environment."""
+
+    cache: str = ""
+    given: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def _setting(
+    name: str, default: str, read: Callable[[str, str], T], *, variable: str = "", secret: bool = False
+) -> T:
+    """Declare a setting. `read` takes its word and its name, such as `redis,port`; `variable` stands in for an empty word."""
+
+    def from_words(words: _Words) -> T:
+        word = words.given.get(name, default) or words.environ.get(variable, "")
+        return read(word, f"{words.cache},{name}")
+
+    return declared(from_words, _Words, name, secret=secret)
+
+
+def _needed(such_as: str, read: Callable[[str, str], T]) -> Callable[[str, str], T]:
+    def read_one(word: str, name: str) -> T:
+        if not word:
+            cache, _, setting = name.partition(",")
+            raise SettingsError(
+                f"--cache-config {cache} needs '{setting}'", hint=f"--cache-config={name}={such_as}"
+            )
+        return read(word, name)
+
+    return read_one
+
+
+def _text(word: str, name: str) -> str:
+    return word
+
+
+def _size(word: str, name: str) -> int:
+    return to_size(word, f"cache-config={name}")
+
+
+def _switch(word: str, name: str) -> bool:
+    value = truth(word)
+    if value is None:
+        raise SettingsError(f"--cache-config {name} takes true or false. Got {word.lower()}")
+    return value
+
+
+def _number(least: int = 0, most: int = 2**31 - 1) -> Callable[[str, str], int]:
+    def read(word: str, name: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,10}", word) or not least <= int(word) <= most:
+            raise SettingsError(
+                f"--cache-config {name} takes a whole number from {least} to {most}. Got {word}"
+            )
+        return int(word)
+
+    return read
+
+
+def _milliseconds(word: str, name: str) -> float:
+    return _number()(word, name) / 1000
+
+
+def _port(word: str, name: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", word) or not 0 < int(word) < 65536:
+        raise SettingsError(f"--cache-config {name} takes 1 to 65535. Got {word}")
+    return int(word)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCache:
     """A cache in the server's memory, of up to `size` bytes."""
 
-    size: int
+    size: int = _setting("size", "", _needed("1048576", _size))
 
     def options(self) -> list[tuple[str, str]]:
         """Return what an operator wants to see at start-up."""
@@ -37,26 +110,41 @@ class RedisTls:
     If they are empty: the system's authorities, no client certificate, and `host`.
     """
 
-    cert: str = ""
-    key: str = ""
-    cacert: str = ""
-    sni: str = ""
+    cert: str = _setting("cert", "", _text)
+    key: str = _setting("key", "", _text)
+    cacert: str = _setting("cacert", "", _text)
+    sni: str = _setting("sni", "", _text)
+
+
+def _tls(words: _Words) -> RedisTls | None:
+    tls = read_sheet(RedisTls, words)
+    if not _switch(words.given.get("tls_enabled", "false"), f"{words.cache},tls_enabled"):
+        for name in entries_of(RedisTls):
+            if words.given.get(name):
+                raise SettingsError(
+                    f"--cache-config {words.cache},{name} has no meaning without TLS",
+                    hint=f"--cache-config={words.cache},tls_enabled=true",
+                )
+        return None
+    if bool(tls.cert) != bool(tls.key):
+        raise SettingsError(f"--cache-config {words.cache}: 'cert' and 'key' go together")
+    return tls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisCache:
     """A cache in a Redis server. Times are seconds; 0 leaves it to Tritium."""
 
-    host: str
-    port: int
-    user: str = ""
-    password: str = field(default="", repr=False)
-    db: int = 0
-    connect_timeout: float = 0.0
-    socket_timeout: float = 0.0
-    pool_size: int = 1
-    wait_timeout: float = 1.0
-    tls: RedisTls | None = None
+    host: str = _setting("host", "", _needed("localhost", _text))
+    port: int = _setting("port", "", _needed("6379", _port))
+    user: str = _setting("user", "", _text, variable=USERNAME_VARIABLE)
+    password: str = _setting("password", "", _text, variable=PASSWORD_VARIABLE, secret=True)
+    db: int = _setting("db", "0", _number())
+    connect_timeout: float = _setting("connect_timeout", "0", _milliseconds)
+    socket_timeout: float = _setting("socket_timeout", "0", _milliseconds)
+    pool_size: int = _setting("pool_size", "1", _number(1, 1024))
+    wait_timeout: float = _setting("wait_timeout", "1000", _milliseconds)
+    tls: RedisTls | None = declared(_tls, _Words, "tls_enabled", *entries_of(RedisTls))
 
     def options(self) -> list[tuple[str, str]]:
         """Return what an operator wants to see at start-up, which is not the password."""
@@ -65,6 +153,7 @@ class RedisCache:
 
 
 CacheSettings: TypeAlias = LocalCache | RedisCache
+_CACHES: Final[Mapping[str, type[CacheSettings]]] = {"local": LocalCache, "redis": RedisCache}
 
 
 def read_cache(given: Given) -> CacheSettings | None:
@@ -85,123 +174,21 @@ def read_cache(given: Given) -> CacheSettings | None:
             "found multiple cache configurations, but only a single cache is currently supported",
             hint="--cache-config was given for " + " and ".join(f"'{name}'" for name in caches),
         )
-    for name, settings in caches.items():
-        reader = _READERS.get(name)
-        if reader is None:
+    for name, words in caches.items():
+        if name not in _CACHES:
             raise SettingsError(
                 f"--cache-config names an unknown cache '{name}'", hint="the caches are local and redis"
             )
-        return reader(_Options(name, settings), given.environ)
-    return None
-
-
-class _Options:
-    """One cache's settings."""
-
-    def __init__(self, cache: str, settings: Mapping[str, str]) -> None:
-        self._cache = cache
-        self._settings = settings
-
-    def text(self, name: str, default: str = "") -> str:
-        return self._settings.get(name, default)
-
-    def required(self, name: str, such_as: str) -> str:
-        value = self.text(name)
-        if not value:
-            raise SettingsError(
-                f"--cache-config {self._cache} needs '{name}'",
-                hint=f"--cache-config={self._cache},{name}={such_as}",
-            )
-        return value
-
-    def number(self, name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -> int:
-        word = self.text(name, str(default))
-        if not re.fullmatch(r"[0-9]{1,10}", word) or not least <= int(word) <= most:
-            raise SettingsError(
-                f"--cache-config {self._cache},{name} takes a whole number from {least} to {most}. Got {word}"
-            )
-        return int(word)
-
-    def milliseconds(self, name: str, default: int) -> float:
-        return self.number(name, default) / 1000
-
-    def switch(self, name: str) -> bool:
-        word = self.text(name, "false").lower()
-        value = truth(word)
-        if value is None:
-            raise SettingsError(f"--cache-config {self._cache},{name} takes true or false. Got {word}")
-        return value
-
-    def refuse_others(self, known: Sequence[str]) -> None:
-        """Raise SettingsError for a setting that is not `known`.
-
-        This comes before other checks, because a setting that is missing may have been misspelt.
-        """
-        for name in self._settings:
-            if name not in known:
+        known = list(entries_of(_CACHES[name]))
+        # This comes before other checks, because a setting that is missing may have been misspelt.
+        for setting in words:
+            if setting not in known:
                 raise SettingsError(
-                    f"unknown --cache-config setting '{name}' of cache '{self._cache}'",
+                    f"unknown --cache-config setting '{setting}' of cache '{name}'",
                     hint="settings are " + ", ".join(known),
                 )
-
-
-def _local(options: _Options, _: Mapping[str, str]) -> LocalCache:
-    options.refuse_others(("size",))
-    size = to_size(options.required("size", "1048576"), "cache-config=local,size")
-    return LocalCache(size=size)
-
-
-_TLS: Final = ("cert", "key", "cacert", "sni")
-_REDIS: Final = (
-    "host",
-    "port",
-    "user",
-    "password",
-    "db",
-    "connect_timeout",
-    "socket_timeout",
-    "pool_size",
-    "wait_timeout",
-    "tls_enabled",
-    *_TLS,
-)
-
-
-def _redis(options: _Options, environ: Mapping[str, str]) -> RedisCache:
-    options.refuse_others(_REDIS)
-    files = {name: options.text(name) for name in _TLS}
-    tls = RedisTls(**files) if options.switch("tls_enabled") else None
-    if tls is None and any(files.values()):
-        given = next(name for name, value in files.items() if value)
-        raise SettingsError(
-            f"--cache-config redis,{given} has no meaning without TLS",
-            hint="--cache-config=redis,tls_enabled=true",
-        )
-    if bool(files["cert"]) != bool(files["key"]):
-        raise SettingsError("--cache-config redis: 'cert' and 'key' go together")
-    host = options.required("host", "localhost")
-    return RedisCache(
-        host=host,
-        port=_port(options),
-        user=options.text("user") or environ.get(USERNAME_VARIABLE, ""),
-        password=options.text("password") or environ.get(PASSWORD_VARIABLE, ""),
-        db=options.number("db", 0),
-        connect_timeout=options.milliseconds("connect_timeout", 0),
-        socket_timeout=options.milliseconds("socket_timeout", 0),
-        pool_size=options.number("pool_size", 1, least=1, most=1024),
-        wait_timeout=options.milliseconds("wait_timeout", 1000),
-        tls=tls,
-    )
-
-
-def _port(options: _Options) -> int:
-    word = options.required("port", "6379")
-    if not re.fullmatch(r"[0-9]{1,5}", word) or not 0 < int(word) < 65536:
-        raise SettingsError(f"--cache-config redis,port takes 1 to 65535. Got {word}")
-    return int(word)
-
-
-_READERS: Final[Mapping[str, Callable[[_Options, Mapping[str, str]], CacheSettings]]] = {
-    "local": _local,
-    "redis": _redis,
-}
+        those = _Words(name, words, given.environ)
+        if name == "redis":
+            _tls(those)  # what is wrong with TLS is told first
+        return read_sheet(_CACHES[name], those)
+    return None

@@ -100,14 +100,17 @@ def number(metavar: str = "SECONDS") -> Form[float]:
     return Form(metavar, read, read)
 
 
-def one_of(metavar: str, complaint: str, *choices: T) -> Form[T]:
+def one_of(metavar: str, *choices: T, complaint: str = "") -> Form[T]:
     """Return the form of a word that is one of the choices, in any letter case."""
     by_word: dict[str, T] = {str(choice).lower(): choice for choice in choices}
     words = tuple(map(str, choices))
 
     def read(word: str, name: str) -> T:
         if word.lower() not in by_word:
-            raise SettingsError(complaint, hint=f"--{name} was given '{word}'; it takes {' or '.join(words)}")
+            raise SettingsError(
+                complaint or f"invalid argument for --{name}",
+                hint=f"--{name} was given '{word}'; it takes {' or '.join(words)}",
+            )
         return by_word[word.lower()]
 
     return Form(metavar, read, read, words)

@@ -32,6 +32,14 @@ from engine.settings.re2 import compiled
 from protocols.transport.room import AddressLimit, Network
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
+_COMPRESSION: Final[Form[CompressionLevel]] = one_of(
+    "LEVEL",
+    "none",
+    "low",
+    "medium",
+    "high",
+    complaint="invalid argument for --grpc_infer_response_compression_level",
+)
 
 RESTRICTABLE_APIS: Final = (
     "health",
@@ -76,29 +84,24 @@ def _network(word: str) -> Network:
 class ConnectionSettings:
     """How many connections each port has, and how long one may be idle (seconds, `math.inf` for ever)."""
 
-    most: int = Group.SERVER.option(
-        "--max-connections=8192",
-        integer("N", least=1),
+    most: int = Group.SERVER.option("--max-connections=8192", integer("N", least=1)).means(
         "Tritium's own: how many connections each port has at once. Beyond them, those that are idle or slow make"
-        " room for others, the longest idle first.",
+        " room for others, the longest idle first."
     )
     idle_timeout: float = Group.SERVER.option(
-        "--connection-idle-timeout-secs=600",
-        number().into(lambda seconds: seconds or math.inf),
-        "Tritium's own: how long a connection of HTTP or gRPC is kept without a request; 0: for ever.",
-    )
+        "--connection-idle-timeout-secs=600", number().into(lambda seconds: seconds or math.inf)
+    ).means("Tritium's own: how long a connection of HTTP or gRPC is kept without a request; 0: for ever.")
     per_address: int = Group.SERVER.option(  # 0: any number
-        "--max-connections-per-address=0",
-        integer("N"),
+        "--max-connections-per-address=0", integer("N")
+    ).means(
         "Tritium's own: how many connections one address may have at each port, an IPv6 network of 64 bits counting as"
-        " one address; 0: any number. Balancers and NAT give many clients one address: name them by --trusted-proxies.",
+        " one address; 0: any number. Balancers and NAT give many clients one address: name them by --trusted-proxies."
     )
     trusted: tuple[Network, ...] = Group.SERVER.collected(
-        "--trusted-proxies",
-        "NETWORK[,NETWORK...]",
-        _networks,
+        "--trusted-proxies", "NETWORK[,NETWORK...]", _networks
+    ).means(
         "Tritium's own: addresses and networks, such as 10.0.0.0/8, that --max-connections-per-address does not count."
-        " Repeatable.",
+        " Repeatable."
     )
 
     @property
@@ -266,43 +269,29 @@ class KeepaliveSettings:
     arguments of these names.
     """
 
-    time: float = Group.GRPC.option(
-        "--grpc-keepalive-time=7200000",
-        _milliseconds(least=1),
-        "Ping a connection on which nothing has come for so long; 2147483647: never.",
+    time: float = Group.GRPC.option("--grpc-keepalive-time=7200000", _milliseconds(least=1)).means(
+        "Ping a connection on which nothing has come for so long; 2147483647: never."
     )
-    timeout: float = Group.GRPC.option(
-        "--grpc-keepalive-timeout=20000",
-        _milliseconds(least=1),
-        "Close a connection whose ping is not answered for so long.",
+    timeout: float = Group.GRPC.option("--grpc-keepalive-timeout=20000", _milliseconds(least=1)).means(
+        "Close a connection whose ping is not answered for so long."
     )
-    permit_without_calls: bool = Group.GRPC.option(
-        "--grpc-keepalive-permit-without-calls=false",
-        BOOL,
-        "Send, and allow, such pings while no call is under way.",
+    permit_without_calls: bool = Group.GRPC.option("--grpc-keepalive-permit-without-calls=false", BOOL).means(
+        "Send, and allow, such pings while no call is under way."
     )
     max_pings_without_data: int = Group.GRPC.option(
-        "--grpc-http2-max-pings-without-data=2",
-        integer("N"),
-        "How many pings are sent without data between them; 0: any number.",
-    )
+        "--grpc-http2-max-pings-without-data=2", integer("N")
+    ).means("How many pings are sent without data between them; 0: any number.")
     min_ping_interval_without_data: float = Group.GRPC.option(
-        "--grpc-http2-min-recv-ping-interval-without-data=300000",
-        _milliseconds(),
-        "A client that pings more often than this, without data between its pings, earns a strike.",
+        "--grpc-http2-min-recv-ping-interval-without-data=300000", _milliseconds()
+    ).means("A client that pings more often than this, without data between its pings, earns a strike.")
+    max_ping_strikes: int = Group.GRPC.option("--grpc-http2-max-ping-strikes=2", integer("N")).means(
+        "How many strikes are borne before the connection is closed; 0: any number."
     )
-    max_ping_strikes: int = Group.GRPC.option(
-        "--grpc-http2-max-ping-strikes=2",
-        integer("N"),
-        "How many strikes are borne before the connection is closed; 0: any number.",
+    max_connection_age: float = Group.GRPC.option("--grpc-max-connection-age", _AGE).means(
+        "Have clients connect anew after so long. [default: never]"
     )
-    max_connection_age: float = Group.GRPC.option(
-        "--grpc-max-connection-age", _AGE, "Have clients connect anew after so long. [default: never]"
-    )
-    max_connection_age_grace: float = Group.GRPC.option(
-        "--grpc-max-connection-age-grace",
-        _AGE,
-        "How long calls may then take before they are cut off. [default: for ever]",
+    max_connection_age_grace: float = Group.GRPC.option("--grpc-max-connection-age-grace", _AGE).means(
+        "How long calls may then take before they are cut off. [default: for ever]"
     )
 
 
@@ -313,18 +302,13 @@ class GrpcSettings:
     Port 0 lets the kernel choose; an empty `unix_socket` is none.
     """
 
-    address: str = Group.GRPC.option("--grpc-address=0.0.0.0", text("ADDRESS"), "Where gRPC listens.")
-    port: int = Group.GRPC.option("--grpc-port=8001", PORT, "On which port; 0 lets the kernel choose.")
-    reuse_port: bool = Group.GRPC.option(
-        "--reuse-grpc-port=false",
-        BOOL,
-        "Let several servers listen on that port; the kernel deals connections out among them.",
+    address: str = Group.GRPC.option("--grpc-address=0.0.0.0", text("ADDRESS")).means("Where gRPC listens.")
+    port: int = Group.GRPC.option("--grpc-port=8001", PORT).means("On which port; 0 lets the kernel choose.")
+    reuse_port: bool = Group.GRPC.option("--reuse-grpc-port=false", BOOL).means(
+        "Let several servers listen on that port; the kernel deals connections out among them."
     )
-    unix_socket: str = Group.GRPC.option(
-        "--grpc-unix-socket",
-        Form("PATH", _unix_socket),
-        "Tritium's own: listen on a Unix socket at PATH too, without TLS; clients name it unix:PATH.",
-        _if_served,
+    unix_socket: str = Group.GRPC.option("--grpc-unix-socket", Form("PATH", _unix_socket), _if_served).means(
+        "Tritium's own: listen on a Unix socket at PATH too, without TLS; clients name it unix:PATH."
     )
     tls: TlsFiles | None = combined(  # on the port; the Unix socket speaks without
         _tls,
@@ -347,34 +331,22 @@ class GrpcSettings:
         Group.GRPC.flag("--grpc-root-cert", text("FILE"), "The certificates that vouch for clients, PEM."),
     )
     connection_bytes: int = Group.GRPC.option(
-        "--grpc-connection-bytes=64MiB",
-        Form("SIZE", _connection_bytes),
+        "--grpc-connection-bytes=64MiB", Form("SIZE", _connection_bytes)
+    ).means(
         "Tritium's own: what one connection may have under way in requests and in answers, each: bytes, or"
-        " a size such as 8MiB, 128KiB at least. One request, or one answer, that is larger goes alone.",
+        " a size such as 8MiB, 128KiB at least. One request, or one answer, that is larger goes alone."
     )
     compression: CompressionLevel = Group.GRPC.option(
-        "--grpc-infer-response-compression-level=none",
-        one_of(
-            "LEVEL",
-            "invalid argument for --grpc_infer_response_compression_level",
-            "none",
-            "low",
-            "medium",
-            "high",
-        ),
-        "Compress answers of the inference calls for clients that accept it: none, low, medium, high.",
-    )
-    header_forward_pattern: str = Group.GRPC.option(
-        "--grpc-header-forward-pattern",
-        PATTERN,
-        "Request metadata whose key matches (anywhere, in any case) become request parameters.",
+        "--grpc-infer-response-compression-level=none", _COMPRESSION
+    ).means("Compress answers of the inference calls for clients that accept it: none, low, medium, high.")
+    header_forward_pattern: str = Group.GRPC.option("--grpc-header-forward-pattern", PATTERN).means(
+        "Request metadata whose key matches (anywhere, in any case) become request parameters."
     )
     restricted_protocol: Mapping[str, RestrictedHeader] = Group.GRPC.collected(
-        "--grpc-restricted-protocol",
-        "API[,API...]:KEY=VALUE",
-        restrictions("protocol", "protocol"),
+        "--grpc-restricted-protocol", "API[,API...]:KEY=VALUE", restrictions("protocol", "protocol")
+    ).means(
         "Answer these APIs, those of --http-restricted-api, only where the metadata"
-        " triton-grpc-protocol-KEY has the value VALUE. Repeatable.",
+        " triton-grpc-protocol-KEY has the value VALUE. Repeatable."
     )
     keepalive: KeepaliveSettings = section(KeepaliveSettings)
 

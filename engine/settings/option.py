@@ -1,6 +1,6 @@
 """What an option is: a field of a settings class, declared once, with the flags that set it.
 
-A settings class is a frozen dataclass whose fields are declared by `option`, `collected`, `combined` and `section`.
+A settings class is a frozen dataclass whose fields are declared by `Group.option`, `Group.collected`, `combined` and `section`.
 The class is the table: the command line, the variables, the help, the errors and docs/options.md follow from it.
 A flag stands in one of three relations to this server:
 
@@ -14,10 +14,10 @@ A flag stands in one of three relations to this server:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from engine.settings.forms import AnyForm, Form, SettingsError, text, to_bool
 from engine.settings.sheet import declared, entries_of, read_sheet
@@ -120,29 +120,53 @@ class Group(Enum):
     COMPATIBLE = "Accepted for Triton's sake, without effect (each one given is named in a warning)"
     REFUSED = "Triton flags that this version refuses, rather than ignore"
 
-    def flag(self, spec: str, form: AnyForm, about: str, *, repeatable: bool = False) -> Flag:
+    def flag(
+        self,
+        spec: str,
+        form: AnyForm,
+        about: str,
+        *,
+        repeatable: bool = False,
+        separator: str = ";",
+        aliases: tuple[str, ...] = (),
+    ) -> Flag:
         """Return a flag of this group that decides a field together with others; see `combined`.
 
         `spec` is the flag with its default, as an operator would write them: `--http-port=8000`.
         """
         name, _, default = spec.removeprefix("--").partition("=")
-        return Flag(self, name, form, default, about, repeatable=repeatable)
+        return Flag(self, name, form, default, about, repeatable, separator, aliases)
 
     def option(
-        self, spec: str, form: Form[T], about: str, then: Callable[[T, Given], T] = lambda value, given: value
-    ) -> T:
-        """Declare a field that one flag decides. `then` may hold it against other flags, and may warn."""
-        flag = self.flag(spec, form, about)
+        self, spec: str, form: Form[T], then: Callable[[T, Given], T] = lambda value, given: value
+    ) -> Option[T]:
+        """Begin to declare a field that one flag decides.
 
-        def read(given: Given) -> T:
+        `then` may hold its value against other flags, and may warn.
+        """
+
+        def read(given: Given, flag: Flag) -> T:
             return then(form.read(given.word(flag.name, flag.default), flag.name), given)
 
-        return combined(read, flag)
+        return Option(self.flag(spec, form, ""), read)
 
-    def collected(self, name: str, metavar: str, read: Callable[[Given, str], T], about: str) -> T:
-        """Declare a field that all words of a repeatable flag decide; `read` is told the flag's name."""
-        flag = self.flag(name, text(metavar), about, repeatable=True)
-        return combined(lambda given: read(given, flag.name), flag)
+    def collected(self, name: str, metavar: str, read: Callable[[Given, str], T]) -> Option[T]:
+        """Begin to declare a field that all words of a repeatable flag decide."""
+        flag = self.flag(name, text(metavar), "", repeatable=True)
+        return Option(flag, lambda given, flag: read(given, flag.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Option(Generic[T]):
+    """A field that one flag decides, but for what it means."""
+
+    flag: Flag
+    read: Callable[[Given, Flag], T]
+
+    def means(self, about: str) -> T:
+        """Declare the field. `about` is its help."""
+        flag = replace(self.flag, help=about)
+        return combined(lambda given: self.read(given, flag), flag)
 
 
 def section(settings: type[T]) -> T:

@@ -21,6 +21,7 @@ from engine.settings.forms import (
 from engine.settings.option import Flag, Given, Group, combined
 
 LogFormat = Literal["default", "ISO8601", "json", "console"]
+_FORMATS: Final[Form[LogFormat]] = one_of("FORMAT", "default", "ISO8601", "json", "console")
 
 _QUANTILES: Final = MappingProxyType({0.5: 0.05, 0.9: 0.01, 0.95: 0.001, 0.99: 0.001, 0.999: 0.001})
 
@@ -43,29 +44,21 @@ class LogSettings:
     With `split_streams`, and without a file, warnings and errors go to stderr.
     """
 
-    verbose: int = Group.LOGGING.option(
-        "--log-verbose=0",
-        Form("LEVEL", _verbosity),
-        "0: off; 1: why each request failed, and with --log-requests each stage of it; 2: more. true is 1.",
+    verbose: int = Group.LOGGING.option("--log-verbose=0", Form("LEVEL", _verbosity)).means(
+        "0: off; 1: why each request failed, and with --log-requests each stage of it; 2: more. true is 1."
     )
-    info: bool = Group.LOGGING.option("--log-info=true", BOOL, "Log information.")
-    warning: bool = Group.LOGGING.option("--log-warning=true", BOOL, "Log warnings.")
-    error: bool = Group.LOGGING.option("--log-error=true", BOOL, "Log errors.")
-    format: LogFormat = Group.LOGGING.option(
-        "--log-format=default",
-        one_of("FORMAT", "invalid argument for --log-format", "default", "ISO8601", "json", "console"),
-        "default and ISO8601: Triton's lines; json: an object a line; console: for reading.",
+    info: bool = Group.LOGGING.option("--log-info=true", BOOL).means("Log information.")
+    warning: bool = Group.LOGGING.option("--log-warning=true", BOOL).means("Log warnings.")
+    error: bool = Group.LOGGING.option("--log-error=true", BOOL).means("Log errors.")
+    format: LogFormat = Group.LOGGING.option("--log-format=default", _FORMATS).means(
+        "default and ISO8601: Triton's lines; json: an object a line; console: for reading."
     )
-    file: str = Group.LOGGING.option("--log-file", text("FILE"), "Append to FILE. [default: stdout]")
-    split_streams: bool = Group.LOGGING.option(
-        "--log-split-streams=false",
-        BOOL,
-        "Tritium's own: warnings and errors go to stderr, as with Triton, and the rest to stdout.",
+    file: str = Group.LOGGING.option("--log-file", text("FILE")).means("Append to FILE. [default: stdout]")
+    split_streams: bool = Group.LOGGING.option("--log-split-streams=false", BOOL).means(
+        "Tritium's own: warnings and errors go to stderr, as with Triton, and the rest to stdout."
     )
-    requests: bool = Group.LOGGING.option(
-        "--log-requests=false",
-        BOOL,
-        "Tritium's own: one line for every request, at its end. `tritium logs` reads them.",
+    requests: bool = Group.LOGGING.option("--log-requests=false", BOOL).means(
+        "Tritium's own: one line for every request, at its end. `tritium logs` reads them."
     )
 
 
@@ -124,14 +117,12 @@ def _quantiles(given: Given) -> Mapping[float, float]:
 class MetricsSettings:
     """What metrics show (contract, observability.md section 1.4). `interval` is seconds."""
 
-    cpu: bool = Group.METRICS.option(
-        "--allow-cpu-metrics=true", BOOL, "Report the machine's CPU and memory use."
+    cpu: bool = Group.METRICS.option("--allow-cpu-metrics=true", BOOL).means(
+        "Report the machine's CPU and memory use."
     )
     interval: float = Group.METRICS.option(
-        "--metrics-interval-ms=2000",
-        integer("MS", least=1).into(lambda ms: ms / 1000),
-        "How old CPU figures may become; what requests count is always current.",
-    )
+        "--metrics-interval-ms=2000", integer("MS", least=1).into(lambda ms: ms / 1000)
+    ).means("How old CPU figures may become; what requests count is always current.")
     counter_latencies: bool = _literal(
         "counter_latencies",
         "true",

@@ -61,6 +61,8 @@ from engine.settings.uris import is_remote, without_query
 
 ControlMode = Literal["none", "poll", "explicit"]
 WorkerEnvironment = Literal["inherit", "minimal"]
+_CONTROL_MODES: Final[Form[ControlMode]] = one_of("MODE", "none", "poll", "explicit")
+_ENVIRONMENTS: Final[Form[WorkerEnvironment]] = one_of("MODE", "inherit", "minimal")
 
 
 def _input_size(word: str, name: str) -> int:
@@ -82,47 +84,32 @@ class Settings:
 
     model_repositories: tuple[str, ...] = combined(  # directories, and s3://, gs:// and as:// URIs
         read_repositories,
-        replace(
-            Group.MODELS.flag(
-                "--model-repository",
-                text("DIR|URI"),
-                "A model repository: a directory, s3://BUCKET/PATH, gs://BUCKET/PATH or"
-                " as://ACCOUNT/CONTAINER/PATH; required, and repeatable. --model-store is the same.",
-                repeatable=True,
-            ),
+        Group.MODELS.flag(
+            "--model-repository",
+            text("DIR|URI"),
+            "A model repository: a directory, s3://BUCKET/PATH, gs://BUCKET/PATH or"
+            " as://ACCOUNT/CONTAINER/PATH; required, and repeatable. --model-store is the same.",
+            repeatable=True,
             separator=":",
             aliases=("model-store",),
         ),
     )
-    control_mode: ControlMode = Group.MODELS.option(
-        "--model-control-mode=none",
-        one_of("MODE", "invalid argument for --model-control-mode", "none", "poll", "explicit"),
+    control_mode: ControlMode = Group.MODELS.option("--model-control-mode=none", _CONTROL_MODES).means(
         "none: load every model at start-up. poll: the same, then follow what changes in the repositories."
         " explicit: load what --load-model names, then what the load and unload requests of the repository"
-        " API ask for.",
+        " API ask for."
     )
-    poll_interval: float = Group.MODELS.option(
-        "--repository-poll-secs=15",
-        number(),
-        "How often poll mode looks at the repositories; decimals, such as 0.5, are Tritium's own.",
-        poll_interval,
+    poll_interval: float = Group.MODELS.option("--repository-poll-secs=15", number(), poll_interval).means(
+        "How often poll mode looks at the repositories; decimals, such as 0.5, are Tritium's own."
     )
-    load_models: tuple[str, ...] = Group.MODELS.collected(
-        "--load-model",
-        "MODEL",
-        read_load_models,
-        "Load MODEL at start-up, in explicit mode; repeatable. '*', alone, stands for every model.",
+    load_models: tuple[str, ...] = Group.MODELS.collected("--load-model", "MODEL", read_load_models).means(
+        "Load MODEL at start-up, in explicit mode; repeatable. '*', alone, stands for every model."
     )
-    namespacing: bool = Group.MODELS.option(
-        "--model-namespacing=false",
-        BOOL,
-        "Let models of several repositories have the same name; otherwise such models are not served.",
+    namespacing: bool = Group.MODELS.option("--model-namespacing=false", BOOL).means(
+        "Let models of several repositories have the same name; otherwise such models are not served."
     )
-    model_config_name: str = Group.MODELS.option(
-        "--model-config-name",
-        text("NAME"),
-        "Prefer configs/NAME.pbtxt of each model to its config.pbtxt.",
-        config_name,
+    model_config_name: str = Group.MODELS.option("--model-config-name", text("NAME"), config_name).means(
+        "Prefer configs/NAME.pbtxt of each model to its config.pbtxt."
     )
     disable_auto_complete_config: bool = combined(
         lambda given: given.has("disable-auto-complete-config") or given.on("strict-model-config"),
@@ -137,104 +124,93 @@ class Settings:
             "Deprecated by Triton: true is --disable-auto-complete-config.",
         ),
     )
-    load_thread_count: int = Group.MODELS.option(
-        "--model-load-thread-count=4", integer("N", least=1), "How many models may load at once."
+    load_thread_count: int = Group.MODELS.option("--model-load-thread-count=4", integer("N", least=1)).means(
+        "How many models may load at once."
     )
-    load_retry_count: int = Group.MODELS.option(
-        "--model-load-retry-count=0", integer("N"), "How often a failed load is tried again."
+    load_retry_count: int = Group.MODELS.option("--model-load-retry-count=0", integer("N")).means(
+        "How often a failed load is tried again."
     )
     resident_memory_limit: str = Group.MODELS.option(
-        "--resident-memory-limit=80%",
-        Form("SIZE", memory_limit),
+        "--resident-memory-limit=80%", Form("SIZE", memory_limit)
+    ).means(
         "Tritium's own: the memory that all models may take before those loaded on demand are evicted,"
         " least recently used first: bytes, a size such as 8GiB, or a share of what the server may use,"
-        " such as 80%.",
+        " such as 80%."
     )
     model_cache_directory: str = Group.MODELS.option(
         "--model-cache-directory",
         text("DIR"),
-        "Tritium's own: where models of remote repositories are kept. [default: tritium in"
-        " ${XDG_CACHE_HOME}, else in ~/.cache]",
         lambda path, given: path or default_cache_directory(given.environ),
+    ).means(
+        "Tritium's own: where models of remote repositories are kept. [default: tritium in"
+        " ${XDG_CACHE_HOME}, else in ~/.cache]"
     )
-    model_cache_size: int = Group.MODELS.option(
-        "--model-cache-size=50GiB",
-        SIZE,
+    model_cache_size: int = Group.MODELS.option("--model-cache-size=50GiB", SIZE).means(
         "Tritium's own: how much of the disk that directory may fill; what was used least recently goes"
-        " first.",
+        " first."
     )
     environment_cache: str = Group.MODELS.option(
         "--environment-cache",
         text("DIR"),
-        "Tritium's own: where the environments of Python models are unpacked and built, once each; servers"
-        " may share it. [default: tritium/environments in ${XDG_CACHE_HOME}, else in ~/.cache]",
         lambda path, given: path or default_environment_cache(given.environ),
+    ).means(
+        "Tritium's own: where the environments of Python models are unpacked and built, once each; servers"
+        " may share it. [default: tritium/environments in ${XDG_CACHE_HOME}, else in ~/.cache]"
     )
 
     backend_settings: Mapping[str, Mapping[str, str]] = Group.BACKENDS.collected(
-        "--backend-config",
-        "[BACKEND,]SETTING=VALUE",
-        read_backend_settings,
-        "A setting for one backend, or for all of them; repeatable.",
-    )
+        "--backend-config", "[BACKEND,]SETTING=VALUE", read_backend_settings
+    ).means("A setting for one backend, or for all of them; repeatable.")
     backend_directory: Path | None = Group.BACKENDS.option(
-        "--backend-directory",
-        Form("DIR", read_backend_directory),
+        "--backend-directory", Form("DIR", read_backend_directory)
+    ).means(
         "Where backends written in Python are, each a folder with a model.py; others are packages with"
-        " entry points.",
+        " entry points."
     )
 
     rate_limit: bool = Group.INSTANCES.option(
-        "--rate-limit=off",
-        one_of("MODE", "invalid argument for --rate-limit", "off", "execution_count").into(
-            lambda mode: mode != "off"
-        ),
+        "--rate-limit=off", one_of("MODE", "off", "execution_count").into(lambda mode: mode != "off")
+    ).means(
         "execution_count: an instance executes only while it holds the resources of its 'rate_limiter', and"
         " who waits for the same ones is served by execution count × priority. off: 'rate_limiter' has no"
-        " effect.",
+        " effect."
     )
     rate_limit_resources: Mapping[tuple[str, int | None], int] = Group.INSTANCES.collected(
-        "--rate-limit-resource",
-        "NAME:COUNT[:DEVICE]",
-        read_resources,
+        "--rate-limit-resource", "NAME:COUNT[:DEVICE]", read_resources
+    ).means(
         "How much there is of a resource: on the GPU DEVICE, or on every device and of a global resource."
-        " Repeatable. [default: the most that any one instance needs]",
+        " Repeatable. [default: the most that any one instance needs]"
     )
     host_policies: Mapping[str, HostPolicy] = Group.INSTANCES.collected(
-        "--host-policy",
-        "NAME,SETTING=VALUE",
-        read_host_policies,
+        "--host-policy", "NAME,SETTING=VALUE", read_host_policies
+    ).means(
         "Run the workers of instances with the host policy NAME on these cores: cpu-cores=0-3,8 or"
         " numa-node=0. An instance group without a 'host_policy' has cpu, gpu_<id> or model, by its kind."
-        " Repeatable.",
+        " Repeatable."
     )
     default_execution_timeout: float = Group.INSTANCES.option(
-        "--default-execution-timeout=0",
-        number(),
+        "--default-execution-timeout=0", number()
+    ).means(
         "Tritium's own: how long one execution may take of a model that has no 'tritium.execution_timeout'"
         " of its own, after which its worker is replaced and the clients are told. Of a decoupled model:"
-        " how long without progress. 0: for ever.",
+        " how long without progress. 0: for ever."
     )
-    unready_after_hang: float = Group.INSTANCES.option(
-        "--unready-after-hang-secs=300",
-        number(),
+    unready_after_hang: float = Group.INSTANCES.option("--unready-after-hang-secs=300", number()).means(
         "Tritium's own: not ready while every instance of an essential model has been at one execution for"
         " so long. A SIGTERM does not wait for what has. Models with an execution timeout are left to that."
-        " 0: never.",
+        " 0: never."
     )
     worker_environment: WorkerEnvironment = Group.INSTANCES.option(
-        "--worker-environment=inherit",
-        one_of("MODE", "invalid argument for --worker-environment", "inherit", "minimal"),
+        "--worker-environment=inherit", _ENVIRONMENTS
+    ).means(
         "inherit: workers have the server's environment variables, but for its own settings (TRITIUM_*) and"
         " the credentials of its repositories and cache. minimal: only what programs and frameworks need,"
-        " such as PATH and CUDA_*; so it is in a strict sandbox in any case.",
+        " such as PATH and CUDA_*; so it is in a strict sandbox in any case."
     )
-    spare_workers: int = Group.INSTANCES.option(
-        "--spare-workers=4",
-        integer("N", most=1024),
+    spare_workers: int = Group.INSTANCES.option("--spare-workers=4", integer("N", most=1024)).means(
         "Keep a worker process ready for each environment in use (backend, interpreter, variables, cores),"
         " N at most, which has imported its backend's framework and waits for a model, so that an instance"
-        " that died is back after the time its model takes to load. 0: none.",
+        " that died is back after the time its model takes to load. 0: none."
     )
 
     cache: CacheSettings | None = combined(
@@ -255,75 +231,67 @@ class Settings:
     )
     start_after: StartAfter = combined(read_start_after)  # of a model's first batch
 
-    id: str = Group.SERVER.option(
-        "--id=triton", text("NAME"), "The server's name, as its metadata endpoint tells it."
+    id: str = Group.SERVER.option("--id=triton", text("NAME")).means(
+        "The server's name, as its metadata endpoint tells it."
     )
-    exit_on_error: bool = Group.SERVER.option(
-        "--exit-on-error=true",
-        BOOL,
-        "Exit with status 1 when a model fails to load at start-up; otherwise serve the others.",
+    exit_on_error: bool = Group.SERVER.option("--exit-on-error=true", BOOL).means(
+        "Exit with status 1 when a model fails to load at start-up; otherwise serve the others."
     )
-    strict_readiness: bool = Group.SERVER.option(
-        "--strict-readiness=true",
-        BOOL,
-        "Report ready only while every model is ready; otherwise as soon as the server is.",
+    strict_readiness: bool = Group.SERVER.option("--strict-readiness=true", BOOL).means(
+        "Report ready only while every model is ready; otherwise as soon as the server is."
     )
-    exit_timeout: float = Group.SERVER.option(
-        "--exit-timeout-secs=30",
-        integer("SECONDS").into(float),
-        "On SIGTERM or SIGINT, how long requests in flight may take to finish.",
+    exit_timeout: float = Group.SERVER.option("--exit-timeout-secs=30", integer("SECONDS").into(float)).means(
+        "On SIGTERM or SIGINT, how long requests in flight may take to finish."
     )
-    drain_delay: float = Group.SERVER.option(
-        "--drain-delay-secs=0",
-        number(),
+    drain_delay: float = Group.SERVER.option("--drain-delay-secs=0", number()).means(
         "Tritium's own: on SIGTERM or SIGINT, how long the server serves on before --exit-timeout-secs"
         " begins. It says at once that it is not ready, so that load balancers have so long to send"
-        " requests elsewhere. A second signal cuts it short.",
+        " requests elsewhere. A second signal cuts it short."
     )
     connections: ConnectionSettings = section(ConnectionSettings)
 
-    allow_http: bool = Group.HTTP.option("--allow-http=true", BOOL, "Serve the KServe v2 protocol over HTTP.")
-    http_address: str = Group.HTTP.option("--http-address=0.0.0.0", text("ADDRESS"), "Where HTTP listens.")
-    http_port: int = Group.HTTP.option("--http-port=8000", PORT, "On which port; 0 lets the kernel choose.")
+    allow_http: bool = Group.HTTP.option("--allow-http=true", BOOL).means(
+        "Serve the KServe v2 protocol over HTTP."
+    )
+    http_address: str = Group.HTTP.option("--http-address=0.0.0.0", text("ADDRESS")).means(
+        "Where HTTP listens."
+    )
+    http_port: int = Group.HTTP.option("--http-port=8000", PORT).means(
+        "On which port; 0 lets the kernel choose."
+    )
     http_max_input_size: int = Group.HTTP.option(
-        "--http-max-input-size=67108864",
-        Form("BYTES", _input_size, CACHE_BYTES.check),
+        "--http-max-input-size=67108864", Form("BYTES", _input_size, CACHE_BYTES.check)
+    ).means(
         "The largest JSON part of a request, JSON tensor, raw-binary body, and body once decompressed;"
-        " tensors in binary form are not limited by it.",
+        " tensors in binary form are not limited by it."
     )
-    http_header_forward_pattern: str = Group.HTTP.option(
-        "--http-header-forward-pattern",
-        PATTERN,
-        "Request headers whose name matches (anywhere, in any case) become request parameters.",
+    http_header_forward_pattern: str = Group.HTTP.option("--http-header-forward-pattern", PATTERN).means(
+        "Request headers whose name matches (anywhere, in any case) become request parameters."
     )
-    server_timing: bool = Group.HTTP.option(
-        "--server-timing=false",
-        BOOL,
+    server_timing: bool = Group.HTTP.option("--server-timing=false", BOOL).means(
         "Tritium's own: tell each client in a Server-Timing header how long its request was queued and"
-        " computed, as browsers and proxies read it.",
+        " computed, as browsers and proxies read it."
     )
     http_restricted_api: Mapping[str, RestrictedHeader] = Group.HTTP.collected(
-        "--http-restricted-api",
-        "API[,API...]:KEY=VALUE",
-        restrictions("api", "API"),
+        "--http-restricted-api", "API[,API...]:KEY=VALUE", restrictions("api", "API")
+    ).means(
         "Answer these APIs only where the header KEY has the value VALUE: health, metadata, inference,"
-        " shared-memory, model-config, model-repository, statistics, trace, logging. Repeatable.",
+        " shared-memory, model-config, model-repository, statistics, trace, logging. Repeatable."
     )
 
-    allow_grpc: bool = Group.GRPC.option("--allow-grpc=true", BOOL, "Serve the KServe v2 protocol over gRPC.")
+    allow_grpc: bool = Group.GRPC.option("--allow-grpc=true", BOOL).means(
+        "Serve the KServe v2 protocol over gRPC."
+    )
     grpc: GrpcSettings = section(GrpcSettings)
 
-    allow_metrics: bool = Group.METRICS.option(
-        "--allow-metrics=true", BOOL, "Serve Prometheus metrics at /metrics on a port of their own."
+    allow_metrics: bool = Group.METRICS.option("--allow-metrics=true", BOOL).means(
+        "Serve Prometheus metrics at /metrics on a port of their own."
     )
-    metrics_address: str = Group.METRICS.option(
-        "--metrics-address",
-        text("ADDRESS"),
-        "Where metrics listen. [default: HTTP's address where HTTP is on, else 0.0.0.0]",
-        _metrics_address,
+    metrics_address: str = Group.METRICS.option("--metrics-address", text("ADDRESS"), _metrics_address).means(
+        "Where metrics listen. [default: HTTP's address where HTTP is on, else 0.0.0.0]"
     )
-    metrics_port: int = Group.METRICS.option(
-        "--metrics-port=8002", PORT, "On which port; 0 lets the kernel choose."
+    metrics_port: int = Group.METRICS.option("--metrics-port=8002", PORT).means(
+        "On which port; 0 lets the kernel choose."
     )
     metrics: MetricsSettings = section(MetricsSettings)
     log: LogSettings = section(LogSettings)

@@ -18,9 +18,16 @@ class _Declared:
     entries: tuple[Any, ...]
 
 
-def declared(read: Callable[[S], T], nothing: Callable[[], S], *entries: object) -> T:
-    """Declare a field. Its default is read from `nothing`, where none of its entries is given."""
-    cell: T = field(default_factory=lambda: read(nothing()), metadata={_Declared: _Declared(read, entries)})
+def declared(read: Callable[[S], T], nothing: Callable[[], S], *entries: object, secret: bool = False) -> T:
+    """Declare a field, which `repr` leaves out if it is secret.
+
+    Its default is read from `nothing`, where none of its entries is given.
+    """
+    cell: T = field(
+        default_factory=lambda: read(nothing()),
+        metadata={_Declared: _Declared(read, entries)},
+        repr=not secret,
+    )
     return cell
 
 

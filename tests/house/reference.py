@@ -23,8 +23,8 @@ This page is written by `python -m tests.house.reference` from the settings' own
 `tritium serve --help`. A flag is written `--flag=value` or `--flag value`. Bool values are `true`, `on`, `1`
 and `false`, `off`, `0`.
 
-Each flag can be set by an environment variable too: `TRITIUM_` and its name in capitals, with `_` for `-`, such
-as `TRITIUM_HTTP_PORT`. A flag on the command line wins. `TRITIUM_MODEL_REPOSITORY` takes several directories
+Each flag can be set by an environment variable too: `TRITIUM_` and its name in capitals, with `_` for `-`, as
+in `TRITIUM_HTTP_PORT`. A flag on the command line wins. `TRITIUM_MODEL_REPOSITORY` takes several directories
 separated by `:`, other repeatable flags separate by `;`.
 """
 _HEAD: Final = "| key | values | default | meaning |\n|---|---|---|---|\n"
